@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tf_hips: train Keras models over slow links, uneven devices and peers that cannot be trusted.
+
+    strategy = tf_hips.HierarchicalPS(compression=tf_hips.error_feedback(tf_hips.onebit()))
+    with strategy.scope():
+        model = ...; model.compile(...)
+    model.fit(dataset)
+
+Names are loaded on first use (PEP 562): a server process imports this package and never pays for TensorFlow.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CompressedRing": "tf_hips.strategies",
+    "HierarchicalPS": "tf_hips.strategies",
+    "Compressor": "tf_hips.ops",
+    "error_feedback": "tf_hips.ops",
+    "fingerprint": "tf_hips.strategies",
+    "onebit": "tf_hips.ops",
+    "terngrad": "tf_hips.ops",
+}
+
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'tf_hips' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Console messages and the event log.
+
+Messages go through absl, one logger for the package; nothing is configured at import. Events are one JSON object per
+line in `<log_dir>/<role>-<site>-<rank>.jsonl`: what happened, when, in which round. Reports and figures are drawn from
+events alone, so they can be drawn again.
+
+Every event has `time_us` (wall clock, microseconds), `run`, `role`, `site`, `rank`, `event`; the rest is the event's own.
+"""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from absl import logging
+
+info = logging.info
+warning = logging.warning
+error = logging.error
+
+
+class EventLog:
+    """Appends events of one process to a JSON-lines file; does nothing without a folder. Thread-safe."""
+
+    def __init__(self, folder: str | Path | None, *, run: str, role: str, site: str, rank: int) -> None:
+        """Opens `<folder>/<role>-<site>-<rank>.jsonl` for appending, making the folder if need be."""
+        self._facts = {"run": run, "role": role, "site": site, "rank": rank}
+        self._lock = threading.Lock()
+        self._file: IO[str] | None = None
+        if folder is not None:
+            path = Path(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            self._file = (path / f"{role}-{site}-{rank}.jsonl").open("a", encoding="utf-8")
+
+    def write(self, event: str, **values: Any) -> None:
+        """Writes one event with `values`, which must be JSON values."""
+        if self._file is None:
+            return
+        record = {"time_us": time.time_ns() // 1000, **self._facts, "event": event, **values}
+        with self._lock:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; later events are dropped."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_events(folder: str | Path) -> list[dict[str, Any]]:
+    """All events of all processes under `folder`, in order of time."""
+    events = []
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            events += [json.loads(line) for line in lines]
+    return sorted(events, key=lambda event: event["time_us"])
