@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timing, the facts of the machine, and result files.
+
+A benchmark hands its rows to `write`, which prints them as a table and stores them, with the machine and the versions,
+as `results/<theme>_<hardware>_<yyyymm>.json` and the same table as `.md`. Times are minimum, median and maximum of
+several runs: machines are shared and noisy, so ratios are formed from figures of one run only.
+"""
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import rich
+import rich.box
+import rich.table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def timed(call: Callable[[], object], *, runs: int = 9, warm_up: int = 2) -> tuple[float, float, float]:
+    """Seconds of one `call`: (minimum, median, maximum) of `runs` after `warm_up` uncounted ones."""
+    for _ in range(warm_up):
+        call()
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), statistics.median(seconds), max(seconds)
+
+
+def environment() -> dict[str, Any]:
+    """Hardware, versions, commit and date of this run."""
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            cpu = line.split(":", 1)[1].strip()
+            break
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30),
+        "gpu": "none",
+        "os": _os_name(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("tensorflow", "keras", "horovod", "numpy", "grpcio")},
+        "commit": _commit(),
+    }
+
+
+def write(theme: str, rows: Sequence[dict[str, Any]], *, command: str, note: str = "") -> Path:
+    """Prints `rows` (equal keys) as a table and stores them; returns the path of the JSON file."""
+    facts = environment()
+    hardware = f"{facts['cores']}cpu"
+    stem = RESULTS / f"{theme}_{hardware}_{facts['date'][:7].replace('-', '')}"
+    result = {"theme": theme, "command": command, "note": note, "environment": facts, "rows": list(rows)}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = stem.with_suffix(".json")
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    stem.with_suffix(".md").write_text(_markdown(result), encoding="utf-8")
+    table = rich.table.Table(title=theme, box=rich.box.SIMPLE_HEAD)
+    for key in rows[0]:
+        table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    rich.print(table)
+    rich.print(f"written to {path.relative_to(ROOT)}")
+    return path
+
+
+def _markdown(result: dict[str, Any]) -> str:
+    facts, rows = result["environment"], result["rows"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    lines = [
+        f"# {result['theme']}",
+        "",
+        f"`{result['command']}`, {facts['date']}, commit {facts['commit']}.",
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, GPU: {facts['gpu']}; {facts['os']}; "
+        f"Python {facts['python']}, {versions}.",
+        "",
+    ]
+    if result["note"]:
+        lines += [result["note"], ""]
+    lines.append("| " + " | ".join(rows[0]) + " |")
+    lines.append("|" + " --- |" * len(rows[0]))
+    lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _os_name() -> str:
+    for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines():
+        if line.startswith("PRETTY_NAME="):
+            return line.split("=", 1)[1].strip('"')
+    return platform.system()
+
+
+def _version(name: str) -> str:
+    for candidate in (name, f"{name}-cpu"):
+        try:
+            return metadata.version(candidate)
+        except metadata.PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The committed results hold every target of `benchmarks/targets.toml`, and meet it."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+TARGETS = tomllib.loads((FOLDER / "targets.toml").read_text(encoding="utf-8"))["target"]
+
+
+def measured() -> dict[str, float]:
+    """The newest committed value of each target id."""
+    values: dict[str, tuple[str, float]] = {}
+    for path in FOLDER.glob("results/*.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        for row in result["rows"]:
+            if "id" in row:
+                newest = values.get(row["id"], ("", 0.0))
+                values[row["id"]] = max(newest, (result["environment"]["date"], row["measured"]))
+    return {name: value for name, (_, value) in values.items()}
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target["id"])
+def test_committed_result_meets_the_target(target: dict) -> None:
+    values = measured()
+    assert target["id"] in values, f"run `{target['command']}` and commit its result"
+    assert target.get("at_least", float("-inf")) <= values[target["id"]] <= target.get("at_most", float("inf"))
+
+
+def test_targets_say_what_they_are() -> None:
+    assert len({target["id"] for target in TARGETS}) == len(TARGETS)
+    for target in TARGETS:
+        assert ("at_least" in target) != ("at_most" in target), target["id"]
+        assert target["command"].startswith("make "), target["id"]
+
+
+def test_every_result_names_its_command_and_machine() -> None:
+    paths = list(FOLDER.glob("results/*.json"))
+    assert paths
+    for path in paths:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        assert result["command"].startswith("make "), path.name
+        assert {"cpu", "cores", "date", "commit", "gpu"} <= result["environment"].keys(), path.name
+        assert path.with_suffix(".md").is_file(), path.name
