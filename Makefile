@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# One verb per need. A verb does the set-up that it needs; what is up to date is left alone.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup build check fix test test-all demo bench wheel clean set-up-quietly
+
+# The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
+PYTHON ?=
+export PYTHON
+BIN := .venv/bin
+# Files of ours in C++, written by hand: git knows them, generated ones it does not.
+CC_FILES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh' ':!tests/**/golden/**'
+
+help: ## this list
+	@echo "make VERB [PYTHON=python3.11] [ARGS='more arguments for pytest, demo or bench']"
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: ## Debian's tools, .venv, the patched Horovod: everything that the rest needs
+	@tools/setup.sh
+
+set-up-quietly:
+	@tools/setup.sh --quiet
+
+build: set-up-quietly ## generate the kernels from their specifications and build the libraries (Bazel)
+	@tools/build.sh
+
+check: build ## format, lint, types, import contracts, quick tests; under a minute
+	@tools/check.sh
+
+fix: set-up-quietly ## format, and mend what the linter can mend
+	$(BIN)/ruff check --fix --exit-zero
+	$(BIN)/ruff format
+	$(CC_FILES) | xargs -r $(BIN)/clang-format -i
+
+test: build ## every test but those that need a network, a GPU or much time
+	$(BIN)/python -m pytest -m "not net and not gpu and not slow" --durations=15 $(ARGS)
+
+test-all: build ## every test that this machine can run
+	$(BIN)/python -m pytest --durations=30 $(ARGS)
+
+demo: build ## train on two parties and a server, all on this machine; writes demo-out/
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+bench: build ## codec throughput beside the machine's bounds
+	@$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+wheel: build ## dist/: our wheel, and the patched Horovod's beside it
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build -t wheel -d dist
+	@cp "$$(tools/horovod_wheel.sh)" dist/
+	@ls dist
+
+clean: ## take away what was built and written here; .venv and the caches outside stay
+	rm -rf dist build demo-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f bazel-* tf_hips/_build_info.py tf_hips/ops/*.so
+	find compll tf_hips tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} +
