@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`primitives` on real ranks, and alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.ranks import rank_environment, ranks
+
+
+@ranks(3)
+def test_collectives_on_three_ranks():
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+
+    rank = primitives.rank()
+    assert primitives.size() == 3
+    assert primitives.local_rank() == rank
+
+    def collectives():
+        base = tf.constant([1.0, 2.0]) * (rank + 1.0)
+        own = tf.cast(tf.fill([rank], rank), tf.uint8)
+        return (
+            primitives.allreduce(base, "sum"),
+            primitives.allreduce(base, "least", "min"),
+            primitives.allgather(own, "gather"),
+            # Rank r sends nothing to rank 0, one row to rank 1 and two rows to rank 2.
+            primitives.alltoall(tf.fill([3], rank), [0, 1, 2], "exchange"),
+            primitives.broadcast(tf.fill([2], rank), "root", root=2),
+        )
+
+    def check(results):
+        total, least, gathered, exchanged, root = (result.numpy().tolist() for result in results)
+        assert total == [6.0, 12.0]
+        assert least == [1.0, 2.0]
+        assert gathered == [1, 2, 2]
+        assert exchanged == [[], [0, 1, 2], [0, 0, 1, 1, 2, 2]][rank]
+        assert root == [2, 2]
+
+    check(collectives())
+
+    # Names, not scopes: every rank builds the same collectives under another scope.
+    @tf.function
+    def scoped():
+        with tf.name_scope(f"scope_of_rank_{rank}"):
+            return collectives()
+
+    for _ in range(3):
+        check(scoped())
+
+    assert primitives.broadcast_object({"rank": rank, "text": "gr\u00fcezi"}) == {"rank": 0, "text": "gr\u00fcezi"}
+    assert primitives.gather_objects([rank] * rank) == [[], [1], [2, 2]]
+    primitives.barrier()
+    with pytest.raises(ValueError, match="drops what precedes"):
+        primitives.allreduce(tf.zeros(1), "scope/name")
+    with pytest.raises(ValueError, match="operation='max'"):
+        primitives.allreduce(tf.zeros(1), "name", "max")
+
+
+def test_without_a_launcher_there_is_one_rank():
+    code = (
+        "import tensorflow as tf\n"
+        "from tf_hips.comm import primitives as p\n"
+        "p.init(); p.init()\n"
+        "assert (p.rank(), p.size(), p.local_rank()) == (0, 1, 0)\n"
+        "x = tf.constant([1, 2])\n"
+        "for y in (p.allreduce(x, 'a'), p.allgather(x, 'b'), p.alltoall(x, [2], 'c'), p.broadcast(x, 'd')):\n"
+        "    assert y.numpy().tolist() == [1, 2]\n"
+        "assert p.broadcast_object([1]) == [1] and p.gather_objects('x') == ['x']\n"
+        "p.barrier(); p.shutdown(); p.shutdown()\n"
+    )
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], env=rank_environment({}), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`@ranks(n)`: the body of a test runs in n real Horovod processes.
+
+The decorated test, called by pytest, starts n interpreters that import its module, find it by name and run its body
+with the same arguments. A failing rank is shown with its traceback and output. Ranks that do not end in time are
+killed with their whole process group, so no test leaves a process behind.
+
+One launch costs 5 to 6 seconds, nearly all of it TensorFlow's import: put many assertions in one body.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tf_hips.comm.launch import local_rank_environments
+
+_ROOT = Path(__file__).resolve().parents[2]
+_GRACE_S = 10.0
+_LAST_CHARACTERS = 6000
+
+
+def ranks(num_ranks: int, deadline_s: float = 120.0) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Runs the decorated test body in `num_ranks` Horovod processes.
+
+    Arguments of the test (fixtures, parameters) must be JSON values or paths.
+
+    Args:
+        num_ranks: processes to start.
+        deadline_s: seconds after which all of them are killed and the test fails.
+    """
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def run(**arguments: Any) -> None:
+            __tracebackhide__ = True
+            _launch(body, arguments, num_ranks, deadline_s)
+
+        # pytest's own deadline comes last, so that the report above is what a reader sees.
+        return pytest.mark.ranks(num_ranks)(pytest.mark.timeout(deadline_s + 3 * _GRACE_S)(run))
+
+    return decorate
+
+
+@contextlib.contextmanager
+def process_groups() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+    """Yields a `Popen` that starts each process as a group of its own; all groups are killed at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(command, start_new_session=True, **options)  # noqa: S603 - our own interpreter
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            # The group outlives its leader while a grandchild is alive, so it is signalled in any case.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def rank_command(body: Callable[..., None], arguments: dict[str, Any]) -> list[str]:
+    """The command that runs `body` (the function under `@ranks`) with `arguments` as one rank."""
+    encoded = {k: {"path": str(v)} if isinstance(v, Path) else v for k, v in arguments.items()}
+    return [sys.executable, "-m", "tests.support.ranks", body.__code__.co_filename, body.__name__, json.dumps(encoded)]
+
+
+def rank_environment(extra: dict[str, str]) -> dict[str, str]:
+    """This environment plus `extra`, with the repository importable and TensorFlow quiet and small."""
+    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **defaults, "PYTHONPATH": path, **extra}
+
+
+def wait_all(processes: list["subprocess.Popen[bytes]"], deadline_s: float) -> list[int | None]:
+    """Waits for all to end; once one failed the others get a short grace. None stands for one that did not end."""
+    end = time.monotonic() + deadline_s
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes):
+            end = min(end, time.monotonic() + _GRACE_S)
+            break
+        if time.monotonic() > end:
+            break
+        time.sleep(0.02)
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
+    return [process.poll() for process in processes]
+
+
+def _launch(body: Callable[..., None], arguments: dict[str, Any], num_ranks: int, deadline_s: float) -> None:
+    __tracebackhide__ = True
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        environments = stack.enter_context(local_rank_environments(num_ranks))
+        start = stack.enter_context(process_groups())
+        outputs = [Path(folder) / f"rank{rank}.log" for rank in range(num_ranks)]
+        processes = []
+        for environment, output in zip(environments, outputs, strict=True):
+            file = stack.enter_context(output.open("wb"))
+            processes.append(
+                start(
+                    rank_command(body, arguments),
+                    env=rank_environment(environment),
+                    cwd=folder,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        codes = wait_all(processes, deadline_s)
+        if any(codes):
+            failed = [rank for rank, code in enumerate(codes) if code]
+        elif None in codes:
+            failed = [rank for rank, code in enumerate(codes) if code is None]
+        else:
+            return
+        reports = [
+            f"--- rank {rank}: {'did not end in time' if codes[rank] is None else f'exit code {codes[rank]}'}\n"
+            + outputs[rank].read_text(errors="replace")[-_LAST_CHARACTERS:]
+            for rank in failed
+        ]
+        late = [rank for rank, code in enumerate(codes) if code is None]
+        note = f"; ranks {late} did not end within {deadline_s:.0f} s and were killed" if late else ""
+        raise AssertionError(f"{len(failed)} of {num_ranks} ranks failed{note}\n" + "\n".join(reports))
+
+
+def _main(file: str, name: str, encoded: str) -> int:
+    from tf_hips.comm import primitives
+
+    specification = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if specification is None or specification.loader is None:
+        raise ImportError(f"{file} is no Python module.")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    arguments = {
+        key: Path(value["path"]) if isinstance(value, dict) and set(value) == {"path"} else value
+        for key, value in json.loads(encoded).items()
+    }
+    primitives.init()
+    try:
+        getattr(module, name).__wrapped__(**arguments)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return 1
+    primitives.barrier()  # so that no rank ends, and stops Horovod, while another still works
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:4]))
