@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fix test test-all demo bench wheel clean set-up-quietly
+.PHONY: help setup build check fix test test-all demo bench bench-first-run wheel clean set-up-quietly
 
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
@@ -15,7 +15,7 @@ CC_FILES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh' ':
 
 help: ## this list
 	@echo "make VERB [PYTHON=python3.11] [ARGS='more arguments for pytest, demo or bench']"
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: ## Debian's tools, .venv, the patched Horovod: everything that the rest needs
 	@tools/setup.sh
@@ -45,6 +45,9 @@ demo: build ## train on two parties and a server, all on this machine; writes de
 
 bench: build ## codec throughput beside the machine's bounds
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+bench-first-run: set-up-quietly ## what a newcomer waits for: a fresh clone, an empty HOME, demo, check, test
+	@$(BIN)/python -m benchmarks.first_run $(ARGS)
 
 wheel: build ## dist/: our wheel, and the patched Horovod's beside it
 	@rm -rf dist

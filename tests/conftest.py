@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every test: a deadline, fixed seeds, no process left behind, goldens.
+
+A test that is late is first interrupted by pytest-timeout's signal, which unwinds it so that its fixtures end what they
+started. If the main thread sits in native code (a collective whose peer is gone) no Python signal handler runs; then a
+watchdog thread shows all stacks, kills every process that the tests started, and ends the session.
+"""
+
+import faulthandler
+import os
+import random
+import shutil
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+
+from tests.support import children
+from tests.support.golden import Golden
+
+# Seconds between a test's deadline and the watchdog's.
+GRACE_S = 30.0
+# Seconds that processes which were told to end may take to do so.
+LINGER_S = 10.0
+
+# TensorFlow reads these when it is imported, here or in a child.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# The same examples on every run; `--hypothesis-profile=explore` looks for new ones.
+hypothesis.settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, database=None, print_blob=True
+)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile("repeatable")
+
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the goldens that the tests make"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    children.mark_environment()
+    # A copy, because by the time the watchdog speaks pytest has put its own file in stderr's place.
+    config.stash[_stderr] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = {
+        "gpu": None if any(Path("/dev").glob("nvidia[0-9]*")) else "no NVIDIA device",
+        "net": None
+        if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
+        else "needs root, ip and tc",
+    }
+    for item in items:
+        for marker, reason in missing.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    deadline = _deadline(item)
+    if not deadline:
+        return (yield)
+    watchdog = threading.Timer(
+        deadline + GRACE_S, _give_up, (item.nodeid, item.config.stash[_stderr])
+    )
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        return (yield)
+    finally:
+        watchdog.cancel()
+
+
+def _deadline(item: pytest.Item) -> float:
+    """Seconds that pytest-timeout gives this test; 0 means no limit."""
+    marker = item.get_closest_marker("timeout")
+    if marker:
+        return float(marker.args[0] if marker.args else marker.kwargs.get("timeout", 0))
+    option = item.config.getoption("timeout")
+    return float(option if option is not None else item.config.getini("timeout"))
+
+
+def _give_up(test: str, stderr: int) -> None:
+    left = children.left_behind()
+    os.write(stderr, f"\n{test} ignored its deadline. Ending:\n{children.describe(left)}\n".encode())
+    faulthandler.dump_traceback(file=stderr)
+    children.end(left)
+    os._exit(3)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_left_behind() -> Iterator[None]:
+    yield
+    left = children.wait_until_gone(LINGER_S)
+    message = f"The tests left these processes behind:\n{children.describe(left)}"
+    children.end(left)
+    if left:
+        pytest.fail(message, pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    # Keras draws its default seeds from `random`; scikit-learn from NumPy's global generator.
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compares text with the files in `golden/` beside the test: `golden.check("onebit.cc", text)`."""
+    return Golden(request.path.parent / "golden", request.config.getoption("--update-golden"))

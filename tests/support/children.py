@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes the tests started, and how to end those that are left.
+
+Every process that a test starts inherits a variable with this session's mark, grandchildren included, so one whose
+parent died and that now belongs to init is found too. Children that were forked without an exec have no such
+variable in /proc; they are found as children.
+"""
+
+import os
+import uuid
+
+import psutil
+
+VARIABLE = "TF_HIPS_TEST_SESSION"
+# Python's own helper: it lives as long as the interpreter that started it and ends with it.
+_HELPER = "multiprocessing.resource_tracker"
+
+
+def mark_environment() -> None:
+    """Gives this process's future children a mark of their own."""
+    os.environ[VARIABLE] = uuid.uuid4().hex
+
+
+def left_behind() -> list[psutil.Process]:
+    """Live processes that this process or its descendants started since `mark_environment`."""
+    mark = os.environ[VARIABLE]
+    found = {process.pid: process for process in psutil.Process().children(recursive=True)}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(VARIABLE) == mark:
+                found[process.pid] = process
+        except (psutil.Error, OSError):
+            pass  # it ended just now, or is another user's: not ours either way
+    return [process for pid, process in sorted(found.items()) if pid != os.getpid() and _counts(process)]
+
+
+def describe(processes: list[psutil.Process]) -> str:
+    """One line per process: pid and command."""
+    return "\n".join(f"  pid {process.pid}: {_command(process)[:200]}" for process in processes)
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Kills the processes and waits until they are gone."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    psutil.wait_procs(processes, timeout=10)
+
+
+def wait_until_gone(seconds: float) -> list[psutil.Process]:
+    """Gives processes that are about to end this long, and returns those that did not."""
+    processes = left_behind()
+    psutil.wait_procs(processes, timeout=seconds)
+    return [process for process in processes if process.is_running() and _counts(process)]
+
+
+def _counts(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and _HELPER not in _command(process)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        return "(gone)"

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tree promises about itself: sizes, names, licences, imports.
+
+The import contracts stand in pyproject.toml; here they are kept, and each is seen to break when a module that violates
+it is planted into a copy of the tree.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tf_hips
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {".py", ".cc", ".h", ".cu", ".cuh", ".bzl", ".sh", ".pse", ".lds"}
+SOURCE_NAMES = {"BUILD", "WORKSPACE", "Makefile", ".ci/run"}
+MAX_LINES = 600
+VAGUE_NAMES = {"util", "utils", "common", "core", "helper", "helpers", "misc"}
+# Written so that they do not match themselves.
+HOSTS = re.compile(r"pypi[.]org|python[h]osted|deb[.]debian|npmjs[.]|mirror[.]bazel|index-ur[l]")
+MACHINE_PATHS = re.compile(r"/(?:work|farm)[/]|/ro[o]t/|/home[/][a-z]|/tmp/b[g]")
+UNFINISHED = re.compile(r"\b(?:TOD[O]|FIXM[E]|XX[X])\b|NotImplemented[E]rror")
+# They hold input of the compiler as others wrote it, or output of it.
+GIVEN_TEXT = re.compile(r"^tests/.*(?:cases|errors|golden)/")
+# They are imported by a server process or by a command line, which must start at once and stay small.
+WITHOUT_TENSORFLOW = [
+    "compll",
+    "tf_hips",
+    "tf_hips.config",
+    "tf_hips.errors",
+    "tf_hips.log",
+    "tf_hips.ops.algorithms",
+    "tf_hips.ops.compressor",
+    "tf_hips.ops.native",
+    "tf_hips.ps.client",
+    "tf_hips.ps.server",
+    "tf_hips.cli.main",
+]
+LINTER = Path(sys.executable).with_name("lint-imports")
+
+
+def our_files() -> list[str]:
+    """Paths, relative to the root, of files that git knows or would add."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True
+    )
+    names = listing.stdout.decode().split("\0")
+    return [name for name in sorted(set(names)) if name and (ROOT / name).is_file()]
+
+
+FILES = our_files()
+SOURCE_FILES = [
+    name
+    for name in FILES
+    if (Path(name).suffix in SOURCES or name in SOURCE_NAMES or Path(name).name in SOURCE_NAMES)
+    and not GIVEN_TEXT.match(name)
+]
+TEXTS = {
+    name: (ROOT / name).read_bytes()
+    for name in FILES
+    if Path(name).suffix not in {".png", ".npy", ".npz", ".gz"}
+}
+
+
+def offenders(pattern: re.Pattern[str], names: list[str]) -> list[str]:
+    """`file:line: text` of every line of the named files that matches."""
+    return [
+        f"{name}:{number}: {line.strip()[:120]}"
+        for name in names
+        for number, line in enumerate(TEXTS[name].decode(errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"tf_hips/__init__.py", "Makefile", "tests/test_architecture.py"} <= set(SOURCE_FILES)
+
+
+def test_files_stay_short() -> None:
+    lengths = {name: TEXTS[name].count(b"\n") for name in SOURCE_FILES}
+    assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
+
+
+def test_names_say_what_is_inside() -> None:
+    vague = [name for name in FILES if {part.split(".")[0].lower() for part in Path(name).parts} & VAGUE_NAMES]
+    assert not vague
+
+
+def test_every_source_file_names_its_licence() -> None:
+    bare = []
+    for name in SOURCE_FILES:
+        lines = TEXTS[name].decode(errors="replace").splitlines()[:2]
+        first = lines[1:] if lines and lines[0].startswith("#!") else lines[:1]
+        if not first or not re.fullmatch(
+            r"(?:#|//|/\*) SPDX-License-Identifier: Apache-2\.0(?: \*/)?", first[0]
+        ):
+            bare.append(name)
+    assert not bare
+
+
+def test_source_files_are_ascii() -> None:
+    assert not [name for name in SOURCE_FILES if not TEXTS[name].isascii()]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [(HOSTS, list(TEXTS)), (MACHINE_PATHS, list(TEXTS)), (UNFINISHED, SOURCE_FILES)],
+    ids=["registry hosts", "machine paths", "unfinished work"],
+)
+def test_nothing_that_does_not_belong_here(pattern: re.Pattern[str], names: list[str]) -> None:
+    assert not offenders(pattern, names)
+
+
+def test_generated_files_are_not_committed() -> None:
+    assert not [name for name in FILES if re.search(r"\.so$|_pb2|_build_info\.py$|\.codec\.cc$|\.tf\.cc$", name)]
+
+
+def test_public_names_are_documented() -> None:
+    documented = set(re.findall(r"`tf_hips\.(\w+)`", (ROOT / "docs/api.md").read_text(encoding="utf-8")))
+    assert set(tf_hips.__all__) <= documented
+    assert len(tf_hips.__all__) <= 25
+
+
+def test_benchmark_targets_name_verbs_that_exist() -> None:
+    verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = tomllib.loads((ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))["target"]
+    assert targets
+    for target in targets:
+        assert re.fullmatch(r"make ([a-z-]+)", target["command"]).group(1) in verbs, target["id"]
+
+
+def test_build_machine_runs_make_test() -> None:
+    lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == "make test"
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+@pytest.mark.parametrize("module", WITHOUT_TENSORFLOW)
+def test_imports_without_tensorflow(module: str) -> None:
+    program = (
+        f"import sys, {module}\n"
+        "heavy = {'tensorflow', 'keras', 'horovod.tensorflow'} & sys.modules.keys()\n"
+        "sys.exit(f'it imports {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+
+
+def lint(folder: Path) -> str:
+    """Output of the import linter on the tree in `folder`."""
+    done = subprocess.run(
+        [LINTER, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=50, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_import_contracts_are_kept() -> None:
+    output = lint(ROOT)
+    assert re.search(r"Contracts: \d+ kept, 0 broken", output), output
+
+
+@pytest.mark.parametrize(
+    ("contract", "file", "line"),
+    [
+        ("compll: stages meet only in the IR", "compll/ir/planted.py", "import compll.cli"),
+        ("compll: stages meet only in the IR", "compll/unplaced.py", ""),
+        ("compll is a plain Python compiler", "compll/ir/planted.py", "import tf_hips.errors"),
+        ("tf_hips: one direction", "tf_hips/ps/planted.py", "import tf_hips.comm"),
+        ("tf_hips: one direction", "tf_hips/ops/planted.py", "import tf_hips.strategies"),
+        ("tf_hips: one direction", "tf_hips/unplaced.py", ""),
+        ("the compiler has one door", "tf_hips/ops/planted.py", "import compll"),
+        ("Horovod has one door", "tf_hips/strategies/planted.py", "import horovod.tensorflow"),
+        ("gRPC has one door", "tf_hips/strategies/planted.py", "import grpc"),
+        ("what serves or describes starts without TensorFlow", "tf_hips/ps/planted.py", "import tensorflow"),
+        (
+            "what serves or describes starts without TensorFlow",
+            "tf_hips/cli/planted.py",
+            "import tf_hips.strategies",
+        ),
+    ],
+    ids=lambda value: value.removesuffix(".py") if value.endswith(".py") else None,
+)
+def test_a_planted_violation_breaks_its_contract(contract: str, file: str, line: str, tmp_path: Path) -> None:
+    for package in ("compll", "tf_hips"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / file).write_text(f"{line}\n", encoding="utf-8")
+    output = lint(tmp_path)
+    assert f"{contract} BROKEN" in output, output
