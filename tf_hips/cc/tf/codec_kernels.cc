@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/platform/threadpool.h"
+#include "tf_hips/cc/runtime/api.h"
+#include "tf_hips/cc/runtime/packet.h"
+#include "tf_hips/cc/tf/codec_ops.h"
+#include "tf_hips/cc/tf/params.h"
+
+namespace tf_hips {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+constexpr int64_t kMaxWord = std::numeric_limits<uint32_t>::max();
+
+// TensorFlow's own pool; a single chunk stays on the kernel's thread.
+ParallelFor PoolOf(OpKernelContext* ctx) {
+  auto* workers = ctx->device()->tensorflow_cpu_worker_threads()->workers;
+  return [workers](int64_t num_tasks, const std::function<void(int64_t)>& task) {
+    const auto one_by_one =
+        tensorflow::thread::ThreadPool::SchedulingParams::Fixed(/*block_size=*/1);
+    workers->ParallelFor(num_tasks, one_by_one, [&task](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) task(i);
+    });
+  };
+}
+
+absl::Status ReadElements(OpKernelConstruction* ctx, int64_t* num_elements) {
+  if (absl::Status status = ctx->GetAttr("num_elements", num_elements); !status.ok()) return status;
+  if (*num_elements < 0 || *num_elements > kMaxElements) {
+    return absl::InvalidArgumentError(absl::StrCat("`num_elements` must be in [0, ", kMaxElements,
+                                                   "]. Received: num_elements=", *num_elements));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadKeyAttrs(OpKernelConstruction* ctx, int64_t* tensor_id, int64_t* offset) {
+  if (absl::Status status = ctx->GetAttr("tensor_id", tensor_id); !status.ok()) return status;
+  if (absl::Status status = ctx->GetAttr("offset", offset); !status.ok()) return status;
+  if (*tensor_id < 0 || *tensor_id > kMaxWord) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`tensor_id` must be in [0, 2^32). Received: tensor_id=", *tensor_id));
+  }
+  if (*offset < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`offset` must be at least 0. Received: offset=", *offset));
+  }
+  return absl::OkStatus();
+}
+
+// The key of a call: inputs `seed` and `step` and the attributes.
+absl::Status ReadKey(const Tensor& seed, const Tensor& step, int64_t tensor_id, int64_t offset,
+                     TfHipsKey* key) {
+  if (seed.dims() != 0 || step.dims() != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`seed` and `step` must be scalars. Received: seed of shape ",
+                     seed.shape().DebugString(), ", step of shape ", step.shape().DebugString()));
+  }
+  const int64_t step_value = step.scalar<int64_t>()();
+  if (step_value < 0 || step_value > kMaxWord) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`step` must be in [0, 2^32). Received: step=", step_value));
+  }
+  key->seed = static_cast<uint64_t>(seed.scalar<int64_t>()());
+  key->step = static_cast<uint32_t>(step_value);
+  key->tensor_id = static_cast<uint32_t>(tensor_id);
+  key->offset = static_cast<uint64_t>(offset);
+  return absl::OkStatus();
+}
+
+absl::Status CheckVector(const Tensor& tensor, const char* name) {
+  if (tensor.dims() == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "`", name, "` must have 1 dimension. Received: shape ", tensor.shape().DebugString()));
+}
+
+absl::Status EncodeError(int64_t result, const TfHipsCodec& codec) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("encoding with ", codec.name,
+                   " failed: ", tf_hips_status_text(static_cast<int32_t>(-result))));
+}
+
+// Allocates output 0 for the packets of n elements and lets `encode(out, capacity)` fill it.
+template <typename Encode>
+void WritePackets(OpKernelContext* ctx, const CodecCall& call, int64_t n, const Encode& encode) {
+  const int64_t capacity = WireBytes(*call.codec, call.params, n);
+  OP_REQUIRES(ctx, capacity >= 0, EncodeError(capacity, *call.codec));
+  Tensor packets;
+  Tensor* output = nullptr;
+  if (call.codec->is_fixed_size) {
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({capacity}), &output));
+    packets = *output;
+  } else {
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({capacity}), &packets));
+  }
+  const int64_t written = encode(packets.flat<uint8_t>().data(), capacity);
+  if (!ctx->status().ok()) return;  // `encode` knew more about the failure
+  OP_REQUIRES(ctx, written >= 0, EncodeError(written, *call.codec));
+  if (call.codec->is_fixed_size) return;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({written}), &output));
+  std::memcpy(output->flat<uint8_t>().data(), packets.flat<uint8_t>().data(),
+              static_cast<size_t>(written));
+}
+
+// The rows of `packets` (shape [W, B]), as pointers.
+class Rows {
+ public:
+  static absl::Status Check(const Tensor& packets, const TfHipsCodec& codec) {
+    if (!codec.is_fixed_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rows of one tensor must be packets of one size, and those of ", codec.name, " vary"));
+    }
+    if (packets.dims() == 2 && packets.dim_size(0) >= 1 &&
+        packets.dim_size(0) <= std::numeric_limits<int32_t>::max()) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("`packets` must have 2 dimensions, at least one row. Received: shape ",
+                     packets.shape().DebugString()));
+  }
+
+  explicit Rows(const Tensor& packets)
+      : bytes_(packets.dim_size(0), packets.dim_size(1)), pointers_(packets.dim_size(0)) {
+    const uint8_t* data = packets.flat<uint8_t>().data();
+    for (size_t row = 0; row < pointers_.size(); ++row) pointers_[row] = data + row * bytes_[row];
+  }
+
+  const uint8_t* const* pointers() const { return pointers_.data(); }
+  const int64_t* bytes() const { return bytes_.data(); }
+  int32_t size() const { return static_cast<int32_t>(pointers_.size()); }
+
+  absl::Status Error(int32_t status, int32_t row, const CodecCall& call, int64_t n) const {
+    return absl::InvalidArgumentError(
+        absl::StrCat("row ", row, " of `packets` does not decode: ",
+                     Explain(status, *call.codec, call.params, pointers_[row], bytes_[row], n)));
+  }
+
+ private:
+  std::vector<int64_t> bytes_;
+  std::vector<const uint8_t*> pointers_;
+};
+
+}  // namespace
+
+CodecKernel::CodecKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : OpKernel(ctx), codec_(codec) {
+  OP_REQUIRES_OK(ctx, ReadParams(*ctx, *codec, &params_));
+}
+
+EncodeKernel::EncodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : CodecKernel(ctx, codec) {
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+}
+
+void EncodeKernel::Compute(OpKernelContext* ctx) {
+  const Tensor& gradient = ctx->input(0);
+  TfHipsKey key;
+  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(1), ctx->input(2), tensor_id_, offset_, &key));
+  const int64_t n = gradient.NumElements();
+  WritePackets(ctx, call(), n, [&](uint8_t* out, int64_t capacity) {
+    return EncodeTensor(PoolOf(ctx), call(), key, gradient.flat<float>().data(), nullptr, nullptr,
+                        n, out, capacity);
+  });
+}
+
+EncodeFeedbackKernel::EncodeFeedbackKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : CodecKernel(ctx, codec) {
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+}
+
+void EncodeFeedbackKernel::Compute(OpKernelContext* ctx) {
+  const Tensor& gradient = ctx->input(0);
+  const Tensor residual = ctx->input(1);
+  OP_REQUIRES(ctx, gradient.shape() == residual.shape(),
+              absl::InvalidArgumentError(absl::StrCat(
+                  "`residual` must have the gradient's shape ", gradient.shape().DebugString(),
+                  ". Received: shape ", residual.shape().DebugString())));
+  TfHipsKey key;
+  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key));
+  Tensor* new_residual = nullptr;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(1, residual.shape(), &new_residual));
+  const int64_t n = gradient.NumElements();
+  WritePackets(ctx, call(), n, [&](uint8_t* out, int64_t capacity) {
+    return EncodeTensor(PoolOf(ctx), call(), key, gradient.flat<float>().data(),
+                        residual.flat<float>().data(), new_residual->flat<float>().data(), n, out,
+                        capacity);
+  });
+}
+
+DecodeKernel::DecodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : CodecKernel(ctx, codec) {
+  OP_REQUIRES_OK(ctx, ReadElements(ctx, &num_elements_));
+}
+
+void DecodeKernel::Compute(OpKernelContext* ctx) {
+  const Tensor& packet = ctx->input(0);
+  OP_REQUIRES_OK(ctx, CheckVector(packet, "packet"));
+  // Read before allocating: a false packet must not cost memory.
+  const uint8_t* bytes = packet.flat<uint8_t>().data();
+  Layout layout;
+  int32_t status = LayoutFor(codec(), params(), num_elements_, &layout);
+  if (status == TF_HIPS_OK)
+    status = CheckPackets(codec(), layout, bytes, packet.NumElements(), num_elements_);
+  if (status == TF_HIPS_OK) {
+    Tensor* gradient = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({num_elements_}), &gradient));
+    status = DecodeTensor(PoolOf(ctx), call(), bytes, packet.NumElements(),
+                          gradient->flat<float>().data(), num_elements_, /*add=*/false);
+  }
+  OP_REQUIRES(ctx, status == TF_HIPS_OK,
+              absl::InvalidArgumentError(absl::StrCat(
+                  "`packet` does not decode: ",
+                  Explain(status, codec(), params(), bytes, packet.NumElements(), num_elements_))));
+}
+
+MergeKernel::MergeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : CodecKernel(ctx, codec) {
+  OP_REQUIRES_OK(ctx, ReadElements(ctx, &num_elements_));
+}
+
+void MergeKernel::Compute(OpKernelContext* ctx) {
+  OP_REQUIRES_OK(ctx, Rows::Check(ctx->input(0), codec()));
+  const Rows rows(ctx->input(0));
+  Tensor* sum = nullptr;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({num_elements_}), &sum));
+  int32_t bad_row = 0;
+  const int32_t status =
+      MergeTensor(PoolOf(ctx), call(), rows.pointers(), rows.bytes(), rows.size(),
+                  sum->flat<float>().data(), num_elements_, &bad_row);
+  OP_REQUIRES(ctx, status == TF_HIPS_OK, rows.Error(status, bad_row, call(), num_elements_));
+}
+
+MergeEncodeKernel::MergeEncodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : CodecKernel(ctx, codec) {
+  OP_REQUIRES_OK(ctx, ReadElements(ctx, &num_elements_));
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+}
+
+void MergeEncodeKernel::Compute(OpKernelContext* ctx) {
+  OP_REQUIRES_OK(ctx, Rows::Check(ctx->input(0), codec()));
+  const Rows rows(ctx->input(0));
+  const Tensor residual = ctx->input(1);
+  OP_REQUIRES_OK(ctx, CheckVector(residual, "residual"));
+  OP_REQUIRES(
+      ctx, residual.NumElements() == num_elements_,
+      absl::InvalidArgumentError(absl::StrCat("`residual` must have ", num_elements_,
+                                              " elements. Received: ", residual.NumElements())));
+  TfHipsKey key;
+  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key));
+  Tensor* new_residual = nullptr;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(1, residual.shape(), &new_residual));
+  WritePackets(ctx, call(), num_elements_, [&](uint8_t* out, int64_t capacity) {
+    int32_t bad_row = 0;
+    const int64_t written =
+        MergeEncodeTensor(PoolOf(ctx), call(), key, rows.pointers(), rows.bytes(), rows.size(),
+                          residual.flat<float>().data(), new_residual->flat<float>().data(),
+                          num_elements_, out, capacity, &bad_row);
+    if (written < 0) {
+      ctx->CtxFailure(rows.Error(static_cast<int32_t>(-written), bad_row, call(), num_elements_));
+    }
+    return written;
+  });
+}
+
+}  // namespace tf_hips

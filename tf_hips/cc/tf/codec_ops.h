@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// The TensorFlow face of a codec: kernels and shape functions, instantiated by the text that compll
+// generates.
+//
+// `GetCodec` is the function that returns the codec's table. Each kernel reads one attribute per
+// parameter of the codec, under the parameter's name. Kernels keep no state between calls, are
+// thread-safe, and run chunks on TensorFlow's own pool. A wrong packet, shape or parameter is an
+// InvalidArgument that says what was expected and what came.
+
+#ifndef TF_HIPS_CC_TF_CODEC_OPS_H_
+#define TF_HIPS_CC_TF_CODEC_OPS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tf_hips/cc/runtime/codec.h"
+#include "tf_hips/cc/runtime/tensor_codec.h"
+
+namespace tf_hips {
+
+using CodecGetter = const TfHipsCodec* (*)();
+
+// What all kernels of a codec share: the codec and the values of its parameters.
+class CodecKernel : public tensorflow::OpKernel {
+ public:
+  CodecKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
+
+ protected:
+  CodecCall call() const { return CodecCall{codec_, params_.data()}; }
+  const TfHipsCodec& codec() const { return *codec_; }
+  const double* params() const { return params_.data(); }
+
+ private:
+  const TfHipsCodec* codec_;
+  std::vector<double> params_;
+};
+
+// gradient, seed, step -> packet.
+class EncodeKernel : public CodecKernel {
+ public:
+  EncodeKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
+  void Compute(tensorflow::OpKernelContext* ctx) override;
+
+ private:
+  int64_t tensor_id_ = 0, offset_ = 0;
+};
+
+// gradient, residual, seed, step -> packet, new_residual.
+class EncodeFeedbackKernel : public CodecKernel {
+ public:
+  EncodeFeedbackKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
+  void Compute(tensorflow::OpKernelContext* ctx) override;
+
+ private:
+  int64_t tensor_id_ = 0, offset_ = 0;
+};
+
+// packet -> gradient.
+class DecodeKernel : public CodecKernel {
+ public:
+  DecodeKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
+  void Compute(tensorflow::OpKernelContext* ctx) override;
+
+ private:
+  int64_t num_elements_ = 0;
+};
+
+// packets -> sum of the decoded rows.
+class MergeKernel : public CodecKernel {
+ public:
+  MergeKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
+  void Compute(tensorflow::OpKernelContext* ctx) override;
+
+ private:
+  int64_t num_elements_ = 0;
+};
+
+// packets, residual, seed, step -> packet, new_residual.
+class MergeEncodeKernel : public CodecKernel {
+ public:
+  MergeEncodeKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
+  void Compute(tensorflow::OpKernelContext* ctx) override;
+
+ private:
+  int64_t num_elements_ = 0, tensor_id_ = 0, offset_ = 0;
+};
+
+absl::Status InferEncode(tensorflow::shape_inference::InferenceContext* c,
+                         const TfHipsCodec& codec);
+absl::Status InferEncodeFeedback(tensorflow::shape_inference::InferenceContext* c,
+                                 const TfHipsCodec& codec);
+absl::Status InferDecode(tensorflow::shape_inference::InferenceContext* c,
+                         const TfHipsCodec& codec);
+absl::Status InferMerge(tensorflow::shape_inference::InferenceContext* c, const TfHipsCodec& codec);
+absl::Status InferMergeEncode(tensorflow::shape_inference::InferenceContext* c,
+                              const TfHipsCodec& codec);
+
+// The names that generated text uses: a kernel class and a shape function per op, made for one
+// codec.
+template <CodecGetter GetCodec, typename Kernel>
+class KernelOf final : public Kernel {
+ public:
+  explicit KernelOf(tensorflow::OpKernelConstruction* ctx) : Kernel(ctx, GetCodec()) {}
+};
+
+template <CodecGetter GetCodec>
+using EncodeOp = KernelOf<GetCodec, EncodeKernel>;
+template <CodecGetter GetCodec>
+using EncodeFeedbackOp = KernelOf<GetCodec, EncodeFeedbackKernel>;
+template <CodecGetter GetCodec>
+using DecodeOp = KernelOf<GetCodec, DecodeKernel>;
+template <CodecGetter GetCodec>
+using MergeOp = KernelOf<GetCodec, MergeKernel>;
+template <CodecGetter GetCodec>
+using MergeEncodeOp = KernelOf<GetCodec, MergeEncodeKernel>;
+
+template <CodecGetter GetCodec>
+absl::Status EncodeShape(tensorflow::shape_inference::InferenceContext* c) {
+  return InferEncode(c, *GetCodec());
+}
+template <CodecGetter GetCodec>
+absl::Status EncodeFeedbackShape(tensorflow::shape_inference::InferenceContext* c) {
+  return InferEncodeFeedback(c, *GetCodec());
+}
+template <CodecGetter GetCodec>
+absl::Status DecodeShape(tensorflow::shape_inference::InferenceContext* c) {
+  return InferDecode(c, *GetCodec());
+}
+template <CodecGetter GetCodec>
+absl::Status MergeShape(tensorflow::shape_inference::InferenceContext* c) {
+  return InferMerge(c, *GetCodec());
+}
+template <CodecGetter GetCodec>
+absl::Status MergeEncodeShape(tensorflow::shape_inference::InferenceContext* c) {
+  return InferMergeEncode(c, *GetCodec());
+}
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_TF_CODEC_OPS_H_
