@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of small Python scripts: output, first failure, exit codes, and nothing left behind."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tf_hips.cli.processes import Failure, Job
+
+DEADLINE_S = 20.0
+
+
+class Output:
+    """Two streams that remember what was written."""
+
+    def __init__(self) -> None:
+        self.out, self.err = io.BytesIO(), io.BytesIO()
+
+    def lines(self) -> list[str]:
+        return self.out.getvalue().decode().splitlines()
+
+    def errors(self) -> list[str]:
+        return self.err.getvalue().decode().splitlines()
+
+
+def python(body: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(body)]
+
+
+def run(
+    scripts: dict[str, str], *, services: tuple[str, ...] = (), grace_s: float = 5.0
+) -> tuple[Failure | None, Output]:
+    output = Output()
+    with Job(out=output.out, err=output.err, grace_s=grace_s) as job:
+        for role, body in scripts.items():
+            job.start(role, python(body), os.environ, is_service=role in services)
+        return job.wait(), output
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not done():
+        assert time.monotonic() < deadline, "not within the deadline"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    """True when the process has ended; a zombie that nobody has reaped yet counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def read_pid(path: Path) -> int:
+    wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
+
+
+WRITE_PID = """
+import os, pathlib
+path = pathlib.Path({path!r})
+path.write_text(f"{{os.getpid()}}\\n")
+"""
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def test_lines_are_prefixed_and_streams_kept_apart() -> None:
+    failure, output = run(
+        {"a": "import sys; print('one'); print('two', file=sys.stderr)", "b": "print('three')"}
+    )
+    assert failure is None
+    assert sorted(output.lines()) == ["[a] one", "[b] three"]
+    assert output.errors() == ["[a] two"]
+
+
+def test_lines_of_many_writers_never_interleave() -> None:
+    body = """
+        import sys
+        for number in range(300):
+            for part in ("<", "{0}" * 50, ">"):
+                sys.stdout.write(part)
+                sys.stdout.flush()
+            sys.stdout.write("\\n")
+        """
+    _, output = run({role: body.format(role) for role in "abcd"})
+    assert len(output.lines()) == 1200
+    assert set(output.lines()) == {f"[{role}] <{role * 50}>" for role in "abcd"}
+
+
+def test_text_without_a_newline_is_a_line() -> None:
+    _, output = run({"a": "import sys; sys.stdout.write('end')"})
+    assert output.lines() == ["[a] end"]
+
+
+def test_a_rewritten_line_keeps_its_last_state() -> None:
+    _, output = run({"a": r"import sys; sys.stdout.write('\r 1/3\r 2/3\r 3/3 done\nnext\r\n')"})
+    assert output.lines() == ["[a]  3/3 done", "[a] next"]
+
+
+def test_only_the_last_update_of_a_keras_bar_is_kept() -> None:
+    body = r"""
+        import sys
+        for step in (1, 2, 3):
+            bar = f"\x1b[1m{step}/3\x1b[0m \x1b[32m\u2501\u2501\x1b[0m loss: 1\n"
+            sys.stdout.buffer.write(bar.encode())
+            sys.stdout.flush()
+        print("Epoch 2/3")
+        """
+    _, output = run({"a": body})
+    assert output.lines() == ["[a] 3/3 \u2501\u2501 loss: 1", "[a] Epoch 2/3"]
+
+
+def test_the_first_failure_is_the_one_named() -> None:
+    late = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n" + SLEEP
+    failure, _ = run({"a": late, "b": "raise SystemExit(3)", "c": late})
+    assert failure == Failure("b", 3, "exit code 3")
+
+
+def test_a_child_killed_by_a_signal_is_named_with_it() -> None:
+    failure, _ = run({"a": SLEEP, "b": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"})
+    assert failure == Failure("b", 128 + 9, "killed by SIGKILL")
+
+
+def test_the_exception_that_came_first_is_named_even_when_its_process_ends_last(
+    tmp_path: Path,
+) -> None:
+    mark = tmp_path / "raised"
+    slow_to_end = f"""
+        import atexit, pathlib, sys, time
+        atexit.register(time.sleep, 1.0)
+        sys.stderr.write("Traceback (most recent call last):\\nValueError\\n")
+        sys.stderr.flush()
+        pathlib.Path({str(mark)!r}).touch()
+        sys.exit(4)
+        """
+    victim = f"""
+        import pathlib, sys, time
+        while not pathlib.Path({str(mark)!r}).exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        sys.exit("Traceback (most recent call last):\\nConnectionError: peer gone")
+        """
+    failure, _ = run({"victim": victim, "culprit": slow_to_end})
+    assert failure == Failure("culprit", 4, "exit code 4")
+
+
+def test_success_of_all_is_success_and_a_service_ends_with_them(tmp_path: Path) -> None:
+    mark = tmp_path / "done"
+    service = f"""
+        import pathlib, time
+        while not pathlib.Path({str(mark)!r}).exists():
+            time.sleep(0.01)
+        print("served")
+        """
+    failure, output = run(
+        {"server": service, "a": f"import pathlib; pathlib.Path({str(mark)!r}).touch()"},
+        services=("server",),
+    )
+    assert failure is None
+    assert output.lines() == ["[server] served"]
+
+
+def test_a_failing_service_fails_the_job() -> None:
+    failure, _ = run({"server": "raise SystemExit(5)", "a": SLEEP}, services=("server",))
+    assert failure == Failure("server", 5, "exit code 5")
+
+
+def test_a_child_that_ignores_sigterm_is_killed() -> None:
+    deaf = """
+        import pathlib, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("deaf", flush=True)
+        time.sleep(600)
+        """
+    begin = time.monotonic()
+    output = Output()
+    with Job(out=output.out, err=output.err, grace_s=0.3) as job:
+        deaf_pid = job.start("deaf", python(deaf), os.environ)
+        job.start("b", python("import time; time.sleep(0.5); raise SystemExit(1)"), os.environ)
+        failure = job.wait()
+    assert failure == Failure("b", 1, "exit code 1")
+    assert is_gone(deaf_pid)
+    assert time.monotonic() - begin < DEADLINE_S
+
+
+def test_grandchildren_end_with_their_parent(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    body = f"""
+        import subprocess, sys
+        subprocess.Popen([sys.executable, "-c", {(WRITE_PID.format(path=str(path)) + SLEEP)!r}])
+        import pathlib, time
+        while not pathlib.Path({str(path)!r}).exists():
+            time.sleep(0.01)
+        """
+    failure, _ = run({"a": body})
+    assert failure is None
+    wait_until(lambda: is_gone(read_pid(path)))
+
+
+def test_wait_for_file_returns_early_when_a_child_fails(tmp_path: Path) -> None:
+    output = Output()
+    with Job(out=output.out, err=output.err) as job:
+        job.start("server", python("raise SystemExit(7)"), os.environ, is_service=True)
+        assert job.wait_for_file(tmp_path / "never", DEADLINE_S) is None
+        assert job.wait() == Failure("server", 7, "exit code 7")
+
+
+def test_wait_for_file_has_a_deadline(tmp_path: Path) -> None:
+    output = Output()
+    with Job(out=output.out, err=output.err) as job:
+        job.start("server", python(SLEEP), os.environ, is_service=True)
+        with pytest.raises(TimeoutError, match=r"never did not appear within 0\.2 s"):
+            job.wait_for_file(tmp_path / "never", 0.2)
+
+
+def test_handlers_are_restored() -> None:
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    }
+    run({"a": "pass"})
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+LAUNCHER = """
+import os, sys
+from tf_hips.cli import party
+from tf_hips.cli.processes import Job
+with Job(grace_s=1.0) as job:
+    for role, body in {scripts!r}.items():
+        job.start(role, [sys.executable, "-c", body], os.environ)
+    failure = job.wait()
+sys.exit(party.report(failure))
+"""
+
+
+def launch(scripts: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER.format(scripts=scripts)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    ids=["interrupt", "terminate"],
+)
+def test_a_signal_to_the_launcher_ends_all(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    paths = {role: tmp_path / role for role in ("a", "b")}
+    launcher = launch(
+        {role: WRITE_PID.format(path=str(path)) + SLEEP for role, path in paths.items()}
+    )
+    try:
+        pids = [read_pid(path) for path in paths.values()]
+        launcher.send_signal(number)
+        _, errors = launcher.communicate(timeout=DEADLINE_S)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == code
+    assert errors.splitlines()[-1] == f"tf-hips: got {number.name}; all processes ended"
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_children_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    launcher = launch({"a": deaf + WRITE_PID.format(path=str(path)) + SLEEP})
+    try:
+        pid = read_pid(path)
+        launcher.kill()
+        launcher.communicate(timeout=DEADLINE_S)
+        wait_until(lambda: is_gone(pid))
+    finally:
+        launcher.kill()
+
+
+def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    body = (
+        WRITE_PID.format(path=str(path))
+        + "import time\nwhile True:\n    print('x' * 1000, flush=True); time.sleep(0.01)"
+    )
+    launcher = launch({"a": body})
+    try:
+        pid = read_pid(path)
+        if launcher.stdout is not None:
+            launcher.stdout.close()
+        code = launcher.wait(timeout=DEADLINE_S)
+    finally:
+        launcher.kill()
+    assert code == 128 + signal.SIGPIPE
+    assert is_gone(pid)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips`: starts servers, parties and whole runs; makes certificates; says what is installed.
+
+Every sub-command is a module with `add(commands)`, which declares its options, and `run(options) ->
+exit code`. Modules import what is slow inside `run`, and none of them imports TensorFlow: the
+command answers at once.
+
+Exit codes: 0, 2 for a wrong command line, 1 for other errors of the command itself, the first
+failing child's own, and 128 + signal.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import tf_hips
+from tf_hips.cli import arguments, certs, info, party, run, server
+from tf_hips.errors import TfHipsError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs one sub-command and exits with its code."""
+    parser = arguments.Parser(
+        prog="tf-hips",
+        description="Train Keras models over slow links: parties, servers, certificates.",
+    )
+    parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (run, party, server, certs, info):
+        module.add(commands)
+    options = parser.parse_args(argv)
+    try:
+        code = options.run(options)
+    except arguments.UsageError as error:
+        code = _complain(options.command, error, 2)
+    except (TfHipsError, OSError, ValueError) as error:
+        code = _complain(options.command, error, 1)
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _complain(command: str, error: Exception, code: int) -> int:
+    text = " ".join(str(error).split()) or type(error).__name__
+    sys.stderr.write(f"tf-hips {command}: error: {text}\n")
+    return code

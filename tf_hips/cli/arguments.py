@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Argument types and the parser that says what is wrong in one line."""
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from tf_hips.config import Tls
+
+# A site is part of a certificate's name, of file names and of roles in the log.
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be; `main` prints it and exits with 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line; no abbreviations."""
+
+    def __init__(self, **options: object) -> None:
+        """As `argparse.ArgumentParser`, without abbreviations."""
+        super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """Prints one line and exits with 2."""
+        sys.stderr.write(f"{self.prog}: error: {message}\n")
+        sys.exit(2)
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1. Received: {text!r}")
+    return value
+
+
+def seed(text: str) -> int:
+    """A whole number in [0, 2^63)."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"must be a whole number in [0, 2^63). Received: {text!r}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds > 0. Received: {text!r}")
+    return value
+
+
+def site(text: str) -> str:
+    """The name of a party."""
+    if not _SITE.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            "must be 1 to 50 letters, digits, '.', '_' or '-', a letter or digit first. "
+            f"Received: {text!r}"
+        )
+    return text
+
+
+def sites(text: str) -> tuple[str, ...]:
+    """Names of parties, separated by commas, all different."""
+    names = tuple(site(part.strip()) for part in text.split(","))
+    if len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"must name every party once. Received: {text!r}")
+    return names
+
+
+def endpoint(text: str) -> str:
+    """`HOST:PORT`; the host may be an IPv6 address in brackets."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT. Received: {text!r}")
+    return text
+
+
+def codec(text: str) -> str:
+    """The text of a compression; returns its canonical text. Imports no TensorFlow."""
+    from tf_hips.ops import compressor
+
+    try:
+        canonical: str = compressor.parse(text).text
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return canonical
+
+
+def add_identity(parser: argparse.ArgumentParser, owner: str) -> None:
+    """Adds `--authority`, `--certificate`, `--key` and `--insecure` of `owner`."""
+    parser.add_argument(
+        "--authority", metavar="FILE", help="PEM of the authority that signs all certificates"
+    )
+    parser.add_argument("--certificate", metavar="FILE", help=f"PEM of the certificate of {owner}")
+    parser.add_argument("--key", metavar="FILE", help=f"PEM of the private key of {owner}")
+    parser.add_argument("--insecure", action="store_true", help="plain text, on loopback only")
+
+
+def identity(options: argparse.Namespace) -> Tls | None:
+    """The TLS files of the command line, with absolute paths; None with `--insecure`.
+
+    Raises:
+        UsageError: some are missing, are not readable files, or `--insecure` is given as well.
+    """
+    files = {name: getattr(options, name) for name in ("authority", "certificate", "key")}
+    given = [name for name, path in files.items() if path is not None]
+    if options.insecure:
+        if given:
+            raise UsageError(f"--insecure and --{given[0]} exclude each other")
+        return None
+    missing = [f"--{name}" for name in files if name not in given]
+    if missing:
+        raise UsageError(
+            f"{', '.join(missing)} missing; `tf-hips certs` makes them, --insecure goes without"
+        )
+    for name, path in files.items():
+        if not Path(path).is_file():
+            raise UsageError(f"--{name} must be a file. Received: {path!r}")
+    return Tls(**{name: str(Path(path).resolve()) for name, path in files.items()})
+
+
+def script_command(script: str, arguments: list[str]) -> list[str]:
+    """The command of one worker: a Python script with this interpreter, or any program on the path.
+
+    Raises:
+        UsageError: there is no such script or program.
+    """
+    if Path(script).suffix == ".py":
+        if not Path(script).is_file():
+            raise UsageError(f"the training script must be a file. Received: {script!r}")
+        return [sys.executable, script, *arguments]
+    program = shutil.which(script)
+    if program is None:
+        raise UsageError(
+            f"the training script must be a .py file or a program on the path. Received: {script!r}"
+        )
+    return [program, *arguments]

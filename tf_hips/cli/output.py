@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The output of many processes on one terminal: whole lines, each with the role it came from.
+
+A progress bar rewrites its line (`\r`, backspaces) or, where Keras sees no terminal, prints a line
+per update. Of either only the last state is a line worth keeping. On a terminal, one role's bar is
+shown live in the bottom line.
+"""
+
+import os
+import re
+import shutil
+from typing import IO
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# Keras: "  7/24 <bar> 1s 20ms/step - loss: ...". The bar's glyph is U+2501.
+_KERAS_BAR = re.compile(r"^\s*(\d+)/(\d+|Unknown)\s.*\u2501")
+_MAX_LINE_BYTES = 1 << 16
+
+
+class Splitter:
+    """Cuts a pipe's bytes into lines; `state` is the last state of an unfinished line."""
+
+    def __init__(self) -> None:
+        """Starts with nothing read."""
+        self._rest = b""
+        self.state = ""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that `data` completes, without their ends."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if (
+            len(self._rest) > _MAX_LINE_BYTES
+        ):  # bounds the memory that a child without newlines can take
+            lines.append(self._rest)
+            self._rest = b""
+        if lines:
+            self.state = ""
+        if b"\r" in self._rest:
+            shown = _last_state(self._rest)
+            self.state = shown or self.state
+            self._rest = self._rest[self._rest.rindex(b"\r") :]
+        return [_last_state(line) for line in lines]
+
+    def finish(self) -> list[str]:
+        """What was left without a line's end."""
+        text = _last_state(self._rest) or self.state
+        self._rest, self.state = b"", ""
+        return [text] if text else []
+
+
+class Printer:
+    """Writes prefixed lines to two byte streams; colours and the live line only on a terminal."""
+
+    def __init__(self, out: IO[bytes], err: IO[bytes], progress_role: str | None) -> None:
+        """Writes to `out` and `err`; `progress_role` is the role whose bar is shown live."""
+        self._out = out
+        self._err = err
+        self._progress_role = progress_role
+        self._is_terminal = out.isatty()
+        self._colours: dict[str, int] | None = None if "NO_COLOR" in os.environ else {}
+        self._live = ""
+        self.is_broken = False
+
+    def line(self, role: str, text: str, *, is_error: bool) -> None:
+        """Writes one line; an update of a progress bar is shown live or not at all."""
+        plain = _ESCAPE.sub("", text).replace("\b", "")
+        bar = _KERAS_BAR.match(plain)
+        if bar and bar[1] != bar[2]:
+            self.state(role, plain)
+            return
+        stream = self._err if is_error else self._out
+        shown = text if stream.isatty() else plain
+        self._show_live("")
+        self._write(stream, f"{self._prefix(role, stream)} {shown}".rstrip() + "\n")
+
+    def state(self, role: str, text: str) -> None:
+        """Shows the state of an unfinished line in place, on a terminal and for one role."""
+        if self._is_terminal and role == self._progress_role and text:
+            width = shutil.get_terminal_size().columns
+            self._show_live(f"[{role}] {_ESCAPE.sub('', text)}"[: width - 1])
+
+    def finish(self) -> None:
+        """Clears the live line."""
+        self._show_live("")
+
+    def _show_live(self, text: str) -> None:
+        if text != self._live:
+            self._write(self._out, f"\r\x1b[K{text}")
+            self._live = text
+
+    def _prefix(self, role: str, stream: IO[bytes]) -> str:
+        if self._colours is None or not stream.isatty():
+            return f"[{role}]"
+        colour = self._colours.setdefault(role, _COLOURS[len(self._colours) % len(_COLOURS)])
+        return f"\x1b[{colour}m[{role}]\x1b[0m"
+
+    def _write(self, stream: IO[bytes], text: str) -> None:
+        if self.is_broken:
+            return
+        try:
+            stream.write(text.encode("utf-8", errors="replace"))
+            stream.flush()
+        except BrokenPipeError:  # nobody reads us any more; the job ends, see Job
+            self.is_broken = True
+
+
+def _last_state(line: bytes) -> str:
+    r"""The last non-empty state of a line that was rewritten with `\r`."""
+    states = [part for part in line.split(b"\r") if part.strip(b" \b")]
+    return states[-1].decode("utf-8", errors="replace") if states else ""

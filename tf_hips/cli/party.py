@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips party`: starts the workers of one site, here or through `horovodrun` on its hosts.
+
+The run's configuration goes to the workers as a file in a private folder (`TF_HIPS_CONFIG`).
+Workers on other hosts cannot read that folder; `tf_hips.cli.worker` hands them the same text
+through the environment.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_hips import config
+from tf_hips.cli import arguments
+from tf_hips.cli.processes import Failure, Job
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def add(commands: Any) -> None:
+    """Declares the sub-command."""
+    parser = commands.add_parser(
+        "party",
+        help="start the workers of one site",
+        description="Starts the workers of one site. Without --server the site trains alone.",
+        usage="tf-hips party [options] -- train.py ...",
+    )
+    parser.add_argument(
+        "--server", type=arguments.endpoint, metavar="HOST:PORT", help="the server above this site"
+    )
+    parser.add_argument(
+        "--site",
+        type=arguments.site,
+        default="local",
+        help="the site's name, as the server lists it",
+    )
+    parser.add_argument(
+        "--run", dest="run_name", metavar="NAME", default="local", help="the run to join"
+    )
+    parser.add_argument("--seed", type=arguments.seed, default=0, help="seed of the run")
+    parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
+    parser.add_argument(
+        "-np",
+        "--num-proc",
+        type=arguments.count,
+        metavar="N",
+        help="number of workers (default: all slots)",
+    )
+    parser.add_argument(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts of the site, as horovodrun takes them",
+    )
+    parser.add_argument(
+        "--hostfile", metavar="FILE", help="the same as a file: one `HOST slots=N` per line"
+    )
+    arguments.add_identity(parser, "the site")
+    parser.add_argument("script", help="the training script, or a program")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="its arguments"
+    ).required = False
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Starts the workers, waits, and returns the exit code of the job."""
+    command = arguments.script_command(options.script, options.arguments)
+    uplink = None
+    if options.server is not None:
+        uplink = config.Uplink(options.server, options.site, arguments.identity(options))
+    elif options.insecure or options.authority or options.certificate or options.key:
+        raise arguments.UsageError("--authority, --certificate, --key and --insecure need --server")
+    hosts = _hosts(options)
+    slots = sum(number for _, number in hosts) if hosts else options.num_proc or 1
+    number = options.num_proc or slots
+    if number > slots:
+        raise arguments.UsageError(
+            f"-np must be at most the {slots} slots of the hosts. Received: {number}"
+        )
+    told = config.Run(
+        run=options.run_name,
+        seed=options.seed,
+        uplink=uplink,
+        log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
+    )
+    with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
+        job = stack.enter_context(Job(progress_role=worker_role(options.site, 0)))
+        if all(_is_here(host) for host, _ in hosts):
+            start_local_workers(
+                job,
+                stack,
+                told,
+                site=options.site,
+                number=number,
+                processes=number,
+                command=command,
+                folder=Path(folder),
+            )
+        else:
+            _start_remote_workers(job, options, told, number, command)
+        failure = job.wait()
+    return report(failure)
+
+
+def worker_role(site: str, rank: int) -> str:
+    """The name of a worker in the output of a job."""
+    return f"{site}/worker{rank}"
+
+
+def start_local_workers(
+    job: Job,
+    stack: contextlib.ExitStack,
+    told: config.Run,
+    *,
+    site: str,
+    number: int,
+    processes: int,
+    command: Sequence[str],
+    folder: Path,
+) -> None:
+    """Starts the workers of one site as processes of this machine.
+
+    Args:
+        job: the job they belong to.
+        stack: keeps the site's rendezvous open for as long as the job lasts.
+        told: what the workers are told about the run.
+        site: name of the site.
+        number: workers of the site.
+        processes: workers of all sites on this machine, which share its cores.
+        command: program and arguments of each worker.
+        folder: private folder for the configuration file.
+    """
+    from tf_hips.comm import launch
+
+    path = folder / f"{site}.yaml"
+    config.dump(told, path)
+    common = {
+        **thread_defaults(os.environ, processes),
+        config.CONFIG_VARIABLE: str(path),
+        config.ROLE_VARIABLE: "worker",
+    }
+    for rank, environment in enumerate(stack.enter_context(launch.local_rank_environments(number))):
+        job.start(worker_role(site, rank), command, {**os.environ, **common, **environment})
+
+
+def thread_defaults(environment: Mapping[str, str], processes: int) -> dict[str, str]:
+    """What a worker gets where the user has not chosen: no buffering, and its share of the cores.
+
+    Two threads between operators are the least with which one may wait for the network while
+    another computes.
+    """
+    share = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    defaults = {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": share,
+        "TF_NUM_INTRAOP_THREADS": share,
+        "TF_NUM_INTEROP_THREADS": str(max(2, int(share))),
+        # Without the notices about oneDNN and instruction sets, which every worker would repeat.
+        "TF_CPP_MIN_LOG_LEVEL": "1",
+    }
+    return {name: value for name, value in defaults.items() if name not in environment}
+
+
+def report(failure: Failure | None) -> int:
+    """Says in one last line who failed first; returns the exit code of the job."""
+    if failure is None:
+        return 0
+    if failure.role == "launcher":
+        sys.stderr.write(f"tf-hips: {failure.reason}; all processes ended\n")
+    else:
+        sys.stderr.write(
+            f"tf-hips: {failure.role} failed first ({failure.reason}); all processes ended\n"
+        )
+    return failure.code
+
+
+def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:
+    if options.hosts and options.hostfile:
+        raise arguments.UsageError("-H and --hostfile exclude each other")
+    if options.hosts:
+        return [_host(part, *part.strip().partition(":")[::2]) for part in options.hosts.split(",")]
+    if options.hostfile:
+        try:
+            lines = Path(options.hostfile).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise arguments.UsageError(
+                f"--hostfile {options.hostfile} cannot be read: {error.strerror}"
+            ) from error
+        lines = [
+            line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")
+        ]
+        return [_host(line, line.split()[0], line.partition("slots=")[2]) for line in lines]
+    return []
+
+
+def _host(text: str, name: str, slots: str) -> tuple[str, int]:
+    if not name or (slots and not slots.isdecimal()) or slots == "0":
+        raise arguments.UsageError(
+            f"a host must be HOST:SLOTS, or `HOST slots=N` in a file. Received: {text!r}"
+        )
+    return name, int(slots or 1)
+
+
+def _is_here(host: str) -> bool:
+    return host in (*_LOOPBACK_NAMES, socket.gethostname())
+
+
+def _start_remote_workers(
+    job: Job, options: argparse.Namespace, told: config.Run, number: int, command: Sequence[str]
+) -> None:
+    program = shutil.which("horovodrun") or shutil.which(
+        "horovodrun", path=str(Path(sys.executable).parent)
+    )
+    if program is None:
+        raise arguments.UsageError(
+            "workers on other hosts need the program `horovodrun` on the path"
+        )
+    if socket.gethostbyname(socket.gethostname()).startswith("127."):
+        sys.stderr.write(
+            f"tf-hips party: warning: {socket.gethostname()} resolves to a loopback address here, "
+            "and Gloo would offer that to the other hosts; give it its real address in /etc/hosts\n"
+        )
+    where = ["--hostfile", options.hostfile] if options.hostfile else ["-H", options.hosts]
+    from tf_hips.cli import worker
+
+    environment = {**os.environ, **thread_defaults(os.environ, number), **worker.environment(told)}
+    job.start(
+        options.site,
+        [
+            program,
+            "--gloo",
+            "-np",
+            str(number),
+            *where,
+            sys.executable,
+            "-m",
+            worker.__name__,
+            *command,
+        ],
+        environment,
+    )

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job of local processes that begin together, fail together and leave nothing behind.
+
+One thread and one selector: the pipes of all children, and a socket that carries signals (SIGCHLD
+of the children, SIGINT and SIGTERM of the user). So lines never interleave and exits are seen in
+the order in which they happen.
+
+Every child leads a session of its own. When it ends, what is left of its process group is killed;
+when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG). The child
+that failed first is the one to name: its peers mostly fail because it did.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from tf_hips.cli.output import Printer, Splitter
+
+_PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# A process whose exception takes down its peers can outlive them, because an interpreter with
+# TensorFlow in it takes its time to end. One that began a traceback at most so many seconds before
+# the first exit is given as many to end itself.
+_TRACEBACK_WINDOW_S = 3.0
+# After the last worker, a server of one run ends by itself; this is how long it may take.
+_SERVICE_GRACE_S = 15.0
+_READ_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Who failed first and how.
+
+    Attributes:
+        role: name of the child.
+        code: exit status for the launcher: the child's own, or 128 + signal.
+        reason: the same in words.
+    """
+
+    role: str
+    code: int
+    reason: str
+
+
+@dataclasses.dataclass(eq=False)
+class _Child:
+    """A started process. `code` is None while it runs; times are `time.monotonic()` seconds."""
+
+    role: str
+    process: subprocess.Popen[bytes]
+    is_service: bool
+    code: int | None = None
+    ended_s: float = 0.0
+    traceback_s: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.code is not None and self.code != 0
+
+    @property
+    def trouble_s(self) -> float:
+        """When the trouble began: a traceback printed just before the end, else the end."""
+        if self.traceback_s is None or self.ended_s - self.traceback_s > 2 * _TRACEBACK_WINDOW_S:
+            return self.ended_s
+        return self.traceback_s
+
+
+class Job:
+    """The processes of one job; a context manager, to be used in the main thread."""
+
+    def __init__(
+        self,
+        *,
+        out: IO[bytes] | None = None,
+        err: IO[bytes] | None = None,
+        progress_role: str | None = None,
+        grace_s: float = 5.0,
+    ) -> None:
+        """Prepares an empty job.
+
+        Args:
+            out: where the children's standard output goes; the launcher's own by default.
+            err: the same for standard error.
+            progress_role: the child whose progress bar is shown.
+            grace_s: seconds between SIGTERM and SIGKILL.
+        """
+        self._printer = Printer(out or sys.stdout.buffer, err or sys.stderr.buffer, progress_role)
+        self._grace_s = grace_s
+        self._children: list[_Child] = []
+        self._selector = selectors.DefaultSelector()
+        self._pipes: dict[IO[bytes], Callable[[], None]] = {}
+        self._signal: int | None = None
+        self._closing = False
+
+    def __enter__(self) -> "Job":
+        self._signals_in, self._signals_out = socket.socketpair()
+        for end in (self._signals_in, self._signals_out):
+            end.setblocking(False)
+        self._old_wakeup = signal.set_wakeup_fd(
+            self._signals_out.fileno(), warn_on_full_buffer=False
+        )
+        self._old_handlers = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, _ignore)}
+        for number in _ENDING_SIGNALS:
+            # An ignored signal stays ignored: nohup and background jobs ask for that.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._old_handlers[number] = signal.signal(number, _ignore)
+        self._selector.register(self._signals_in, selectors.EVENT_READ, self._read_signals)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            for number, handler in self._old_handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(self._old_wakeup)
+            self._selector.close()
+            for pipe in self._pipes:
+                pipe.close()
+            self._signals_in.close()
+            self._signals_out.close()
+
+    def start(
+        self,
+        role: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        is_service: bool = False,
+        death_signal: signal.Signals = signal.SIGKILL,
+    ) -> int:
+        """Starts one process and returns its pid.
+
+        Args:
+            role: the name that prefixes its lines.
+            command: program and arguments.
+            environment: the whole environment of the process.
+            is_service: the job is over when all others have ended; this one is then expected to
+                end, too.
+            death_signal: what the process gets when the launcher dies.
+
+        Raises:
+            OSError: the program cannot be started.
+        """
+        launcher = os.getpid()
+
+        def tie_to_launcher() -> None:  # between fork and exec: looks nothing up
+            _PRCTL(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+            if os.getppid() != launcher:  # it died between fork and prctl
+                os._exit(128 + death_signal)
+
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=tie_to_launcher,
+        )
+        child = _Child(role, process, is_service)
+        self._children.append(child)
+        self._watch(child, process.stdout, is_error=False)
+        self._watch(child, process.stderr, is_error=True)
+        return process.pid
+
+    def wait_for_file(self, path: Path, seconds: float) -> str | None:
+        """The text of `path` once it is there; None when a child failed or a signal came first.
+
+        Raises:
+            TimeoutError: neither happened in `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        while self._signal is None and not any(child.failed for child in self._children):
+            if path.exists() and (text := path.read_text(encoding="utf-8")).strip():
+                return text.strip()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{path.name} did not appear within {seconds:g} s")
+            self._turn(0.05)
+        return None
+
+    def wait(self) -> Failure | None:
+        """Waits for the end of the job, ends what is left; returns the first failure, if any."""
+        self._turn_until(self._is_decided, None)
+        if self._signal is not None:
+            ended_by = signal.Signals(self._signal)
+            self.stop()
+            return Failure("launcher", 128 + ended_by, f"got {ended_by.name}")
+        if not any(child.failed for child in self._children):
+            self._turn_until(self._is_over, _SERVICE_GRACE_S)
+            for child in self._children:
+                if child.code is None:
+                    self._printer.line(
+                        child.role, "still there after the last worker; stopped.", is_error=True
+                    )
+        first = min((c for c in self._children if c.failed), key=lambda c: c.ended_s, default=None)
+        if first is not None:
+            self._turn_until(lambda: not self._running_suspects(first), _TRACEBACK_WINDOW_S)
+        # Those that fail from here on were ended by us.
+        failed = [child for child in self._children if child.failed]
+        self.stop()
+        if not failed:
+            return None
+        # At the same instant, a signal is the cause and an exit code the consequence.
+        culprit = min(failed, key=lambda c: (c.trouble_s, (c.code or 0) > 0))
+        return _failure(culprit)
+
+    def stop(self) -> None:
+        """Ends all processes: SIGTERM to their groups, after the grace (or a signal) SIGKILL."""
+        self._closing = True
+        for child in self._running():
+            _signal_group(child, signal.SIGTERM)
+        self._signal = None
+        self._turn_until(lambda: self._is_over() or self._signal is not None, self._grace_s)
+        for child in self._running():
+            _signal_group(child, signal.SIGKILL)
+        self._turn_until(self._is_over, None)
+        # A process that left its group can hold a pipe open; what the others wrote is there
+        # already.
+        self._turn_until(lambda: not self._pipes, 0.5)
+        self._printer.finish()
+
+    def _running(self) -> list[_Child]:
+        return [child for child in self._children if child.code is None]
+
+    def _is_over(self) -> bool:
+        return not self._running()
+
+    def _is_decided(self) -> bool:
+        return (
+            self._signal is not None
+            or any(child.failed for child in self._children)
+            or all(child.is_service for child in self._running())
+        )
+
+    def _running_suspects(self, first: _Child) -> list[_Child]:
+        return [
+            child
+            for child in self._running()
+            if child.traceback_s is not None
+            and 0 <= first.trouble_s - child.traceback_s <= _TRACEBACK_WINDOW_S
+        ]
+
+    def _turn_until(self, done: Callable[[], bool], seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not done():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            self._turn(left)
+
+    def _turn(self, seconds: float | None) -> None:
+        for key, _ in self._selector.select(seconds):
+            key.data()
+        if self._printer.is_broken and not self._closing:
+            self._signal = signal.SIGPIPE
+
+    def _read_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for number in self._signals_in.recv(4096):
+                if number == signal.SIGCHLD:
+                    self._reap()
+                elif self._signal is None:
+                    self._signal = number
+
+    def _reap(self) -> None:
+        for child in self._running():
+            pid = child.process.pid
+            # WNOWAIT keeps the zombie, and with it the group's number, until the group has been
+            # killed.
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            _signal_group(child, signal.SIGKILL)
+            child.ended_s = time.monotonic()
+            child.code = child.process.wait()
+
+    def _watch(self, child: _Child, pipe: IO[bytes] | None, *, is_error: bool) -> None:
+        if pipe is None:
+            raise ValueError("`pipe` must be an open pipe. Received: None")
+        os.set_blocking(pipe.fileno(), False)
+        splitter = Splitter()
+
+        def read() -> None:
+            try:
+                data = os.read(pipe.fileno(), _READ_BYTES)
+            except BlockingIOError:
+                return
+            lines = splitter.feed(data) if data else splitter.finish()
+            for line in lines:
+                if line.startswith("Traceback (most recent call last)"):
+                    self._note_traceback(child)
+                self._printer.line(child.role, line, is_error=is_error)
+            self._printer.state(child.role, splitter.state)
+            if not data:
+                self._selector.unregister(pipe)
+                del self._pipes[pipe]
+                pipe.close()
+
+        self._pipes[pipe] = read
+        self._selector.register(pipe, selectors.EVENT_READ, read)
+
+    def _note_traceback(self, child: _Child) -> None:
+        now = time.monotonic()
+        # The first of a row of tracebacks ("during handling of the above ...") counts.
+        if child.traceback_s is None or now - child.traceback_s > _TRACEBACK_WINDOW_S:
+            child.traceback_s = now
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A handler that does nothing: the wake-up socket carries the signal to the loop."""
+
+
+def _signal_group(child: _Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.process.pid, number)
+
+
+def _failure(child: _Child) -> Failure:
+    code = child.code or 0
+    if code >= 0:
+        return Failure(child.role, code, f"exit code {code}")
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return Failure(child.role, 128 - code, f"killed by {name}")

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips run`: a whole run on this machine: a global server and P parties of W workers.
+
+Certificates are made on the spot in a private folder that goes away with the run. The workers of
+all parties are direct children of this process, so that whoever fails first can be told from those
+who fail because of it.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+from tf_hips import config
+from tf_hips.cli import arguments, certs, party
+from tf_hips.cli.processes import Failure, Job
+
+_SERVER = "server"
+_SERVER_START_S = 30.0
+
+
+def add(commands: Any) -> None:
+    """Declares the sub-command."""
+    parser = commands.add_parser(
+        "run",
+        help="train on this machine: one server, several parties",
+        description="Starts a global server and the workers of all parties on this machine.",
+        usage="tf-hips run [options] train.py ...",
+    )
+    parser.add_argument(
+        "--parties",
+        type=arguments.count,
+        default=2,
+        metavar="N",
+        help="number of parties (default 2)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=arguments.count,
+        default=2,
+        metavar="N",
+        help="workers per party (default 2)",
+    )
+    parser.add_argument(
+        "--seed", type=arguments.seed, default=0, help="seed of the run (default 0)"
+    )
+    parser.add_argument(
+        "--compression",
+        type=arguments.codec,
+        metavar="TEXT",
+        help="the only compression the server takes",
+    )
+    parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
+    parser.add_argument("script", help="the training script, or a program")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="its arguments"
+    ).required = False
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Starts everything, waits, and returns the exit code of the job."""
+    command = arguments.script_command(options.script, options.arguments)
+    with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
+        job = stack.enter_context(Job(progress_role=party.worker_role("party0", 0)))
+        failure = _start(job, stack, options, command, Path(folder)) or job.wait()
+    return party.report(failure)
+
+
+def _start(
+    job: Job,
+    stack: contextlib.ExitStack,
+    options: argparse.Namespace,
+    command: list[str],
+    folder: Path,
+) -> Failure | None:
+    sites = [f"party{index}" for index in range(options.parties)]
+    own, *others = certs.make(folder / "certificates", server=_SERVER, hosts=(), parties=sites)
+    name = f"run-{uuid.uuid4().hex[:12]}"
+    log_dir = str(Path(options.log_dir).resolve()) if options.log_dir else None
+    address_file = folder / "address"
+    processes = options.parties * options.workers
+
+    server = [
+        sys.executable,
+        "-m",
+        "tf_hips.cli",
+        "server",
+        "--parties",
+        ",".join(sites),
+        "--bind",
+        "127.0.0.1:0",
+    ]
+    server += ["--run", name, "--once", "--announce", str(address_file)]
+    server += ["--authority", own.authority, "--certificate", own.certificate, "--key", own.key]
+    server += ["--compression", options.compression] if options.compression else []
+    server += ["--log-dir", log_dir] if log_dir else []
+    job.start(
+        _SERVER,
+        server,
+        {**os.environ, **party.thread_defaults(os.environ, processes)},
+        is_service=True,
+    )
+    try:
+        address = job.wait_for_file(address_file, _SERVER_START_S)
+    except TimeoutError as error:
+        raise TimeoutError(f"the server did not start: {error}") from error
+    if address is None:
+        return job.wait()
+    for site, identity in zip(sites, others, strict=True):
+        uplink = config.Uplink(address, site, identity)
+        party.start_local_workers(
+            job,
+            stack,
+            config.Run(run=name, seed=options.seed, uplink=uplink, log_dir=log_dir),
+            site=site,
+            number=options.workers,
+            processes=processes,
+            command=command,
+            folder=folder,
+        )
+    return None

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips server`: the global server of a run, in the foreground."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from tf_hips.cli import arguments
+
+_MIB = 2**20
+
+
+def add(commands: Any) -> None:
+    """Declares the sub-command."""
+    parser = commands.add_parser(
+        "server",
+        help="serve the parties of a run",
+        description="Serves the parties of a run until it is told to end.",
+    )
+    parser.add_argument(
+        "--parties",
+        required=True,
+        type=arguments.sites,
+        metavar="A,B",
+        help="the parties, in the order of their sums",
+    )
+    parser.add_argument(
+        "--bind", type=arguments.endpoint, default="127.0.0.1:7070", metavar="HOST:PORT"
+    )
+    parser.add_argument(
+        "--run", dest="run_name", type=arguments.site, default="local", metavar="NAME"
+    )
+    parser.add_argument(
+        "--compression",
+        type=arguments.codec,
+        metavar="TEXT",
+        help="the only compression taken (default: the first party's)",
+    )
+    parser.add_argument(
+        "--max-model-mb", type=arguments.count, metavar="N", help="limit of a model in MiB"
+    )
+    parser.add_argument(
+        "--round-timeout", type=arguments.seconds, metavar="S", help="seconds a round may take"
+    )
+    parser.add_argument(
+        "--join-timeout",
+        type=arguments.seconds,
+        metavar="S",
+        help="seconds to wait for all parties",
+    )
+    parser.add_argument("--once", action="store_true", help="end with the run")
+    parser.add_argument("--announce", metavar="FILE", help="write HOST:PORT to FILE when listening")
+    parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
+    arguments.add_identity(parser, "the server")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves; SIGTERM ends in peace."""
+    tls = arguments.identity(options)
+    from absl import logging
+
+    from tf_hips.ps.server import ServerConfig, serve
+
+    limits = {
+        "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,
+        "round_timeout_s": options.round_timeout,
+        "join_timeout_s": options.join_timeout,
+    }
+    config = ServerConfig(
+        parties=options.parties,
+        run=options.run_name,
+        bind=options.bind,
+        compression=options.compression,
+        tls=tls,
+        insecure=options.insecure,
+        once=options.once,
+        log_dir=options.log_dir,
+        **{name: value for name, value in limits.items() if value is not None},
+    )
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.INFO)
+    signal.signal(signal.SIGTERM, _end)
+    serve(config, Path(options.announce) if options.announce else None)
+    return 0
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(0)
