@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wheel hook: ships the libraries that Bazel built, and says which machines they run on.
 
-TensorFlow loads our libraries by path and they hold no Python symbol, so one wheel serves every Python that TensorFlow
-supports: the tag is `py3-none-<platform>`. An editable install needs no library; `make build` puts them into the tree.
+TensorFlow loads our libraries by path and they hold no Python symbol, so one wheel serves every
+Python that TensorFlow supports: the tag is `py3-none-<platform>`. An editable install needs no
+library; `make build` puts them into the tree.
 """
 
 import sysconfig
@@ -28,7 +29,8 @@ class NativeWheel(BuildHookInterface):
         missing = [name for name in BUILT if not (Path(self.root) / name).is_file()]
         if missing:
             raise FileNotFoundError(
-                f"A wheel must hold the built libraries. Missing: {', '.join(missing)}. Run `make build` first."
+                f"A wheel must hold the built libraries. Missing: {', '.join(missing)}. "
+                "Run `make build` first."
             )
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every test: a deadline, fixed seeds, no process left behind, goldens.
 
-A test that is late is first interrupted by pytest-timeout's signal, which unwinds it so that its fixtures end what they
-started. If the main thread sits in native code (a collective whose peer is gone) no Python signal handler runs; then a
-watchdog thread shows all stacks, kills every process that the tests started, and ends the session.
+A test that is late is first interrupted by pytest-timeout's signal, which unwinds it so that its
+fixtures end what they started. If the main thread sits in native code (a collective whose peer is
+gone) no Python signal handler runs; then a watchdog thread shows all stacks, kills every process
+that the tests started, and ends the session.
 """
 
 import faulthandler
@@ -94,7 +95,9 @@ def _deadline(item: pytest.Item) -> float:
 
 def _give_up(test: str, stderr: int) -> None:
     left = children.left_behind()
-    os.write(stderr, f"\n{test} ignored its deadline. Ending:\n{children.describe(left)}\n".encode())
+    os.write(
+        stderr, f"\n{test} ignored its deadline. Ending:\n{children.describe(left)}\n".encode()
+    )
     faulthandler.dump_traceback(file=stderr)
     children.end(left)
     os._exit(3)
@@ -119,5 +122,5 @@ def _fixed_seeds() -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
-    """Compares text with the files in `golden/` beside the test: `golden.check("onebit.cc", text)`."""
+    """Compares text with files in `golden/` beside the test: `golden.check("onebit.cc", text)`."""
     return Golden(request.path.parent / "golden", request.config.getoption("--update-golden"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tree promises about itself: sizes, names, licences, imports.
 
-The import contracts stand in pyproject.toml; here they are kept, and each is seen to break when a module that violates
-it is planted into a copy of the tree.
+The import contracts stand in pyproject.toml; here they are kept, and each is seen to break when a
+module that violates it is planted into a copy of the tree.
 """
 
 import os
@@ -28,7 +28,8 @@ MACHINE_PATHS = re.compile(r"/(?:work|farm)[/]|/ro[o]t/|/home[/][a-z]|/tmp/b[g]"
 UNFINISHED = re.compile(r"\b(?:TOD[O]|FIXM[E]|XX[X])\b|NotImplemented[E]rror")
 # They hold input of the compiler as others wrote it, or output of it.
 GIVEN_TEXT = re.compile(r"^tests/.*(?:cases|errors|golden)/")
-# They are imported by a server process or by a command line, which must start at once and stay small.
+# They are imported by a server process or by a command line, which must start at once and stay
+# small.
 WITHOUT_TENSORFLOW = [
     "compll",
     "tf_hips",
@@ -48,7 +49,10 @@ LINTER = Path(sys.executable).with_name("lint-imports")
 def our_files() -> list[str]:
     """Paths, relative to the root, of files that git knows or would add."""
     listing = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
     )
     names = listing.stdout.decode().split("\0")
     return [name for name in sorted(set(names)) if name and (ROOT / name).is_file()]
@@ -88,7 +92,11 @@ def test_files_stay_short() -> None:
 
 
 def test_names_say_what_is_inside() -> None:
-    vague = [name for name in FILES if {part.split(".")[0].lower() for part in Path(name).parts} & VAGUE_NAMES]
+    vague = [
+        name
+        for name in FILES
+        if {part.split(".")[0].lower() for part in Path(name).parts} & VAGUE_NAMES
+    ]
     assert not vague
 
 
@@ -118,18 +126,28 @@ def test_nothing_that_does_not_belong_here(pattern: re.Pattern[str], names: list
 
 
 def test_generated_files_are_not_committed() -> None:
-    assert not [name for name in FILES if re.search(r"\.so$|_pb2|_build_info\.py$|\.codec\.cc$|\.tf\.cc$", name)]
+    assert not [
+        name
+        for name in FILES
+        if re.search(r"\.so$|_pb2|_build_info\.py$|\.codec\.cc$|\.tf\.cc$", name)
+    ]
 
 
 def test_public_names_are_documented() -> None:
-    documented = set(re.findall(r"`tf_hips\.(\w+)`", (ROOT / "docs/api.md").read_text(encoding="utf-8")))
+    documented = set(
+        re.findall(r"`tf_hips\.(\w+)`", (ROOT / "docs/api.md").read_text(encoding="utf-8"))
+    )
     assert set(tf_hips.__all__) <= documented
     assert len(tf_hips.__all__) <= 25
 
 
 def test_benchmark_targets_name_verbs_that_exist() -> None:
-    verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    targets = tomllib.loads((ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))["target"]
+    verbs = set(
+        re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    targets = tomllib.loads((ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))[
+        "target"
+    ]
     assert targets
     for target in targets:
         assert re.fullmatch(r"make ([a-z-]+)", target["command"]).group(1) in verbs, target["id"]
@@ -148,7 +166,9 @@ def test_imports_without_tensorflow(module: str) -> None:
         "heavy = {'tensorflow', 'keras', 'horovod.tensorflow'} & sys.modules.keys()\n"
         "sys.exit(f'it imports {sorted(heavy)}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -177,7 +197,11 @@ def test_import_contracts_are_kept() -> None:
         ("the compiler has one door", "tf_hips/ops/planted.py", "import compll"),
         ("Horovod has one door", "tf_hips/strategies/planted.py", "import horovod.tensorflow"),
         ("gRPC has one door", "tf_hips/strategies/planted.py", "import grpc"),
-        ("what serves or describes starts without TensorFlow", "tf_hips/ps/planted.py", "import tensorflow"),
+        (
+            "what serves or describes starts without TensorFlow",
+            "tf_hips/ps/planted.py",
+            "import tensorflow",
+        ),
         (
             "what serves or describes starts without TensorFlow",
             "tf_hips/cli/planted.py",
@@ -186,9 +210,13 @@ def test_import_contracts_are_kept() -> None:
     ],
     ids=lambda value: value.removesuffix(".py") if value.endswith(".py") else None,
 )
-def test_a_planted_violation_breaks_its_contract(contract: str, file: str, line: str, tmp_path: Path) -> None:
+def test_a_planted_violation_breaks_its_contract(
+    contract: str, file: str, line: str, tmp_path: Path
+) -> None:
     for package in ("compll", "tf_hips"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / file).write_text(f"{line}\n", encoding="utf-8")
     output = lint(tmp_path)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes the tests started, and how to end those that are left.
 
-Every process that a test starts inherits a variable with this session's mark, grandchildren included, so one whose
-parent died and that now belongs to init is found too. Children that were forked without an exec have no such
-variable in /proc; they are found as children.
+Every process that a test starts inherits a variable with this session's mark, grandchildren
+included, so one whose parent died and that now belongs to init is found too. Children that were
+forked without an exec have no such variable in /proc; they are found as children.
 """
 
+import contextlib
 import os
 import uuid
 
@@ -31,7 +32,9 @@ def left_behind() -> list[psutil.Process]:
                 found[process.pid] = process
         except (psutil.Error, OSError):
             pass  # it ended just now, or is another user's: not ours either way
-    return [process for pid, process in sorted(found.items()) if pid != os.getpid() and _counts(process)]
+    return [
+        process for pid, process in sorted(found.items()) if pid != os.getpid() and _counts(process)
+    ]
 
 
 def describe(processes: list[psutil.Process]) -> str:
@@ -42,10 +45,8 @@ def describe(processes: list[psutil.Process]) -> str:
 def end(processes: list[psutil.Process]) -> None:
     """Kills the processes and waits until they are gone."""
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            pass
     psutil.wait_procs(processes, timeout=10)
 
 

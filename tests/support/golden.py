@@ -2,7 +2,8 @@
 """Goldens: text that must not change unnoticed, kept in `golden/` beside the test that makes it.
 
 A golden holds what the test is about and no boilerplate, so that its diff is worth a review.
-`pytest --update-golden` writes what the tests made; without it a missing or differing golden fails the test.
+`pytest --update-golden` writes what the tests made; without it a missing or differing golden fails
+the test.
 """
 
 import difflib
@@ -17,7 +18,7 @@ class Golden:
         self._update = update
 
     def check(self, name: str, text: str) -> None:
-        """Fails with a diff if `golden/<name>` does not hold exactly `text`; with --update-golden writes it."""
+        """Fails with a diff unless `golden/<name>` holds `text`; with --update-golden writes it."""
         path = self._folder / name
         if self._update:
             path.parent.mkdir(parents=True, exist_ok=True)
