@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The global server: gRPC calls of the parties in, the session's answers out.
+
+    Join, AgreeModel, BeginSync, Leave   unary, JSON
+    Upload, Download                     the first weights of child 0, raw bytes
+    Exchange                             both ways at once: packets up, merged packets down as soon
+    as they are there
+
+Every call names run, site and number in its metadata, and is refused unless the caller's
+certificate is `party/<site>` and the site is one of the run's. Plain text has no certificates, so
+it binds loopback only and must be asked for.
+
+A server whose children have all left is ready for them to come again, unless it serves one run only
+(`once`). Imports no TensorFlow: a server starts in about a second.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+
+from tf_hips import log
+from tf_hips.errors import (
+    ConfigError,
+    NonFiniteError,
+    PacketError,
+    PeerError,
+    ProtocolError,
+    TfHipsError,
+)
+from tf_hips.ps import tls, wire
+from tf_hips.ps.session import Caller, Session
+from tf_hips.ps.settings import ServerConfig, terms_of
+from tf_hips.ps.sockets import split_address
+from tf_hips.ps.store import Store
+from tf_hips.ps.wire import Call
+
+# An idle child pings once a minute; a server that counts such pings as abuse would cut the
+# connection.
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", wire.MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", wire.MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 120_000),
+    ("grpc.keepalive_timeout_ms", 60_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+)
+_CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
+    (PacketError, grpc.StatusCode.INVALID_ARGUMENT),
+    (NonFiniteError, grpc.StatusCode.OUT_OF_RANGE),
+    (ProtocolError, grpc.StatusCode.FAILED_PRECONDITION),
+    (PeerError, grpc.StatusCode.ABORTED),
+)
+# For the other children to hear why a run has ended, before a server of one run stops.
+_GRACE_S = 5.0
+
+
+class Server:
+    """A global server, listening once started."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """A server that does not listen yet."""
+        self._config = config
+        self._terms = terms_of(config)
+        self._lock = threading.Lock()
+        self._session = Session(self._terms)
+        self._stopped = threading.Event()
+        self._events = log.EventLog(
+            config.log_dir, run=config.run, role=tls.SERVER_ROLE, site=tls.SERVER_ROLE, rank=0
+        )
+        self._server: grpc.Server | None = None
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The port the server listens at; 0 before `start`."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """`host:port` the server listens at."""
+        return f"{self._config.bind.rpartition(':')[0]}:{self._port}"
+
+    def start(self) -> None:
+        """Starts to listen.
+
+        Raises:
+            ConfigError: the address is taken or not this machine's, or a certificate cannot be
+                used.
+        """
+        _check_free(self._config.bind)
+        children = len(self._config.parties)
+        # Per child: one exchange, one more whose connection is gone and which has not noticed, one
+        # control call.
+        pool = concurrent.futures.ThreadPoolExecutor(
+            4 * children + 4, thread_name_prefix="tf_hips-server"
+        )
+        server = grpc.server(
+            pool,
+            handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, self._handlers()),),
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=8 * children + 8,
+        )
+        try:
+            if self._config.tls is None:
+                self._port = server.add_insecure_port(self._config.bind)
+            else:
+                self._port = server.add_secure_port(
+                    self._config.bind, tls.server_credentials(self._config.tls)
+                )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"`bind` must be a free address of this machine. Received: {self._config.bind}"
+            ) from error
+        server.start()
+        self._server = server
+        self._events.write("listen", address=self.address, parties=list(self._config.parties))
+        log.info(
+            "Global server of run %s listens at %s for the parties %s",
+            self._config.run,
+            self.address,
+            ", ".join(self._config.parties),
+        )
+
+    def wait(self) -> str | None:
+        """Waits until the run is over and `once` is set, or until `stop`.
+
+        Returns:
+            None after a run that all children left in peace or after `stop`, else why the run
+            ended.
+        """
+        while not self._stopped.is_set():
+            session = self._session
+            with session.changed:
+                session.changed.wait_for(lambda s=session: s.is_over or self._stopped.is_set(), 1.0)  # type: ignore[misc]
+            if session.is_started and session.idle_s() > self._config.idle_timeout_s:
+                session.end(f"No party called for {self._config.idle_timeout_s:.0f} s.")
+            if session.is_over and self._config.once and not self._stopped.is_set():
+                end = time.monotonic() + _GRACE_S
+                with session.changed:
+                    session.changed.wait_for(
+                        lambda s=session: s.have_all_left,
+                        max(0.0, end - time.monotonic()),  # type: ignore[misc]
+                    )
+                return session.ended
+        return None
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Ends the run, if one is on, and stops to listen."""
+        self._stopped.set()
+        self._session.end("The server was stopped.")
+        if self._server is not None:
+            self._server.stop(grace_s).wait()
+            self._server = None
+        self._events.close()
+
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        return {
+            "Join": grpc.unary_unary_rpc_method_handler(self._unary(self._join)),
+            "AgreeModel": grpc.unary_unary_rpc_method_handler(self._unary(self._agree_model)),
+            "BeginSync": grpc.unary_unary_rpc_method_handler(self._unary(self._begin_sync)),
+            "Leave": grpc.unary_unary_rpc_method_handler(self._unary(self._leave)),
+            "Upload": grpc.stream_unary_rpc_method_handler(self._unary(self._upload)),
+            "Download": grpc.unary_stream_rpc_method_handler(self._stream(self._download)),
+            "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
+        }
+
+    def _unary(
+        self, handle: Callable[[Any, Call, Caller, Session], bytes]
+    ) -> Callable[[Any, Any], bytes]:
+        def run(request: Any, context: grpc.ServicerContext) -> bytes:
+            with self._translated(context):
+                return handle(request, *self._identify(context, is_join=handle == self._join))
+            raise AssertionError("abort returned")
+
+        return run
+
+    def _stream(
+        self, handle: Callable[[Any, Call, Caller, Session, grpc.ServicerContext], Iterator[bytes]]
+    ) -> Callable[[Any, Any], Iterator[bytes]]:
+        def run(request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+            with self._translated(context):
+                yield from handle(request, *self._identify(context), context)
+
+        return run
+
+    @contextlib.contextmanager
+    def _translated(self, context: grpc.ServicerContext) -> Iterator[None]:
+        try:
+            yield
+        except _Refused as error:
+            self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except TfHipsError as error:
+            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            self._refuse(context, code, str(error))
+
+    def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
+        text = text[:2000]  # gRPC bounds a call's metadata to 8 KiB
+        self._events.write("refused", code=code.name, reason=text, peer=context.peer())
+        log.warning("Refused a call of %s: %s", context.peer(), text)
+        context.abort(code, text)
+        raise AssertionError("abort returned")
+
+    def _identify(
+        self, context: grpc.ServicerContext, *, is_join: bool = False
+    ) -> tuple[Call, Caller, Session]:
+        metadata = dict(context.invocation_metadata() or ())
+        call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
+        if self._config.tls is not None:
+            names = [
+                bytes(name).decode("utf-8", "replace")
+                for name in context.auth_context().get("x509_common_name", ())
+            ]
+            held = tls.Identity.parse(names[0]) if len(names) == 1 else None
+            wanted = tls.Identity(tls.CHILD_ROLE, call.site)
+            if held != wanted:
+                raise _Refused(
+                    f"The certificate must be `{wanted}`. Received: `{', '.join(names)[:100]}`"
+                )
+        if call.site not in self._config.parties:
+            raise _Refused(
+                f"The site must be one of {', '.join(self._config.parties)}. Received: "
+                f"`{call.site}`"
+            )
+        if call.run != self._config.run:
+            raise _Refused(f"The run must be `{self._config.run}`. Received: `{call.run}`")
+        limit = self._config.join_timeout_s if is_join else self._config.round_timeout_s
+        left = context.time_remaining()
+        if left is not None:
+            # A little before the caller gives up, so that it hears what it has waited for.
+            limit = min(limit, left - min(1.0, 0.1 * left))
+        caller = Caller(self._config.parties.index(call.site), time.monotonic() + limit)
+        session = self._session
+        if not context.add_callback(lambda: session.hang_up(caller)):
+            caller.is_gone = True
+        return call, caller, session
+
+    def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        fields = wire.from_json(
+            request, process=str, workers=int, compression=str, downlink=str, seed=int
+        )
+        with self._lock:
+            if self._session.is_over and not self._config.once:
+                self._session = Session(self._terms)
+            session = self._session
+        answer = session.join(caller, **fields)
+        self._events.write(
+            "join", child=caller.child, child_site=call.site, attempt=call.attempt, **fields
+        )
+        log.info("Site %s has joined with %d workers", call.site, fields["workers"])
+        return wire.to_json(**answer)
+
+    def _agree_model(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        shapes = wire.from_json(request, shapes=list)["shapes"]
+        session.agree_model(caller, shapes)
+        self._events.write("model", child=caller.child, child_site=call.site, tensors=len(shapes))
+        return b""
+
+    def _begin_sync(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        fields = wire.from_json(request, kinds=list, bytes=int)
+        return wire.to_json(held=session.begin_sync(caller, fields["kinds"], fields["bytes"]))
+
+    def _upload(
+        self, messages: Iterable[bytes], call: Call, caller: Caller, session: Session
+    ) -> bytes:
+        position = call.number
+        try:
+            for message in messages:
+                position = session.upload(caller, position, message)
+        except grpc.RpcError as error:
+            raise PeerError(
+                f"Site `{call.site}` was cut off in the first synchronisation."
+            ) from error
+        return b""
+
+    def _download(
+        self,
+        request: bytes,
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        return session.download(caller, call.number)
+
+    def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        reason = wire.from_json(request, reason=(str, type(None)))["reason"]
+        session.leave(caller, reason)
+        self._events.write("leave", child=caller.child, child_site=call.site, reason=reason)
+        log.info("Site %s has left%s", call.site, f": {reason}" if reason else "")
+        return b""
+
+    def _exchange(
+        self,
+        messages: Iterable[bytes],
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        began = time.monotonic()
+        store = session.begin_round(caller, call.number)
+        reader = _Reader(messages, store, session, caller, call)
+        refused = len(store.refusals(call.number))
+        have: set[int] = set()
+        if call.attempt > 0:
+            metadata = dict(context.invocation_metadata() or ())
+            num_chunks = len(store.model.chunks)
+            have = wire.ranges_from_text(str(metadata.get(wire.HELD_KEY, "")), num_chunks)
+            held = wire.ranges_to_text(store.delivered(call.number, caller.child))
+            context.send_initial_metadata(((wire.HELD_KEY, held),))
+        reader.start()
+        after, sent_bytes = 0, 0
+        while after < len(store.model.chunks):
+            after, news = session.wait_results(
+                caller, store, call.number, after, reader.has_failed, refused
+            )
+            reader.check()
+            for message in wire.bundle(
+                (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
+            ):
+                sent_bytes += len(message)
+                yield message
+        self._events.write(
+            "round",
+            round=call.number,
+            child=caller.child,
+            child_site=call.site,
+            attempt=call.attempt,
+            received_bytes=reader.received_bytes,
+            sent_bytes=sent_bytes,
+            duration_us=int(1e6 * (time.monotonic() - began)),
+        )
+
+
+class _Refused(TfHipsError):
+    """The caller is not who it says, or not one of this run."""
+
+
+class _Reader(threading.Thread):
+    """Takes in the packets of one exchange, while the call's own thread sends results."""
+
+    def __init__(
+        self, messages: Iterable[bytes], store: Store, session: Session, caller: Caller, call: Call
+    ) -> None:
+        super().__init__(name="tf_hips-reader", daemon=True)
+        self.received_bytes = 0
+        self._messages = messages
+        self._store = store
+        self._session = session
+        self._caller = caller
+        self._number = call.number
+        self._site = call.site
+        self._error: Exception | None = None
+
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raises what has gone wrong."""
+        if self._error is not None:
+            raise self._error
+
+    def run(self) -> None:
+        try:
+            assembler = wire.Assembler(self._store.packet_limits)
+            for message in self._messages:
+                self.received_bytes += len(message)
+                self._store.add(self._number, self._caller.child, assembler.feed(message))
+            assembler.finish()
+            self._check_complete()
+        except grpc.RpcError:
+            return  # the connection is gone, and the call's own thread knows
+        except Exception as error:  # noqa: BLE001 - handed to the call's own thread, which raises it
+            with self._session.changed:
+                self._error = error
+                self._session.changed.notify_all()
+
+    def _check_complete(self) -> None:
+        owed = self._store.missing(self._number).get(self._site)
+        if owed is not None and not self._store.refusals(self._number):
+            total = len(self._store.model.chunks)
+            raise ProtocolError(
+                f"A round has {total} chunks. The stream ended with {owed} delivered."
+            )
+
+
+def _check_free(bind: str) -> None:
+    """Raises ConfigError where the port is taken: gRPC would not say so in one sentence."""
+    host, port = split_address(bind)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"`bind` must be a free address of this machine. Received: {bind} ({error.strerror})"
+        ) from error
+
+
+def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
+    """Runs a server until its run is over (`once`) or the process is told to end.
+
+    Args:
+        config: what the server is told.
+        announce: file that gets the address, `host:port` and a line feed, as soon as the server
+            listens.
+
+    Raises:
+        PeerError: with `once`, when the run ended for a reason.
+    """
+    server = Server(config)
+    server.start()
+    try:
+        if announce is not None:
+            path = Path(announce)
+            whole = path.with_name(f".{path.name}.{os.getpid()}")
+            whole.write_text(f"{server.address}\n", encoding="ascii")
+            whole.replace(path)
+        reason = server.wait()
+    finally:
+        server.stop()
+    if reason is not None:
+        raise PeerError(reason)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server is told: one frozen value, checked when it is made."""
+
+import dataclasses
+
+from tf_hips.config import Tls
+from tf_hips.errors import ConfigError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ps import wire
+from tf_hips.ps.session import SAME, Terms
+from tf_hips.ps.sockets import is_loopback, split_address
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerConfig:
+    """What a global server is told.
+
+    Attributes:
+        parties: names of the sites, in child order.
+        run: identity of the run.
+        bind: `host:port` to listen at; port 0 takes a free one.
+        compression: text of the compressor of the way up; None: what the first party brings.
+        downlink: the same of the way down, or `same`; None: what the first party brings.
+        max_model_bytes: limit of a model, gradients as float32 and weights alike.
+        tls: identity of the server; its certificate is one of role `global-server`.
+        insecure: plain text; allowed on loopback only, and only without `tls`.
+        round_timeout_s: seconds from a child's first packets to the end of the round.
+        join_timeout_s: seconds that a child waits for the others to join.
+        idle_timeout_s: seconds without any call after which a run that has started is given up.
+        once: stop when the run is over.
+        log_dir: folder for the event log, or None.
+    """
+
+    parties: tuple[str, ...]
+    run: str = "local"
+    bind: str = "127.0.0.1:0"
+    compression: str | None = None
+    downlink: str | None = None
+    max_model_bytes: int = 16 << 30
+    tls: Tls | None = None
+    insecure: bool = False
+    round_timeout_s: float = 600.0
+    join_timeout_s: float = 600.0
+    idle_timeout_s: float = 3600.0
+    once: bool = False
+    log_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks all values.
+
+        Raises:
+            ConfigError: one of them is wrong.
+        """
+        try:
+            host, _ = split_address(self.bind)
+            wire.check_name("run", self.run)
+            for site in self.parties:
+                wire.check_name("parties", site)
+            terms_of(self)
+        except ValueError as error:
+            raise ConfigError(f"The server's configuration is wrong. {error}") from error
+        if not self.parties or len(set(self.parties)) != len(self.parties):
+            raise ConfigError(
+                f"`parties` must be distinct names, at least one. Received: {self.parties}"
+            )
+        if self.insecure == (self.tls is not None):
+            raise ConfigError("Either `tls` must be set or `insecure`, and not both.")
+        if self.insecure and not is_loopback(host):
+            raise ConfigError(f"`insecure` is for loopback only. Received: bind={self.bind!r}")
+        for name in ("max_model_bytes", "round_timeout_s", "join_timeout_s", "idle_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"`{name}` must be > 0. Received: {name}={getattr(self, name)}")
+
+
+def terms_of(config: ServerConfig) -> Terms:
+    """The session's terms, texts of compressors made canonical.
+
+    Raises:
+        ValueError: a compressor is unknown.
+    """
+    compression = None if config.compression is None else compressors.parse(config.compression).text
+    downlink = config.downlink
+    if downlink == SAME:
+        downlink = compression
+    elif downlink is not None:
+        downlink = compressors.parse(downlink).text
+    return Terms(config.parties, compression, downlink, config.max_model_bytes)

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synchronous rounds: packets of all children in, one merged packet per chunk out.
+
+No socket, no clock, no file.
+
+    child 0 --packet--+
+    child 1 --packet--+--> rule (sum in child order) --> residual + sum --> encode --> result, kept
+    child 2 --packet--+
+
+A chunk is merged as soon as all children have delivered it, whatever the other chunks do. The
+result is kept while a child may still need it: round r is dropped when round r + 2 begins, because
+every child has then finished r.
+
+Invariants:
+- (round, child, chunk) counts once. What was delivered before is taken for the same packet and
+dropped.
+- Results depend on the packets, not on the order or the time of their arrival: packets merge in
+child order, the
+  downlink's noise comes from (seed, round, tensor, element), the residual of a chunk belongs to
+  that chunk.
+- A packet that does not decode, or decodes to something that is not finite, never enters a round.
+Its sender may
+  deliver a better one; the others notice nothing.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
+from tf_hips.ops import native
+from tf_hips.ops.compressor import CHUNK, Compressor
+from tf_hips.ps.model import Model
+from tf_hips.ps.rule import RuleFactory, Sum
+from tf_hips.ps.wire import Buffer
+
+KEPT_ROUNDS = 2
+
+Packet = npt.NDArray[np.uint8]
+
+
+class _Round:
+    """One round: for each chunk the packets that have come, then the result."""
+
+    def __init__(self, number: int, num_chunks: int, num_children: int) -> None:
+        self.number = number
+        self.packets: list[dict[int, Packet]] = [{} for _ in range(num_chunks)]
+        self.delivered: list[set[int]] = [set() for _ in range(num_children)]
+        self.results: list[Packet | None] = [None] * num_chunks
+        self.num_merged = 0
+        self.order: list[int] = []  # chunk numbers in the order in which they were merged
+        self.refusals: list[str] = []
+
+
+class Store:
+    """The rounds of one model over a fixed list of children. Thread-safe."""
+
+    def __init__(
+        self,
+        model: Model,
+        sites: Sequence[str],
+        uplink: Compressor,
+        downlink: Compressor,
+        seed: int,
+        *,
+        first_round: int = 0,
+        rule: RuleFactory = Sum,
+        changed: threading.Condition | None = None,
+    ) -> None:
+        """A store with all residuals zero.
+
+        Args:
+            model: the model all children have agreed on.
+            sites: names of the children in child order, for messages and for the order of sums.
+            uplink: what the children's packets are encoded with.
+            downlink: what results are encoded with; error feedback, if any, is kept here.
+            seed: seed of the run.
+            first_round: the first round to be merged.
+            rule: makes the update rule of one chunk.
+            changed: notified, with its lock held, whenever a result or a refusal is new; its lock
+                is the store's.
+        """
+        self.model = model
+        self.first_round = first_round
+        self.packet_limits = model.packet_bytes(uplink)
+        self._sites = tuple(sites)
+        self._uplink = uplink
+        self._downlink = downlink
+        self._seed = native.derive_seed(seed, "server")
+        self._rule = rule
+        self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
+        self.changed = changed if changed is not None else threading.Condition()
+        self._rounds = {first_round: self._new_round(first_round)}
+        self._scratch = threading.local()
+
+    @property
+    def round(self) -> int:
+        """The newest round that any child has begun."""
+        with self.changed:
+            return max(self._rounds)
+
+    def begin(self, number: int) -> None:
+        """Makes round `number` ready for packets; one that is there already is left as it is.
+
+        Raises:
+            ProtocolError: the round is neither kept nor the next one, or the round before it is not
+                merged yet.
+        """
+        with self.changed:
+            if number in self._rounds:
+                return
+            newest = max(self._rounds)
+            if number != newest + 1:
+                raise ProtocolError(
+                    f"The round must be one of {min(self._rounds)} to {newest + 1}. "
+                    f"Received: round {number}"
+                )
+            if self._rounds[newest].num_merged < len(self.model.chunks):
+                raise ProtocolError(
+                    f"Round {number} cannot begin before round {newest} is merged: "
+                    f"{self._rounds[newest].num_merged} of {len(self.model.chunks)} chunks are."
+                )
+            self._rounds[number] = self._new_round(number)
+            self._rounds.pop(number - KEPT_ROUNDS, None)
+
+    def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
+        """Takes packets of `child` for round `number`: pairs of chunk number and packet.
+
+        Returns:
+            How many of them were new.
+
+        Raises:
+            PacketError: a packet is cut off, too long or of another codec; those before it are
+                taken.
+            NonFiniteError: a packet, or the sum of a chunk's packets, decodes to NaN or an
+                infinity.
+            ProtocolError: the round was not begun.
+        """
+        num_new = 0
+        for chunk, data in packets:
+            packet = np.frombuffer(data, np.uint8)
+            with self.changed:
+                current = self._get(number)
+                if chunk in current.delivered[child]:
+                    continue
+            self._check(number, child, chunk, packet)
+            with self.changed:
+                if chunk in current.delivered[child]:  # the same child, over an older connection
+                    continue
+                current.delivered[child].add(chunk)
+                current.packets[chunk][child] = packet
+                num_new += 1
+                if len(current.packets[chunk]) < len(self._sites):
+                    continue
+                complete = current.packets[chunk]
+            self._merge(current, chunk, complete)
+        with self.changed:
+            self.changed.notify_all()
+        return num_new
+
+    def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
+        """What is merged of round `number`, in order of merging, after the first `after`.
+
+        Returns:
+            The value for `after` next time, and pairs of chunk number and packet.
+        """
+        with self.changed:
+            current = self._get(number)
+            news: list[tuple[int, Packet]] = []
+            for chunk in current.order[after:]:
+                result = current.results[chunk]
+                if result is not None:
+                    news.append((chunk, result))
+            return len(current.order), news
+
+    def refusals(self, number: int) -> list[str]:
+        """Why chunks of round `number` had to be delivered anew, oldest first."""
+        with self.changed:
+            return list(self._get(number).refusals)
+
+    def delivered(self, number: int, child: int) -> frozenset[int]:
+        """The chunks that `child` has delivered in round `number`."""
+        with self.changed:
+            return frozenset(self._get(number).delivered[child])
+
+    def is_merged(self, number: int) -> bool:
+        """Whether all chunks of round `number` are merged."""
+        with self.changed:
+            return self._get(number).num_merged == len(self.model.chunks)
+
+    def missing(self, number: int) -> dict[str, int]:
+        """Children that owe chunks of round `number`, by name, with how many have come."""
+        with self.changed:
+            counts = zip(self._sites, self._get(number).delivered, strict=True)
+            return {site: len(got) for site, got in counts if len(got) < len(self.model.chunks)}
+
+    def _new_round(self, number: int) -> _Round:
+        return _Round(number, len(self.model.chunks), len(self._sites))
+
+    def _get(self, number: int) -> _Round:
+        if number not in self._rounds:
+            raise ProtocolError(
+                f"Rounds {min(self._rounds)} to {max(self._rounds)} are kept. Received: "
+                f"round {number}"
+            )
+        return self._rounds[number]
+
+    def _check(self, number: int, child: int, chunk: int, packet: Packet) -> None:
+        size = self.model.chunks[chunk].size
+        if not hasattr(self._scratch, "values"):
+            self._scratch.values = np.empty(CHUNK, np.float32)
+        values = self._scratch.values[:size]
+        try:
+            native.decode(self._uplink, packet, size, out=values)
+        except PacketError as error:
+            raise PacketError(
+                f"{self._where(number, self._sites[child], chunk)}: {error}"
+            ) from error
+        if not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{self._where(number, self._sites[child], chunk)}: a gradient must be finite. "
+                f"Received: {int(np.count_nonzero(~np.isfinite(values)))} values that are not"
+            )
+
+    def _where(self, number: int, site: str, chunk: int) -> str:
+        return f"Site `{site}`, round {number}, {self.model.describe(chunk)}"
+
+    def _merge(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> None:
+        result: Packet | None = None
+        try:
+            result = self._combine(current, chunk, packets)
+        finally:
+            with self.changed:
+                current.packets[chunk] = {}
+                if result is None:
+                    # The children may deliver other packets: the chunk is as if none had come.
+                    for delivered in current.delivered:
+                        delivered.discard(chunk)
+                else:
+                    current.results[chunk] = result
+                    current.order.append(chunk)
+                    current.num_merged += 1
+                self.changed.notify_all()
+
+    def _combine(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> Packet:
+        where = self.model.chunks[chunk]
+        rule = self._rule(self._uplink)
+        rule.begin(where.size)
+        for child, packet in packets.items():
+            rule.add(child, packet)
+        merged = rule.finish()
+        if not np.isfinite(merged).all():
+            text = self._describe_overflow(current.number, chunk, packets)
+            with self.changed:
+                current.refusals.append(text)
+            raise NonFiniteError(text)
+        residual = self._residuals[chunk]
+        if self._downlink.has_residual and residual is None:
+            residual = self._residuals[chunk] = np.zeros(where.size, np.float32)
+        key = native.Key(self._seed, current.number, where.tensor, where.offset)
+        return native.encode(self._downlink, merged, key, residual=residual)
+
+    def _describe_overflow(self, number: int, chunk: int, packets: dict[int, Packet]) -> str:
+        size = self.model.chunks[chunk].size
+        peaks = {
+            child: float(np.abs(native.decode(self._uplink, packet, size)).max())
+            for child, packet in packets.items()
+        }
+        worst = max(peaks, key=lambda child: peaks[child])
+        return (
+            f"{self._where(number, self._sites[worst], chunk)}: the sum over all sites must "
+            f"be finite. "
+            f"Received: an overflow; the largest value, {peaks[worst]:.3g}, is this site's"
+        )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first weights of a run: child 0 sends them, the server passes them on as they come.
+
+Invariant: bytes arrive in order, and those that arrive again are skipped, so a transfer that was
+cut off goes on where it stopped. Every child describes its own weights first; a difference is found
+before a byte travels.
+"""
+
+from collections.abc import Sequence
+
+from tf_hips.errors import ProtocolError
+from tf_hips.ps.model import first_difference
+from tf_hips.ps.wire import MESSAGE_BYTES, Buffer
+
+
+class FirstWeights:
+    """The bytes of all weights, in order. Not thread-safe: the session's lock guards it."""
+
+    def __init__(self) -> None:
+        """Weights that nobody has described yet."""
+        self.num_bytes = 0
+        self._kinds: tuple[str, ...] | None = None
+        self._content = bytearray()
+
+    @property
+    def is_described(self) -> bool:
+        """Whether child 0 has said what will come."""
+        return self._kinds is not None
+
+    @property
+    def held(self) -> int:
+        """Bytes that have come."""
+        return len(self._content)
+
+    def describe(self, kinds: Sequence[str], num_bytes: int) -> None:
+        """Takes child 0's description: type and shape of each weight, bytes of all.
+
+        Raises:
+            ProtocolError: there is another description already.
+        """
+        if self._kinds is not None and (self._kinds, self.num_bytes) != (tuple(kinds), num_bytes):
+            raise ProtocolError(
+                "The first synchronisation of this run was begun with other weights."
+            )
+        self._kinds, self.num_bytes = tuple(kinds), num_bytes
+
+    def difference(self, kinds: Sequence[str], num_bytes: int) -> str | None:
+        """How another child's description differs from that of child 0; None where it does not."""
+        text = first_difference(self._kinds or (), kinds, "weight")
+        if text is None and num_bytes != self.num_bytes:
+            text = f"there are {self.num_bytes} bytes there and {num_bytes} here"
+        return text
+
+    def take(self, position: int, data: Buffer) -> int:
+        """Takes bytes `position` ... of the weights.
+
+        Returns:
+            The position after them.
+
+        Raises:
+            ProtocolError: they leave a gap or go beyond the end.
+        """
+        end = position + len(data)
+        if position > self.held or end > self.num_bytes:
+            raise ProtocolError(
+                f"The first weights have {self.num_bytes} bytes and come in order, from byte "
+                f"{self.held}. Received: bytes {position} to {end}"
+            )
+        if end > self.held:
+            self._content += memoryview(data)[self.held - position :]
+        return end
+
+    def has_message(self, position: int) -> bool:
+        """Whether a whole message from byte `position` is there."""
+        return min(self.num_bytes, position + MESSAGE_BYTES) <= self.held
+
+    def message(self, position: int) -> bytes:
+        """The message from byte `position`."""
+        return bytes(memoryview(self._content)[position : position + MESSAGE_BYTES])
+
+    def forget(self) -> None:
+        """Frees the memory, when every child has the weights."""
+        self._content = bytearray()
+        self.num_bytes = 0
