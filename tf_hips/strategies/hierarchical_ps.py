@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HierarchicalPS`: parties of workers, joined over slow links by a server.
+
+    in the party   gradients are summed over its ranks (plain, or compressed with `local_compression`)
+    uplink         rank 0 encodes the sum, sends the packets to the server, gets the merged packets of all parties
+    in the party   rank 0 broadcasts the packets, and every rank decodes the same bytes
+
+Error feedback keeps what encoding drops, on rank 0 for the way up and on the server for the way down; rank 0 commits
+its residual when the server has answered.
+
+Invariant: a round ends on all ranks of all parties with the same bytes decoded, so all replicas stay bit-identical.
+
+Follows HiPS (hierarchical parameter server) with the party's server played by Horovod and rank 0.
+"""
+
+import atexit
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_hips import config as configuration
+from tf_hips import log
+from tf_hips.comm import primitives
+from tf_hips.comm.allreduce import CompressedSum, plain
+from tf_hips.errors import ProtocolError
+from tf_hips.ops import algorithms, graph
+from tf_hips.ops.compressor import Compressor, derive_seed, parse
+from tf_hips.ps.client import Client, Welcome
+from tf_hips.strategies.base import PartyStrategy
+from tf_hips.strategies.gradients import Gradient, Reducer
+from tf_hips.strategies.replicas import on_rank_0, synchronise
+
+_SAME = "same"
+
+
+class HierarchicalPS(PartyStrategy):
+    """Synchronous training over several parties, as if all workers of all parties were one job.
+
+    The number of replicas is that of all workers of all parties, so losses and learning rates mean what they mean in
+    one big job. Without an uplink in the configuration it is one party on its own.
+
+        strategy = tf_hips.HierarchicalPS(compression="error_feedback(onebit)")
+        with strategy.scope():
+            model = ...; model.compile(...)
+        model.fit(dataset)
+
+    `strategy.reduce` and synchronised batch normalisation stay inside the party: the server sums gradients only.
+    """
+
+    def __init__(
+        self,
+        compression: Compressor | str | None = None,
+        downlink: Compressor | str | None = _SAME,
+        local_compression: Compressor | str | None = None,
+        intra: str = "horovod",
+        nonfinite: str = "raise",
+        config: configuration.Run | None = None,
+    ) -> None:
+        """Starts Horovod; rank 0 joins the server and waits for the other parties.
+
+        Args:
+            compression: encoding of the way up; None sends float32 values.
+            downlink: encoding of the way down: "same" as up, another one, or None for float32 values.
+            local_compression: encoding inside the party; None sums exactly, which is right for fast links.
+            intra: how the workers of a party meet; "horovod" is what there is.
+            nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`, replace them by
+                "zero", or "propagate" them.
+            config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
+
+        Raises:
+            ValueError: an argument is unknown.
+            ProtocolError: the server wants something else.
+            PeerError: the server cannot be reached, or a party did not come in time.
+        """
+        if intra != "horovod":
+            raise ValueError(f'`intra` must be "horovod". Received: intra={intra!r}')
+        self._up = _compressor(compression)
+        self._down = self._up if downlink == _SAME else _compressor(downlink)
+        self._local = parse(local_compression) if isinstance(local_compression, str) else local_compression
+        self._client: Client | None = None
+        self._welcome: Welcome | None = None
+        self._is_first_sync_done = False
+        self._is_closed = False
+        self._bytes = (0, 0)
+        super().__init__(nonfinite, config)
+        if self._run.uplink is not None:
+            self._join()
+            atexit.register(self.close)
+        elif primitives.rank() == 0:
+            log.info("No uplink is configured: gradients are summed inside this party only.")
+
+    def close(self, reason: str | None = None) -> None:
+        """Leaves the run; a reason, or an error that came before, ends it for all parties. Later calls do nothing.
+
+        Called at the exit of the process.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._client is not None:
+            error = self._failures.first or getattr(sys, "last_value", None)
+            if reason is None and error is not None:
+                reason = f"{type(error).__name__}: {error}"
+            self._client.leave(reason)
+            sent, received = self._read_bytes()
+            self.write_event("left", reason=reason, sent=sent, received=received)
+        self._events.close()
+
+    def _join(self) -> None:
+        facts = on_rank_0(self._join_server)
+        # Tuples become lists on the way, so rank 0 goes the same way as the others.
+        facts = primitives.broadcast_object(facts)
+        facts["parties"], facts["workers"] = tuple(facts["parties"]), tuple(facts["workers"])
+        self._welcome = Welcome(**facts)
+        self._down = parse(self._welcome.downlink)
+
+    def _join_server(self) -> dict[str, Any]:
+        uplink = self._run.uplink
+        if uplink is None:
+            raise ProtocolError("A party joins a server only with an uplink in its configuration.")
+        began = time.monotonic()
+        client = Client(uplink, self._run.run, primitives.size())
+        welcome = client.join(self._up.text, self._down.text, self._run.seed)
+        self._client = client
+        facts = dataclasses.asdict(welcome)
+        self.write_event("joined", seconds=time.monotonic() - began, **facts)
+        return facts
+
+    def _num_workers(self) -> int:
+        return sum(self._welcome.workers) if self._welcome is not None else primitives.size()
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this worker among those of all parties, from 0, in the order of the parties."""
+        before = self._welcome.workers[: self._welcome.child] if self._welcome is not None else ()
+        return sum(before) + primitives.rank()
+
+    def _synchronise(self, variables: list[tf.Variable]) -> None:
+        # The server keeps one set of first weights; what appears later (slots of an optimizer that is built in its
+        # first step) begins with equal values everywhere.
+        if self._welcome is None or self._is_first_sync_done:
+            synchronise(variables)
+            return
+        self._is_first_sync_done = True
+        synchronise(variables, self._first_sync)
+
+    def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
+        client = self._connected()
+        began = time.monotonic()
+        synced = client.first_sync(values)
+        sent, received = self._new_bytes()
+        self.write_event(
+            "first_sync",
+            bytes=sum(value.nbytes for value in values),
+            sent=sent,
+            received=received,
+            seconds=time.monotonic() - began,
+        )
+        return synced
+
+    def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
+        sizes = [gradient.num_elements for gradient in gradients]
+        local = self._make_local(sizes, label)
+        if self._welcome is None:
+            return local, self._local is not None, 0
+        if self._sums:
+            raise ValueError(
+                "A run with an uplink trains one model with one optimizer. Received: gradients of another model; "
+                "start another run for it"
+            )
+        on_rank_0(lambda: self._connected().agree_model([gradient.shape for gradient in gradients]))
+        self.write_event("model", num_elements=sum(sizes), num_tensors=len(sizes))
+        uplink = _Uplink(self, sizes, label)
+
+        def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+            return uplink(local(vectors, step), step)
+
+        return reduce, True, self._welcome.round
+
+    def _make_local(self, sizes: Sequence[int], label: str) -> Reducer:
+        if self._local is None:
+            return lambda vectors, step: plain(vectors, label)
+        return CompressedSum(
+            sizes,
+            self._local,
+            label=label,
+            worker_seed=derive_seed(self._run.seed, f"worker/{self.global_rank}"),
+            owner_seed=derive_seed(self._run.seed, f"owner/{primitives.rank()}"),
+            make_variable=self._make_variable,
+        )
+
+    def _connected(self) -> Client:
+        if self._client is None or self._is_closed:
+            raise ProtocolError("The strategy has left its run; make a new one to train on.")
+        return self._client
+
+    def _exchange(self, number: np.int64, packets: np.ndarray) -> np.ndarray:
+        client = self._connected()
+        began = time.monotonic()
+        merged = client.exchange(int(number), packets)
+        sent, received = self._new_bytes()
+        self.write_event(
+            "round", round=int(number), sent=sent, received=received, seconds=time.monotonic() - began
+        )
+        return merged
+
+    def _read_bytes(self) -> tuple[int, int]:
+        count = self._connected_or_closing().wire_bytes()
+        return count.sent, count.received
+
+    def _connected_or_closing(self) -> Client:
+        if self._client is None:
+            raise ProtocolError("Only rank 0 of a party with an uplink counts bytes.")
+        return self._client
+
+    def _new_bytes(self) -> tuple[int, int]:
+        """Bytes sent and received on the uplink since the last call."""
+        before, self._bytes = self._bytes, self._read_bytes()
+        return self._bytes[0] - before[0], self._bytes[1] - before[1]
+
+
+class _Uplink:
+    """The slow tier of one list of gradients: the party's sums in, the sums over all parties out."""
+
+    def __init__(self, strategy: HierarchicalPS, sizes: Sequence[int], label: str) -> None:
+        self._up, self._down = strategy._up, strategy._down  # noqa: SLF001 - a part of the strategy
+        self._sizes = list(sizes)
+        self._label = label
+        self._exchange = strategy._failures.kept(strategy._exchange)  # noqa: SLF001
+        run = strategy._run  # noqa: SLF001
+        self._seed = derive_seed(run.seed, f"party/{run.uplink.site if run.uplink else ''}")
+        self._down_bytes = [self._down.wire_bytes(size) if size else 0 for size in sizes]
+        self.residuals: dict[int, tf.Variable] = {}
+        if self._up.has_residual and primitives.rank() == 0:
+            self.residuals = {
+                position: strategy._make_variable(tf.zeros([size]), f"uplink_residual_{position}")  # noqa: SLF001
+                for position, size in enumerate(sizes)
+                if size
+            }
+
+    def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+        if not any(self._sizes):
+            return list(vectors)
+        if primitives.rank() == 0:
+            reply = self._send(vectors, step)
+        else:
+            # Horovod pairs the ranks' broadcasts; this one's value is replaced, but must come after the party's sum.
+            with tf.control_dependencies(list(vectors)):
+                reply = tf.zeros([sum(self._down_bytes)], tf.uint8)
+        reply = primitives.broadcast(reply, f"{self._label}.uplink")
+        return [
+            graph.decode(self._down, packet, size) if size else tf.zeros([0])
+            for packet, size in zip(tf.split(reply, self._down_bytes), self._sizes, strict=True)
+        ]
+
+    def _send(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> tf.Tensor:
+        packets, residuals = [], []
+        for position, (vector, size) in enumerate(zip(vectors, self._sizes, strict=True)):
+            if not size:
+                continue
+            residual = self.residuals.get(position)
+            packet, new_residual = graph.encode(
+                self._up,
+                vector,
+                seed=self._seed,
+                step=step,
+                tensor_id=position,
+                residual=None if residual is None else residual.read_value(),
+            )
+            packets.append(packet)
+            if residual is not None:
+                residuals.append((residual, new_residual))
+        reply = tf.numpy_function(self._exchange, [step, tf.concat(packets, 0)], tf.uint8)
+        reply = tf.ensure_shape(reply, [sum(self._down_bytes)])
+        with tf.control_dependencies([reply]):
+            committed = [residual.assign(value, read_value=False) for residual, value in residuals]
+        with tf.control_dependencies([one for one in committed if one is not None]):
+            return tf.identity(reply)
+
+
+def _compressor(value: Compressor | str | None) -> Compressor:
+    if value is None:
+        return algorithms.fp32()
+    return parse(value) if isinstance(value, str) else value

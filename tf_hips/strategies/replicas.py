@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making replicas equal at the start, and showing that they are equal at the end.
+
+Keras does not synchronise initial weights: with different seeds every rank begins elsewhere. Before the first step all
+ranks compare what they have, and take rank 0's values. Values travel as raw bytes, so any type arrives as it was.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.errors import ProtocolError
+
+_BROADCAST_BYTES = 64 * 2**20
+
+# Rank 0's values in, the values that all parties begin with out.
+FirstSync = Callable[[list[np.ndarray]], list[np.ndarray]]
+
+
+def fingerprint(model: Any) -> str:
+    """A digest of all weights of a Keras model: equal on two replicas exactly if they are equal bit for bit.
+
+    Dropout's random states and metrics are no weights, and are left out. Under a strategy of tf_hips the digest is
+    also written to the event log.
+
+    Args:
+        model: a built Keras model.
+
+    Returns:
+        64 hexadecimal digits (SHA-256 of the weights' bytes, in order).
+    """
+    digest = hashlib.sha256()
+    for weight in model.weights:
+        digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
+    text = digest.hexdigest()
+    write_event = getattr(model.distribute_strategy, "write_event", None)
+    if write_event is not None:
+        write_event("fingerprint", value=text, weights=len(model.weights))
+    return text
+
+
+def check_equal_shapes(variables: Sequence[tf.Variable]) -> None:
+    """Compares types and shapes of `variables` on all ranks.
+
+    Raises:
+        ProtocolError: on every rank, if any rank differs from rank 0; names the first difference.
+    """
+    described = [f"{variable.dtype.name}{list(variable.shape)}" for variable in variables]
+    digest = hashlib.sha256("\n".join(described).encode()).hexdigest()
+    digests = primitives.gather_objects(digest)
+    if len(set(digests)) == 1:
+        return
+    # Names are only for the reader: Keras numbers them differently on ranks that built other models before.
+    rows = [[variable.name, kind] for variable, kind in zip(variables, described, strict=True)]
+    everyone = primitives.gather_objects(rows)
+    raise ProtocolError(_first_difference(everyone))
+
+
+def synchronise(variables: Sequence[tf.Variable], first_sync: FirstSync | None = None) -> int:
+    """Gives all ranks rank 0's values. Eager.
+
+    Args:
+        variables: initialised variables, the same list on all ranks (see `check_equal_shapes`).
+        first_sync: what rank 0 does with its values before they are spread.
+
+    Returns:
+        Number of bytes synchronised.
+    """
+    total = sum(variable.shape.num_elements() * variable.dtype.size for variable in variables)
+    values = None
+    if primitives.rank() == 0:
+        values = [_value(variable) for variable in variables]
+    if first_sync is not None:
+        values = on_rank_0(lambda: first_sync(values or []))
+    if primitives.size() > 1:
+        joined = np.zeros(total, np.uint8)
+        if values is not None:
+            joined = np.concatenate(
+                [np.frombuffer(value.tobytes(), np.uint8) for value in values] or [joined]
+            )
+        parts = [
+            primitives.broadcast(tf.constant(joined[begin : begin + _BROADCAST_BYTES]), "weights").numpy()
+            for begin in range(0, total, _BROADCAST_BYTES)
+        ]
+        joined = np.concatenate(parts) if parts else joined
+        values, begin = [], 0
+        for variable in variables:
+            end = begin + variable.shape.num_elements() * variable.dtype.size
+            data = joined[begin:end].tobytes()
+            values.append(np.frombuffer(data, variable.dtype.as_numpy_dtype).reshape(variable.shape))
+            begin = end
+    if values is not None and (primitives.size() > 1 or first_sync is not None):
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value, read_value=False)
+    return total
+
+
+def on_rank_0(action: Callable[[], Any]) -> Any:
+    """Runs `action` on rank 0; returns its value there and None elsewhere. Eager.
+
+    Raises:
+        Exception: on rank 0 what `action` raised, on the others a `ProtocolError` with its text, so that no rank
+            waits for one that has given up.
+    """
+    if primitives.rank() == 0:
+        try:
+            value = action()
+        except Exception as error:
+            primitives.broadcast_object(f"{type(error).__name__}: {error}")
+            raise
+        primitives.broadcast_object(None)
+        return value
+    failure = primitives.broadcast_object(None)
+    if failure is not None:
+        raise ProtocolError(f"Rank 0 of this party failed. {failure}")
+    return None
+
+
+def _value(variable: tf.Variable) -> np.ndarray:
+    # Not `variable.numpy()`: that tells the tapes that are recording, which then ask for a gradient. This happens in
+    # the middle of a step, where the optimizer hands over its gradients.
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).numpy()
+    return np.asarray(value, order="C")
+
+
+def _first_difference(everyone: list[list[list[str]]]) -> str:
+    first = everyone[0]
+    for rank, rows in enumerate(everyone):
+        for position in range(max(len(first), len(rows))):
+            there = first[position] if position < len(first) else None
+            here = rows[position] if position < len(rows) else None
+            if there is None or here is None or there[1] != here[1]:
+                return (
+                    "All ranks must have the same model. Received: variable "
+                    f"{position} is {_text(there)} on rank 0 and {_text(here)} on rank {rank}"
+                )
+    return "All ranks must have the same model. Received: the digests of their shapes differ."
+
+
+def _text(row: list[str] | None) -> str:
+    return "missing" if row is None else f"{row[0]} {row[1]}"
