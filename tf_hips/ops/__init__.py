@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient codecs: values that name them, and three ways to run them.
+
+    compressor   Compressor, a plain value; parse(text)
+    algorithms   onebit(), terngrad(), fp32(), error_feedback(); REGISTRY
+    native       NumPy arrays and byte buffers, no TensorFlow
+    graph        TensorFlow ops; import it by name, it imports TensorFlow
+    library      finds and checks the built libraries
+
+Specifications are in specs/; the libraries are built from them by `make build`.
+"""
+
+from tf_hips.ops.algorithms import REGISTRY, error_feedback, fp32, onebit, terngrad
+from tf_hips.ops.compressor import CHUNK, Compressor, chunk_sizes, parse
+from tf_hips.ops.native import Key, derive_seed
+
+__all__ = [
+    "CHUNK",
+    "REGISTRY",
+    "Compressor",
+    "Key",
+    "chunk_sizes",
+    "derive_seed",
+    "error_feedback",
+    "fp32",
+    "onebit",
+    "parse",
+    "terngrad",
+]

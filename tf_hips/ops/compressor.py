@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressor: which codec, with which parameters, wrapped in what. A plain value.
+
+A compressor holds no state and does no work: ops.native runs it without TensorFlow, ops.graph
+inside a graph. It prints as the text that makes it again, `error_feedback(terngrad(bitwidth=2))`;
+this text travels between processes, so two compressors are the same if and only if their texts are.
+"""
+
+import dataclasses
+import re
+import struct
+
+from tf_hips.ops import native, registry
+
+CHUNK = 1 << 20
+"""Elements of one tensor that are encoded together. Frozen: it decides every packet's bytes."""
+
+ERROR_FEEDBACK = "error_feedback"
+
+_MAX_TEXT = 256
+_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL)
+_ARGUMENT = re.compile(r"\s*(?:([A-Za-z_]\w*)\s*=)?\s*([^\s=]+)\s*", re.ASCII)
+
+
+def chunk_sizes(n: int) -> list[int]:
+    """Returns the elements of each chunk of a tensor of n elements; no chunk when n is 0."""
+    if n < 0:
+        raise ValueError(f"`n` must be at least 0. Received: n={n}")
+    full, rest = divmod(n, CHUNK)
+    return [CHUNK] * full + [rest] * (rest > 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressor:
+    """A codec for gradients, or a wrapper around one.
+
+    Made by the functions of ops.algorithms, or by `parse`.
+
+    Attributes:
+        name: an algorithm of REGISTRY, or "error_feedback".
+        params: (name, value) of each parameter, in the order of the specification.
+        inner: what is wrapped; None for a codec.
+
+    Raises:
+        ValueError: there is no such compressor.
+        TypeError: a parameter is not a number.
+    """
+
+    name: str
+    params: tuple[tuple[str, int | float], ...] = ()
+    inner: "Compressor | None" = None
+
+    def __post_init__(self) -> None:
+        if self.name == ERROR_FEEDBACK:
+            if self.inner is None or self.inner.has_residual or self.params:
+                raise ValueError(
+                    "`error_feedback` must wrap one codec without error feedback. "
+                    f"Received: inner={self.inner and self.inner.text}, params={self.params}"
+                )
+            return
+        params = registry.find(self.name, also=[ERROR_FEEDBACK]).checked(**dict(self.params))
+        if self.inner is not None:
+            raise ValueError(
+                f"`{self.name}` is a codec and wraps nothing. Received: {self.inner.text}"
+            )
+        object.__setattr__(self, "params", params)
+
+    @property
+    def codec(self) -> "Compressor":
+        """The innermost compressor: the one that makes packets."""
+        return self if self.inner is None else self.inner.codec
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether encoding reads and writes a residual: float32, of the gradient's shape."""
+        return self.name == ERROR_FEEDBACK
+
+    @property
+    def is_unbiased(self) -> bool:
+        """Whether the mean of what is decoded, over seeds, is the gradient."""
+        return self.inner is None and registry.REGISTRY[self.name].is_unbiased
+
+    @property
+    def text(self) -> str:
+        """The text that `parse` turns into this value; the same for equal values."""
+        if self.inner is not None:
+            return f"{self.name}({self.inner.text})"
+        arguments = ", ".join(f"{name}={_number_text(value)}" for name, value in self.params)
+        return f"{self.name}({arguments})" if arguments else self.name
+
+    def wire_bytes(self, n: int) -> int:
+        """Returns the bytes of all packets of n elements, with prefixes; n = 0 is one packet."""
+        return native.wire_bytes(self, n)
+
+    def chunk_packet_bytes(self, n_chunk: int) -> int:
+        """Returns the bytes of the packet of one chunk of `n_chunk` elements, at most CHUNK."""
+        if not 0 <= n_chunk <= CHUNK:
+            raise ValueError(f"`n_chunk` must be in [0, {CHUNK}]. Received: n_chunk={n_chunk}")
+        return native.wire_bytes(self, n_chunk)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(text: str) -> Compressor:
+    """Turns "onebit", "terngrad(bitwidth=4)" or "error_feedback(onebit)" into the value it names.
+
+    Args:
+        text: what a user or another process wrote; arguments by name or by position.
+
+    Raises:
+        ValueError: an unknown name (the message has the known ones and the nearest), or a wrong
+            argument.
+        TypeError: `text` is not a string.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"`text` must be a string such as 'onebit'. Received: {text!r}")
+    call = _CALL.fullmatch(text) if len(text) <= _MAX_TEXT else None
+    if call is None:
+        raise ValueError(
+            f"a compressor must read like 'terngrad(bitwidth=2)'. Received: {text[:_MAX_TEXT]!r}"
+        )
+    name, arguments = call.group(1), (call.group(2) or "").strip()
+    if name == ERROR_FEEDBACK:
+        # One level is all there is, so that a hostile text cannot nest deeply.
+        if arguments.startswith(ERROR_FEEDBACK) or not arguments:
+            raise ValueError(f"`error_feedback` must wrap one codec. Received: {text!r}")
+        return Compressor(ERROR_FEEDBACK, inner=parse(arguments))
+    known = [p.name for p in registry.find(name, also=[ERROR_FEEDBACK]).parameters]
+    values: dict[str, int | float] = {}
+    for position, argument in enumerate(arguments.split(",") if arguments else []):
+        key, number = _parse_argument(argument, text)
+        if key is None:
+            if position >= len(known):
+                raise ValueError(f"`{name}` takes {len(known)} arguments. Received: {text!r}")
+            key = known[position]
+        if key in values:
+            raise ValueError(f"`{key}` must be given once. Received: {text!r}")
+        values[key] = number
+    try:
+        return Compressor(name, params=tuple(values.items()))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _parse_argument(argument: str, text: str) -> tuple[str | None, int | float]:
+    match = _ARGUMENT.fullmatch(argument)
+    for kind in (int, float):
+        try:
+            if match is not None:
+                return match.group(1), kind(match.group(2))
+        except ValueError:
+            continue
+    raise ValueError(
+        f"an argument must read like 'bitwidth=2'. Received: {argument.strip()!r} in {text!r}"
+    )
+
+
+def _number_text(value: int | float) -> str:
+    """Shortest text that gives the same int, or the same float32."""
+    if isinstance(value, int):
+        return str(value)
+    for digits in range(1, 9):
+        text = f"{value:.{digits}g}"
+        if struct.unpack("<f", struct.pack("<f", float(text)))[0] == value:
+            return text
+    return f"{value:.9g}"

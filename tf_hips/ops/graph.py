@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codecs as TensorFlow ops, eagerly or in a graph.
+
+The same bytes as ops.native, bit for bit. Shapes are static where the gradient's are. The ops are
+pure functions of their inputs and attributes: state (residuals, steps) belongs to the caller. They
+have no gradients.
+"""
+
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tf_hips.ops import library, registry
+from tf_hips.ops.compressor import Compressor
+
+Tensor: TypeAlias = Any
+"""A tf.Tensor; TensorFlow ships no types that mypy can check."""
+
+
+def encode(
+    compressor: Compressor,
+    gradient: Tensor,
+    *,
+    seed: Tensor | int,
+    step: Tensor | int,
+    tensor_id: int,
+    offset: int = 0,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Encodes one tensor.
+
+    Args:
+        compressor: what to encode with.
+        gradient: float32 of any shape.
+        seed: of this encoder: a Python int in [0, 2^64), or an int64 scalar with the same bits.
+        step: in [0, 2^32), an int or an integer scalar.
+        tensor_id: position of the tensor in its model.
+        offset: index in its tensor of the first element encoded.
+        residual: float32 of the gradient's shape; given if and only if `compressor.has_residual`.
+
+    Returns:
+        The packets (uint8, 1-D, all chunks concatenated), and the new residual or None.
+    """
+    _check_residual(compressor, residual)
+    key = {"seed": _seed(seed), "step": _step(step), "tensor_id": tensor_id, "offset": offset}
+    if residual is None:
+        return _op(compressor, "encode")(gradient=gradient, **key), None
+    packet, new_residual = _op(compressor, "encode_feedback")(
+        gradient=gradient, residual=residual, **key
+    )
+    return packet, new_residual
+
+
+def decode(compressor: Compressor, packet: Tensor, num_elements: int) -> Tensor:
+    """Decodes all packets of one tensor to float32 [num_elements].
+
+    Raises:
+        tf.errors.InvalidArgumentError: the packets are truncated, too long, or not of this codec.
+        ValueError: their static shape already says so.
+    """
+    return _op(compressor, "decode")(packet=packet, num_elements=num_elements)
+
+
+def merge(compressor: Compressor, packets: Tensor, num_elements: int) -> Tensor:
+    """Returns the sum of the decoded rows of `packets`, added in their order.
+
+    Args:
+        compressor: what they were encoded with.
+        packets: uint8 [W, B], all packets of one tensor in each row; W >= 1.
+        num_elements: of each tensor.
+
+    Returns:
+        float32 [num_elements].
+
+    Raises:
+        tf.errors.InvalidArgumentError, ValueError: as for `decode`.
+    """
+    return _op(compressor, "merge")(packets=packets, num_elements=num_elements)
+
+
+def merge_encode(
+    compressor: Compressor,
+    packets: Tensor,
+    num_elements: int,
+    residual: Tensor | None = None,
+    *,
+    seed: Tensor | int,
+    step: Tensor | int,
+    tensor_id: int,
+    offset: int = 0,
+) -> tuple[Tensor, Tensor | None]:
+    """Merges the rows of `packets` (uint8 [W, B]) and encodes the sum again.
+
+    With error feedback both happen chunk by chunk in one op, and `residual` is float32
+    [num_elements].
+
+    Returns:
+        The packets of the sum (uint8 [B]), and the new residual or None.
+
+    Raises:
+        tf.errors.InvalidArgumentError, ValueError: as for `decode`.
+    """
+    _check_residual(compressor, residual)
+    if residual is None:
+        total = merge(compressor, packets, num_elements)
+        return encode(compressor, total, seed=seed, step=step, tensor_id=tensor_id, offset=offset)
+    packet, new_residual = _op(compressor, "merge_encode")(
+        packets=packets,
+        residual=residual,
+        seed=_seed(seed),
+        step=_step(step),
+        num_elements=num_elements,
+        tensor_id=tensor_id,
+        offset=offset,
+    )
+    return packet, new_residual
+
+
+def _op(compressor: Compressor, kind: str) -> Any:
+    """The generated wrapper of one op, with the codec's parameters filled in."""
+    codec = compressor.codec
+    function = getattr(library.ops(), f"tf_hips_{registry.REGISTRY[codec.name].op}_{kind}")
+    params = dict(codec.params)
+    return lambda **arguments: function(**arguments, **params)
+
+
+def _seed(seed: Tensor | int) -> Tensor:
+    """A scalar int64 with the 64 bits of `seed`."""
+    if not isinstance(seed, int):
+        return tf.cast(seed, tf.int64)
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"`seed` must be in [0, 2^64). Received: seed={seed}")
+    return tf.constant(seed - (seed >> 63 << 64), tf.int64)
+
+
+def _step(step: Tensor | int) -> Tensor:
+    return tf.cast(step, tf.int64)
+
+
+def _check_residual(compressor: Compressor, residual: Tensor | None) -> None:
+    if compressor.has_residual != (residual is not None):
+        raise ValueError(
+            "`residual` must be given if and only if the compressor has error feedback. "
+            f"Received: {compressor.text}, residual={'None' if residual is None else 'a tensor'}"
+        )

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the native libraries, checks that they fit, and loads each once.
+
+`_tf_hips_ops.so` holds the TensorFlow ops. Its C++ interface fits one minor version of TensorFlow
+only, and a wrong one crashes or fails with an undefined symbol; so the version it was built for,
+stamped in tf_hips/_build_info.py, is compared before it is loaded. `libtf_hips_native.so` holds the
+same codecs behind a C interface, for processes without TensorFlow.
+
+Invariant: TensorFlow is imported by `ops()` alone.
+"""
+
+import ctypes
+import functools
+import importlib
+from pathlib import Path
+from typing import Any
+
+from tf_hips import errors
+
+OPS_PATH = Path(__file__).with_name("_tf_hips_ops.so")
+NATIVE_PATH = Path(__file__).with_name("libtf_hips_native.so")
+ABI_VERSION = 1
+
+_REMEDY = "run `make build` in the source tree, or install a wheel made for this TensorFlow"
+
+
+def check_tensorflow(built: str, running: str) -> None:
+    """Raises LibraryError unless the two TensorFlow versions share their major and minor number."""
+    if built.split(".")[:2] != running.split(".")[:2]:
+        raise errors.LibraryError(
+            f"{OPS_PATH.name} was built for TensorFlow {built}, and this process runs "
+            f"TensorFlow {running}; {_REMEDY}"
+        )
+
+
+def built_with() -> Any:
+    """Returns the module tf_hips._build_info: TENSORFLOW, COMPILER, CUDA, GIT_COMMIT as strings.
+
+    Raises:
+        LibraryError: nothing has been built here.
+    """
+    try:
+        return importlib.import_module("tf_hips._build_info")
+    except ModuleNotFoundError as error:
+        raise errors.LibraryError(f"the native libraries have not been built; {_REMEDY}") from error
+
+
+@functools.cache
+def ops() -> Any:
+    """Returns the module of generated op wrappers, `tf_hips_onebit_encode` and the others.
+
+    Raises:
+        LibraryError: the library is missing, or was built for another TensorFlow.
+    """
+    import tensorflow as tf
+
+    check_tensorflow(built_with().TENSORFLOW, tf.__version__)
+    _check_exists(OPS_PATH)
+    try:
+        return tf.load_op_library(str(OPS_PATH))
+    except (tf.errors.OpError, OSError) as error:
+        raise errors.LibraryError(f"{OPS_PATH} does not load: {error}; {_REMEDY}") from error
+
+
+@functools.cache
+def native() -> ctypes.CDLL:
+    """Returns the plain C library; calls into it release the GIL.
+
+    Raises:
+        LibraryError: the library is missing, or has another interface version.
+    """
+    _check_exists(NATIVE_PATH)
+    try:
+        library = ctypes.CDLL(str(NATIVE_PATH))
+        version = library.tf_hips_abi_version()
+    except (OSError, AttributeError) as error:
+        raise errors.LibraryError(f"{NATIVE_PATH} does not load: {error}; {_REMEDY}") from error
+    if version != ABI_VERSION:
+        raise errors.LibraryError(
+            f"{NATIVE_PATH.name} must have interface version {ABI_VERSION}. "
+            f"Received: {version}; {_REMEDY}"
+        )
+    return library
+
+
+def _check_exists(path: Path) -> None:
+    if not path.is_file():
+        raise errors.LibraryError(f"{path} is missing; {_REMEDY}")

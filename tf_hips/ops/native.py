@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codecs for processes without TensorFlow: NumPy arrays and byte buffers, through ctypes.
+
+Calls release the GIL and use as many threads as there are processors (TF_HIPS_NUM_THREADS
+overrides); the result does not depend on that number. Buffers are not copied. Packets are checked
+before anything is written, so any bytes are safe.
+"""
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips import errors
+from tf_hips.ops import library
+
+if TYPE_CHECKING:
+    from tf_hips.ops.compressor import Compressor
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Buffer: TypeAlias = bytes | bytearray | memoryview | Bytes
+
+_BAD_PARAMETER = 4
+_BAD_ARGUMENT = 16
+_SPLIT_VARIABLE_SIZE = 24
+_OUT_OF_MEMORY = 25
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """Where the randomness of one encoding comes from. Equal keys and gradients give equal packets.
+
+    Attributes:
+        seed: of this encoder, in [0, 2^64); see `derive_seed`.
+        step: in [0, 2^32).
+        tensor_id: position of the tensor in its model, in [0, 2^32).
+        offset: index in its tensor of the first element encoded, in [0, 2^63).
+    """
+
+    seed: int
+    step: int
+    tensor_id: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        for name, bits in (("seed", 64), ("step", 32), ("tensor_id", 32), ("offset", 63)):
+            if not 0 <= getattr(self, name) < 1 << bits:
+                raise ValueError(
+                    f"`{name}` must be in [0, 2^{bits}). Received: {name}={getattr(self, name)}"
+                )
+
+
+def derive_seed(run_seed: int, role: str) -> int:
+    """Returns the seed of one encoder of a run, in [0, 2^64).
+
+    Args:
+        run_seed: of the whole run, the same in all processes.
+        role: "worker/<rank>", "owner/<rank>", "party/<site>" or "server".
+    """
+    return int.from_bytes(hashlib.sha256(f"{run_seed}/{role}".encode()).digest()[:8], "little")
+
+
+def wire_bytes(compressor: "Compressor", n: int) -> int:
+    """Returns the bytes of all packets of n elements, prefixes included."""
+    codec, params = _codec(compressor.codec)
+    return _checked(_functions().wire_bytes(codec, params, n), compressor)
+
+
+def encode(
+    compressor: "Compressor",
+    x: Floats,
+    key: Key,
+    residual: Floats | None = None,
+    out: Bytes | None = None,
+) -> Bytes:
+    """Encodes one tensor.
+
+    Args:
+        compressor: what to encode with.
+        x: float32 of any shape, C-contiguous.
+        key: where randomness comes from.
+        residual: float32 of the same size, updated in place; given if and only if
+            `compressor.has_residual`.
+        out: uint8 of at least `compressor.wire_bytes(x.size)`; made when None.
+
+    Returns:
+        The packets of all chunks, concatenated: uint8, 1-D; a view of `out` if that was given.
+
+    Raises:
+        TypeError: an array has another dtype or layout.
+        ValueError: sizes differ, or a residual is missing or superfluous.
+    """
+    _check_residual(compressor, residual)
+    values = _floats(x, "x")
+    kept = None if residual is None else _floats(residual, "residual", size=values.size, write=True)
+    packets = _packets_for(compressor, values.size, out)
+    codec, params = _codec(compressor.codec)
+    written = _functions().encode(
+        codec,
+        params,
+        _c_key(key),
+        values.ctypes.data,
+        None if kept is None else kept.ctypes.data,
+        values.size,
+        packets.ctypes.data,
+        packets.size,
+    )
+    return packets[: _checked(written, compressor)]
+
+
+def decode(
+    compressor: "Compressor", packets: Buffer, n: int, out: Floats | None = None, add: bool = False
+) -> Floats:
+    """Decodes the packets of one tensor of n elements.
+
+    Args:
+        compressor: what they were encoded with; error feedback makes no difference.
+        packets: all packets of the tensor, concatenated.
+        n: elements.
+        out: float32 of n elements to write or add to; made when None.
+        add: add to `out` instead of writing it.
+
+    Returns:
+        `out`, or a new array of shape [n].
+
+    Raises:
+        PacketError: the packets are truncated, too long, or not of this codec; `out` is then as it
+            was, unless the body of a later packet is at fault.
+        ValueError: `add` without `out`, or `out` has another size.
+    """
+    if add and out is None:
+        raise ValueError("`add` must come with `out`. Received: add=True, out=None")
+    source = _bytes(packets, "packets")
+    target = np.empty(n, np.float32) if out is None else _floats(out, "out", size=n, write=True)
+    codec, params = _codec(compressor.codec)
+    status = _functions().decode(
+        codec, params, source.ctypes.data, source.size, target.ctypes.data, n, add
+    )
+    if status != 0:
+        raise _packet_error(compressor, status, [source], n)
+    return target if out is None else out
+
+
+def merge(
+    compressor: "Compressor", packets: Sequence[Buffer], n: int, out: Floats | None = None
+) -> Floats:
+    """Returns the sum of several encoded tensors of n elements, added in the order given.
+
+    Args:
+        compressor: what they were encoded with.
+        packets: for each tensor, all its packets concatenated; at least one.
+        n: elements of each tensor.
+        out: float32 of n elements to write; made when None.
+
+    Raises:
+        PacketError: as for `decode`; the message says which.
+        ValueError: `packets` is empty, or `out` has another size.
+    """
+    target = np.empty(n, np.float32) if out is None else _floats(out, "out", size=n, write=True)
+    rows, pointers, sizes = _rows(packets)
+    codec, params = _codec(compressor.codec)
+    status = _functions().merge(codec, params, pointers, sizes, len(rows), target.ctypes.data, n)
+    if status != 0:
+        raise _packet_error(compressor, status, rows, n)
+    return target if out is None else out
+
+
+def merge_encode(
+    compressor: "Compressor",
+    packets: Sequence[Buffer],
+    n: int,
+    key: Key,
+    residual: Floats | None = None,
+    out: Bytes | None = None,
+) -> Bytes:
+    """Merges and encodes the sum again, chunk by chunk, so that the sum never leaves the cache.
+
+    Equals `encode(compressor, merge(compressor, packets, n), key, residual)`, bit for bit.
+
+    Raises:
+        PacketError: as for `merge`; `residual` is then as it was, unless the body of a later packet
+            is at fault.
+        ValueError: `packets` is empty, sizes differ, or a residual is missing or superfluous.
+    """
+    _check_residual(compressor, residual)
+    kept = None if residual is None else _floats(residual, "residual", size=n, write=True)
+    rows, pointers, sizes = _rows(packets)
+    merged = _packets_for(compressor, n, out)
+    codec, params = _codec(compressor.codec)
+    written = _functions().merge_encode(
+        codec,
+        params,
+        _c_key(key),
+        pointers,
+        sizes,
+        len(rows),
+        None if kept is None else kept.ctypes.data,
+        n,
+        merged.ctypes.data,
+        merged.size,
+    )
+    if written < 0:
+        raise _packet_error(compressor, -written, rows, n)
+    return merged[:written]
+
+
+class _CKey(ctypes.Structure):
+    """TfHipsKey of cc/runtime/codec.h."""
+
+    _fields_ = [
+        ("seed", ctypes.c_uint64),
+        ("step", ctypes.c_uint32),
+        ("tensor_id", ctypes.c_uint32),
+        ("offset", ctypes.c_uint64),
+    ]
+
+
+def _c_key(key: Key) -> "ctypes._Pointer[_CKey]":
+    return ctypes.pointer(_CKey(key.seed, key.step, key.tensor_id, key.offset))
+
+
+class _Functions:
+    """The functions of cc/runtime/api.h, with their types."""
+
+    def __init__(self, cdll: ctypes.CDLL) -> None:
+        pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+        def function(name: str, result: Any, *arguments: Any) -> "ctypes._NamedFuncPointer":
+            found = cdll[f"tf_hips_{name}"]
+            found.restype, found.argtypes = result, arguments
+            return found
+
+        codec = (pointer, pointer)  # the codec, its parameters
+        key = ctypes.POINTER(_CKey)
+        rows = (ctypes.POINTER(pointer), ctypes.POINTER(i64), i32)
+        self.find_codec = function("find_codec", pointer, ctypes.c_char_p)
+        self.wire_bytes = function("wire_bytes", i64, *codec, i64)
+        self.encode = function("encode", i64, *codec, key, pointer, pointer, i64, pointer, i64)
+        self.decode = function("decode", i32, *codec, pointer, i64, pointer, i64, i32)
+        self.merge = function("merge", i32, *codec, *rows, pointer, i64)
+        self.merge_encode = function(
+            "merge_encode", i64, *codec, key, *rows, pointer, i64, pointer, i64
+        )
+        self.status_text = function("status_text", ctypes.c_char_p, i32)
+        self.explain = function("explain", i32, *codec, pointer, i64, i64, ctypes.c_char_p, i64)
+
+
+@functools.cache
+def _functions() -> _Functions:
+    return _Functions(library.native())
+
+
+@functools.lru_cache(maxsize=256)
+def _codec(codec: "Compressor") -> "tuple[int, ctypes.Array[ctypes.c_double]]":
+    """The codec's table, and its parameters as C wants them."""
+    found = _functions().find_codec(codec.name.encode())
+    if not found:
+        raise errors.LibraryError(
+            f"{library.NATIVE_PATH.name} has no codec {codec.name!r}; run `make build`"
+        )
+    values = [float(value) for _, value in codec.params]
+    return found, (ctypes.c_double * len(values))(*values)
+
+
+def _checked(result: int, compressor: "Compressor") -> int:
+    """Passes a size on, and raises for -status."""
+    if result >= 0:
+        return result
+    raise _error(-result, f"{compressor.text}: {_functions().status_text(-result).decode()}")
+
+
+def _error(status: int, text: str) -> Exception:
+    if status == _OUT_OF_MEMORY:
+        return MemoryError(text)
+    if status in (_BAD_PARAMETER, _BAD_ARGUMENT, _SPLIT_VARIABLE_SIZE):
+        return ValueError(text)
+    return errors.PacketError(text)
+
+
+def _packet_error(
+    compressor: "Compressor", status: int, rows: Sequence[Bytes], n: int
+) -> Exception:
+    """The error for a failed decoding, with what the first faulty row should have been."""
+    codec, params = _codec(compressor.codec)
+    text = ctypes.create_string_buffer(512)
+    for index, row in enumerate(rows):
+        if _functions().explain(codec, params, row.ctypes.data, row.size, n, text, len(text)):
+            where = f"row {index} of {len(rows)}: " if len(rows) > 1 else ""
+            return _error(status, where + text.value.decode(errors="replace"))
+    return _error(status, f"{compressor.text}: {_functions().status_text(status).decode()}")
+
+
+def _check_residual(compressor: "Compressor", residual: Floats | None) -> None:
+    if compressor.has_residual != (residual is not None):
+        raise ValueError(
+            "`residual` must be given if and only if the compressor has error feedback. "
+            f"Received: {compressor.text}, residual={'None' if residual is None else 'an array'}"
+        )
+
+
+def _floats(array: Any, name: str, size: int | None = None, write: bool = False) -> Floats:
+    """Checks an array of float32 that C will read, or write in place."""
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+        raise TypeError(
+            f"`{name}` must be a float32 array. Received: {getattr(array, 'dtype', type(array))}"
+        )
+    if (
+        not array.flags.c_contiguous
+        or not array.flags.aligned
+        or (write and not array.flags.writeable)
+    ):
+        raise TypeError(
+            f"`{name}` must be C-contiguous{' and writable' if write else ''}. "
+            f"Received: strides={array.strides}, writable={array.flags.writeable}"
+        )
+    if size is not None and array.size != size:
+        raise ValueError(f"`{name}` must have {size} elements. Received: {array.size}")
+    return array
+
+
+def _bytes(buffer: Buffer, name: str) -> Bytes:
+    """Views a buffer as uint8 without copying it."""
+    if isinstance(buffer, np.ndarray):
+        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
+            raise TypeError(
+                f"`{name}` must be contiguous uint8 in one dimension. "
+                f"Received: {buffer.dtype} of shape {buffer.shape}, strides={buffer.strides}"
+            )
+        return buffer
+    view = memoryview(buffer)
+    # frombuffer refuses empty buffers
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def _packets_for(compressor: "Compressor", n: int, out: Bytes | None) -> Bytes:
+    size = wire_bytes(compressor, n)
+    if out is None:
+        return np.empty(size, np.uint8)
+    view = _bytes(out, "out")
+    if view.size < size or not view.flags.writeable:
+        raise ValueError(
+            f"`out` must be writable and have at least {size} bytes. "
+            f"Received: {view.size}, writable={view.flags.writeable}"
+        )
+    return view
+
+
+def _rows(
+    packets: Sequence[Buffer],
+) -> "tuple[list[Bytes], ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_int64]]":
+    if not packets:
+        raise ValueError("`packets` must have at least one row. Received: 0")
+    rows = [_bytes(row, f"packets[{index}]") for index, row in enumerate(packets)]
+    pointers = (ctypes.c_void_p * len(rows))(*[row.ctypes.data for row in rows])
+    return rows, pointers, (ctypes.c_int64 * len(rows))(*[row.size for row in rows])

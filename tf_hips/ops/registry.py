@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts about each algorithm that Python needs: one entry of REGISTRY per file in specs/.
+
+The specification decides what an algorithm does and what its parameters are; a test compares this
+table with what the native library says. Nothing here computes, and nothing imports TensorFlow.
+"""
+
+import dataclasses
+import difflib
+import struct
+from collections.abc import Iterable
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A number that a specification leaves open. An integer default makes it an integer parameter.
+
+    Attributes:
+        name: as in the specification and in `Compressor.text`.
+        default: value when the caller gives none.
+        minimum: smallest value allowed.
+        maximum: largest value allowed.
+    """
+
+    name: str
+    default: int | float
+    minimum: int | float
+    maximum: int | float
+
+    def checked(self, value: object) -> int | float:
+        """Returns `value` as this parameter holds it: an int, or a float that float32 can hold.
+
+        Raises:
+            TypeError: `value` is not a number of the right kind.
+            ValueError: `value` is out of range.
+        """
+        is_integer = isinstance(self.default, int)
+        kind = "an integer" if is_integer else "a number"
+        if isinstance(value, bool) or not isinstance(value, int if is_integer else (int, float)):
+            raise TypeError(f"`{self.name}` must be {kind}. Received: {self.name}={value!r}")
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError(
+                f"`{self.name}` must be in [{self.minimum}, {self.maximum}]. "
+                f"Received: {self.name}={value!r}"
+            )
+        # Attributes of TensorFlow ops are float32, and the value enters the hash in each packet.
+        return value if is_integer else struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """What is known of an algorithm without running it.
+
+    Attributes:
+        name: stem of its specification's file; what users write.
+        op: its ops are `tf_hips_<op>_encode` and so on.
+        parameters: in the order of the specification, which is the order in the hash of a packet.
+        is_unbiased: the mean of decode(encode(x)) over seeds is x.
+    """
+
+    name: str
+    op: str
+    parameters: tuple[Parameter, ...] = ()
+    is_unbiased: bool = False
+
+    def checked(self, **values: object) -> tuple[tuple[str, int | float], ...]:
+        """Returns (name, value) of all parameters, with defaults filled in.
+
+        Raises:
+            TypeError: a value is not a number of the right kind.
+            ValueError: a parameter is unknown, or its value out of range.
+        """
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name in values:
+            if name not in known:
+                raise ValueError(
+                    f"`{self.name}` takes {_names(known) or 'no parameters'}. "
+                    f"Received: {name}={values[name]!r}"
+                )
+        return tuple((name, p.checked(values.get(name, p.default))) for name, p in known.items())
+
+
+REGISTRY: dict[str, Algorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm("fp32", op="fp32", is_unbiased=True),
+        Algorithm("onebit", op="onebit"),
+        Algorithm(
+            "terngrad",
+            op="tern_grad",
+            parameters=(Parameter("bitwidth", default=2, minimum=1, maximum=8),),
+            is_unbiased=True,
+        ),
+    )
+}
+
+
+def find(name: str, also: Iterable[str] = ()) -> Algorithm:
+    """Returns the algorithm called `name`.
+
+    Args:
+        name: what the user wrote.
+        also: further names that would have been valid in its place, for the message.
+
+    Raises:
+        ValueError: there is none; the message names all and the nearest.
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    names = sorted([*REGISTRY, *also])
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"a compressor must be one of {_names(names)}. Received: {name!r}{hint}")
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names)
