@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the set-up promises: one line for what is missing; Horovod built once, whole, as patched.
+
+Horovod's build is tried with a stand-in for the interpreter in .venv that does what pip would do to
+the files, since the real one takes minutes. Everything else of the scripts is real.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LINE = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
+CMAKE = "horovod-0.28.1/horovod/tensorflow/CMakeLists.txt"
+
+# `pip wheel` reports that it runs and waits for a word when there is a pipe, then packs the patched
+# file as the wheel.
+STAND_IN = """#!/usr/bin/env bash
+set -euo pipefail
+case "$*" in
+  -) cat >/dev/null; echo tensorflow_cpu-2.21.0-cp311-linux_x86_64 ;;
+  "-m zipfile -t "*) exec {python} "$@" ;;
+  "-m pip download "*) cp {sdist} "${{@: -1}}/" ;;
+  "-m pip wheel "*)
+    echo build >>{builds}
+    if [ -p {started} ]; then echo started >{started}; read -r word <{resume}; fi
+    out=${{@: -2:1}}
+    mkdir -p "$out"
+    cd horovod/tensorflow
+    {python} -m zipfile -c "$out/horovod-0.28.1-cp311-cp311-linux_x86_64.whl" CMakeLists.txt
+    ;;
+  *) echo "unexpected: $*" >&2; exit 9 ;;
+esac
+"""
+
+
+class Clone:
+    """A tree with the real scripts and the stand-in interpreter."""
+
+    def __init__(self, folder: Path, cmake: str) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        self.started, self.resume = folder / "started", folder / "resume"
+        self._builds = folder / "builds"
+        source = folder / "source" / CMAKE
+        source.parent.mkdir(parents=True)
+        source.write_text(cmake, encoding="utf-8")
+        sdist = folder / "horovod-0.28.1.tar.gz"
+        subprocess.run(["tar", "-czf", sdist, "-C", folder / "source", "."], check=True)
+        shutil.copytree(ROOT / "tools", folder / "tools")
+        python = folder / ".venv/bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(
+            STAND_IN.format(
+                python=sys.executable,
+                sdist=sdist,
+                builds=self._builds,
+                started=self.started,
+                resume=self.resume,
+            ),
+            encoding="utf-8",
+        )
+        python.chmod(0o755)
+
+    def start(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [self.folder / "tools/horovod_wheel.sh"],
+            env={**os.environ, "TF_HIPS_CACHE": str(self.cache)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self) -> tuple[int, str, str]:
+        process = self.start()
+        out, err = process.communicate(timeout=30)
+        return process.returncode, out.strip(), err
+
+    def pause_builds(self) -> None:
+        os.mkfifo(self.started)
+        os.mkfifo(self.resume)
+
+    @property
+    def num_builds(self) -> int:
+        return len(self._builds.read_text().splitlines()) if self._builds.exists() else 0
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Clone]:
+    yield Clone(tmp_path, f"first\n{LINE}\nlast\n")
+
+
+def contents(wheel: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read("CMakeLists.txt").decode()
+
+
+def test_horovod_is_built_once_without_the_one_line(clone: Clone) -> None:
+    code, wheel, err = clone.run()
+    assert code == 0, err
+    assert contents(wheel) == "first\nlast\n"
+    assert Path(wheel).is_relative_to(clone.cache)
+    assert clone.run()[:2] == (0, wheel)
+    assert clone.num_builds == 1
+    assert not list(clone.cache.rglob("*.tmp"))
+
+
+def test_a_broken_wheel_is_built_again(clone: Clone) -> None:
+    _, wheel, _ = clone.run()
+    Path(wheel).write_bytes(Path(wheel).read_bytes()[:50])
+    assert clone.run()[:2] == (0, wheel)
+    assert contents(wheel) == "first\nlast\n"
+    assert clone.num_builds == 2
+
+
+@pytest.mark.parametrize("cmake", ["first\nlast\n", f"{LINE}\n{LINE}\n", f"  {LINE}\n"])
+def test_a_source_that_differs_is_refused(cmake: str, tmp_path: Path) -> None:
+    clone = Clone(tmp_path, cmake)
+    code, wheel, err = clone.run()
+    assert (code, wheel) == (1, "")
+    assert "must hold this line exactly once" in err
+    assert clone.num_builds == 0
+
+
+def test_a_killed_build_leaves_nothing_that_counts(clone: Clone) -> None:
+    clone.pause_builds()
+    process = clone.start()
+    try:
+        assert clone.started.read_text() == "started\n"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    clone.started.unlink()
+    code, wheel, err = clone.run()
+    assert code == 0, err
+    assert contents(wheel) == "first\nlast\n"
+
+
+def test_a_second_set_up_waits_for_the_first(clone: Clone) -> None:
+    clone.pause_builds()
+    first = clone.start()
+    second = None
+    try:
+        assert clone.started.read_text() == "started\n"
+        second = clone.start()
+        assert second.stderr is not None
+        assert "waiting for it" in second.stderr.readline()
+        clone.resume.write_text("go on\n")
+        wheels = {process.communicate(timeout=30)[0].strip() for process in (first, second)}
+        assert len(wheels) == 1
+        assert contents(wheels.pop()) == "first\nlast\n"
+    finally:
+        for process in filter(None, (first, second)):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+    assert clone.num_builds == 1
+
+
+def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    shutil.copytree(ROOT / "tools", folder / "tools")
+    for name in ("pyproject.toml", "hatch_build.py"):
+        shutil.copy(ROOT / name, folder)
+    return subprocess.run(
+        [folder / "tools/setup.sh"],
+        env={**os.environ, "HOME": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def stub(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.14"])
+def test_an_unsupported_python_is_refused(version: str, tmp_path: Path) -> None:
+    python = stub(tmp_path / "python", f"echo {version} /opt/python")
+    done = run_setup(tmp_path, PYTHON=str(python))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "must be Python 3.11, 3.12 or 3.13" in line
+    assert f"Received: /opt/python, Python {version}" in line
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = run_setup(tmp_path, PYTHON="python-of-the-future")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "PYTHON=python-of-the-future" in done.stderr
+
+
+def test_without_root_missing_tools_are_named_with_their_command(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "cat", "dirname", "env", "flock", "g++", "python3", "sha256sum", "uname"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    stub(tools / "apt-get", "echo must not run; exit 9")
+    stub(tools / "id", "echo 1000")
+    stub(tools / "sudo", "exit 1")
+    done = run_setup(tmp_path, PATH=str(tools))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("set-up: missing: cmake")
+    assert "sudo apt-get install cmake" in line
