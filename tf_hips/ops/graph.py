@@ -119,7 +119,7 @@ def merge_encode(
 def _op(compressor: Compressor, kind: str) -> Any:
     """The generated wrapper of one op, with the codec's parameters filled in."""
     codec = compressor.codec
-    function = getattr(library.ops(), f"tf_hips_{registry.REGISTRY[codec.name].op}_{kind}")
+    function = getattr(library.ops(tf), f"tf_hips_{registry.REGISTRY[codec.name].op}_{kind}")
     params = dict(codec.params)
     return lambda **arguments: function(**arguments, **params)
 

@@ -6,7 +6,7 @@ only, and a wrong one crashes or fails with an undefined symbol; so the version 
 stamped in tf_hips/_build_info.py, is compared before it is loaded. `libtf_hips_native.so` holds the
 same codecs behind a C interface, for processes without TensorFlow.
 
-Invariant: TensorFlow is imported by `ops()` alone.
+Invariant: this module does not import TensorFlow; who loads the ops has it already and hands it in.
 """
 
 import ctypes
@@ -46,14 +46,15 @@ def built_with() -> Any:
 
 
 @functools.cache
-def ops() -> Any:
+def ops(tf: Any) -> Any:
     """Returns the module of generated op wrappers, `tf_hips_onebit_encode` and the others.
+
+    Args:
+        tf: the module `tensorflow`.
 
     Raises:
         LibraryError: the library is missing, or was built for another TensorFlow.
     """
-    import tensorflow as tf
-
     check_tensorflow(built_with().TENSORFLOW, tf.__version__)
     _check_exists(OPS_PATH)
     try:
