@@ -8,6 +8,7 @@ output into `demo-out/`.
 """
 
 import argparse
+import math
 import shutil
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def conclude(
     checks = [
         (
             "test accuracy",
-            f"{summary.accuracy:.3f}",
+            f"{summary.accuracy:.4f}",
             f">= {MIN_ACCURACY}",
             summary.accuracy >= MIN_ACCURACY,
         ),
@@ -150,7 +151,7 @@ def conclude(
             sys.stderr.write(f"{worker}: {fingerprint}\n")
         sys.stderr.write(f"demo: failed: {'; '.join(failed)}\n")
     print(
-        f"demo: accuracy={summary.accuracy:.2f} slow_tier_bytes={measured} dense_bytes={dense} "
+        f"demo: accuracy={math.floor(summary.accuracy * 100) / 100:.2f} slow_tier_bytes={measured} dense_bytes={dense} "
         f"replicas={'identical' if identical else 'different'}",
         flush=True,
     )

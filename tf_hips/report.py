@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From events to numbers and figures, and from nothing else: a figure can always be drawn again.
 
-Events read here: `round` (one per party and round: `round`, and the bytes its uplink's sockets have
-`sent` and `received` so far), `uplink_closed` (the same at the very end), `model` (`num_elements`
-of the gradients), `epoch` (`epoch`, `test_accuracy`) and `result` (`test_accuracy`, `fingerprint`),
-one per worker. Imports no TensorFlow; matplotlib (extra `plots`) only to draw.
+Read here are the events of workers. Rank 0 of every party writes `model` (`num_elements` of its
+gradients), `first_sync` and `round` (bytes `sent` and `received` on its uplink's sockets since the
+event before; the first counts from the handshake), and `left` (the same from beginning to end).
+Every worker writes `epoch` (`test_accuracy`) and `result` (`test_accuracy`, `fingerprint`).
+Imports no TensorFlow; matplotlib (extra `plots`) only to draw.
 """
 
 import dataclasses
@@ -69,7 +70,7 @@ def summarise(events: Sequence[Event]) -> Summary:
     Raises:
         ConfigError: an event that every finished run has is missing.
     """
-    results = [event for event in events if event["event"] == "result"]
+    results = [event for event in events if _is(event, "result")]
     if not results:
         raise ConfigError("The events must hold a `result` of every worker. Received: none")
     return Summary(
@@ -86,7 +87,7 @@ def traffic(events: Sequence[Event]) -> Traffic:
     Raises:
         ConfigError: there is no `model` or no `round` event.
     """
-    model = next((event for event in events if event["event"] == "model"), None)
+    model = next((event for event in events if _is(event, "model")), None)
     if model is None:
         raise ConfigError("The events must hold the `model` of the run. Received: none")
     begin = events[0]["time_us"]
@@ -94,10 +95,10 @@ def traffic(events: Sequence[Event]) -> Traffic:
     rounds: dict[str, int] = {}
     points = []
     for event in events:
-        if event["event"] not in ("round", "uplink_closed"):
+        if not _is(event, "first_sync", "round", "left"):
             continue
-        site = event["site"]
-        so_far[site] = event["sent"] + event["received"]
+        site, moved = event["site"], event["sent"] + event["received"]
+        so_far[site] = moved if event["event"] == "left" else so_far.get(site, 0) + moved
         rounds[site] = rounds.get(site, 0) + (event["event"] == "round")
         dense = sum(rounds.values()) * 2 * _BYTES_PER_FLOAT * model["num_elements"]
         points.append(
@@ -110,7 +111,7 @@ def traffic(events: Sequence[Event]) -> Traffic:
 
 def epochs(events: Iterable[Event]) -> list[tuple[float, float]]:
     """The end of every epoch of the first worker that logs them: (`time_us`, test accuracy)."""
-    found = [event for event in events if event["event"] == "epoch"]
+    found = [event for event in events if _is(event, "epoch")]
     if not found:
         return []
     first = min((event["site"], event["rank"]) for event in found)
@@ -141,7 +142,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
 
     summary = summarise(events)
     seen = summary.traffic
-    # The clock starts with the first round: how long TensorFlow takes to load is another story.
+    # The clock starts with the first synchronisation: how long TensorFlow takes to load is another story.
     begin = events[0]["time_us"] + seen.seconds[0] * 1e6
     points = [((time_us - begin) / 1e6, accuracy) for time_us, accuracy in epochs(events)]
     seconds = [second - seen.seconds[0] for second in seen.seconds]
@@ -172,7 +173,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
     bottom.set_yscale("log")
     bottom.margins(y=0.1)
     bottom.set_ylabel("bytes on the slow tier")
-    bottom.set_xlabel("time since the first round [s]")
+    bottom.set_xlabel("time since the first synchronisation [s]")
     bottom.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
     end = seconds[-1]
     for values, text, colour, side in (
@@ -219,6 +220,10 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=ink, which="both")
     figure.savefig(path, dpi=150)
+
+
+def _is(event: Event, *names: str) -> bool:
+    return event["role"] == "worker" and event["event"] in names
 
 
 def _bytes(value: float) -> str:

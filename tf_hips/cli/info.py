@@ -5,11 +5,11 @@ Versions come from the packages' metadata and from the build's stamp: nothing he
 """
 
 import argparse
-import importlib
 import importlib.metadata
 import platform
 from typing import Any
 
+import tf_hips
 from tf_hips.errors import LibraryError
 
 _DISTRIBUTIONS = {
@@ -50,19 +50,15 @@ def run(options: argparse.Namespace) -> int:
 
 def facts() -> dict[str, str]:
     """Name and value of everything that the table shows."""
-    import tf_hips
+    from tf_hips.ops.registry import REGISTRY
 
-    stamp = _stamp()
-    library, codecs = _native()
     return {
         "tf_hips": tf_hips.__version__,
         "Python": f"{platform.python_version()} on {platform.platform(terse=True)}",
         **{name: _version(names) for name, names in _DISTRIBUTIONS.items()},
-        "native library": library,
-        "built for": f"TensorFlow {stamp['TENSORFLOW']}" if "TENSORFLOW" in stamp else _NOT_BUILT,
-        "compiler": stamp.get("COMPILER", _NOT_BUILT),
-        "CUDA": "not compiled",
-        "codecs": codecs,
+        **_build(),
+        "native library": _library(),
+        "codecs": ", ".join(f"{name} {_state(name)}".rstrip() for name in sorted(REGISTRY)),
     }
 
 
@@ -75,18 +71,36 @@ def _version(names: tuple[str, ...]) -> str:
     return _MISSING
 
 
-def _stamp() -> dict[str, str]:
-    try:
-        module = importlib.import_module("tf_hips._build_info")
-    except ImportError:
-        return {}
-    return {name: str(value) for name, value in vars(module).items() if name.isupper()}
-
-
-def _native() -> tuple[str, str]:
-    from tf_hips.ops import algorithms, native
+def _build() -> dict[str, str]:
+    from tf_hips.ops import library
 
     try:
-        return str(native.library_path()), ", ".join(sorted(algorithms.REGISTRY))
+        stamp = library.built_with()
+    except LibraryError:
+        return dict.fromkeys(("built for", "compiler", "CUDA"), _NOT_BUILT)
+    return {
+        "built for": f"TensorFlow {stamp.TENSORFLOW}, commit {stamp.GIT_COMMIT}",
+        "compiler": stamp.COMPILER,
+        "CUDA": stamp.CUDA,
+    }
+
+
+def _library() -> str:
+    from tf_hips.ops import library
+
+    try:
+        library.native()
     except LibraryError as error:
-        return str(error), _NOT_BUILT
+        return str(error)
+    return str(library.NATIVE_PATH)
+
+
+def _state(codec: str) -> str:
+    """Nothing for a codec that the library has, else what is wrong."""
+    from tf_hips.ops import compressor, native
+
+    try:
+        native.wire_bytes(compressor.parse(codec), 1)
+    except LibraryError:
+        return "(not built)"
+    return ""

@@ -28,6 +28,7 @@ class Splitter:
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that `data` completes, without their ends."""
+        state = self.state
         *lines, self._rest = (self._rest + data).split(b"\n")
         if (
             len(self._rest) > _MAX_LINE_BYTES
@@ -40,7 +41,10 @@ class Splitter:
             shown = _last_state(self._rest)
             self.state = shown or self.state
             self._rest = self._rest[self._rest.rindex(b"\r") :]
-        return [_last_state(line) for line in lines]
+        texts = [_last_state(line) for line in lines]
+        if texts and not texts[0]:  # the state was seen before the line's end came
+            texts[0] = state
+        return texts
 
     def finish(self) -> list[str]:
         """What was left without a line's end."""

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Output on a terminal: colours, one live line; and what a pipe's bytes become."""
+
+import io
+
+import pytest
+
+from tf_hips.cli.output import Printer, Splitter
+
+
+class Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(terminal: io.BytesIO) -> str:
+    return terminal.getvalue().decode()
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_prefixes_have_a_colour_per_role_on_a_terminal() -> None:
+    out = Terminal()
+    printer = Printer(out, io.BytesIO(), None)
+    for role in ("a", "b", "a"):
+        printer.line(role, "x", is_error=False)
+    lines = shown(out).splitlines()
+    assert lines[0] == lines[2] == "\x1b[36m[a]\x1b[0m x"
+    assert lines[1] == "\x1b[33m[b]\x1b[0m x"
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal()
+    Printer(out, io.BytesIO(), None).line("a", "x", is_error=False)
+    assert shown(out) == "[a] x\n"
+
+
+def test_escapes_are_taken_out_where_there_is_no_terminal() -> None:
+    out = io.BytesIO()
+    Printer(out, io.BytesIO(), None).line("a", "\x1b[1mbold\x1b[0m", is_error=False)
+    assert shown(out) == "[a] bold\n"
+
+
+def test_one_role_has_a_live_line_that_makes_way_for_lines() -> None:
+    out = Terminal()
+    printer = Printer(out, io.BytesIO(), "a")
+    printer.state("b", "50 %")
+    assert shown(out) == ""
+    printer.state("a", "5 %")
+    printer.state("a", "x" * 100)
+    printer.line("b", "done", is_error=False)
+    assert shown(out) == (
+        "\r\x1b[K[a] 5 %" + "\r\x1b[K[a] " + "x" * 35 + "\r\x1b[K" + "\x1b[36m[b]\x1b[0m done\n"
+    )
+
+
+def test_an_update_of_a_keras_bar_is_the_live_line() -> None:
+    out = Terminal()
+    printer = Printer(out, io.BytesIO(), "a")
+    printer.line("a", "\x1b[1m2/9\x1b[0m \u2501\u2501 1s", is_error=False)
+    assert shown(out) == "\r\x1b[K[a] 2/9 \u2501\u2501 1s"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_lines_do_not_depend_on_how_the_bytes_arrive(size: int) -> None:
+    data = "one\n\ntwo \u00e4\r\n 1%\r 2%\rthree\nfour".encode()
+    splitter = Splitter()
+    lines = []
+    for begin in range(0, len(data), size):
+        lines += splitter.feed(data[begin : begin + size])
+    assert [*lines, *splitter.finish()] == ["one", "", "two \u00e4", "three", "four"]
+
+
+def test_a_line_without_end_is_bounded() -> None:
+    splitter = Splitter()
+    lines = [line for _ in range(10) for line in splitter.feed(b"x" * 60_000)]
+    assert sum(map(len, lines)) + sum(map(len, splitter.finish())) == 600_000
+    assert max(map(len, lines)) < 200_000
+
+
+def test_a_reader_that_has_gone_is_noted() -> None:
+    class Closed(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise BrokenPipeError
+
+    printer = Printer(Closed(), io.BytesIO(), None)
+    printer.line("a", "x", is_error=False)
+    assert printer.is_broken

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips run` with real workers: when one fails, all end soon, and the one is named."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Seconds from a worker's end to the end of the job; and for TensorFlow to load and train a step.
+END_WITHIN_S = 20.0
+START_WITHIN_S = 90.0
+
+TRAIN = """
+import os, pathlib, sys
+import keras, numpy as np
+import tf_hips
+
+folder, failing_rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+strategy = tf_hips.HierarchicalPS(compression=tf_hips.error_feedback(tf_hips.onebit()))
+rank = strategy.global_rank
+
+
+class Mark(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            (folder / f"{rank}").write_text(f"{os.getpid()}\\n")
+        if batch == 5 and rank == failing_rank:
+            raise RuntimeError("this worker gives up")
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+model.fit(np.tile(x, (20000, 1)), np.ones(640000, "float32"), batch_size=8, verbose=0,
+          callbacks=[Mark()])
+"""
+
+
+def start(folder: Path, failing_rank: int) -> subprocess.Popen[str]:
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
+            *(str(script), str(folder), str(failing_rank)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+
+
+def wait_for_pid(path: Path, job: subprocess.Popen[str]) -> int:
+    deadline = time.monotonic() + START_WITHIN_S
+    while not path.exists() or not path.read_text().endswith("\n"):
+        if job.poll() is not None:
+            pytest.fail(f"the job ended with {job.returncode}:\n{job.communicate()[0]}")
+        assert time.monotonic() < deadline, "no step within the deadline"
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+@pytest.mark.tf
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("kind", ["killed", "raises"])
+def test_when_a_worker_fails_all_end_and_it_is_named(tmp_path: Path, kind: str) -> None:
+    failing_rank = 1 if kind == "raises" else -1
+    job = start(tmp_path, failing_rank)
+    try:
+        pids = [wait_for_pid(tmp_path / str(rank), job) for rank in range(2)]
+        processes = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+        if kind == "killed":
+            assert {process.pid for process in processes} > {job.pid, *pids}, "the server is there"
+            os.kill(pids[1], signal.SIGKILL)
+        output, _ = job.communicate(timeout=END_WITHIN_S)
+    finally:
+        job.kill()
+    reason, code = ("killed by SIGKILL", 137) if kind == "killed" else ("exit code 1", 1)
+    expected = f"tf-hips: party1/worker0 failed first ({reason}); all processes ended"
+    assert output.splitlines()[-1] == expected, output
+    assert job.returncode == code
+    assert not [process for process in processes if process.is_running()]
+    assert list((tmp_path / "tmp").iterdir()) == [], "temporary folders are removed"
+    if kind == "raises":
+        assert "[party1/worker0] RuntimeError: this worker gives up" in output

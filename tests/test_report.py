@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports from events: the numbers by hand, and the figure."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tf_hips import report
+from tf_hips.errors import ConfigError
+
+SITES = ("west", "east")
+NUM_ELEMENTS = 1000
+
+
+def event(second: float, name: str, site: str, rank: int = 0, **values: Any) -> dict[str, Any]:
+    facts = {"run": "r", "role": "worker", "site": site, "rank": rank}
+    return {"time_us": int(second * 1e6), **facts, "event": name, **values}
+
+
+def run_events(fingerprints: tuple[str, str] = ("f", "f")) -> list[dict[str, Any]]:
+    events = []
+    for site, fingerprint in zip(SITES, fingerprints, strict=True):
+        events.append(event(1, "model", site, num_elements=NUM_ELEMENTS))
+        events.append(event(2, "first_sync", site, sent=5000, received=100))
+        events += [
+            event(3 + number, "round", site, round=number, sent=150, received=160)
+            for number in range(4)
+        ]
+        events += [event(4.5 + n, "epoch", site, epoch=n + 1, test_accuracy=0.5) for n in (0, 1)]
+        events.append(event(8, "left", site, sent=5700, received=800))
+        events.append(
+            event(7, "result", site, test_accuracy=0.96, fingerprint=fingerprint, epoch=2)
+        )
+    server = {"role": "global-server", "time_us": 3_500_000, "event": "round", "site": "s"}
+    return sorted([*events, server], key=lambda e: e["time_us"])
+
+
+def test_traffic_counts_both_ways_of_all_parties() -> None:
+    traffic = report.traffic(run_events())
+    assert traffic.measured[-1] == 2 * (5700 + 800)
+    assert traffic.dense[-1] == 2 * 4 * (2 * 4 * NUM_ELEMENTS)
+    assert traffic.rounds[-1] == 4
+    assert traffic.ratio == traffic.dense[-1] / traffic.measured[-1]
+    assert traffic.measured[0] == 5100
+    assert traffic.dense[0] == 0
+    assert list(traffic.measured) == sorted(traffic.measured)
+    before_the_end = next(
+        index for index, second in enumerate(traffic.seconds) if second == pytest.approx(7.0)
+    )
+    assert traffic.measured[before_the_end - 1] == 2 * (5100 + 4 * 310)
+
+
+def test_summary_has_the_lowest_accuracy_and_compares_all_replicas() -> None:
+    events = run_events()
+    same = report.summarise(events)
+    assert same.are_replicas_identical
+    assert set(same.fingerprints) == {"west/worker0", "east/worker0"}
+    assert same.accuracy == 0.96
+    assert same.seconds == pytest.approx(7.0)
+    assert not report.summarise(run_events(("f", "g"))).are_replicas_identical
+
+
+def test_epochs_are_those_of_one_worker() -> None:
+    assert report.epochs(run_events()) == [(4_500_000, 0.5), (5_500_000, 0.5)]
+    assert report.epochs([]) == []
+
+
+@pytest.mark.parametrize("name", ["result", "model", "round"])
+def test_a_missing_event_is_named(name: str) -> None:
+    kept = {"model": ("result",), "result": (), "round": ("result", "model")}[name]
+    events = [e for e in run_events() if e["event"] in kept and e["role"] == "worker"]
+    with pytest.raises(ConfigError, match=f"`{name}"):
+        report.summarise(events)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_figure_is_drawn(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"figure.{suffix}"
+    report.draw(run_events(), path, "a title")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    assert len(data) > 10_000
+    if suffix == "svg":
+        assert b"4.9x less" in data
+
+
+def test_a_report_needs_no_tensorflow() -> None:
+    code = "import sys, tf_hips.report; sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
