@@ -83,7 +83,7 @@ def rank_command(body: Callable[..., None], arguments: dict[str, Any]) -> list[s
 def rank_environment(extra: dict[str, str]) -> dict[str, str]:
     """This environment plus `extra`, with the repository importable and TensorFlow quiet and small."""
     path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     return {**os.environ, **defaults, "PYTHONPATH": path, **extra}
 
 

@@ -29,7 +29,8 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import CompressedSum, plain
 from tf_hips.errors import ProtocolError
 from tf_hips.ops import algorithms, graph
-from tf_hips.ops.compressor import Compressor, derive_seed, parse
+from tf_hips.ops.compressor import Compressor, parse
+from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.base import PartyStrategy
 from tf_hips.strategies.gradients import Gradient, Reducer

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from tf_hips import config as configuration
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import CompressedSum, plain
-from tf_hips.ops.compressor import Compressor, derive_seed, parse
+from tf_hips.ops.compressor import Compressor, parse
+from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.base import PartyStrategy
 from tf_hips.strategies.gradients import Gradient, Reducer
 

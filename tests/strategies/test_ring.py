@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CompressedRing` under Keras, without compression: same as one process on the joined batch, equal on all ranks."""
+
+import pytest
+
+from tests.support.ranks import ranks
+
+pytestmark = pytest.mark.tf
+
+
+@ranks(2)
+def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips import config, log
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import CompressedRing, fingerprint
+
+    rank = primitives.rank()
+    x, y = training.data(160)
+    own = training.shard([x, y], rank, 2)
+
+    # Ten steps of SGD against one process with the double batch and rank 0's initial weights.
+    run = config.Run(log_dir=str(tmp_path))
+    strategy = CompressedRing(config=run)
+    assert strategy.num_replicas_in_sync == 2
+    keras.utils.set_random_seed(rank)
+    with strategy.scope():
+        model = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
+    losses = training.fit(model, own)
+    training.assert_same_on_all_ranks(model)
+    events = [event for event in log.read_events(tmp_path) if event["event"] == "fingerprint"]
+    assert {event["value"] for event in events} == {fingerprint(model)}
+
+    keras.utils.set_random_seed(0)
+    alone = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
+    expected = training.fit(alone, [x, y], batch=16)
+    for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    both = primitives.gather_objects(losses)
+    np.testing.assert_allclose(np.mean(both, 0), expected, rtol=1e-5)
+
+    # Every way of running a step; each rank has its own seed, and rank 1 a shorter last batch, which only it traces.
+    ways = [
+        {"optimizer": "adam"},
+        {"optimizer": "adam", "steps_per_execution": 3},
+        {"optimizer": "adam", "run_eagerly": True},
+        {"accumulate": 2},
+    ]
+    for way in ways:
+        rows = [array[: 40 - 3 * rank] for array in own]
+        with strategy.scope():
+            if "accumulate" in way:
+                way = {"optimizer": keras.optimizers.AdamW(gradient_accumulation_steps=way["accumulate"])}
+            model = training.build(**way)
+        history = training.fit(model, rows, epochs=3)
+        assert history[-1] < history[0]
+        training.assert_same_on_all_ranks(model)
+        model.evaluate(*rows, verbose=0)
+        assert model.predict(rows[0], verbose=0).shape == (len(rows[0]), 3)
+
+    # Two models in turn: their sums must not meet.
+    with strategy.scope():
+        first, second = training.build("adam"), training.build("adam")
+    for _ in range(2):
+        training.fit(first, own)
+        training.fit(second, own)
+    training.assert_same_on_all_ranks(first)
+    training.assert_same_on_all_ranks(second)
+    assert fingerprint(first) != fingerprint(second)
+
+    # A sparse gradient (an embedding) is summed as if it were dense.
+    with strategy.scope():
+        words = keras.Sequential([keras.Input((2,)), keras.layers.Embedding(50, 4), keras.layers.Flatten()])
+        words.compile("sgd", "mse")
+    words.fit(np.full((8, 2), rank), np.zeros((8, 8)), verbose=0)
+    training.assert_same_on_all_ranks(words)
+
+    # Dropout differs between ranks and is no obstacle.
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+    training.fit(model, own)
+    training.assert_same_on_all_ranks(model)
+
+    # A custom loop: lazily built model, `run` and `reduce`.
+    with strategy.scope():
+        lazy = keras.Sequential([keras.layers.Dense(3)])
+        optimizer = keras.optimizers.Adam()
+
+    def step(features, targets):
+        with tf.GradientTape() as tape:
+            # A Python condition on a tensor: only AutoGraph makes this work in a graph.
+            scale = tf.constant(1.0)
+            if tf.reduce_sum(features) > -1e9:
+                scale = tf.constant(0.5)
+            loss = scale * tf.reduce_mean((lazy(features) - targets) ** 2) / 2
+        gradients = tape.gradient(loss, lazy.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, lazy.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def distributed(features, targets):
+        local = strategy.run(step, (features, targets))
+        return local, strategy.reduce("SUM", local, axis=None), strategy.reduce("MEAN", local, axis=None)
+
+    for _ in range(3):
+        local, total, mean = distributed(*(tf.constant(array[:8]) for array in own))
+    both = primitives.gather_objects(float(local))
+    np.testing.assert_allclose([float(total), float(mean)], [sum(both), sum(both) / 2], rtol=1e-6)
+    lazy.optimizer = optimizer
+    training.assert_same_on_all_ranks(lazy)
+
+    # Half precision with loss scaling: one rank's overflow must skip the step on both.
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    with strategy.scope():
+        half = training.build(keras.optimizers.SGD(1e-3))
+    spoiled = [array.copy() for array in own]
+    if rank == 1:
+        spoiled[0][: training.BATCH] = 1e30
+    training.fit(half, spoiled)
+    training.assert_same_on_all_ranks(half)
+    assert np.isfinite(half.get_weights()[0]).all()
+    assert int(half.optimizer.inner_optimizer.iterations.numpy()) == len(own[0]) // training.BATCH - 1
+
+
+@ranks(2)
+def test_mistakes_are_errors_on_all_ranks():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import NonFiniteError, PeerError, ProtocolError
+    from tf_hips.strategies import CompressedRing
+
+    rank = primitives.rank()
+    own = training.shard(training.data(), rank, 2)
+    with pytest.raises(ValueError, match="nonfinite='skip'"):
+        CompressedRing(nonfinite="skip")
+    strategy = CompressedRing()
+
+    # Rank 1 has one unit more in the first layer.
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(4 + rank, name=f"of_rank_{rank}"), keras.layers.Dense(3)]
+        )
+        model.compile("sgd", "mse")
+    with pytest.raises(ProtocolError, match=r"variable 0 is .*float32\[6, 4\] on rank 0 and .*float32\[6, 5\] on rank 1"):
+        training.fit(model, own)
+
+    # Rank 1 has a layer less.
+    with strategy.scope():
+        layers = [keras.layers.Dense(3) for _ in range(2 - rank)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile("sgd", "mse")
+    with pytest.raises(ProtocolError, match="variable 2 is .*kernel.* on rank 0 and .*iteration"):
+        training.fit(model, own)
+
+    # Built outside of the scope: would train alone, silently.
+    outside = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    for optimizer in ("sgd", "adam"):
+        with strategy.scope(), pytest.raises(ValueError, match="built inside `strategy.scope"):
+            outside.compile(optimizer, "mse")
+
+    # A training step that passes by the optimizer.
+    class Lonely(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def train_step(self, inputs):
+            features, targets = inputs
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(features) - targets) ** 2)
+            for variable, gradient in zip(
+                self.trainable_variables, tape.gradient(loss, self.trainable_variables), strict=True
+            ):
+                variable.assign_sub(0.1 * gradient)
+            return {"loss": loss}
+
+    with strategy.scope():
+        model = Lonely()
+        model.compile("sgd", "mse")
+    with pytest.raises(ProtocolError, match="must reduce its gradients"):
+        training.fit(model, own)
+
+    with strategy.scope():
+        model = training.build(jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile=True"):
+        training.fit(model, own)
+
+    # "zero" drops what is not finite, "propagate" lets it through, to all ranks alike.
+    spoiled = [array.copy() for array in own]
+    if rank == 1:
+        spoiled[1][3] = np.inf
+    for mode, is_finite in (("zero", True), ("propagate", False)):
+        tolerant = CompressedRing(nonfinite=mode)
+        with tolerant.scope():
+            model = training.build()
+        training.fit(model, spoiled)
+        training.assert_same_on_all_ranks(model)
+        assert np.isfinite(model.get_weights()[0]).all() == is_finite
+
+    # "raise", last because it ends the job: rank 1 says what it has, rank 0 that a peer is gone.
+    with strategy.scope():
+        model = training.build()
+    if rank == 1:
+        with pytest.raises(NonFiniteError, match=r"Gradient 0 \(.*kernel, shape \[6, 16\]\) and 3 more of rank 1"):
+            training.fit(model, spoiled)
+        primitives.shutdown()
+    else:
+        with pytest.raises(PeerError, match="Another rank of this party ended"):
+            training.fit(model, spoiled)
+    primitives.shutdown()
+    primitives.init()
+
+
+def test_one_worker_is_plain_keras_bit_for_bit():
+    _alone()
+
+
+@ranks(1)
+def _alone():
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import NonFiniteError
+    from tf_hips.strategies import CompressedRing, fingerprint
+
+    assert primitives.size() == 1
+    x, y = training.data()
+    results = []
+    for compression in (None, "none of ours is used", "error_feedback(onebit)"):
+        keras.utils.set_random_seed(5)
+        if compression is None:
+            model = training.build("adam")
+        elif compression.startswith("none"):
+            with CompressedRing().scope():
+                model = training.build("adam")
+        else:
+            with CompressedRing(compression).scope():
+                model = training.build("adam")
+        training.fit(model, [x, y])
+        results.append(fingerprint(model))
+    assert len(set(results)) == 1
+
+    y[3] = float("nan")
+    with CompressedRing().scope():
+        model = training.build()
+    with pytest.raises(NonFiniteError, match="Gradient 0"):
+        training.fit(model, [x, y])
