@@ -151,7 +151,8 @@ def conclude(
             sys.stderr.write(f"{worker}: {fingerprint}\n")
         sys.stderr.write(f"demo: failed: {'; '.join(failed)}\n")
     print(
-        f"demo: accuracy={math.floor(summary.accuracy * 100) / 100:.2f} slow_tier_bytes={measured} dense_bytes={dense} "
+        f"demo: accuracy={math.floor(summary.accuracy * 100) / 100:.2f} "
+        f"slow_tier_bytes={measured} dense_bytes={dense} "
         f"replicas={'identical' if identical else 'different'}",
         flush=True,
     )

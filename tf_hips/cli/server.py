@@ -63,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
     tls = arguments.identity(options)
     from absl import logging
 
-    from tf_hips.ps.server import ServerConfig, serve
+    from tf_hips.ps.server import serve
+    from tf_hips.ps.settings import ServerConfig
 
     limits = {
         "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,
