@@ -26,7 +26,7 @@ from tests.support.golden import Golden
 # Seconds between a test's deadline and the watchdog's.
 GRACE_S = 30.0
 # Seconds that processes which were told to end may take to do so.
-LINGER_S = 10.0
+LINGER_S = 3.0
 
 # TensorFlow reads these when it is imported, here or in a child.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

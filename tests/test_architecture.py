@@ -41,7 +41,7 @@ WITHOUT_TENSORFLOW = [
     "tf_hips.ops.native",
     "tf_hips.ps.client",
     "tf_hips.ps.server",
-    "tf_hips.cli.main",
+    "tf_hips.cli",
 ]
 LINTER = Path(sys.executable).with_name("lint-imports")
 
