@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guards around every test: each is seen to catch what it is for, in a pytest of its own.
+"""The guards around every test: each is seen to catch what it is for, in a pytest of its own."""
 
 import os
 import subprocess
