@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The definition of the language: a NumPy interpreter of the typed IR.
+
+It runs programs as check leaves them, and as the inline pass leaves them; both give the same packets, and so do all
+other back ends, bit for bit. Vectors are NumPy arrays, a lambda is evaluated for all elements at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from compll import packet
+from compll.backends import bits, philox, reduction
+from compll.ir import nodes, semantics
+from compll.ir.semantics import Value
+from compll.ir.types import FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt
+from compll.packet import PacketError
+
+MAX_ELEMENTS = 1 << 40
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Key:
+    """Where randomness comes from; `offset`: index in the tensor of element 0."""
+
+    seed: int
+    step: int
+    tensor_id: int
+    offset: int
+
+
+class Interpreter:
+    """Values of the variables of one call, and how expressions are evaluated with them."""
+
+    def __init__(self, values: Mapping[nodes.Var, Value], key: Key) -> None:
+        """`values`: parameters and vectors that are known from the start."""
+        self._values = dict(values)
+        self._key = key
+
+    def run(self, lets: tuple[nodes.Let, ...]) -> None:
+        """Evaluates lets in order."""
+        for let in lets:
+            self._values[let.var] = self.eval(let.value)
+
+    def bind(self, var: nodes.Var, value: Value) -> None:
+        """Gives a variable a value."""
+        self._values[var] = value
+
+    def width(self, kind: Type) -> int:
+        """Bits of a scalar or element in a packet."""
+        if isinstance(kind, Array):
+            return self.width(kind.element)
+        if not isinstance(kind, UInt):
+            return 32
+        if isinstance(kind.bits, int):
+            return kind.bits
+        value = int(self.eval(kind.bits))
+        if not 1 <= value <= MAX_PACKED_BITS:
+            raise ValueError(f"the width `{kind}` must be from 1 to {MAX_PACKED_BITS}. Received: {value}")
+        return value
+
+    def eval(self, expr: nodes.Expr) -> Value:  # noqa: PLR0911 - one line per kind of node
+        """The value of an expression."""
+        match expr:
+            case nodes.Const():
+                return semantics.constant(expr.value, expr.type)
+            case nodes.Ref():
+                return self._values[expr.var]
+            case nodes.Size():
+                return np.int64(np.asarray(self.eval(expr.array)).size)
+            case nodes.Unary():
+                return semantics.unary(expr.op, self.eval(expr.operand))
+            case nodes.Binary():
+                return semantics.binary(expr.op, self.eval(expr.left), self.eval(expr.right), expr.left.type)
+            case nodes.Select():
+                return semantics.select(self.eval(expr.condition), self.eval(expr.yes), self.eval(expr.no))
+            case nodes.Convert():
+                width = self.width(expr.type) if isinstance(expr.type, UInt) else 0
+                return semantics.convert(self.eval(expr.operand), expr.operand.type, expr.type, width)
+            case nodes.Math():
+                return semantics.math(expr.function, [self.eval(argument) for argument in expr.arguments])
+            case nodes.Index():
+                return self._index(self.eval(expr.array), self.eval(expr.index))
+            case nodes.Random():
+                return self._random(expr)
+            case nodes.Range():
+                return np.arange(self._length(expr.count), dtype=np.int64)
+            case nodes.Map():
+                source = np.asarray(self.eval(expr.source))
+                self.bind(expr.position, np.arange(source.size, dtype=np.int64))
+                return self._spread(self._apply(expr.function, [source]), source.size)
+            case nodes.Elementwise():
+                size = self._length(expr.size)
+                self.bind(expr.position, np.arange(size, dtype=np.int64))
+                self.run(expr.lets)
+                return self._spread(self.eval(expr.value), size)
+            case nodes.Apply():
+                return self._apply(expr.function, [self.eval(argument) for argument in expr.arguments])
+            case nodes.Reduce():
+                return self._reduce(expr)
+            case _:
+                raise TypeError(f"`expr` must be an IR expression. Received: {expr!r}")
+
+    def _length(self, count: nodes.Expr) -> int:
+        length = max(0, int(self.eval(count)))
+        if length > MAX_ELEMENTS:
+            raise ValueError(f"a vector must have at most {MAX_ELEMENTS} elements. Received: {length}")
+        return length
+
+    def _spread(self, value: Value, size: int) -> Value:
+        # A lambda that ignores its argument gives one scalar for all elements.
+        return np.broadcast_to(np.asarray(value), (size,))
+
+    def _apply(self, function: nodes.Lambda, arguments: list[Value]) -> Value:
+        for var, value in zip(function.params, arguments, strict=True):
+            self.bind(var, value)
+        self.run(function.lets)
+        return self.eval(function.result)
+
+    def _index(self, array: Value, index: Value) -> Value:
+        array = np.asarray(array)
+        if array.size == 0:
+            return np.zeros(np.shape(index), array.dtype)[()]
+        inside = (index >= 0) & (index < array.size)
+        return semantics.select(inside, array[np.where(inside, index, 0)], array.dtype.type(0))
+
+    def _random(self, expr: nodes.Random) -> Value:
+        low, high = self.eval(expr.low), self.eval(expr.high)
+        elements = np.atleast_1d(self.eval(expr.position)) + np.int64(self._key.offset)
+        noise = philox.noise16(elements, self._key.seed, self._key.step, self._key.tensor_id, expr.site)
+        if expr.type == INT:
+            return np.add(low, np.right_shift(np.multiply(noise, np.subtract(high, low)), 16))
+        fraction = noise.astype(np.float32) * np.float32(2.0**-16)
+        return np.add(low, np.multiply(np.subtract(high, low), fraction))
+
+    def _reduce(self, expr: nodes.Reduce) -> Value:
+        init, values = self.eval(expr.init), self.eval(expr.source)
+        if not isinstance(expr.source.type, Array):
+            raise TypeError(f"a Reduce needs a vector. Received: {expr.source.type}")
+        if expr.type == FLOAT:
+            return reduction.reduce_float(expr.reducer, init, semantics.convert(values, expr.source.type.element, FLOAT))
+        return reduction.reduce_int(expr.reducer, init, values)
+
+
+class Reference:
+    """A codec that runs in NumPy, with chunks and prefixes.
+
+    Raises ValueError for parameters that are unknown, missing or out of range.
+    """
+
+    def __init__(self, program: nodes.Program, **params: float) -> None:
+        """`params`: values by name; the others take their defaults."""
+        self.program = program
+        self.params = packet.parameter_values(program, params)
+        self.codec_hash = packet.codec_hash(program, self.params)
+
+    def _start(self, key: Key) -> Interpreter:
+        values = {}
+        for param in self.program.params:
+            value = self.params[param.var.name]
+            values[param.var] = semantics.constant(value if param.var.type == FLOAT else int(value), param.var.type)
+        return Interpreter(values, key)
+
+    def encode_body(self, gradient: Floats, key: Key) -> bytes:
+        """The body of the packet of one chunk."""
+        encode = self.program.encode
+        if encode is None:
+            raise ValueError(f"{self.program.name} has no Encode")
+        with semantics.quiet():
+            interpreter = self._start(key)
+            interpreter.bind(encode.gradient, gradient)
+            interpreter.run(encode.lets)
+            parts = []
+            for value in encode.fields:
+                width = interpreter.width(value.type)
+                found = np.atleast_1d(interpreter.eval(value))
+                is_float = value.type in (FLOAT, Array(FLOAT))
+                parts.append(found.astype("<f4").tobytes() if is_float else bits.pack(found.astype(np.int64), width))
+        return b"".join(parts)
+
+    def _layout(self, interpreter: Interpreter, n: int) -> list[tuple[int, int]]:
+        """Number of elements and bits of an element, for each field of a packet of n elements."""
+        decode, encode = self.program.decode, self.program.encode
+        if decode is not None:
+            interpreter.bind(decode.gradient, np.broadcast_to(np.float32(0), (n,)))
+            fields = [(item.var.type, item.size) for item in decode.fields]
+        elif encode is not None:
+            interpreter.bind(encode.gradient, np.broadcast_to(np.float32(0), (n,)))
+            fields = [(value.type, size) for value, size in zip(encode.fields, encode.sizes, strict=True)]
+        else:
+            raise ValueError(f"{self.program.name} has no function")
+        return [
+            (1 if size is None else max(0, int(interpreter.eval(size))), interpreter.width(kind))
+            for kind, size in fields
+        ]
+
+    def body_bytes(self, n: int) -> int:
+        """Bytes of the body of a chunk of n elements."""
+        with semantics.quiet():
+            layout = self._layout(self._start(Key(0, 0, 0, 0)), n)
+        return sum(bits.packed_bytes(count, width) for count, width in layout)
+
+    def decode_body(self, body: bytes, n: int) -> Floats:
+        """The n values of one chunk; raises PacketError."""
+        decode = self.program.decode
+        if decode is None:
+            raise ValueError(f"{self.program.name} has no Decode")
+        with semantics.quiet():
+            interpreter = self._start(Key(0, 0, 0, 0))
+            layout = self._layout(interpreter, n)
+            expected = sum(bits.packed_bytes(count, width) for count, width in layout)
+            if len(body) != expected:
+                raise PacketError(f"the body of {n} elements must have {expected} bytes. Received: {len(body)}")
+            at = 0
+            for item, (count, width) in zip(decode.fields, layout, strict=True):
+                size = bits.packed_bytes(count, width)
+                value = self._read(body[at : at + size], item.var.type, count, width)
+                at += size
+                if item.equals is not None and value != interpreter.eval(nodes.Ref(item.var.type, item.var.span, item.equals)):
+                    raise PacketError(f"the packet must have {item.var.name} = {self.params[item.equals.name]:g}. Received: {value}")
+                interpreter.bind(item.var, value)
+            interpreter.run(decode.lets)
+            return np.array(interpreter.eval(decode.result), np.float32)
+
+    def _read(self, data: bytes, kind: Type, count: int, width: int) -> Value:
+        element = kind.element if isinstance(kind, Array) else kind
+        if element == FLOAT:
+            values: Value = np.frombuffer(data, "<f4", count).astype(np.float32)
+        else:
+            values = bits.unpack(data, count, width)
+        return values if isinstance(kind, Array) else values[0]
+
+    def encode(
+        self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0
+    ) -> Bytes:
+        """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]."""
+        if x.dtype != np.float32 or x.ndim != 1:
+            raise ValueError(f"`x` must be a float32 vector. Received: {x.dtype} of shape {x.shape}")
+        parts = []
+        start = 0
+        for size in packet.chunk_sizes(x.size):
+            key = Key(seed, step, tensor_id, offset + start)
+            parts += [packet.prefix(self.codec_hash, size), self.encode_body(x[start : start + size], key)]
+            start += size
+        return np.frombuffer(b"".join(parts), np.uint8).copy()
+
+    def decode(self, packets: Bytes, n: int) -> Floats:
+        """The float32 vector [n] in `packets` (uint8); raises PacketError."""
+        if packets.dtype != np.uint8 or packets.ndim != 1:
+            raise ValueError(f"`packets` must be a uint8 vector. Received: {packets.dtype} of shape {packets.shape}")
+        expected = self.wire_bytes(n)
+        if packets.size != expected:
+            raise PacketError(f"packets of {n} elements must have {expected} bytes. Received: {packets.size}")
+        data = packets.tobytes()
+        out = np.empty(n, np.float32)
+        at = start = 0
+        for size in packet.chunk_sizes(n):
+            packet.check_prefix(data[at : at + packet.PREFIX.size], self.codec_hash, size)
+            at += packet.PREFIX.size
+            body = self.body_bytes(size)
+            out[start : start + size] = self.decode_body(data[at : at + body], size)
+            at += body
+            start += size
+        return out
+
+    def wire_bytes(self, n: int) -> int:
+        """Bytes of the packets of n elements, prefixes included."""
+        return sum(packet.PREFIX.size + self.body_bytes(size) for size in packet.chunk_sizes(n))

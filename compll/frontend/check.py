@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree to a typed program: the bodies of both functions, and the fields of the packet.
+
+    void XEncode(float* gradient, uint8* packet, scalars...)   ends with   packet = concat(...)
+    void XDecode(uint8* packet, float* gradient, scalars...)   holds       extract(packet, ...)   and   gradient = vector
+
+Decode extracts fields of the types that Encode concatenates, in that order; their lengths are those of Encode. What
+expressions and statements mean is in lower.py and statements.py, what a codec shows outside in interface.py.
+"""
+
+from compll.errors import Report
+from compll.frontend import ast
+from compll.frontend.interface import Interface, read_interface
+from compll.frontend.lower import Frame, Refused
+from compll.frontend.scope import Scope, Variable, nearest
+from compll.frontend.statements import new_statements
+from compll.ir import nodes
+from compll.ir.sizes import size_of
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
+from compll.source import Span
+
+
+def check(tree: ast.File, name: str, report: Report) -> nodes.Program | None:
+    """The program that a tree describes; findings go to `report`. None only when something was found."""
+    interface = read_interface(tree, report)
+    if interface is None:
+        return None
+    encode = None if interface.encode is None else _Encoder(interface.encode, interface, report).run()
+    decode = None
+    if interface.decode is not None:
+        decode = _Decoder(interface.decode, interface, report, encode).run()
+    return nodes.Program(name, interface.prefix, tuple(interface.params), encode, decode)
+
+
+class _Body:
+    """A function while it is lowered: its scope, and the lowerer of its statements."""
+
+    def __init__(self, tree: ast.Function, interface: Interface, report: Report, gradient_at: int) -> None:
+        self.tree = tree
+        self.interface = interface
+        self.report = report
+        self.params = frozenset(param.var for param in interface.params)
+        self.statements = new_statements(report, self.params)
+        self.lower = self.statements.lowerer
+        self.frame = Frame(Scope(), [])
+        names = self.frame.scope.names
+        for param in interface.params:
+            var = param.var
+            names[var.name] = Variable(var.type, "parameter", var.span, nodes.Ref(var.type, var.span, var))
+        gradient, packet = tree.parameters[gradient_at], tree.parameters[1 - gradient_at]
+        self.gradient = gradient.name
+        self.packet = packet.name
+        whole = nodes.Ref(Array(FLOAT), gradient.span, interface.gradient)
+        if gradient_at == 0:
+            names[gradient.name] = Variable(Array(FLOAT), "parameter", gradient.span, whole)
+        else:
+            names[gradient.name] = Variable(Array(FLOAT), "output", gradient.span, None, whole)
+        names[packet.name] = Variable(Array(UInt(8)), "packet", packet.span, None)
+
+    def refuse_formless(self, kind: Type, span: Span) -> None:
+        """Refuses a field that is neither float nor uint: how wide `int` is in a packet should be written down."""
+        element = kind.element if isinstance(kind, Array) else kind
+        if element in (INT, BOOL):
+            help_line = "help: give it a type with a width, such as `uint32 x = ...;`"
+            raise self.lower.refuse("E510", f"a value of type `{kind}` has no form in a packet", span, help_line)
+
+
+class _Encoder(_Body):
+    def __init__(self, tree: ast.Function, interface: Interface, report: Report) -> None:
+        super().__init__(tree, interface, report, gradient_at=0)
+
+    def run(self) -> nodes.Encode | None:
+        fields: tuple[nodes.Expr, ...] | None = None
+        has_concat = False
+        for number, statement in enumerate(self.tree.body):
+            is_concat = isinstance(statement, ast.Assign) and statement.name == self.packet
+            has_concat = has_concat or is_concat
+            try:
+                if isinstance(statement, ast.Assign) and is_concat:
+                    if number != len(self.tree.body) - 1:
+                        message = f"`{self.packet}` must be assigned once, by the last statement"
+                        raise self.lower.refuse("E504", message, statement.span)
+                    fields = self._concat(statement)
+                else:
+                    self.statements.run(statement, self.frame)
+            except Refused:
+                self.statements.poison(statement, self.frame)
+        if not has_concat:
+            message = f"`{self.tree.name}` does not end with `{self.packet} = concat(...)`"
+            self.report.add("E504", message, self.tree.end)
+        if fields is None:
+            return None
+        lets = tuple(self.frame.lets)
+        known = self.lower.lets
+        sizes = tuple(size_of(value, known, self.params, {}) if isinstance(value.type, Array) else None for value in fields)
+        return nodes.Encode(self.tree.name, self.interface.gradient, lets, fields, sizes, self.tree.span)
+
+    def _concat(self, statement: ast.Assign) -> tuple[nodes.Expr, ...]:
+        call = statement.value
+        if not isinstance(call, ast.Call) or call.name != "concat":
+            help_line = f"help: `{self.packet} = concat(a, b, ...);`"
+            raise self.lower.refuse("E504", f"`{self.packet}` can only be made by `concat`", call.span, help_line)
+        if not call.arguments:
+            raise self.lower.refuse("E303", "`concat` takes at least one argument", call.span)
+        fields = []
+        for argument in call.arguments:
+            value = self.lower.expr(argument, self.frame)
+            self.refuse_formless(value.type, argument.span)
+            fields.append(value)
+        return tuple(fields)
+
+
+class _Decoder(_Body):
+    def __init__(self, tree: ast.Function, interface: Interface, report: Report, encode: nodes.Encode | None) -> None:
+        super().__init__(tree, interface, report, gradient_at=1)
+        self.encode = encode
+        self.fields: tuple[nodes.Field, ...] | None = None
+        self.result: nodes.Expr | None = None
+
+    def run(self) -> nodes.Decode | None:
+        is_refused = False
+        for number, statement in enumerate(self.tree.body):
+            call = statement.value if isinstance(statement, ast.Evaluate) else None
+            try:
+                if isinstance(call, ast.Call) and call.name == "extract":
+                    self._extract(call)
+                elif isinstance(statement, ast.Assign) and statement.name == self.gradient:
+                    if number != len(self.tree.body) - 1 or self.result is not None:
+                        message = f"`{self.gradient}` must be assigned once, by the last statement"
+                        raise self.lower.refuse("E505", message, statement.span)
+                    self._assign(statement)
+                else:
+                    self.statements.run(statement, self.frame)
+            except Refused:
+                is_refused = True
+                self.statements.poison(statement, self.frame)
+        if is_refused:
+            return None
+        if self.fields is None or self.result is None:
+            what = f"`extract` from `{self.packet}`" if self.fields is None else f"assign `{self.gradient}`"
+            self.report.add("E505", f"`{self.tree.name}` does not {what}", self.tree.end)
+            return None
+        lets = tuple(self.frame.lets)
+        gradient = self.interface.gradient
+        return nodes.Decode(self.tree.name, gradient, self.fields, lets, self.result, self.tree.span)
+
+    def _whole(self, span: Span) -> nodes.Expr:
+        gradient = self.interface.gradient
+        return nodes.Size(INT, span, nodes.Ref(gradient.type, span, gradient))
+
+    def _extract(self, call: ast.Call) -> None:
+        if self.fields is not None:
+            raise self.lower.refuse("E505", "only one `extract` reads the packet", call.span)
+        first = call.arguments[0] if call.arguments else None
+        if len(call.arguments) < 2 or not isinstance(first, ast.Name) or first.name != self.packet:
+            raise self.lower.refuse("E303", f"the form is `extract({self.packet}, a, b, ...)`", call.span)
+        targets = [self._target(argument) for argument in call.arguments[1:]]
+        sizes = self._sizes([var.type for var, _ in targets], call.span)
+        fields = []
+        for (var, equals), size in zip(targets, sizes, strict=True):
+            fields.append(nodes.Field(var, size, equals))
+            if size is not None:
+                self.lower.sizes[var] = size
+            if var.name == self.gradient:
+                self._finish(nodes.Ref(var.type, var.span, var))
+        self.fields = tuple(fields)
+
+    def _target(self, argument: ast.Expr) -> tuple[nodes.Var, nodes.Var | None]:
+        """The variable that a field goes to, and the parameter that it must equal."""
+        if not isinstance(argument, ast.Name):
+            raise self.lower.refuse("E206", "`extract` takes the names of variables", argument.span)
+        found = self.frame.scope.find(argument.name)
+        if not isinstance(found, Variable):
+            help_lines = nearest(argument.name, self.frame.scope.all_names())
+            raise self.lower.refuse("E201", f"unknown name `{argument.name}`", argument.span, *help_lines)
+        if found.kind == "packet" or (found.kind == "local" and found.value is not None):
+            message = f"`{argument.name}` cannot be extracted: it is a value already"
+            raise self.lower.refuse("E206", message, argument.span)
+        self.refuse_formless(found.type, argument.span)
+        var = nodes.Var(argument.name, found.type, argument.span)
+        if found.kind == "local":
+            value = nodes.Ref(found.type, argument.span, var)
+            self.frame.scope.names[argument.name] = found.assigned(value)
+        is_param = found.kind == "parameter" and isinstance(found.value, nodes.Ref)
+        return var, found.value.var if is_param and isinstance(found.value, nodes.Ref) else None
+
+    def _sizes(self, kinds: list[Type], span: Span) -> list[nodes.Expr | None]:
+        """Lengths of the fields, None for scalars: those of Encode, or that of the gradient when there is none."""
+        vectors = [kind for kind in kinds if isinstance(kind, Array)]
+        if self.encode is None:
+            if len(vectors) > 1 and self.interface.encode is None:
+                note = "note: their lengths are not known"
+                raise self.lower.refuse("E506", "without an Encode, only one vector can be extracted", span, note)
+            return [self._whole(span) if isinstance(kind, Array) else None for kind in kinds]
+        written = self.encode.fields
+        if [value.type for value in written] != kinds:
+            was = ", ".join(str(value.type) for value in written)
+            message = f"`{self.tree.name}` extracts ({', '.join(map(str, kinds))})"
+            note = f"note: `{self.encode.name}` concatenates ({was})"
+            raise self.lower.refuse("E506", message, span, note)
+        return list(self.encode.sizes)
+
+    def _assign(self, statement: ast.Assign) -> None:
+        value = self.statements.value_for(Array(FLOAT), statement.value, self.frame)
+        self._finish(value)
+
+    def _finish(self, value: nodes.Expr) -> None:
+        size = size_of(value, self.lower.lets, self.params, self.lower.sizes)
+        if size != self._whole(value.span):
+            message = f"this vector does not have `{self.gradient}.size` elements"
+            raise self.lower.refuse("E508", message, value.span)
+        self.result = value

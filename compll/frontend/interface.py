@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a specification shows to the outside: which functions it has, and which parameters they take.
+
+Parameters are the scalars after the two vectors, in that order; a `param` block named like the codec gives them
+defaults and ranges. Without one, a parameter has no default, and its range is that of its type.
+"""
+
+import re
+from dataclasses import dataclass
+
+from compll.errors import Report
+from compll.frontend import ast
+from compll.frontend.lower import MAX_FLOAT
+from compll.frontend.scope import nearest
+from compll.ir import nodes
+from compll.ir.types import FIXED_WIDTHS, FLOAT, INT, Array, Type, UInt
+
+# Attributes and inputs that the generated operations have anyway.
+RESERVED = (
+    *("gradient", "packet", "packets", "residual", "new_residual", "seed", "step"),
+    *("tensor_id", "offset", "num_elements"),
+)
+# Integers travel as binary64.
+_MAX_INT = 2**53
+
+
+@dataclass
+class Interface:
+    """The outside of a codec.
+
+    `gradient` stands for the gradient of both functions: what Encode reads, and what Decode knows the size of.
+    """
+
+    prefix: str
+    gradient: nodes.Var
+    params: list[nodes.Param]
+    encode: ast.Function | None
+    decode: ast.Function | None
+
+
+def read_interface(tree: ast.File, report: Report) -> Interface | None:
+    """The interface of a file; findings go to `report`, None when there is no function to go on with."""
+    found: dict[str, ast.Function] = {}
+    prefix = ""
+    for function in tree.functions:
+        kind = function.name[-6:]
+        stem = function.name[:-6]
+        if kind not in ("Encode", "Decode") or not re.fullmatch(r"[A-Z][A-Za-z0-9]*", stem):
+            help_line = "help: functions are called XEncode and XDecode, where X begins with a capital letter"
+            report.add("E501", f"`{function.name}` is neither an Encode nor a Decode", function.span, help_line)
+            continue
+        if kind in found or (found and stem != prefix):
+            first = next(iter(found.values()))
+            note = f"note: `{first.name}` is on line {report.line(first.span)}; one file holds one codec"
+            report.add("E503", f"`{function.name}` is one function too many", function.span, note)
+            continue
+        prefix = stem
+        if _has_signature(function, kind, report):
+            found[kind] = function
+    if not tree.functions:
+        help_line = "help: `void XEncode(float* gradient, uint8* compressed) { ... }`"
+        report.add("E509", "this file has no function", tree.span, help_line)
+    if not found:
+        return None
+    encode, decode = found.get("Encode"), found.get("Decode")
+    lead = encode or decode
+    if lead is None:
+        return None
+    gradient = lead.parameters[0 if encode else 1]
+    var = nodes.Var(gradient.name, Array(FLOAT), gradient.span)
+    interface = Interface(prefix, var, _read_params(lead, tree, prefix, report), encode, decode)
+    if encode is not None and decode is not None:
+        _compare(encode, decode, report)
+    return interface
+
+
+def scalar_type(tree: ast.TypeName) -> Type | None:
+    """The type of a scalar parameter, or None when it cannot be one."""
+    if tree.is_array or tree.width is not None:
+        return None
+    if tree.name in FIXED_WIDTHS:
+        return UInt(FIXED_WIDTHS[tree.name])
+    return {"float": FLOAT, "int": INT}.get(tree.name)
+
+
+def _has_signature(function: ast.Function, kind: str, report: Report) -> bool:
+    vectors = ("float*", "uint8*") if kind == "Encode" else ("uint8*", "float*")
+    given = [_spelled(parameter.type) for parameter in function.parameters]
+    form = f"void {function.name}({vectors[0]}, {vectors[1]}, scalars...)"
+    if _spelled(function.result) != "void" or tuple(given[:2]) != vectors:
+        shown = f"{_spelled(function.result)} {function.name}({', '.join(given)})"
+        report.add("E502", f"expected `{form}`, found `{shown}`", function.span)
+        return False
+    for parameter in function.parameters[2:]:
+        if scalar_type(parameter.type) is None:
+            message = f"`{parameter.name}` must be a float, an int or one of {', '.join(FIXED_WIDTHS)}"
+            report.add("E502", message, parameter.type.span)
+            return False
+    names = [parameter.name for parameter in function.parameters]
+    for number, parameter in enumerate(function.parameters):
+        if parameter.name in names[:number]:
+            report.add("E203", f"`{parameter.name}` is declared twice", parameter.span)
+            return False
+    for parameter in function.parameters[2:]:
+        if parameter.name in RESERVED or parameter.name.startswith("_"):
+            note = f"note: the generated operations use {', '.join(RESERVED)} themselves"
+            report.add("E603", f"`{parameter.name}` cannot be the name of a parameter", parameter.span, note)
+    return True
+
+
+def _spelled(tree: ast.TypeName) -> str:
+    return f"{tree.name}{'<...>' if tree.width is not None else ''}{'*' if tree.is_array else ''}"
+
+
+def _compare(encode: ast.Function, decode: ast.Function, report: Report) -> None:
+    one = [(_spelled(p.type), p.name) for p in encode.parameters[2:]]
+    two = [(_spelled(p.type), p.name) for p in decode.parameters[2:]]
+    if one != two:
+        shown = [", ".join(f"{kind} {name}" for kind, name in params) or "none" for params in (one, two)]
+        message = f"`{decode.name}` takes other parameters: {shown[1]}"
+        report.add("E507", message, decode.span, f"note: `{encode.name}` takes: {shown[0]}")
+
+
+def _read_params(function: ast.Function, tree: ast.File, prefix: str, report: Report) -> list[nodes.Param]:
+    fields: dict[str, ast.ParamField] = {}
+    types = {parameter.name: parameter.type for parameter in function.parameters[2:]}
+    for number, block in enumerate(tree.blocks):
+        if block.name != prefix:
+            help_lines = nearest(block.name, [prefix]) or (f"note: this file's codec is `{prefix}`",)
+            report.add("E601", f"`{block.name}` is not the codec of this file", block.span, *help_lines)
+            continue
+        if any(earlier.name == block.name for earlier in tree.blocks[:number]):
+            report.add("E203", f"a second `param {block.name}`", block.span)
+            continue
+        for item in block.fields:
+            if item.name not in types:
+                help_lines = nearest(item.name, types)
+                report.add("E601", f"`{function.name}` has no parameter `{item.name}`", item.span, *help_lines)
+            elif _spelled(item.type) != _spelled(types[item.name]):
+                was = _spelled(types[item.name])
+                message = f"`{item.name}` is `{_spelled(item.type)}` here and `{was}` in `{function.name}`"
+                report.add("E601", message, item.type.span)
+            elif item.name in fields:
+                report.add("E203", f"`{item.name}` is declared twice", item.span)
+            else:
+                fields[item.name] = item
+    params = []
+    for parameter in function.parameters[2:]:
+        kind = scalar_type(parameter.type)
+        if kind is not None:
+            var = nodes.Var(parameter.name, kind, parameter.span)
+            params.append(_limits(var, fields.get(parameter.name), report))
+    return params
+
+
+def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> nodes.Param:
+    if isinstance(var.type, UInt) and isinstance(var.type.bits, int):
+        low, high = 0.0, float((1 << var.type.bits) - 1)
+    else:
+        low, high = (-MAX_FLOAT, MAX_FLOAT) if var.type == FLOAT else (-float(_MAX_INT), float(_MAX_INT))
+    if item is None:
+        return nodes.Param(var, low, high, None)
+    type_low, type_high = low, high
+    for number in (item.low, item.high, item.default):
+        if number is None:
+            continue
+        if var.type != FLOAT and isinstance(number.value, float):
+            report.add("E602", f"`{var.name}` is an integer", number.span)
+        elif not type_low <= number.value <= type_high:
+            report.add("E602", f"a `{var.type}` holds {type_low:.9g} to {type_high:.9g}", number.span)
+    if item.low is not None and item.high is not None:
+        low, high = float(item.low.value), float(item.high.value)
+        if low > high:
+            report.add("E602", f"the range [{low:.9g}, {high:.9g}] is empty", item.low.span.to(item.high.span))
+    if item.default is None:
+        return nodes.Param(var, low, high, None)
+    default = float(item.default.value)
+    if not low <= default <= high:
+        report.add("E602", f"the default must be in [{low:.9g}, {high:.9g}]", item.default.span)
+    return nodes.Param(var, low, high, default)

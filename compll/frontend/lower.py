@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions: from the untyped tree to typed IR.
+
+Conversions that the language makes by itself become Convert nodes here, so later stages see operands of equal types.
+An error is reported where it is found and unwinds to the statement (`Refused`), which goes on with the next one.
+
+Lambdas are lowered at each use, with the values that their captured variables have there (`[&]` captures by reference),
+and once more at their definition, so that unused ones are checked too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compll.errors import Report
+from compll.frontend import ast
+from compll.frontend.scope import Function, Scope, Variable, nearest
+from compll.ir import nodes, semantics
+from compll.ir.reducers import REDUCERS, recognise
+from compll.ir.sizes import DataDependentError, scalar_of
+from compll.ir.types import BOOL, FIXED_WIDTHS, FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt, joined
+from compll.source import Span
+
+MATH = {"abs": 1, "sqrt": 1, "floor": 1, "ceil": 1, "round": 1, "min": 2, "max": 2}
+VECTOR = ("map", "reduce", "range")
+STATEMENTS = ("concat", "extract")
+LATER = ("sort", "filter", "top_k", "scatter", "gather", "zip", "scan", "state", "histogram", "sample")
+BUILT_IN = (*MATH, *VECTOR, *STATEMENTS, "random")
+MAX_FLOAT = float(np.finfo(np.float32).max)
+_MAX_EXPANSION = 20_000
+
+
+class Refused(Exception):  # noqa: N818 - control flow of the front end, never seen outside
+    """Unwinds to the statement after an error that has been reported."""
+
+
+@dataclass
+class Frame:
+    """Where expressions are being lowered: names, the lets made so far, and what is allowed here.
+
+    Attributes:
+        position: in the lambda of a `map`, the element's number; None elsewhere.
+        lenient: a lambda is only being looked at, so captured variables need no value yet.
+    """
+
+    scope: Scope
+    lets: list[nodes.Let]
+    is_lambda: bool = False
+    position: nodes.Expr | None = None
+    lenient: bool = False
+
+
+class Lowerer:
+    """Lowers the expressions of one function.
+
+    `run_lambda` lowers the statements of a lambda; it is passed in because statements are built on expressions.
+    """
+
+    def __init__(
+        self,
+        report: Report,
+        params: frozenset[nodes.Var],
+        run_lambda: Callable[[ast.Lambda, Frame, Type], nodes.Expr],
+    ) -> None:
+        """`params`: the scalar parameters of the codec, which widths and lengths may depend on."""
+        self.report = report
+        self.params = params
+        self.lets: dict[nodes.Var, nodes.Expr] = {}
+        self.sizes: dict[nodes.Var, nodes.Expr] = {}
+        self._run_lambda = run_lambda
+        self._sites: dict[int, int] = {}
+        self._budget = _MAX_EXPANSION
+
+    def refuse(self, code: str, message: str, span: Span, *notes: str) -> Refused:
+        """Reports an error; the caller raises what is returned."""
+        self.report.add(code, message, span, *notes)
+        return Refused()
+
+    def bind(self, frame: Frame, name: str, value: nodes.Expr, span: Span) -> nodes.Expr:
+        """Gives a new variable a value; returns the reference to it."""
+        var = nodes.Var(name, value.type, span)
+        frame.lets.append(nodes.Let(var, value, span))
+        self.lets[var] = value
+        return nodes.Ref(value.type, span, var)
+
+    # Types.
+
+    def type_of(self, tree: ast.TypeName, frame: Frame) -> Type:
+        """The type that a type name stands for."""
+        if tree.width is not None and tree.name != "uint":
+            raise self.refuse("E304", f"`{tree.name}` takes no width", tree.span, "help: `uint<...>` does")
+        if tree.name == "uint":
+            element: Type = UInt(self._width(tree, frame))
+        elif tree.name in FIXED_WIDTHS:
+            element = UInt(FIXED_WIDTHS[tree.name])
+        elif tree.name in ("float", "int"):
+            element = FLOAT if tree.name == "float" else INT
+        else:
+            known = ("float", "int", "uint<expr>", *FIXED_WIDTHS)
+            raise self.refuse(
+                "E208",
+                f"`{tree.name}` is not a type of a value",
+                tree.span,
+                *(nearest(tree.name, known) or (f"note: the types are {', '.join(known)}, and vectors of them",)),
+            )
+        return Array(element) if tree.is_array else element
+
+    def _width(self, tree: ast.TypeName, frame: Frame) -> int | nodes.Expr:
+        if tree.width is None:
+            raise self.refuse("E304", "`uint` needs a width", tree.span, "help: `uint32`, or `uint<expr>`")
+        width = self.scalar(tree.width, frame)
+        if width.type == FLOAT:
+            raise self.refuse("E304", "the width of `uint` must be an integer", tree.width.span)
+        try:
+            width = scalar_of(self.convert(width, INT), self.lets, self.params, self.sizes)
+        except DataDependentError as error:
+            note = "note: the packet's layout must be known before its contents"
+            raise self.refuse("E304", "a width must be made of numbers and parameters", error.span, note) from error
+        value = _constant(width)
+        if value is None:
+            return width
+        if not 1 <= value <= MAX_PACKED_BITS:
+            message = f"a width must be from 1 to {MAX_PACKED_BITS}. Received: {value}"
+            raise self.refuse("E304", message, tree.width.span)
+        return value
+
+    # Conversions.
+
+    def convert(self, value: nodes.Expr, target: Type) -> nodes.Expr:
+        """A scalar as another scalar type."""
+        if value.type == target:
+            return value
+        return nodes.Convert(target, value.span, value)
+
+    def number(self, value: nodes.Expr) -> nodes.Expr:
+        """A scalar as what is computed with: Float or Int."""
+        return value if value.type == FLOAT else self.convert(value, INT)
+
+    def scalar(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
+        """Lowers an expression that must not be a vector."""
+        value = self.expr(tree, frame)
+        if isinstance(value.type, Array):
+            raise self.refuse("E301", f"expected a scalar, found a vector of type `{value.type}`", tree.span)
+        return value
+
+    def condition(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
+        """Lowers an expression that is used as a condition."""
+        return self.convert(self.scalar(tree, frame), BOOL)
+
+    def integer(self, tree: ast.Expr, frame: Frame, what: str) -> nodes.Expr:
+        """Lowers an expression that must be an integer."""
+        value = self.scalar(tree, frame)
+        if value.type == FLOAT:
+            raise self.refuse("E301", f"{what} must be an integer, found a `float`", tree.span)
+        return self.convert(value, INT)
+
+    # Expressions.
+
+    def expr(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:  # noqa: PLR0911 - one line per kind of node
+        """Lowers any expression."""
+        self._budget -= 1
+        if self._budget < 0:
+            # Lambdas that call lambdas can grow without bound; a specification is a page of text.
+            raise self.refuse("E102", f"more than {_MAX_EXPANSION} operations once lambdas are expanded", tree.span)
+        match tree:
+            case ast.Number():
+                return self._literal(tree)
+            case ast.Name():
+                return self._name(tree, frame)
+            case ast.Unary():
+                return self._unary(tree, frame)
+            case ast.Binary():
+                return self._binary(tree, frame)
+            case ast.Ternary():
+                condition = self.condition(tree.condition, frame)
+                yes, no = self.scalar(tree.yes, frame), self.scalar(tree.no, frame)
+                kind = yes.type if yes.type == no.type else joined(yes.type, no.type)
+                return nodes.Select(kind, tree.span, condition, self.convert(yes, kind), self.convert(no, kind))
+            case ast.Index():
+                base = self.expr(tree.base, frame)
+                if not isinstance(base.type, Array):
+                    raise self.refuse("E307", f"a `{base.type}` cannot be indexed", tree.base.span)
+                index = self.integer(tree.index, frame, "an index")
+                return nodes.Index(base.type.element, tree.span, base, index)
+            case ast.Field():
+                return self._field(tree, frame)
+            case ast.Call():
+                return self._call(tree, frame)
+            case _:
+                raise self.refuse("E301", "a lambda is not a value", tree.span, "help: `lambda_func name = [&]...`")
+
+    def _literal(self, tree: ast.Number) -> nodes.Expr:
+        if isinstance(tree.value, int):
+            return nodes.Const(INT, tree.span, tree.value)
+        if abs(tree.value) > MAX_FLOAT:
+            raise self.refuse("E308", f"a `float` holds at most {MAX_FLOAT:.9g}", tree.span)
+        return nodes.Const(FLOAT, tree.span, float(np.float32(tree.value)))
+
+    def _name(self, tree: ast.Name, frame: Frame) -> nodes.Expr:
+        found = frame.scope.find(tree.name)
+        if found is None:
+            if tree.name in LATER:
+                raise self._later(tree.name, tree.span)
+            raise self.refuse(
+                "E201", f"unknown name `{tree.name}`", tree.span, *nearest(tree.name, frame.scope.all_names())
+            )
+        if isinstance(found, Function):
+            message = f"`{tree.name}` is a lambda, not a value"
+            raise self.refuse("E301", message, tree.span, f"help: call it, as in `{tree.name}(x)`")
+        if found.kind == "packet":
+            message = f"`{tree.name}` is a packet: it can only be made by `concat` and read by `extract`"
+            raise self.refuse("E301", message, tree.span)
+        if found.value is None:
+            if frame.lenient and found.kind == "captured" and not isinstance(found.type, Array):
+                return nodes.Const(found.type, tree.span, 0)
+            if found.kind == "output":
+                note = f"note: it is what this function makes; only `{tree.name}.size` is known"
+                raise self.refuse("E205", f"`{tree.name}` has no value yet", tree.span, note)
+            if frame.lenient and found.kind == "captured":
+                return nodes.Ref(found.type, tree.span, nodes.Var(tree.name, found.type, tree.span))
+            raise self.refuse("E205", f"`{tree.name}` is read before it has a value on every path", tree.span)
+        return replace(found.value, span=tree.span)
+
+    def _unary(self, tree: ast.Unary, frame: Frame) -> nodes.Expr:
+        if tree.op == "!":
+            return nodes.Unary(BOOL, tree.span, "!", self.condition(tree.operand, frame))
+        value = self.number(self.scalar(tree.operand, frame))
+        if tree.op == "+":
+            return value
+        if tree.op == "~" and value.type == FLOAT:
+            raise self.refuse("E302", "`~` takes integers, found a `float`", tree.span)
+        return nodes.Unary(value.type, tree.span, tree.op, value)
+
+    def _binary(self, tree: ast.Binary, frame: Frame) -> nodes.Expr:
+        if tree.op in ("&&", "||"):
+            left, right = self.condition(tree.left, frame), self.condition(tree.right, frame)
+            return nodes.Binary(BOOL, tree.span, tree.op, left, right)
+        left, right = self.scalar(tree.left, frame), self.scalar(tree.right, frame)
+        kind = joined(left.type, right.type)
+        if kind == FLOAT and tree.op in ("%", "<<", ">>", "&", "|", "^"):
+            message = f"`{tree.op}` takes integers, found `{left.type}` and `{right.type}`"
+            raise self.refuse("E302", message, tree.span)
+        result = BOOL if tree.op in ("<", "<=", ">", ">=", "==", "!=") else kind
+        return nodes.Binary(result, tree.span, tree.op, self.convert(left, kind), self.convert(right, kind))
+
+    def _field(self, tree: ast.Field, frame: Frame) -> nodes.Expr:
+        if tree.name != "size":
+            raise self.refuse("E306", f"unknown field `{tree.name}`", tree.span, "note: vectors have `.size`")
+        if isinstance(tree.base, ast.Name):
+            found = frame.scope.find(tree.base.name)
+            if isinstance(found, Variable) and found.kind == "output":
+                return nodes.Size(INT, tree.span, _output(found))
+        base = self.expr(tree.base, frame)
+        if not isinstance(base.type, Array):
+            raise self.refuse("E306", f"a `{base.type}` has no `.size`", tree.span, "note: vectors have")
+        return nodes.Size(INT, tree.span, base)
+
+    def _call(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
+        found = frame.scope.find(tree.name)
+        if isinstance(found, Function):
+            return self._apply(tree, found, frame)
+        if tree.name in MATH:
+            return self._math(tree, frame)
+        if tree.name == "random":
+            return self._random(tree, frame)
+        if tree.name in VECTOR:
+            if frame.is_lambda:
+                note = "help: compute it before the lambda; the lambda captures it"
+                raise self.refuse("E404", f"`{tree.name}` inside a lambda", tree.name_span, note)
+            arity = {"map": 2, "reduce": 3, "range": 1}[tree.name]
+            self._arity(tree, arity)
+            return {"map": self._map, "reduce": self._reduce, "range": self._range}[tree.name](tree, frame)
+        if tree.name in STATEMENTS:
+            form = "packet = concat(a, b, ...)" if tree.name == "concat" else "extract(packet, a, b, ...)"
+            raise self.refuse("E511", f"`{tree.name}` is not a value", tree.name_span, f"help: `{form};`")
+        if tree.name in LATER:
+            raise self._later(tree.name, tree.name_span)
+        raise self.refuse(
+            "E202", f"unknown function `{tree.name}`", tree.name_span, *nearest(tree.name, [*BUILT_IN, *LATER])
+        )
+
+    def _later(self, name: str, span: Span) -> Refused:
+        note = f"note: this version has {', '.join(sorted(BUILT_IN))}"
+        return self.refuse("E204", f"`{name}` belongs to CompLL, but this version does not have it", span, note)
+
+    def _arity(self, tree: ast.Call, count: int) -> None:
+        if len(tree.arguments) != count:
+            message = f"`{tree.name}` takes {count} argument{'s' if count != 1 else ''}, found {len(tree.arguments)}"
+            raise self.refuse("E303", message, tree.span)
+
+    def _apply(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Expr:
+        self._arity(tree, len(found.tree.parameters))
+        function = self.lambda_(found.tree, frame, frame.position)
+        values = [self.scalar(argument, frame) for argument in tree.arguments]
+        arguments = tuple(self.convert(v, p.type) for v, p in zip(values, function.params, strict=True))
+        return nodes.Apply(function.result.type, tree.span, function, arguments)
+
+    def _math(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
+        self._arity(tree, MATH[tree.name])
+        values = [self.number(self.scalar(argument, frame)) for argument in tree.arguments]
+        if tree.name in ("abs", "min", "max"):
+            kind = FLOAT if any(value.type == FLOAT for value in values) else INT
+        else:
+            kind = FLOAT
+        return nodes.Math(kind, tree.span, tree.name, tuple(self.convert(value, kind) for value in values))
+
+    def _random(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
+        kind = tree.type_argument
+        if kind is None or kind.name not in ("float", "int") or kind.is_array or kind.width is not None:
+            span = tree.name_span if kind is None else kind.span
+            raise self.refuse("E402", "`random` must be `random<float>` or `random<int>`", span)
+        if frame.position is None:
+            note = "note: noise belongs to an element, so it is drawn in the lambda of a `map`"
+            raise self.refuse("E402", "`random` outside the lambda of a `map`", tree.name_span, note)
+        self._arity(tree, 2)
+        site = self._sites.setdefault(tree.span.start, len(self._sites))
+        if kind.name == "int":
+            low, high = (self.integer(argument, frame, "a bound of `random<int>`") for argument in tree.arguments)
+            return nodes.Random(INT, tree.span, low, high, frame.position, site)
+        low, high = (self.convert(self.scalar(argument, frame), FLOAT) for argument in tree.arguments)
+        return nodes.Random(FLOAT, tree.span, low, high, frame.position, site)
+
+    # Vectors.
+
+    def _range(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
+        count = self.integer(tree.arguments[0], frame, "the argument of `range`")
+        try:
+            resolved = scalar_of(count, self.lets, self.params, self.sizes)
+        except DataDependentError as error:
+            note = "note: lengths may depend on parameters and on the gradient's size"
+            raise self.refuse("E403", "this length depends on data", error.span, note) from error
+        return nodes.Range(Array(INT), tree.span, resolved)
+
+    def vector(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
+        """Lowers an expression that must be a vector."""
+        value = self.expr(tree, frame)
+        if not isinstance(value.type, Array):
+            raise self.refuse("E301", f"expected a vector, found a `{value.type}`", tree.span)
+        return value
+
+    def _function(self, tree: ast.Expr, frame: Frame) -> ast.Lambda | str | None:
+        """The lambda or the name of a reducer that an argument is."""
+        if isinstance(tree, ast.Lambda):
+            return tree
+        if isinstance(tree, ast.Name):
+            found = frame.scope.find(tree.name)
+            if isinstance(found, Function):
+                return found.tree
+            if tree.name in REDUCERS:
+                return tree.name
+            if found is None:
+                lambdas = [n for n in frame.scope.all_names() if isinstance(frame.scope.find(n), Function)]
+                help_lines = nearest(tree.name, [*lambdas, *REDUCERS])
+                raise self.refuse("E201", f"unknown name `{tree.name}`", tree.span, *help_lines)
+        return None
+
+    def _map(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
+        source = self.vector(tree.arguments[0], frame)
+        function = self._function(tree.arguments[1], frame)
+        if not isinstance(function, ast.Lambda):
+            raise self.refuse("E305", "`map` takes a lambda", tree.arguments[1].span)
+        if len(function.parameters) != 1:
+            message = f"the lambda of a `map` takes one argument, this one {len(function.parameters)}"
+            raise self.refuse("E305", message, tree.arguments[1].span)
+        position = nodes.Var("i", INT, tree.span)
+        lowered = self.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
+        return nodes.Map(Array(lowered.result.type), tree.span, position, lowered, source)
+
+    def _reduce(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
+        source = self.vector(tree.arguments[0], frame)
+        init = self.number(self.scalar(tree.arguments[1], frame))
+        if not isinstance(source.type, Array):
+            raise Refused
+        element = FLOAT if source.type.element == FLOAT else INT
+        function = self._function(tree.arguments[2], frame)
+        span = tree.arguments[2].span
+        if function is None:
+            raise self.refuse("E305", "`reduce` takes a lambda or the name of a reducer", span)
+        if isinstance(function, str):
+            reducer = function
+            kind = INT if reducer in ("count", "and", "or") else joined(element, init.type)
+        else:
+            reducer, kind = self._reducer(function, element, span, frame)
+        if kind == INT and init.type == FLOAT:
+            raise self.refuse("E301", "this reduction gives an integer; its initial value is a `float`", init.span)
+        return nodes.Reduce(kind, tree.span, reducer, self.convert(init, kind), source)
+
+    def _reducer(self, tree: ast.Lambda, element: Type, span: Span, frame: Frame) -> tuple[str, Type]:
+        if len(tree.parameters) != 2:
+            message = f"the lambda of a `reduce` takes two arguments, this one {len(tree.parameters)}"
+            raise self.refuse("E305", message, span)
+        function = self.lambda_(tree, frame, None)
+        kind, value = function.params[0].type, function.params[1].type
+        reducer = recognise(function)
+        if kind not in (FLOAT, INT) or function.result.type != kind or (value != kind and reducer != "count"):
+            message = "the lambda of a `reduce` must be (float, float) -> float or (int, int) -> int"
+            raise self.refuse("E305", message, span)
+        if value == INT and element == FLOAT:
+            message = "this reducer takes integers, and the vector holds `float`"
+            raise self.refuse("E305", message, span, "help: `map` it to integers first")
+        if reducer is None:
+            note = f"note: accepted are {', '.join(REDUCERS)}, as a name or as a lambda that computes one of them"
+            raise self.refuse("E401", "this function is not an accepted reducer", span, note)
+        if reducer in ("count", "and", "or") and kind == FLOAT:
+            raise self.refuse("E305", f"the reducer `{reducer}` gives an `int`", span)
+        return reducer, kind
+
+    def lambda_(self, tree: ast.Lambda, frame: Frame, position: nodes.Expr | None) -> nodes.Lambda:
+        """Lowers a lambda as it is used in `frame`."""
+        inner = Frame(Scope(frame.scope), [], is_lambda=True, position=position, lenient=frame.lenient)
+        params = []
+        for parameter in tree.parameters:
+            kind = self.type_of(parameter.type, frame)
+            if isinstance(kind, Array):
+                raise self.refuse("E305", "a lambda takes scalars; it captures vectors", parameter.type.span)
+            if parameter.name in inner.scope.names:
+                raise self.refuse("E203", f"`{parameter.name}` is declared twice", parameter.span)
+            var = nodes.Var(parameter.name, kind, parameter.span)
+            params.append(var)
+            value = nodes.Ref(kind, parameter.span, var)
+            inner.scope.names[parameter.name] = Variable(kind, "local", parameter.span, value)
+        kind = self.type_of(tree.result, frame)
+        if isinstance(kind, Array):
+            raise self.refuse("E305", "a lambda returns a scalar", tree.result.span)
+        result = self._run_lambda(tree, inner, kind)
+        return nodes.Lambda(tuple(params), tuple(inner.lets), result, tree.span)
+
+
+def _output(variable: Variable) -> nodes.Expr:
+    if variable.output is None:
+        raise Refused
+    return variable.output
+
+
+def _constant(expr: nodes.Expr) -> int | None:
+    """The value of an Int expression of numbers alone."""
+    with semantics.quiet():
+        value = _evaluate(expr)
+    return None if value is None else int(value)
+
+
+def _evaluate(expr: nodes.Expr) -> semantics.Value | None:
+    match expr:
+        case nodes.Const():
+            return semantics.constant(expr.value, expr.type)
+        case nodes.Unary():
+            operand = _evaluate(expr.operand)
+            return None if operand is None else semantics.unary(expr.op, operand)
+        case nodes.Binary():
+            left, right = _evaluate(expr.left), _evaluate(expr.right)
+            if left is None or right is None:
+                return None
+            return semantics.binary(expr.op, left, right, expr.left.type)
+        case nodes.Math():
+            values = [_evaluate(argument) for argument in expr.arguments]
+            return None if None in values else semantics.math(expr.function, values)
+        case _:
+            return None

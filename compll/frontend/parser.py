@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens to the untyped tree: recursive descent, one method per rule of the grammar.
+
+    file      = { block | function }
+    block     = 'param' NAME '{' { type NAME [ 'in' '[' number ',' number ']' ] [ '=' number ] ';' } '}'
+    function  = type NAME '(' [ type NAME { ',' type NAME } ] ')' body
+    body      = '{' { stmt } '}'
+    stmt      = type NAME [ '=' expr ] ';'  |  NAME '=' expr ';'  |  'if' '(' expr ')' branch [ 'else' branch ]
+              | 'return' [ expr ] ';'  |  expr ';'  |  ';'              (after a lambda the ';' may be left out)
+    branch    = body | stmt
+    type      = NAME [ '<' sum '>' ] [ '*' ]
+    expr      = ternary, with the operators and precedences of C, from '||' down to unary '-' '+' '!' '~'
+    postfix   = primary { '[' expr ']' | '.' NAME }
+    primary   = number | NAME | NAME [ '<' type '>' ] '(' [ expr { ',' expr } ] ')' | '(' expr ')' | lambda
+    lambda    = '[' '&' ']' '(' [ type NAME { ',' type NAME } ] ')' '->' type body
+
+After an error the parser goes on behind the next ';' or before the next '}', so one run reports several errors.
+Depth is bounded: later stages may recurse over the tree.
+"""
+
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from compll.errors import Report
+from compll.frontend import ast
+from compll.frontend.lexer import Token, tokenize
+from compll.source import SourceFile, Span
+
+MAX_DEPTH = 64
+
+TYPE_NAMES = ("void", "float", "int", "uint", "uint1", "uint2", "uint4", "uint8", "uint16", "uint32", "lambda_func")
+_FOREIGN_WORDS = (
+    *("for", "while", "do", "switch", "case", "break", "continue", "goto", "struct", "class", "auto", "const"),
+    *("static", "typedef", "template", "using", "namespace", "new", "delete", "sizeof"),
+)
+_FOREIGN_OPERATORS = ("++", "--", "+=", "-=", "*=", "/=", "%=")
+_PRECEDENCE = {
+    **{"||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, ">": 7, "<=": 7, ">=": 7},
+    **{"<<": 8, ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10, "%": 10},
+}
+_SUM = 9
+
+_Item = TypeVar("_Item")
+
+
+class _Recover(Exception):  # noqa: N818 - control flow inside this module, never seen outside
+    """Unwinds to the nearest rule that can go on after an error that has been reported."""
+
+
+def parse(source: SourceFile, report: Report) -> ast.File:
+    """Parses a file; findings go to `report`, and the tree then holds what could be understood."""
+    return _Parser(tokenize(source, report), report).file()
+
+
+class _Parser:
+    def __init__(self, tokens: list[Token], report: Report) -> None:
+        self._tokens = tokens
+        self._at = 0
+        self._depth = 0
+        self._report = report
+
+    # Tokens.
+
+    @property
+    def _token(self) -> Token:
+        return self._tokens[self._at]
+
+    def _peek(self, distance: int = 1) -> Token:
+        return self._tokens[min(self._at + distance, len(self._tokens) - 1)]
+
+    def _next(self) -> Token:
+        token = self._token
+        if token.kind != "end":
+            self._at += 1
+        return token
+
+    def _is(self, text: str) -> bool:
+        return self._token.kind in ("op", "name") and self._token.text == text
+
+    def _take(self, text: str) -> bool:
+        if self._is(text):
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, text: str, where: str) -> Token:
+        if not self._is(text):
+            self._fail(f"`{text}` {where}")
+        return self._next()
+
+    def _name(self, what: str) -> Token:
+        if self._token.kind != "name" or self._token.text in TYPE_NAMES:
+            self._fail(what)
+        return self._next()
+
+    def _fail(self, expected: str) -> NoReturn:
+        token = self._token
+        if token.kind == "op" and token.text in _FOREIGN_OPERATORS:
+            self._foreign(token)
+        self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span)
+        raise _Recover
+
+    def _foreign(self, token: Token) -> NoReturn:
+        help_line = "help: vectors are worked on with `map` and `reduce`; see docs/compll-language.md"
+        if token.text in _FOREIGN_OPERATORS:
+            help_line = "help: write the assignment out, as in `x = x + 1;`"
+        self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)
+        raise _Recover
+
+    def _nested(self, rule: Callable[[], _Item]) -> _Item:
+        if self._depth >= MAX_DEPTH:
+            self._report.add("E102", f"nested more than {MAX_DEPTH} levels deep", self._token.span)
+            raise _Recover
+        self._depth += 1
+        try:
+            return rule()
+        finally:
+            self._depth -= 1
+
+    def _skip_statement(self) -> None:
+        """Goes behind the next ';' or balanced block of this level, or before the '}' that closes it."""
+        level = 0
+        while self._token.kind != "end":
+            if self._is("{"):
+                level += 1
+            elif self._is("}"):
+                if level == 0:
+                    return
+                level -= 1
+                if level == 0:
+                    self._next()
+                    self._take(";")
+                    return
+            elif self._is(";") and level == 0:
+                self._next()
+                return
+            self._next()
+
+    # Declarations.
+
+    def file(self) -> ast.File:
+        blocks: list[ast.ParamBlock] = []
+        functions: list[ast.Function] = []
+        while self._token.kind != "end":
+            before = self._at
+            try:
+                if self._is("param"):
+                    blocks.append(self._block())
+                else:
+                    functions.append(self._function())
+            except _Recover:
+                self._skip_statement()
+                if self._at == before or self._is("}"):
+                    self._next()
+        return ast.File(Span(0, self._token.span.end), tuple(blocks), tuple(functions))
+
+    def _block(self) -> ast.ParamBlock:
+        self._next()
+        name = self._name("the name of a codec after `param`")
+        self._expect("{", "after the name of a `param` block")
+        fields: list[ast.ParamField] = []
+        while not self._is("}") and self._token.kind != "end":
+            try:
+                fields.append(self._field())
+            except _Recover:
+                self._skip_statement()
+        self._expect("}", "at the end of a `param` block")
+        self._take(";")
+        return ast.ParamBlock(name.span, name.text, tuple(fields))
+
+    def _field(self) -> ast.ParamField:
+        kind = self._type()
+        name = self._name("the name of a parameter")
+        low = high = default = None
+        if self._take("in"):
+            self._expect("[", "before a range")
+            low = self._signed_number()
+            self._expect(",", "between the ends of a range")
+            high = self._signed_number()
+            self._expect("]", "after a range")
+        if self._take("="):
+            default = self._signed_number()
+        self._expect(";", "after a parameter")
+        return ast.ParamField(name.span, kind, name.text, low, high, default)
+
+    def _signed_number(self) -> ast.Number:
+        start = self._token.span
+        sign = -1 if self._take("-") else 1
+        if self._token.kind not in ("int", "float"):
+            self._fail("a number")
+        number = self._number()
+        return ast.Number(start.to(number.span), sign * number.value)
+
+    def _function(self) -> ast.Function:
+        if self._token.kind == "name" and self._token.text in _FOREIGN_WORDS:
+            self._foreign(self._token)
+        result = self._type()
+        name = self._name("the name of a function")
+        parameters = self._parameters()
+        if not self._is("{"):
+            self._fail("`{` before the body of a function")
+        body = self._body()
+        return ast.Function(name.span, result, name.text, parameters, body, self._tokens[self._at - 1].span)
+
+    def _parameters(self) -> tuple[ast.Parameter, ...]:
+        self._expect("(", "before parameters")
+        parameters: list[ast.Parameter] = []
+        while not self._is(")"):
+            if parameters:
+                self._expect(",", "between parameters")
+            kind = self._type()
+            name = self._name("the name of a parameter")
+            parameters.append(ast.Parameter(name.span, kind, name.text))
+        self._next()
+        return tuple(parameters)
+
+    def _type(self) -> ast.TypeName:
+        if self._token.kind != "name":
+            self._fail("a type")
+        name = self._next()
+        width = None
+        span = name.span
+        if self._is("<"):
+            self._next()
+            width = self._nested(lambda: self._binary(_SUM))
+            span = span.to(self._expect(">", "after the width of a type").span)
+        is_array = self._is("*")
+        if is_array:
+            span = span.to(self._next().span)
+        return ast.TypeName(span, name.text, width, is_array)
+
+    # Statements.
+
+    def _body(self) -> tuple[ast.Stmt, ...]:
+        self._expect("{", "before a block")
+        statements: list[ast.Stmt] = []
+        while not self._is("}"):
+            if self._token.kind == "end":
+                self._fail("`}` at the end of a block")
+            try:
+                statement = self._nested(self._statement)
+                if statement is not None:
+                    statements.append(statement)
+            except _Recover:
+                self._skip_statement()
+        self._next()
+        return tuple(statements)
+
+    def _branch(self) -> tuple[ast.Stmt, ...]:
+        if self._is("{"):
+            return self._body()
+        statement = self._nested(self._statement)
+        return () if statement is None else (statement,)
+
+    def _statement(self) -> ast.Stmt | None:
+        token = self._token
+        if self._take(";"):
+            return None
+        if token.kind == "name":
+            if token.text in _FOREIGN_WORDS:
+                self._foreign(token)
+            if token.text == "if":
+                return self._if()
+            if token.text == "return":
+                return self._return()
+            if token.text in TYPE_NAMES or self._peek().kind == "name":
+                return self._declare()
+            if self._peek().kind == "op" and self._peek().text == "=":
+                return self._assign()
+        value = self._expression()
+        self._end_statement(value)
+        return ast.Evaluate(value.span, value)
+
+    def _declare(self) -> ast.Stmt:
+        kind = self._type()
+        name = self._name("the name of a variable")
+        value = None
+        if self._take("="):
+            value = self._expression()
+        self._end_statement(value)
+        return ast.Declare(name.span, kind, name.text, value)
+
+    def _assign(self) -> ast.Stmt:
+        name = self._next()
+        self._next()
+        value = self._expression()
+        self._end_statement(value)
+        return ast.Assign(name.span, name.text, value)
+
+    def _end_statement(self, value: ast.Expr | None) -> None:
+        if isinstance(value, ast.Lambda):
+            self._take(";")
+        else:
+            self._expect(";", "at the end of a statement")
+
+    def _if(self) -> ast.Stmt:
+        start = self._next()
+        self._expect("(", "after `if`")
+        condition = self._expression()
+        self._expect(")", "after a condition")
+        yes = self._branch()
+        no = self._branch() if self._take("else") else ()
+        return ast.If(start.span, condition, yes, no)
+
+    def _return(self) -> ast.Stmt:
+        start = self._next()
+        value = None if self._is(";") else self._expression()
+        self._end_statement(value)
+        return ast.Return(start.span, value)
+
+    # Expressions.
+
+    def _expression(self) -> ast.Expr:
+        return self._nested(self._ternary)
+
+    def _ternary(self) -> ast.Expr:
+        condition = self._binary(1)
+        if not self._take("?"):
+            return condition
+        yes = self._expression()
+        self._expect(":", "between the values of `?`")
+        no = self._expression()
+        return ast.Ternary(condition.span.to(no.span), condition, yes, no)
+
+    def _binary(self, lowest: int) -> ast.Expr:
+        """Operators that bind at least as tightly as `lowest`. A long chain is a deep tree, so it is bounded too."""
+        left = self._unary()
+        for _ in range(MAX_DEPTH):
+            precedence = _PRECEDENCE.get(self._token.text, 0) if self._token.kind == "op" else 0
+            if precedence < lowest or precedence == 0:
+                return left
+            operator = self._next()
+            right = self._nested(lambda bound=precedence + 1: self._binary(bound))  # type: ignore[misc]
+            left = ast.Binary(left.span.to(right.span), operator.text, left, right)
+        self._report.add(
+            "E102", f"more than {MAX_DEPTH} operators in a row", left.span, "help: name a part of it in a variable"
+        )
+        raise _Recover
+
+    def _unary(self) -> ast.Expr:
+        if self._token.kind == "op" and self._token.text in ("-", "+", "!", "~"):
+            operator = self._next()
+            operand = self._nested(self._unary)
+            return ast.Unary(operator.span.to(operand.span), operator.text, operand)
+        return self._postfix()
+
+    def _postfix(self) -> ast.Expr:
+        value = self._primary()
+        for _ in range(MAX_DEPTH):
+            if self._take("["):
+                index = self._expression()
+                end = self._expect("]", "after an index")
+                value = ast.Index(value.span.to(end.span), value, index)
+            elif self._take("."):
+                field = self._name("the name of a field after `.`")
+                value = ast.Field(value.span.to(field.span), value, field.text)
+            else:
+                return value
+        self._report.add("E102", f"more than {MAX_DEPTH} indices in a row", value.span)
+        raise _Recover
+
+    def _primary(self) -> ast.Expr:
+        token = self._token
+        if token.kind in ("int", "float"):
+            return self._number()
+        if self._is("["):
+            return self._lambda()
+        if self._is("("):
+            self._next()
+            value = self._expression()
+            self._expect(")", "to match `(`")
+            return value
+        if token.kind != "name" or (token.text in TYPE_NAMES and token.text != "random"):
+            self._fail("a value")
+        if token.text in _FOREIGN_WORDS:
+            self._foreign(token)
+        self._next()
+        type_argument = None
+        if token.text == "random" and self._take("<"):
+            type_argument = self._type()
+            self._expect(">", "after the type of `random`")
+            if not self._is("("):
+                self._fail("`(` after `random<...>`")
+        if not self._is("("):
+            return ast.Name(token.span, token.text)
+        self._next()
+        arguments: list[ast.Expr] = []
+        while not self._is(")"):
+            if arguments:
+                self._expect(",", "between arguments")
+            arguments.append(self._expression())
+        end = self._next()
+        return ast.Call(token.span.to(end.span), token.text, token.span, type_argument, tuple(arguments))
+
+    def _number(self) -> ast.Number:
+        token = self._next()
+        if token.kind == "float":
+            return ast.Number(token.span, float(token.text))
+        if len(token.text) > 19 or int(token.text) >= 1 << 63:
+            self._report.add("E308", "an integer must be less than 2^63", token.span)
+            return ast.Number(token.span, 0)
+        return ast.Number(token.span, int(token.text))
+
+    def _lambda(self) -> ast.Expr:
+        start = self._next()
+        self._expect("&", "in the `[&]` of a lambda")
+        self._expect("]", "in the `[&]` of a lambda")
+        parameters = self._parameters()
+        self._expect("->", "before the type that a lambda returns")
+        result = self._type()
+        body = self._body()
+        return ast.Lambda(start.span, parameters, result, body)

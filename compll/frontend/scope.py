@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names in scope while a function is lowered.
+
+A scope maps the names of the program text to what they stand for now. Variables of the language may be assigned again,
+variables of the IR may not: an assignment binds the name to a new `Var` (or to none yet), which is all there is to
+single assignment, because expressions are pure.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from compll.frontend import ast
+from compll.ir import nodes
+from compll.ir.types import Type
+from compll.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of the text: its type, and the IR expression that is its value now, if it has one.
+
+    `kind` is "local", "parameter" (nothing may assign it), "output" (the gradient of a decode), "packet" (the uint8
+    vector) or "captured" (an outer local in a lambda). `output` refers to the vector that an output will be.
+    """
+
+    type: Type
+    kind: str
+    declared: Span
+    value: nodes.Expr | None
+    output: nodes.Expr | None = None
+
+    def assigned(self, value: nodes.Expr | None) -> "Variable":
+        """This variable after an assignment."""
+        return replace(self, value=value)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A lambda of the text, lowered anew at each use, when its captured variables have their values."""
+
+    tree: ast.Lambda
+    name: str
+    declared: Span
+
+
+class Scope:
+    """Names of a function or lambda, with those of the function around it."""
+
+    def __init__(self, outer: "Scope | None" = None) -> None:
+        """An empty scope inside `outer`; in a lambda, `outer` is the scope at its use."""
+        self.names: dict[str, Variable | Function] = {}
+        self.outer = outer
+
+    def find(self, name: str) -> Variable | Function | None:
+        """What `name` stands for; variables of the function around a lambda come back as captured."""
+        if name in self.names:
+            return self.names[name]
+        found = self.outer.find(name) if self.outer is not None else None
+        if isinstance(found, Variable) and found.kind in ("local", "captured"):
+            return replace(found, kind="captured")
+        return found
+
+    def all_names(self) -> list[str]:
+        """Every visible name."""
+        return [*self.names, *(self.outer.all_names() if self.outer is not None else [])]
+
+
+def nearest(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """A help line with the known name that is spelt most like `name`; empty when none is near."""
+    near = difflib.get_close_matches(name, sorted(set(known)), n=1)
+    return (f"help: did you mean `{near[0]}`?",) if near else ()

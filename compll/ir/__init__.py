@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The typed IR: where front end, passes and back ends meet."""

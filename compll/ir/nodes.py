@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The typed IR.
+
+    program  = name, prefix, params: param*, encode: encode?, decode: decode?
+    param    = var, default?, low, high
+    encode   = gradient: var, lets: let*, fields: (expr, size?)*         the packet's body is the fields, one after another
+    decode   = gradient: var, fields: field*, lets: let*, result: expr   field = var, size?, equals?
+    let      = var, value: expr
+    expr     = Const | Ref | Size(array) | Unary(op, x) | Binary(op, x, y) | Select(c, x, y) | Convert(x)
+             | Math(fn, x*) | Index(array, i) | Random(low, high, position, site)
+             | Range(count) | Map(position, fn, source) | Reduce(reducer, init, source) | Apply(fn, x*)
+             | Elementwise(position, size, lets, value)
+    lambda   = params: var*, lets: let*, result: expr
+
+and what the passes make of it for back ends that emit loops:
+
+    schedule = let | sweep, in order
+    sweep    = size, reduces: (var, Reduce)*, writes: write*             one loop over 0 .. size - 1
+    write    = field (number in the packet, or 0 for the gradient of a decode), value: Elementwise
+
+Every node carries `span` (where it was written) and every expr its `type`. Nodes are immutable; a pass returns new ones
+with `dataclasses.replace`. A name is a `Var` object, not a string: passes never capture. Every var is given a value
+once. All expressions are pure and total (a division by zero has a value), so both arms of a Select may be evaluated and
+any expression may be evaluated again.
+
+After check: Map, Range, Apply, vector-valued lets. After inline: none of these; the source of a Reduce, a vector field
+and a vector result are Elementwise, and nothing is stored between loops.
+
+Two expressions are equal when they compute the same thing in the same way, wherever they were written.
+"""
+
+from dataclasses import dataclass, field
+
+from compll.ir.types import Type
+from compll.source import Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Var:
+    """A variable; compared by identity."""
+
+    name: str
+    type: Type
+    span: Span = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """Any expression."""
+
+    type: Type
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Expr):
+    """A number of type Float (already rounded to binary32), Int, UInt or Bool."""
+
+    value: int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ref(Expr):
+    """The value of a variable."""
+
+    var: Var
+
+
+@dataclass(frozen=True, slots=True)
+class Size(Expr):
+    """Number of elements of a vector."""
+
+    array: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Unary(Expr):
+    """`-` on Float or Int, `~` on Int, `!` on Bool."""
+
+    op: str
+    operand: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Binary(Expr):
+    """Operands of one type: Float or Int; Bool for `&&` and `||`. Int wraps; x / 0 and x % 0 are 0; shifts count mod 64."""
+
+    op: str
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Expr):
+    """`condition ? yes : no`, both evaluated."""
+
+    condition: Expr
+    yes: Expr
+    no: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Convert(Expr):
+    """`operand` as `type`.
+
+    Float to UInt or Int truncates after clamping to the range, NaN is 0; Int to UInt keeps the low bits; to Bool is
+    `!= 0`; to Float rounds to nearest even.
+    """
+
+    operand: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Math(Expr):
+    """abs, sqrt, floor, ceil, round (half away from zero), min, max."""
+
+    function: str
+    arguments: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Index(Expr):
+    """Element `index` of a vector; 0 where there is none."""
+
+    array: Expr
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Random(Expr):
+    """Noise of call site `site` (from 0) for element `position` (plus the key's offset) of the tensor."""
+
+    low: Expr
+    high: Expr
+    position: Expr
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Expr):
+    """0, 1, .. count - 1; empty when count is negative."""
+
+    count: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """Gives `var` its value."""
+
+    var: Var
+    value: Expr
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Lambda:
+    """A scalar function; captured variables are plain references."""
+
+    params: tuple[Var, ...]
+    lets: tuple[Let, ...]
+    result: Expr
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Map(Expr):
+    """`function` of every element of `source`; `position` is the element's number, for Random."""
+
+    position: Var
+    function: Lambda
+    source: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Expr):
+    """A lambda called with scalars."""
+
+    function: Lambda
+    arguments: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Expr):
+    """`init` combined with all elements of `source` by a reducer of ir/reducers.py; Float in its fixed tree."""
+
+    reducer: str
+    init: Expr
+    source: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise(Expr):
+    """The vector whose element `position` is `value`, computed by `lets`, for 0 <= position < size."""
+
+    position: Var
+    size: Expr
+    lets: tuple[Let, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A scalar parameter; bounds are allowed values, `default` None means that it must be given."""
+
+    var: Var
+    low: float
+    high: float
+    default: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """The encode function: vector `gradient` to the fields of a packet's body.
+
+    `sizes`: lengths of the vectors among the fields, None for scalars.
+    """
+
+    name: str
+    gradient: Var
+    lets: tuple[Let, ...]
+    fields: tuple[Expr, ...]
+    sizes: tuple[Expr | None, ...]
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field that a decode extracts: `size` elements for vectors; `equals` is the parameter it must equal."""
+
+    var: Var
+    size: Expr | None
+    equals: Var | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """The decode function; `gradient` stands for the output, whose size is known."""
+
+    name: str
+    gradient: Var
+    fields: tuple[Field, ...]
+    lets: tuple[Let, ...]
+    result: Expr
+    span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One codec: `name` is the stem of its file, `prefix` the common part of its functions' names."""
+
+    name: str
+    prefix: str
+    params: tuple[Param, ...]
+    encode: Encode | None
+    decode: Decode | None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A vector that leaves: field number `field` of a packet, or the gradient of a decode."""
+
+    field: int
+    value: Elementwise
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One loop over `size` elements that feeds several reductions and writes."""
+
+    size: Expr
+    reduces: tuple[tuple[Var, Reduce], ...]
+    writes: tuple[Write, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A program with the order of its loops."""
+
+    program: Program
+    encode: tuple[Let | Sweep, ...]
+    decode: tuple[Let | Sweep, ...]

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every program must satisfy, whoever made it; run after check and after every pass.
+
+A violation is a mistake of the compiler, not of the specification: it raises IrError, which no caller catches.
+Checked: every variable is bound once and before its use, operands have the types of nodes.py, and after inlining no
+vector is left that would have to be stored.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from compll.ir import nodes
+from compll.ir.types import BOOL, FLOAT, INT, Array
+
+
+class IrError(Exception):
+    """The compiler made an illegal program."""
+
+
+def children(expr: nodes.Expr) -> Iterator[nodes.Expr]:
+    """The expressions directly inside an expression, in order; lambdas and lets are not entered."""
+    for item in fields(expr):
+        value = getattr(expr, item.name)
+        if isinstance(value, nodes.Expr):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (part for part in value if isinstance(part, nodes.Expr))
+
+
+def verify(program: nodes.Program, is_inlined: bool = False) -> None:
+    """Checks a program; `is_inlined`: the inline pass has run."""
+    params = {param.var for param in program.params}
+    if program.encode is not None:
+        encode = program.encode
+        checker = _Checker(params | {encode.gradient}, is_inlined)
+        checker.lets(encode.lets)
+        for value in encode.fields:
+            checker.expr(value)
+            checker.field(value)
+    if program.decode is not None:
+        decode = program.decode
+        checker = _Checker(params | {decode.gradient}, is_inlined)
+        for item in decode.fields:
+            if (item.size is None) == isinstance(item.var.type, Array):
+                raise IrError(f"field `{item.var.name}` must have a size if and only if it is a vector")
+            if item.size is not None:
+                checker.expr(item.size)
+            checker.bind(item.var)
+        checker.lets(decode.lets)
+        checker.expr(decode.result)
+        checker.field(decode.result)
+        if decode.result.type != Array(FLOAT):
+            raise IrError(f"a decode must give a vector of float. Received: {decode.result.type}")
+
+
+class _Checker:
+    def __init__(self, bound: set[nodes.Var], is_inlined: bool) -> None:
+        self._bound = set(bound)
+        self._is_inlined = is_inlined
+
+    def bind(self, var: nodes.Var) -> None:
+        if var in self._bound:
+            raise IrError(f"`{var.name}` is bound twice")
+        self._bound.add(var)
+
+    def lets(self, lets: tuple[nodes.Let, ...]) -> None:
+        for let in lets:
+            self.expr(let.value)
+            if let.var.type != let.value.type:
+                raise IrError(f"`{let.var.name}` is {let.var.type}, its value {let.value.type}")
+            if self._is_inlined and isinstance(let.var.type, Array):
+                raise IrError(f"the vector `{let.var.name}` would have to be stored")
+            self.bind(let.var)
+
+    def field(self, value: nodes.Expr) -> None:
+        is_vector = isinstance(value.type, Array)
+        if self._is_inlined and is_vector and not isinstance(value, nodes.Elementwise):
+            raise IrError(f"a vector that leaves must be Elementwise after inlining. Received: {value!r}")
+
+    def _inside(self, bound: tuple[nodes.Var, ...], lets: tuple[nodes.Let, ...], value: nodes.Expr) -> None:
+        inner = _Checker(self._bound, self._is_inlined)
+        for var in bound:
+            inner.bind(var)
+        inner.lets(lets)
+        inner.expr(value)
+
+    def expr(self, expr: nodes.Expr) -> None:
+        if self._is_inlined and isinstance(expr, nodes.Map | nodes.Range | nodes.Apply):
+            raise IrError(f"{type(expr).__name__} must be gone after inlining")
+        if isinstance(expr, nodes.Elementwise):
+            self.expr(expr.size)
+            self._inside((expr.position,), expr.lets, expr.value)
+            return
+        for child in children(expr):
+            self.expr(child)
+        match expr:
+            case nodes.Ref() if expr.var not in self._bound:
+                raise IrError(f"`{expr.var.name}` is used before it is bound")
+            case nodes.Map():
+                function = expr.function
+                self._inside((expr.position, *function.params), function.lets, function.result)
+            case nodes.Apply():
+                self._inside(expr.function.params, expr.function.lets, expr.function.result)
+            case nodes.Binary():
+                if expr.left.type != expr.right.type or expr.left.type not in (FLOAT, INT, BOOL):
+                    raise IrError(f"`{expr.op}` on {expr.left.type} and {expr.right.type}")
+            case nodes.Select():
+                if expr.condition.type != BOOL or expr.yes.type != expr.type or expr.no.type != expr.type:
+                    raise IrError("a Select needs a Bool and two arms of its own type")
+            case nodes.Reduce():
+                if expr.init.type != expr.type or expr.type not in (FLOAT, INT):
+                    raise IrError(f"a reduction of type {expr.type} from {expr.init.type}")
+            case _:
+                pass

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets: what stands before a body, and how a tensor is cut into chunks.
+
+    0    4s   magic "HIPS"
+    4    u16  version, 1
+    6    u16  flags, 0
+    8    u32  codec hash: FNV-1a-32 over the specification's hash and the parameters' values
+    12   u32  number of elements in this chunk
+
+all little-endian. A tensor of n elements has ceil(n / 2^20) chunks of 2^20 elements, the last one shorter; an empty
+tensor is one packet of an empty chunk. The encoding of a tensor is its chunks' packets, concatenated.
+"""
+
+import struct
+from collections.abc import Mapping
+
+from compll.ir import nodes
+from compll.ir.printer import fnv1a32, spec_hash
+from compll.ir.types import FLOAT
+
+CHUNK = 1 << 20
+MAGIC = b"HIPS"
+VERSION = 1
+PREFIX = struct.Struct("<4sHHII")
+
+
+class PacketError(ValueError):
+    """A packet is truncated, too long, made by another codec, or contradicts its parameters."""
+
+
+def chunk_sizes(n: int) -> list[int]:
+    """Elements of each packet of a tensor of `n` elements."""
+    if n == 0:
+        return [0]
+    full, rest = divmod(n, CHUNK)
+    return [CHUNK] * full + ([rest] if rest else [])
+
+
+def codec_hash(program: nodes.Program, values: Mapping[str, float]) -> int:
+    """The hash that a packet carries; `values`: every parameter's value by name."""
+    data = struct.pack("<I", spec_hash(program))
+    data += b"".join(struct.pack("<d", values[param.var.name]) for param in program.params)
+    return fnv1a32(data)
+
+
+def prefix(codec: int, count: int) -> bytes:
+    """The 16 bytes before the body of a chunk of `count` elements."""
+    return PREFIX.pack(MAGIC, VERSION, 0, codec, count)
+
+
+def check_prefix(data: bytes, codec: int, count: int) -> None:
+    """Raises PacketError unless `data` begins with the prefix of a packet of this codec and count."""
+    if len(data) < PREFIX.size:
+        raise PacketError(f"a packet must have at least {PREFIX.size} bytes. Received: {len(data)}")
+    magic, version, flags, found_codec, found_count = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise PacketError(f"a packet must begin with {MAGIC!r}. Received: {magic!r}")
+    if version != VERSION or flags != 0:
+        raise PacketError(f"the packet must be of version {VERSION} without flags. Received: {version}, {flags:#x}")
+    if found_codec != codec:
+        raise PacketError(
+            f"the packet must be of codec {codec:08x}. Received: {found_codec:08x}, another codec or other parameters"
+        )
+    if found_count != count:
+        raise PacketError(f"the packet must hold {count} elements. Received: {found_count}")
+
+
+def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict[str, float]:
+    """Checked values of all parameters, in declaration order.
+
+    Raises:
+        ValueError: a name is unknown, a value is missing, out of range, or no integer where it must be one.
+    """
+    known = [param.var.name for param in program.params]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"`{name}` must be one of the parameters ({', '.join(known) or 'none'}) of {program.name}")
+    values = {}
+    for param in program.params:
+        name = param.var.name
+        if name not in given and param.default is None:
+            raise ValueError(f"`{name}` must be given: {program.name} has no default for it")
+        value = given.get(name, param.default)
+        if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"`{name}` must be a number. Received: {name}={value!r}")
+        if param.var.type != FLOAT and value != value // 1:
+            raise ValueError(f"`{name}` must be an integer. Received: {name}={value}")
+        if not param.low <= value <= param.high:
+            raise ValueError(f"`{name}` must be in [{param.low:.9g}, {param.high:.9g}]. Received: {name}={value}")
+        values[name] = float(value)
+    return values
