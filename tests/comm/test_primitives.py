@@ -50,7 +50,10 @@ def test_collectives_on_three_ranks():
     for _ in range(3):
         check(scoped())
 
-    assert primitives.broadcast_object({"rank": rank, "text": "gr\u00fcezi"}) == {"rank": 0, "text": "gr\u00fcezi"}
+    assert primitives.broadcast_object({"rank": rank, "text": "gr\u00fcezi"}) == {
+        "rank": 0,
+        "text": "gr\u00fcezi",
+    }
     assert primitives.gather_objects([rank] * rank) == [[], [1], [2, 2]]
     primitives.barrier()
     with pytest.raises(ValueError, match="drops what precedes"):
@@ -70,8 +73,15 @@ def test_without_a_launcher_there_is_one_rank():
         "    assert y.numpy().tolist() == [1, 2]\n"
         "assert p.broadcast_object([1]) == [1] and p.gather_objects('x') == ['x']\n"
         "p.barrier(); p.shutdown(); p.shutdown()\n"
+        "try:\n    p.init()\nexcept p.ProtocolError as error:\n    assert 'new process' in str(error)\n"
+        "else:\n    raise SystemExit('started twice')\n"
     )
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", code], env=rank_environment({}), capture_output=True, text=True, timeout=60, check=False
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=rank_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CompressedRing` under Keras, without compression: same as one process on the joined batch, equal on all ranks."""
+"""`CompressedRing` under Keras, without compression: same as one process on the joined batch, equal
+on all ranks.
+"""
 
 import pytest
 
@@ -43,7 +45,8 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
     both = primitives.gather_objects(losses)
     np.testing.assert_allclose(np.mean(both, 0), expected, rtol=1e-5)
 
-    # Every way of running a step; each rank has its own seed, and rank 1 a shorter last batch, which only it traces.
+    # Every way of running a step; each rank has its own seed, and rank 1 a shorter last batch,
+    # which only it traces.
     ways = [
         {"optimizer": "adam"},
         {"optimizer": "adam", "steps_per_execution": 3},
@@ -54,7 +57,11 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
         rows = [array[: 40 - 3 * rank] for array in own]
         with strategy.scope():
             if "accumulate" in way:
-                way = {"optimizer": keras.optimizers.AdamW(gradient_accumulation_steps=way["accumulate"])}
+                way = {
+                    "optimizer": keras.optimizers.AdamW(
+                        gradient_accumulation_steps=way["accumulate"]
+                    )
+                }
             model = training.build(**way)
         history = training.fit(model, rows, epochs=3)
         assert history[-1] < history[0]
@@ -74,14 +81,18 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
 
     # A sparse gradient (an embedding) is summed as if it were dense.
     with strategy.scope():
-        words = keras.Sequential([keras.Input((2,)), keras.layers.Embedding(50, 4), keras.layers.Flatten()])
+        words = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Embedding(50, 4), keras.layers.Flatten()]
+        )
         words.compile("sgd", "mse")
     words.fit(np.full((8, 2), rank), np.zeros((8, 8)), verbose=0)
     training.assert_same_on_all_ranks(words)
 
     # Dropout differs between ranks and is no obstacle.
     with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)])
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+        )
         model.compile("adam", "mse")
     training.fit(model, own)
     training.assert_same_on_all_ranks(model)
@@ -105,7 +116,11 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
     @tf.function
     def distributed(features, targets):
         local = strategy.run(step, (features, targets))
-        return local, strategy.reduce("SUM", local, axis=None), strategy.reduce("MEAN", local, axis=None)
+        return (
+            local,
+            strategy.reduce("SUM", local, axis=None),
+            strategy.reduce("MEAN", local, axis=None),
+        )
 
     for _ in range(3):
         local, total, mean = distributed(*(tf.constant(array[:8]) for array in own))
@@ -124,7 +139,9 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
     training.fit(half, spoiled)
     training.assert_same_on_all_ranks(half)
     assert np.isfinite(half.get_weights()[0]).all()
-    assert int(half.optimizer.inner_optimizer.iterations.numpy()) == len(own[0]) // training.BATCH - 1
+    assert (
+        int(half.optimizer.inner_optimizer.iterations.numpy()) == len(own[0]) // training.BATCH - 1
+    )
 
 
 @ranks(2)
@@ -147,10 +164,17 @@ def test_mistakes_are_errors_on_all_ranks():
     # Rank 1 has one unit more in the first layer.
     with strategy.scope():
         model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(4 + rank, name=f"of_rank_{rank}"), keras.layers.Dense(3)]
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(4 + rank, name=f"of_rank_{rank}"),
+                keras.layers.Dense(3),
+            ]
         )
         model.compile("sgd", "mse")
-    with pytest.raises(ProtocolError, match=r"variable 0 is .*float32\[6, 4\] on rank 0 and .*float32\[6, 5\] on rank 1"):
+    with pytest.raises(
+        ProtocolError,
+        match=r"variable 0 is .*float32\[6, 4\] on rank 0 and .*float32\[6, 5\] on rank 1",
+    ):
         training.fit(model, own)
 
     # Rank 1 has a layer less.
@@ -213,14 +237,14 @@ def test_mistakes_are_errors_on_all_ranks():
     with strategy.scope():
         model = training.build()
     if rank == 1:
-        with pytest.raises(NonFiniteError, match=r"Gradient 0 \(.*kernel, shape \[6, 16\]\) and 3 more of rank 1"):
+        with pytest.raises(
+            NonFiniteError, match=r"Gradient 0 \(.*kernel, shape \[6, 16\]\) and 3 more of rank 1"
+        ):
             training.fit(model, spoiled)
-        primitives.shutdown()
     else:
         with pytest.raises(PeerError, match="Another rank of this party ended"):
             training.fit(model, spoiled)
     primitives.shutdown()
-    primitives.init()
 
 
 def test_one_worker_is_plain_keras_bit_for_bit():

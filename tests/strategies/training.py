@@ -19,7 +19,9 @@ def data(num_rows=64, seed=0):
 
 
 def shard(arrays, rank, size, batch=BATCH):
-    """Rows of `rank`, such that its k-th batch and the other ranks' make up the k-th joined batch."""
+    """Rows of `rank`, such that its k-th batch and the other ranks' make up the k-th joined
+    batch.
+    """
     groups = [array.reshape(-1, size, batch, *array.shape[1:]) for array in arrays]
     return [group[:, rank].reshape(-1, *group.shape[3:]) for group in groups]
 
@@ -35,11 +37,15 @@ def build(optimizer="sgd", **options):
 
 def fit(model, arrays, epochs=1, batch=BATCH):
     """Trains in order, so that runs can be compared."""
-    return model.fit(*arrays, batch_size=batch, epochs=epochs, shuffle=False, verbose=0).history["loss"]
+    return model.fit(*arrays, batch_size=batch, epochs=epochs, shuffle=False, verbose=0).history[
+        "loss"
+    ]
 
 
 def values(model):
-    """All weights and optimizer variables; gradients that are still being accumulated are each rank's own."""
+    """All weights and optimizer variables; gradients that are still being accumulated are each
+    rank's own.
+    """
     slots = [slot.numpy() for slot in model.optimizer.variables if "accumulator" not in slot.name]
     return [np.asarray(value) for value in [*model.get_weights(), *slots]]
 

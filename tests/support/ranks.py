@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`@ranks(n)`: the body of a test runs in n real Horovod processes.
 
-The decorated test, called by pytest, starts n interpreters that import its module, find it by name and run its body
-with the same arguments. A failing rank is shown with its traceback and output. Ranks that do not end in time are
-killed with their whole process group, so no test leaves a process behind.
+The decorated test, called by pytest, starts n interpreters that import its module, find it by name
+and run its body with the same arguments. A failing rank is shown with its traceback and output.
+Ranks that do not end in time are killed with their whole process group, so no test leaves a process
+behind.
 
-One launch costs 5 to 6 seconds, nearly all of it TensorFlow's import: put many assertions in one body.
+One launch costs 5 to 6 seconds, nearly all of it TensorFlow's import: put many assertions in one
+body.
 """
 
 import contextlib
@@ -32,7 +34,9 @@ _GRACE_S = 10.0
 _LAST_CHARACTERS = 6000
 
 
-def ranks(num_ranks: int, deadline_s: float = 120.0) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def ranks(
+    num_ranks: int, deadline_s: float = 120.0
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Runs the decorated test body in `num_ranks` Horovod processes.
 
     Arguments of the test (fixtures, parameters) must be JSON values or paths.
@@ -56,11 +60,13 @@ def ranks(num_ranks: int, deadline_s: float = 120.0) -> Callable[[Callable[..., 
 
 @contextlib.contextmanager
 def process_groups() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
-    """Yields a `Popen` that starts each process as a group of its own; all groups are killed at the end."""
+    """Yields a `Popen` that starts each process as a group of its own; all groups are killed at the
+    end.
+    """
     started: list[subprocess.Popen[bytes]] = []
 
     def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(command, start_new_session=True, **options)  # noqa: S603 - our own interpreter
+        process = subprocess.Popen(command, start_new_session=True, **options)
         started.append(process)
         return process
 
@@ -68,7 +74,8 @@ def process_groups() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         yield start
     finally:
         for process in started:
-            # The group outlives its leader while a grandchild is alive, so it is signalled in any case.
+            # The group outlives its leader while a grandchild is alive, so it is signalled in any
+            # case.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -77,18 +84,34 @@ def process_groups() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
 def rank_command(body: Callable[..., None], arguments: dict[str, Any]) -> list[str]:
     """The command that runs `body` (the function under `@ranks`) with `arguments` as one rank."""
     encoded = {k: {"path": str(v)} if isinstance(v, Path) else v for k, v in arguments.items()}
-    return [sys.executable, "-m", "tests.support.ranks", body.__code__.co_filename, body.__name__, json.dumps(encoded)]
+    return [
+        sys.executable,
+        "-m",
+        "tests.support.ranks",
+        body.__code__.co_filename,
+        body.__name__,
+        json.dumps(encoded),
+    ]
 
 
 def rank_environment(extra: dict[str, str]) -> dict[str, str]:
-    """This environment plus `extra`, with the repository importable and TensorFlow quiet and small."""
+    """This environment plus `extra`, with the repository importable and TensorFlow quiet and
+    small.
+    """
     path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    defaults = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
     return {**os.environ, **defaults, "PYTHONPATH": path, **extra}
 
 
 def wait_all(processes: list["subprocess.Popen[bytes]"], deadline_s: float) -> list[int | None]:
-    """Waits for all to end; once one failed the others get a short grace. None stands for one that did not end."""
+    """Waits for all to end; once one failed the others get a short grace. None stands for one that
+    did not end.
+    """
     end = time.monotonic() + deadline_s
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes):
@@ -103,7 +126,9 @@ def wait_all(processes: list["subprocess.Popen[bytes]"], deadline_s: float) -> l
     return [process.poll() for process in processes]
 
 
-def _launch(body: Callable[..., None], arguments: dict[str, Any], num_ranks: int, deadline_s: float) -> None:
+def _launch(
+    body: Callable[..., None], arguments: dict[str, Any], num_ranks: int, deadline_s: float
+) -> None:
     __tracebackhide__ = True
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         environments = stack.enter_context(local_rank_environments(num_ranks))
@@ -134,8 +159,12 @@ def _launch(body: Callable[..., None], arguments: dict[str, Any], num_ranks: int
             for rank in failed
         ]
         late = [rank for rank, code in enumerate(codes) if code is None]
-        note = f"; ranks {late} did not end within {deadline_s:.0f} s and were killed" if late else ""
-        raise AssertionError(f"{len(failed)} of {num_ranks} ranks failed{note}\n" + "\n".join(reports))
+        note = (
+            f"; ranks {late} did not end within {deadline_s:.0f} s and were killed" if late else ""
+        )
+        raise AssertionError(
+            f"{len(failed)} of {num_ranks} ranks failed{note}\n" + "\n".join(reports)
+        )
 
 
 def _main(file: str, name: str, encoded: str) -> int:
@@ -158,7 +187,8 @@ def _main(file: str, name: str, encoded: str) -> int:
         traceback.print_exc()
         sys.stderr.flush()
         return 1
-    primitives.barrier()  # so that no rank ends, and stops Horovod, while another still works
+    if primitives.is_running():
+        primitives.barrier()  # so that no rank ends, and stops Horovod, while another still works
     return 0
 
 

@@ -28,7 +28,11 @@ def _hangs(folder):
 
 
 def _alive(folder):
-    return [pid for pid in (int(file.read_text()) for file in folder.glob("*.pid")) if Path(f"/proc/{pid}").exists()]
+    return [
+        pid
+        for pid in (int(file.read_text()) for file in folder.glob("*.pid"))
+        if Path(f"/proc/{pid}").exists()
+    ]
 
 
 def test_a_failing_rank_is_shown_with_its_traceback(tmp_path):
@@ -41,6 +45,8 @@ def test_a_failing_rank_is_shown_with_its_traceback(tmp_path):
 
 
 def test_ranks_that_hang_are_killed_at_the_deadline(tmp_path):
-    with pytest.raises(AssertionError, match=r"2 of 2 ranks failed; ranks \[0, 1\] did not end within 8 s"):
+    with pytest.raises(
+        AssertionError, match=r"2 of 2 ranks failed; ranks \[0, 1\] did not end within 8 s"
+    ):
         _hangs(folder=tmp_path)
     assert not _alive(tmp_path)

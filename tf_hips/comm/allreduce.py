@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of gradients over the ranks of a party: plain, or compressed through owners (the `ps` topology).
+"""Sums of gradients over the ranks of a party: plain, or compressed through owners (the `ps`
+topology).
 
 Plain: gradients of one type are joined in buckets, one allreduce each. Compressed, with W ranks:
 
     encode     every rank encodes each tensor (its gradient plus its residual), chunk by chunk
     alltoall   each packet goes to the rank that owns its chunk
-    merge      the owner sums the W packets of a chunk in rank order, adds its own residual, encodes again
-    allgather  the merged packets go to everyone, and everyone decodes the same bytes
+    merge      the owner sums the W packets of a chunk in rank order, adds its own residual, encodes
+    again allgather  the merged packets go to everyone, and everyone decodes the same bytes
 
-Two collectives whatever the number of tensors, each sending about one encoded model per rank. What either encoding
-drops stays in a residual where it was dropped, so over the steps nothing is lost.
+Two collectives whatever the number of tensors, each sending about one encoded model per rank. What
+either encoding drops stays in a residual where it was dropped, so over the steps nothing is lost.
 
 Invariant: all ranks decode the same bytes in the same order, so their sums are equal bit for bit.
 
@@ -27,7 +28,8 @@ from tf_hips.comm.partition import buckets, owners
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor, chunk_sizes
 
-# Large enough that a collective's fixed cost vanishes, small enough that the joined copy stays cheap.
+# Large enough that a collective's fixed cost vanishes, small enough that the joined copy stays
+# cheap.
 BUCKET_BYTES = 64 * 2**20
 
 MakeVariable = Callable[[tf.Tensor, str], tf.Variable]
@@ -155,7 +157,8 @@ class CompressedSum:
 
         Args:
             vectors: float32 [sizes[i]] each.
-            step: int64 scalar, the same on all ranks; with the seed and the position it determines the noise.
+            step: int64 scalar, the same on all ranks; with the seed and the position it determines
+                the noise.
 
         Returns:
             Vectors like `vectors`, equal on all ranks; exactly `vectors` where there is one rank.

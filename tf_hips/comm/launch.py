@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment of Horovod ranks that all live on this machine, without horovodrun.
 
-Horovod's own launcher goes through ssh and a shell; for ranks on one machine a rendezvous server and a few variables
-are all it takes. The server listens on loopback and the ranks are named by it: nothing needs to be seen from outside.
+Horovod's own launcher goes through ssh and a shell; for ranks on one machine a rendezvous server
+and a few variables are all it takes. The server listens on loopback and the ranks are named by it:
+nothing needs to be seen from outside.
 
 Imports no TensorFlow: the launcher and the tests that use it stay light.
 """
@@ -44,7 +45,9 @@ def local_rank_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
     server = RendezvousHTTPServer((LOOPBACK, 0), RendezvousHandler, 0)
     server.daemon_threads = True
     server.init(slots)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+    )
     thread.start()
     shared = {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
@@ -62,8 +65,9 @@ def local_rank_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
 
 
 def _check_host_name() -> None:
-    # Horovod 0.28.1 gives HOROVOD_GLOO_IFACE to its first Gloo context only; those of process sets, the global one
-    # included, take what the host's name resolves to, and die deep inside Gloo where it resolves to nothing.
+    # Horovod 0.28.1 gives HOROVOD_GLOO_IFACE to its first Gloo context only; those of process sets,
+    # the global one included, take what the host's name resolves to, and die deep inside Gloo where
+    # it resolves to nothing.
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns which chunk, and which gradients travel together: plain arithmetic, the same on every rank.
+"""Who owns which chunk, and which gradients travel together: plain arithmetic, the same on every
+rank.
 
-Owners hold whole chunks, cut contiguously in model order, so what an owner receives from one sender is one run of
-bytes. Buckets join neighbouring gradients of one type, because a collective costs about a millisecond whatever it
-carries.
+Owners hold whole chunks, cut contiguously in model order, so what an owner receives from one sender
+is one run of bytes. Buckets join neighbouring gradients of one type, because a collective costs
+about a millisecond whatever it carries.
 
-Invariant: both are functions of sizes alone. Two ranks that agree about the model agree about the plan.
+Invariant: both are functions of sizes alone. Two ranks that agree about the model agree about the
+    plan.
 """
 
 import bisect
@@ -16,15 +18,16 @@ from collections.abc import Hashable, Sequence
 def owners(chunk_sizes: Sequence[int], size: int) -> list[tuple[int, int]]:
     """Cuts chunks into `size` contiguous ranges of nearly equal weight.
 
-    Each cut is put where the chunks before it are nearest to their share, so no range weighs more than its share
-    plus one chunk.
+    Each cut is put where the chunks before it are nearest to their share, so no range weighs more
+    than its share plus one chunk.
 
     Args:
         chunk_sizes: weight of each chunk (elements), in model order.
         size: number of owners, at least 1.
 
     Returns:
-        `(start, stop)` of each owner's chunks; together they cover all chunks in order. Some may be empty.
+        `(start, stop)` of each owner's chunks; together they cover all chunks in order. Some may be
+        empty.
 
     Raises:
         ValueError: `size` is below 1 or a chunk has a negative weight.
@@ -47,7 +50,9 @@ def owners(chunk_sizes: Sequence[int], size: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def buckets(sizes_bytes: Sequence[int], kinds: Sequence[Hashable], limit_bytes: int) -> list[list[int]]:
+def buckets(
+    sizes_bytes: Sequence[int], kinds: Sequence[Hashable], limit_bytes: int
+) -> list[list[int]]:
     """Groups positions of one kind into buckets of at most `limit_bytes`, keeping their order.
 
     A tensor larger than the limit gets a bucket of its own.

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one door to Horovod: start, ranks, and collectives with a name.
 
-In a graph Horovod pairs the ranks' operations by name, and Keras' automatic names differ between ranks, so every
-collective here takes an explicit name and ignores the scope it is built in. Horovod keeps what follows the last "/",
-so the names are `hips.<what>` without one. Eagerly it pairs them by order: eager collectives belong on one thread.
+In a graph Horovod pairs the ranks' operations by name, and Keras' automatic names differ between
+ranks, so every collective here takes an explicit name and ignores the scope it is built in. Horovod
+keeps what follows the last "/", so the names are `hips.<what>` without one. Eagerly it pairs them
+by order: eager collectives belong on one thread.
 
-Everything works without a launcher, as one rank; collectives of one rank are identities and start nothing.
+Everything works without a launcher, as one rank; collectives of one rank are identities and start
+nothing.
 
-Invariant: Horovod's own fusion is off. It joins what happens to be ready, so the order of float additions, and with it
+Invariant: Horovod's own fusion is off. It joins what happens to be ready, so the order of float
+    additions, and with it
 the result on three or more ranks, would depend on timing.
 """
 
@@ -20,24 +23,46 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.errors import ProtocolError
+
 _OPERATIONS = {"sum": hvd.Sum, "min": hvd.Min}
 
-# Milliseconds between two looks of Horovod's thread at its queue; the default of 1 ms is most of a small collective.
+# Milliseconds between two looks of Horovod's thread at its queue; the default of 1 ms is most of a
+# small collective.
 _CYCLE_TIME_MS = "0.5"
 
 
+_has_stopped = False
+
+
 def init() -> None:
-    """Starts Horovod once; later calls do nothing."""
-    if not hvd.is_initialized():
+    """Starts Horovod once; later calls do nothing.
+
+    Raises:
+        ProtocolError: it was stopped before.
+    """
+    if _has_stopped:
+        # Horovod 0.28.1 dies of a segmentation fault here.
+        raise ProtocolError(
+            "Horovod cannot be started again in a process that has stopped it. Start a new process."
+        )
+    if not is_running():
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_TIME_MS)
         hvd.init()
 
 
 def shutdown() -> None:
-    """Stops Horovod; the other ranks' pending collectives fail."""
-    if hvd.is_initialized():
+    """Stops Horovod for good; the other ranks' pending collectives fail."""
+    global _has_stopped
+    if is_running():
         hvd.shutdown()
+        _has_stopped = True
+
+
+def is_running() -> bool:
+    """Whether Horovod has been started and not stopped."""
+    return bool(hvd.is_initialized())
 
 
 def rank() -> int:
@@ -70,7 +95,9 @@ def allreduce(tensor: tf.Tensor, name: str, operation: str = "sum") -> tf.Tensor
         raise ValueError(f'`operation` must be "sum" or "min". Received: operation={operation!r}')
     if size() == 1:
         return tf.identity(tensor)
-    return hvd.allreduce(tensor, op=_OPERATIONS[operation], name=_full_name(name), ignore_name_scope=True)
+    return hvd.allreduce(
+        tensor, op=_OPERATIONS[operation], name=_full_name(name), ignore_name_scope=True
+    )
 
 
 def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -81,7 +108,9 @@ def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
-    """Sends `splits[r]` rows of `tensor` to each rank r and returns what came, concatenated in rank order."""
+    """Sends `splits[r]` rows of `tensor` to each rank r and returns what came, concatenated in rank
+    order.
+    """
     if size() == 1:
         return tf.identity(tensor)
     received, _ = hvd.alltoall(
@@ -125,5 +154,7 @@ def barrier() -> None:
 
 def _full_name(name: str) -> str:
     if "/" in name:
-        raise ValueError(f"`name` must not contain '/': Horovod drops what precedes it. Received: name={name!r}")
+        raise ValueError(
+            f"`name` must not contain '/': Horovod drops what precedes it. Received: name={name!r}"
+        )
     return f"hips.{name}"

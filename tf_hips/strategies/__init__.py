@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf.distribute` strategies for Keras: gradients are summed in the party, and through a server over parties.
+"""`tf.distribute` strategies for Keras: gradients are summed in the party, and through a server
+over parties.
 
-A training step under a strategy of this package does what it would do alone on the joined batch: all replicas begin
-with the same weights, get the same sum of gradients, and so stay equal bit for bit.
+A training step under a strategy of this package does what it would do alone on the joined batch:
+all replicas begin with the same weights, get the same sum of gradients, and so stay equal bit for
+bit.
 """
 
 from tf_hips.strategies.hierarchical_ps import HierarchicalPS

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strategy that all of tf_hips builds on, and the one door to private TensorFlow.
 
-One process is one replica on one device. Keras 3 hands an optimizer's gradients to the strategy once per trace, as
-`_batch_reduce_to(SUM, gradients)`, already divided by the number of replicas; here they meet those of the other
-workers. What else is reduced (synchronised batch normalisation, `strategy.reduce`) is summed exactly, in the party.
+One process is one replica on one device. Keras 3 hands an optimizer's gradients to the strategy
+once per trace, as `_batch_reduce_to(SUM, gradients)`, already divided by the number of replicas;
+here they meet those of the other workers. What else is reduced (synchronised batch normalisation,
+`strategy.reduce`) is summed exactly, in the party.
 
     scope()   variables are recorded as they are created
     run()     before the first step the replicas are compared and made equal
     reduce    an optimizer's gradients go through `GradientSum`, everything else through `plain`
 
-Invariant: all ranks build the same collectives in the same order; nothing here depends on names that Keras makes up.
+Invariant: all ranks build the same collectives in the same order; nothing here depends on names
+    that Keras makes up.
 
-The two places that look at the caller's frames do so because Keras passes neither the model nor the variables to the
-strategy: `_optimizer_call` tells gradients from other reductions, `_keras_model_in` finds the model in `compile`, `fit`.
+The two places that look at the caller's frames do so because Keras passes neither the model nor the
+variables to the strategy: `_optimizer_call` tells gradients from other reductions,
+`_keras_model_in` finds the model in `compile`, `fit`.
 """
 
 import sys
@@ -40,13 +43,16 @@ _MAX_FRAMES = 80
 
 
 class PartyStrategy(tf.distribute.Strategy):
-    """One replica per process; gradients are summed over the ranks of a party. Base of the public strategies."""
+    """One replica per process; gradients are summed over the ranks of a party. Base of the public
+    strategies.
+    """
 
     def __init__(self, nonfinite: str, run: configuration.Run | None) -> None:
         """Starts Horovod.
 
         Args:
-            nonfinite: what to do about NaN and infinities in gradients: "raise", "zero" or "propagate".
+            nonfinite: what to do about NaN and infinities in gradients: "raise", "zero" or
+                "propagate".
             run: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
         """
         check_nonfinite(nonfinite)
@@ -79,7 +85,8 @@ class PartyStrategy(tf.distribute.Strategy):
         return primitives.size()
 
     def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
-        """How one list of gradients is summed; called once per list, outside of graphs, on all ranks.
+        """How one list of gradients is summed; called once per list, outside of graphs, on all
+        ranks.
 
         Returns:
             The reducer, whether it takes float32 only, and the number of the first step.
@@ -104,7 +111,8 @@ class PartyStrategy(tf.distribute.Strategy):
         """Runs `fn` on this replica; before the first step, replicas are compared and made equal.
 
         Raises:
-            ProtocolError: the ranks have different models, or `fn` is a training step of Keras that reduces nothing.
+            ProtocolError: the ranks have different models, or `fn` is a training step of Keras that
+                reduces nothing.
             ValueError: the model was compiled with `jit_compile=True`.
         """
         owner = getattr(fn, "__self__", None)
@@ -129,8 +137,9 @@ class PartyStrategy(tf.distribute.Strategy):
             self._check_reduced(model, self._num_reductions - before)
         return result
 
-    # `run` calls the user's function under the conversion status it finds, so it must not be converted itself, and
-    # must not switch conversion off for what it calls, as tf.autograph.experimental.do_not_convert would.
+    # `run` calls the user's function under the conversion status it finds, so it must not be
+    # converted itself, and must not switch conversion off for what it calls, as
+    # tf.autograph.experimental.do_not_convert would.
     run.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
 
     def write_event(self, event: str, **values: Any) -> None:
@@ -160,10 +169,12 @@ class PartyStrategy(tf.distribute.Strategy):
                 return [total / tf.cast(primitives.size(), total.dtype) for total in sums]
         return sums
 
-    def _reduce_gradients(self, values: Sequence[Any], variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    def _reduce_gradients(
+        self, values: Sequence[Any], variables: Sequence[tf.Variable]
+    ) -> list[tf.Tensor]:
         self._num_reductions += 1
         self._synchronise_new()
-        key = tuple(variable._unique_id for variable in variables)  # noqa: SLF001 - outlives the variable, unlike id()
+        key = tuple(variable._unique_id for variable in variables)
         if key not in self._sums:
             with tf.init_scope():
                 self._sums[key] = self._make_sum(variables)
@@ -178,7 +189,9 @@ class PartyStrategy(tf.distribute.Strategy):
         if self._num_workers() == 1:
             reducer, only_float32, first_step = (lambda vectors, step: list(vectors)), False, 0
         else:
-            reducer, only_float32, first_step = self._make_reducer(gradients, f"gradients{len(self._sums)}")
+            reducer, only_float32, first_step = self._make_reducer(
+                gradients, f"gradients{len(self._sums)}"
+            )
         return GradientSum(
             gradients,
             reducer,
@@ -191,8 +204,8 @@ class PartyStrategy(tf.distribute.Strategy):
         )
 
     def _reduce_finite(self, is_finite: Any) -> tf.Tensor:
-        # Keras' LossScaleOptimizer asks each rank about its own gradients; a rank that skips a step alone would leave
-        # the others waiting in the sum.
+        # Keras' LossScaleOptimizer asks each rank about its own gradients; a rank that skips a step
+        # alone would leave the others waiting in the sum.
         if primitives.size() == 1:
             return is_finite
         with tf.device("/cpu:0"):
@@ -213,7 +226,7 @@ class PartyStrategy(tf.distribute.Strategy):
 
     def _record(self, variable: tf.Variable, is_local: bool) -> None:
         model = _keras_model_in("compile")
-        if model is not None and model._distribute_strategy is not self:  # noqa: SLF001 - Keras has no public name
+        if model is not None and model._distribute_strategy is not self:
             raise ValueError(
                 f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a model built outside "
                 "and compiled inside, which would train without any reduction, each worker on its own."
@@ -222,16 +235,21 @@ class PartyStrategy(tf.distribute.Strategy):
             self._known[id(variable)] = weakref.ref(variable)
 
     def _synchronise_new(self) -> None:
-        """Synchronises what the current step's model holds (or all recorded variables) and has not been yet."""
+        """Synchronises what the current step's model holds (or all recorded variables) and has not
+        been yet.
+        """
         with tf.init_scope():
             if not tf.executing_eagerly():
-                raise ProtocolError("Strategies of tf_hips need TensorFlow 2 behaviour: eager outside of tf.function.")
+                raise ProtocolError(
+                    "Strategies of tf_hips need TensorFlow 2 behaviour: eager outside of tf.function."
+                )
             variables = [
                 variable
                 for variable in self._replicated()
                 if not _holds(self._synchronised, variable) and _is_ready(variable)
             ]
-            # Nothing to do, nothing to say: a step may be traced again on one rank only (a last batch of another size).
+            # Nothing to do, nothing to say: a step may be traced again on one rank only (a last
+            # batch of another size).
             if not variables:
                 return
             check_equal_shapes(variables)
@@ -245,7 +263,9 @@ class PartyStrategy(tf.distribute.Strategy):
             return [variable for variable in alive if variable is not None]
         owned = list(self._model.weights)
         owned += getattr(self._model.optimizer, "variables", [])
-        unique = {id(weight.value): weight.value for weight in owned if _RANDOM_STATE not in weight.name}
+        unique = {
+            id(weight.value): weight.value for weight in owned if _RANDOM_STATE not in weight.name
+        }
         return list(unique.values())
 
     # Checks.
@@ -259,7 +279,9 @@ class PartyStrategy(tf.distribute.Strategy):
             )
 
     def _watch(self) -> None:
-        """Lets the model whose `fit` is running raise our errors as they are, not wrapped by TensorFlow."""
+        """Lets the model whose `fit` is running raise our errors as they are, not wrapped by
+        TensorFlow.
+        """
         model = _keras_model_in("fit")
         if model is None or model in self._watched_models:
             return
@@ -280,21 +302,25 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return self._container_strategy()._num_workers()  # noqa: SLF001 - two halves of one class
+        return self._container_strategy()._num_workers()
 
-    def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    def _create_variable(
+        self, next_creator: Callable[..., tf.Variable], **kwargs: Any
+    ) -> tf.Variable:
         is_local = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         variable = super()._create_variable(next_creator, **kwargs)
-        self._container_strategy()._record(variable, is_local)  # noqa: SLF001
+        self._container_strategy()._record(variable, is_local)
         return variable
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         del destinations, options
         strategy = self._container_strategy()
         flat = tf.nest.flatten(value)
-        return tf.nest.pack_sequence_as(value, strategy._reduce_exactly(flat, _is_mean(reduce_op)))  # noqa: SLF001
+        return tf.nest.pack_sequence_as(value, strategy._reduce_exactly(flat, _is_mean(reduce_op)))
 
-    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
+    def _batch_reduce_to(
+        self, reduce_op: Any, value_destination_pairs: Any, options: Any
+    ) -> list[Any]:
         del options
         return self._reduce_values(reduce_op, [value for value, _ in value_destination_pairs])
 
@@ -307,17 +333,17 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         strategy = self._container_strategy()
         variables = _optimizer_call(len(values))
         if variables is not None and not _is_mean(reduce_op):
-            return strategy._reduce_gradients(values, variables)  # noqa: SLF001
-        return strategy._reduce_exactly(values, _is_mean(reduce_op))  # noqa: SLF001
+            return strategy._reduce_gradients(values, variables)
+        return strategy._reduce_exactly(values, _is_mean(reduce_op))
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         result = super()._call_for_each_replica(fn, args, kwargs)
         if getattr(fn, "__name__", "") == "check_finite":
-            return self._container_strategy()._reduce_finite(result)  # noqa: SLF001
+            return self._container_strategy()._reduce_finite(result)
         return result
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        self._container_strategy()._watch()  # noqa: SLF001
+        self._container_strategy()._watch()
         return super()._experimental_distribute_dataset(dataset, options)
 
 
@@ -331,7 +357,8 @@ def _is_mean(reduce_op: Any) -> bool:
 
 
 def _is_ready(variable: tf.Variable) -> bool:
-    # Variables of other types hold no numbers; those created by a plain tf.function are initialised after its trace.
+    # Variables of other types hold no numbers; those created by a plain tf.function are initialised
+    # after its trace.
     is_numeric = variable.dtype not in (tf.string, tf.resource, tf.variant)
     return is_numeric and bool(variable.is_initialized())
 
@@ -342,12 +369,17 @@ def _holds(references: dict[int, "weakref.ref[tf.Variable]"], variable: tf.Varia
 
 
 def _optimizer_call(num_values: int) -> list[tf.Variable] | None:
-    """The variables whose gradients a Keras optimizer is reducing right now, or None if it is not."""
-    frame = sys._getframe(1)  # noqa: SLF001 - see the module's docstring
+    """The variables whose gradients a Keras optimizer is reducing right now, or None if it is
+    not.
+    """
+    frame = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:
             return None
-        if frame.f_code.co_name == "_all_reduce_sum_gradients" and "filtered_grads_and_vars" in frame.f_locals:
+        if (
+            frame.f_code.co_name == "_all_reduce_sum_gradients"
+            and "filtered_grads_and_vars" in frame.f_locals
+        ):
             pairs = frame.f_locals["filtered_grads_and_vars"]
             return [variable for _, variable in pairs] if len(pairs) == num_values else None
         frame = frame.f_back
@@ -356,7 +388,7 @@ def _optimizer_call(num_values: int) -> list[tf.Variable] | None:
 
 def _keras_model_in(method: str) -> keras.Model | None:
     """The Keras model whose `method` is on the call stack, or None."""
-    frame = sys._getframe(1)  # noqa: SLF001
+    frame = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:
             return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors that are raised inside a running graph, brought out as what they are.
 
-TensorFlow turns an exception of a Python callback into an `UnknownError` with a stack trace for a message. `Failures`
-keeps the exception itself; `translated` raises it in place of TensorFlow's.
+TensorFlow turns an exception of a Python callback into an `UnknownError` with a stack trace for a
+message. `Failures` keeps the exception itself; `translated` raises it in place of TensorFlow's.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,12 @@ import tensorflow as tf
 from tf_hips.errors import PeerError
 
 # What Horovod says on the ranks that did not fail themselves.
-_HOROVOD_TEXTS = ("Horovod has been shut down", "HorovodInternalError", "Connection reset by peer", "Connection closed")
+_HOROVOD_TEXTS = (
+    "Horovod has been shut down",
+    "HorovodInternalError",
+    "Connection reset by peer",
+    "Connection closed",
+)
 
 
 class Failures:

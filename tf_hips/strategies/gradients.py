@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One list of gradients on its way through a sum: checked, flattened, summed, given its types and shapes back.
+"""One list of gradients on its way through a sum: checked, flattened, summed, given its types and
+shapes back.
 
-Gradients are known by their position in the list that the optimizer hands over: Keras' names differ between ranks.
+Gradients are known by their position in the list that the optimizer hands over: Keras' names differ
+between ranks.
 
-Invariant: every call passes through `Sequence.ordered`, so one sum has ended on this rank before the next begins. The
+Invariant: every call passes through `Sequence.ordered`, so one sum has ended on this rank before
+    the next begins. The
 order is that of construction, equal on all ranks, and two collectives of one name never meet.
 """
 
@@ -51,14 +54,18 @@ class Gradient:
 
 
 class Turns:
-    """Lets computations that contain collectives run one after another, in the order of their construction."""
+    """Lets computations that contain collectives run one after another, in the order of their
+    construction.
+    """
 
     def __init__(self, make_variable: MakeVariable) -> None:
         """Starts with turn 0."""
         self._turn = make_variable(tf.constant(0, tf.int64), "turn")
 
     def __call__(self, compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Returns what `compute` returns, after all that came before and before all that comes after."""
+        """Returns what `compute` returns, after all that came before and before all that comes
+        after.
+        """
         with tf.control_dependencies([self._turn.read_value()]):
             outputs = compute()
         with tf.control_dependencies(outputs):
@@ -87,7 +94,8 @@ class GradientSum:
         Args:
             gradients: what comes, in order.
             reducer: sums vectors; gets the number of the step.
-            only_float32: whether `reducer` takes nothing but float32; otherwise float64 stays as it is.
+            only_float32: whether `reducer` takes nothing but float32; otherwise float64 stays as it
+                is.
             nonfinite: what to do about NaN and infinities: "raise", "zero" or "propagate".
             first_step: number of the first step.
             make_variable: makes a non-trainable variable.
@@ -121,7 +129,8 @@ class GradientSum:
         """
         step = self.step.read_value()
         vectors = [
-            self._flat(value, gradient) for value, gradient in zip(values, self.gradients, strict=True)
+            self._flat(value, gradient)
+            for value, gradient in zip(values, self.gradients, strict=True)
         ]
         vectors = self._checked(vectors, step)
         sums = self._reducer(vectors, step)
@@ -143,7 +152,10 @@ class GradientSum:
         if self._nonfinite == "propagate" or not vectors:
             return vectors
         if self._nonfinite == "zero":
-            return [tf.where(tf.math.is_finite(vector), vector, tf.zeros_like(vector)) for vector in vectors]
+            return [
+                tf.where(tf.math.is_finite(vector), vector, tf.zeros_like(vector))
+                for vector in vectors
+            ]
         flags = tf.stack([tf.reduce_all(tf.math.is_finite(vector)) for vector in vectors])
         passed = tf.cond(
             tf.reduce_all(flags),

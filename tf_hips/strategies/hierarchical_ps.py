@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HierarchicalPS`: parties of workers, joined over slow links by a server.
 
-    in the party   gradients are summed over its ranks (plain, or compressed with `local_compression`)
-    uplink         rank 0 encodes the sum, sends the packets to the server, gets the merged packets of all parties
-    in the party   rank 0 broadcasts the packets, and every rank decodes the same bytes
+    in the party   gradients are summed over its ranks (plain, or compressed with
+    `local_compression`) uplink         rank 0 encodes the sum, sends the packets to the server,
+    gets the merged packets of all parties in the party   rank 0 broadcasts the packets, and every
+    rank decodes the same bytes
 
-Error feedback keeps what encoding drops, on rank 0 for the way up and on the server for the way down; rank 0 commits
-its residual when the server has answered.
+Error feedback keeps what encoding drops, on rank 0 for the way up and on the server for the way
+down; rank 0 commits its residual when the server has answered.
 
-Invariant: a round ends on all ranks of all parties with the same bytes decoded, so all replicas stay bit-identical.
+Invariant: a round ends on all ranks of all parties with the same bytes decoded, so all replicas
+    stay bit-identical.
 
 Follows HiPS (hierarchical parameter server) with the party's server played by Horovod and rank 0.
 """
@@ -42,15 +44,17 @@ _SAME = "same"
 class HierarchicalPS(PartyStrategy):
     """Synchronous training over several parties, as if all workers of all parties were one job.
 
-    The number of replicas is that of all workers of all parties, so losses and learning rates mean what they mean in
-    one big job. Without an uplink in the configuration it is one party on its own.
+    The number of replicas is that of all workers of all parties, so losses and learning rates mean
+    what they mean in one big job. Without an uplink in the configuration it is one party on its
+    own.
 
         strategy = tf_hips.HierarchicalPS(compression="error_feedback(onebit)")
         with strategy.scope():
             model = ...; model.compile(...)
         model.fit(dataset)
 
-    `strategy.reduce` and synchronised batch normalisation stay inside the party: the server sums gradients only.
+    `strategy.reduce` and synchronised batch normalisation stay inside the party: the server sums
+    gradients only.
     """
 
     def __init__(
@@ -66,11 +70,13 @@ class HierarchicalPS(PartyStrategy):
 
         Args:
             compression: encoding of the way up; None sends float32 values.
-            downlink: encoding of the way down: "same" as up, another one, or None for float32 values.
-            local_compression: encoding inside the party; None sums exactly, which is right for fast links.
+            downlink: encoding of the way down: "same" as up, another one, or None for float32
+                values.
+            local_compression: encoding inside the party; None sums exactly, which is right for fast
+                links.
             intra: how the workers of a party meet; "horovod" is what there is.
-            nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`, replace them by
-                "zero", or "propagate" them.
+            nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`,
+                replace them by "zero", or "propagate" them.
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
 
         Raises:
@@ -82,7 +88,9 @@ class HierarchicalPS(PartyStrategy):
             raise ValueError(f'`intra` must be "horovod". Received: intra={intra!r}')
         self._up = _compressor(compression)
         self._down = self._up if downlink == _SAME else _compressor(downlink)
-        self._local = parse(local_compression) if isinstance(local_compression, str) else local_compression
+        self._local = (
+            parse(local_compression) if isinstance(local_compression, str) else local_compression
+        )
         self._client: Client | None = None
         self._welcome: Welcome | None = None
         self._is_first_sync_done = False
@@ -96,7 +104,8 @@ class HierarchicalPS(PartyStrategy):
             log.info("No uplink is configured: gradients are summed inside this party only.")
 
     def close(self, reason: str | None = None) -> None:
-        """Leaves the run; a reason, or an error that came before, ends it for all parties. Later calls do nothing.
+        """Leaves the run; a reason, or an error that came before, ends it for all parties. Later
+        calls do nothing.
 
         Called at the exit of the process.
         """
@@ -142,8 +151,8 @@ class HierarchicalPS(PartyStrategy):
         return sum(before) + primitives.rank()
 
     def _synchronise(self, variables: list[tf.Variable]) -> None:
-        # The server keeps one set of first weights; what appears later (slots of an optimizer that is built in its
-        # first step) begins with equal values everywhere.
+        # The server keeps one set of first weights; what appears later (slots of an optimizer that
+        # is built in its first step) begins with equal values everywhere.
         if self._welcome is None or self._is_first_sync_done:
             synchronise(variables)
             return
@@ -206,7 +215,11 @@ class HierarchicalPS(PartyStrategy):
         merged = client.exchange(int(number), packets)
         sent, received = self._new_bytes()
         self.write_event(
-            "round", round=int(number), sent=sent, received=received, seconds=time.monotonic() - began
+            "round",
+            round=int(number),
+            sent=sent,
+            received=received,
+            seconds=time.monotonic() - began,
         )
         return merged
 
@@ -226,20 +239,22 @@ class HierarchicalPS(PartyStrategy):
 
 
 class _Uplink:
-    """The slow tier of one list of gradients: the party's sums in, the sums over all parties out."""
+    """The slow tier of one list of gradients: the party's sums in, the sums over all parties
+    out.
+    """
 
     def __init__(self, strategy: HierarchicalPS, sizes: Sequence[int], label: str) -> None:
-        self._up, self._down = strategy._up, strategy._down  # noqa: SLF001 - a part of the strategy
+        self._up, self._down = strategy._up, strategy._down
         self._sizes = list(sizes)
         self._label = label
-        self._exchange = strategy._failures.kept(strategy._exchange)  # noqa: SLF001
-        run = strategy._run  # noqa: SLF001
+        self._exchange = strategy._failures.kept(strategy._exchange)
+        run = strategy._run
         self._seed = derive_seed(run.seed, f"party/{run.uplink.site if run.uplink else ''}")
         self._down_bytes = [self._down.wire_bytes(size) if size else 0 for size in sizes]
         self.residuals: dict[int, tf.Variable] = {}
         if self._up.has_residual and primitives.rank() == 0:
             self.residuals = {
-                position: strategy._make_variable(tf.zeros([size]), f"uplink_residual_{position}")  # noqa: SLF001
+                position: strategy._make_variable(tf.zeros([size]), f"uplink_residual_{position}")
                 for position, size in enumerate(sizes)
                 if size
             }
@@ -250,7 +265,8 @@ class _Uplink:
         if primitives.rank() == 0:
             reply = self._send(vectors, step)
         else:
-            # Horovod pairs the ranks' broadcasts; this one's value is replaced, but must come after the party's sum.
+            # Horovod pairs the ranks' broadcasts; this one's value is replaced, but must come after
+            # the party's sum.
             with tf.control_dependencies(list(vectors)):
                 reply = tf.zeros([sum(self._down_bytes)], tf.uint8)
         reply = primitives.broadcast(reply, f"{self._label}.uplink")

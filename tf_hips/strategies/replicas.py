@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making replicas equal at the start, and showing that they are equal at the end.
 
-Keras does not synchronise initial weights: with different seeds every rank begins elsewhere. Before the first step all
-ranks compare what they have, and take rank 0's values. Values travel as raw bytes, so any type arrives as it was.
+Keras does not synchronise initial weights: with different seeds every rank begins elsewhere. Before
+the first step all ranks compare what they have, and take rank 0's values. Values travel as raw
+bytes, so any type arrives as it was.
 """
 
 import hashlib
@@ -22,10 +23,11 @@ FirstSync = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 def fingerprint(model: Any) -> str:
-    """A digest of all weights of a Keras model: equal on two replicas exactly if they are equal bit for bit.
+    """A digest of all weights of a Keras model: equal on two replicas exactly if they are equal bit
+    for bit.
 
-    Dropout's random states and metrics are no weights, and are left out. Under a strategy of tf_hips the digest is
-    also written to the event log.
+    Dropout's random states and metrics are no weights, and are left out. Under a strategy of
+    tf_hips the digest is also written to the event log.
 
     Args:
         model: a built Keras model.
@@ -54,7 +56,8 @@ def check_equal_shapes(variables: Sequence[tf.Variable]) -> None:
     digests = primitives.gather_objects(digest)
     if len(set(digests)) == 1:
         return
-    # Names are only for the reader: Keras numbers them differently on ranks that built other models before.
+    # Names are only for the reader: Keras numbers them differently on ranks that built other models
+    # before.
     rows = [[variable.name, kind] for variable, kind in zip(variables, described, strict=True)]
     everyone = primitives.gather_objects(rows)
     raise ProtocolError(_first_difference(everyone))
@@ -83,7 +86,9 @@ def synchronise(variables: Sequence[tf.Variable], first_sync: FirstSync | None =
                 [np.frombuffer(value.tobytes(), np.uint8) for value in values] or [joined]
             )
         parts = [
-            primitives.broadcast(tf.constant(joined[begin : begin + _BROADCAST_BYTES]), "weights").numpy()
+            primitives.broadcast(
+                tf.constant(joined[begin : begin + _BROADCAST_BYTES]), "weights"
+            ).numpy()
             for begin in range(0, total, _BROADCAST_BYTES)
         ]
         joined = np.concatenate(parts) if parts else joined
@@ -91,7 +96,9 @@ def synchronise(variables: Sequence[tf.Variable], first_sync: FirstSync | None =
         for variable in variables:
             end = begin + variable.shape.num_elements() * variable.dtype.size
             data = joined[begin:end].tobytes()
-            values.append(np.frombuffer(data, variable.dtype.as_numpy_dtype).reshape(variable.shape))
+            values.append(
+                np.frombuffer(data, variable.dtype.as_numpy_dtype).reshape(variable.shape)
+            )
             begin = end
     if values is not None and (primitives.size() > 1 or first_sync is not None):
         for variable, value in zip(variables, values, strict=True):
@@ -103,8 +110,8 @@ def on_rank_0(action: Callable[[], Any]) -> Any:
     """Runs `action` on rank 0; returns its value there and None elsewhere. Eager.
 
     Raises:
-        Exception: on rank 0 what `action` raised, on the others a `ProtocolError` with its text, so that no rank
-            waits for one that has given up.
+        Exception: on rank 0 what `action` raised, on the others a `ProtocolError` with its text, so
+            that no rank waits for one that has given up.
     """
     if primitives.rank() == 0:
         try:
@@ -121,8 +128,8 @@ def on_rank_0(action: Callable[[], Any]) -> Any:
 
 
 def _value(variable: tf.Variable) -> np.ndarray:
-    # Not `variable.numpy()`: that tells the tapes that are recording, which then ask for a gradient. This happens in
-    # the middle of a step, where the optimizer hands over its gradients.
+    # Not `variable.numpy()`: that tells the tapes that are recording, which then ask for a
+    # gradient. This happens in the middle of a step, where the optimizer hands over its gradients.
     value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).numpy()
     return np.asarray(value, order="C")
 

@@ -15,11 +15,11 @@ from tf_hips.strategies.gradients import Gradient, Reducer
 class CompressedRing(PartyStrategy):
     """Data-parallel training over the ranks of one Horovod job, with compressed gradients.
 
-    In this release the packets go through owners on the ranks (the `ps` topology: alltoall, merge, allgather); the
-    ring will take its place where it is faster, with the same results in meaning.
+    In this release the packets go through owners on the ranks (the `ps` topology: alltoall, merge,
+    allgather); the ring will take its place where it is faster, with the same results in meaning.
 
-    Start one process per worker with `horovodrun` or `tf-hips run`; without a launcher it is one worker, and training
-    is bit for bit what plain Keras does.
+    Start one process per worker with `horovodrun` or `tf-hips run`; without a launcher it is one
+    worker, and training is bit for bit what plain Keras does.
 
         strategy = tf_hips.CompressedRing(compression="error_feedback(onebit)")
         with strategy.scope():
@@ -36,9 +36,10 @@ class CompressedRing(PartyStrategy):
         """Starts Horovod.
 
         Args:
-            compression: how gradients are encoded, as a value or its text; None sums them as they are.
-            nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`, replace them by
-                "zero", or "propagate" them.
+            compression: how gradients are encoded, as a value or its text; None sums them as they
+                are.
+            nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`,
+                replace them by "zero", or "propagate" them.
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
 
         Raises:
