@@ -111,7 +111,8 @@ print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["bootstra
   pip_install "${pins[@]}"
 }
 
-install_packages() { pip_install --group dev --group "$tensorflow"; }
+# Most of TensorFlow's ten thousand files are never imported; Python compiles those that are.
+install_packages() { pip_install --no-compile --group dev --group "$tensorflow"; }
 
 install_own() {
   pip_install --no-deps --force-reinstall "$1" &&
