@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// The runtime and the generated codecs under address and undefined-behaviour sanitizers, without
+// TensorFlow.
+//
+// Buffers are of the exact size on the heap, so that a byte read or written outside of one is an
+// error here. Prints each failed check; the exit status is their number, at most 100.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tf_hips/cc/runtime/api.h"
+#include "tf_hips/cc/runtime/float_mode.h"
+
+namespace {
+
+int num_failures = 0;
+
+#define CHECK(condition)                                                  \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+      ++num_failures;                                                     \
+    }                                                                     \
+  } while (false)
+
+constexpr int64_t kChunk = 1 << 20;
+
+// A body of 0 to n bytes: one per element that is not zero. The only codec here without a fixed
+// size.
+int64_t SparseMax(const double*, int64_t n) { return n; }
+
+int64_t SparseEncode(const double*, const TfHipsKey*, const float* in, int64_t n, uint8_t* body,
+                     int64_t capacity) {
+  int64_t written = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (in[i] == 0) continue;
+    if (written == capacity) return -TF_HIPS_BUFFER_TOO_SMALL;
+    body[written++] = static_cast<uint8_t>(i);
+  }
+  return written;
+}
+
+int32_t SparseDecode(const double*, const uint8_t* body, int64_t bytes, float* out, int64_t n,
+                     int32_t add) {
+  for (int64_t i = 0; i < bytes; ++i) {
+    if (body[i] >= n) return TF_HIPS_BODY_CONTRADICTS_PARAMS;
+  }
+  if (!add) std::fill(out, out + n, 0.0f);
+  for (int64_t i = 0; i < bytes; ++i) out[body[i]] += 1;
+  return TF_HIPS_OK;
+}
+
+const TfHipsCodec kSparse = {TF_HIPS_ABI_VERSION, "sparse",     1,           0, nullptr, 0,
+                             SparseMax,           SparseEncode, SparseDecode};
+const TfHipsCodec* Sparse() { return &kSparse; }
+TF_HIPS_REGISTER_CODEC(Sparse);
+
+uint64_t random_state = 88172645463325252ull;
+uint64_t Random() {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  return random_state ^= random_state << 17;
+}
+
+std::vector<double> Defaults(const TfHipsCodec* codec) {
+  std::vector<double> params;
+  for (int32_t i = 0; i < codec->num_params; ++i) params.push_back(codec->params[i].default_value);
+  return params;
+}
+
+// Heap memory of exactly `size` elements, so that the sanitizer sees both ends.
+template <typename T>
+struct Exact {
+  explicit Exact(int64_t size) : data(new T[static_cast<size_t>(size)]()), size(size) {}
+  std::unique_ptr<T[]> data;
+  int64_t size;
+};
+
+Exact<float> Gradient(int64_t n) {
+  Exact<float> gradient(n);
+  for (int64_t i = 0; i < n; ++i) {
+    gradient.data[i] = static_cast<float>(static_cast<int64_t>(Random() >> 40)) / (1 << 20) - 8;
+  }
+  return gradient;
+}
+
+void RoundTrip(const TfHipsCodec* codec, int64_t n) {
+  const std::vector<double> params = Defaults(codec);
+  const TfHipsKey key = {7, 1, 2, 0};
+  const Exact<float> gradient = Gradient(n);
+  const int64_t bytes = tf_hips_wire_bytes(codec, params.data(), n);
+  CHECK(bytes >= 16);
+  Exact<uint8_t> packets(bytes);
+  Exact<float> residual(n), decoded(n), sum(n);
+  CHECK(tf_hips_encode(codec, params.data(), &key, gradient.data.get(), residual.data.get(), n,
+                       packets.data.get(), bytes) == bytes);
+  CHECK(tf_hips_encode(codec, params.data(), &key, gradient.data.get(), nullptr, n,
+                       packets.data.get(), bytes - 1) == -TF_HIPS_BUFFER_TOO_SMALL);
+  CHECK(tf_hips_decode(codec, params.data(), packets.data.get(), bytes, decoded.data.get(), n, 0) ==
+        0);
+  for (int64_t i = 0; i < n; ++i) CHECK(residual.data[i] == gradient.data[i] - decoded.data[i]);
+
+  const uint8_t* rows[] = {packets.data.get(), packets.data.get()};
+  const int64_t row_bytes[] = {bytes, bytes};
+  CHECK(tf_hips_merge(codec, params.data(), rows, row_bytes, 2, sum.data.get(), n) == 0);
+  for (int64_t i = 0; i < n; ++i) CHECK(sum.data[i] == decoded.data[i] + decoded.data[i]);
+
+  Exact<uint8_t> merged(bytes), again(bytes);
+  Exact<float> other_residual(n);
+  std::copy(residual.data.get(), residual.data.get() + n, other_residual.data.get());
+  CHECK(tf_hips_merge_encode(codec, params.data(), &key, rows, row_bytes, 2, residual.data.get(), n,
+                             merged.data.get(), bytes) == bytes);
+  CHECK(tf_hips_encode(codec, params.data(), &key, sum.data.get(), other_residual.data.get(), n,
+                       again.data.get(), bytes) == bytes);
+  CHECK(std::memcmp(merged.data.get(), again.data.get(), static_cast<size_t>(bytes)) == 0);
+}
+
+void HostilePackets(const TfHipsCodec* codec) {
+  const std::vector<double> params = Defaults(codec);
+  const TfHipsKey key = {7, 1, 2, 0};
+  for (const int64_t n : {0, 1, 9, 100}) {
+    const Exact<float> gradient = Gradient(n);
+    const int64_t bytes = tf_hips_wire_bytes(codec, params.data(), n);
+    Exact<uint8_t> packets(bytes);
+    tf_hips_encode(codec, params.data(), &key, gradient.data.get(), nullptr, n, packets.data.get(),
+                   bytes);
+    for (int64_t length = 0; length < bytes; ++length) {
+      Exact<uint8_t> part(length);
+      Exact<float> out(n);
+      std::copy(packets.data.get(), packets.data.get() + length, part.data.get());
+      CHECK(tf_hips_decode(codec, params.data(), part.data.get(), length, out.data.get(), n, 0) ==
+            TF_HIPS_TRUNCATED);
+    }
+    for (int trial = 0; trial < 2000; ++trial) {
+      Exact<uint8_t> changed(bytes);
+      Exact<float> out(n);
+      std::copy(packets.data.get(), packets.data.get() + bytes, changed.data.get());
+      for (uint64_t flips = Random() % 4 + 1; flips > 0; --flips) {
+        changed.data[Random() % static_cast<uint64_t>(bytes)] ^=
+            static_cast<uint8_t>(1u << (Random() % 8));
+      }
+      const int32_t status = tf_hips_decode(codec, params.data(), changed.data.get(), bytes,
+                                            out.data.get(), n, trial % 2);
+      CHECK(std::strcmp(tf_hips_status_text(status), "unknown status") != 0);
+      char text[40];
+      const int32_t explained =
+          tf_hips_explain(codec, params.data(), changed.data.get(), bytes, n, text, sizeof(text));
+      CHECK(status < 16 ? explained == 0 : explained == status);
+      CHECK((explained == 0) == (text[0] == '\0'));
+    }
+  }
+}
+
+void VariableSize() {
+  const TfHipsKey key = {};
+  Exact<float> gradient(100);
+  gradient.data[3] = gradient.data[97] = 1;
+  Exact<uint8_t> packet(tf_hips_wire_bytes(&kSparse, nullptr, 100));
+  const int64_t bytes = tf_hips_encode(&kSparse, nullptr, &key, gradient.data.get(), nullptr, 100,
+                                       packet.data.get(), packet.size);
+  CHECK(bytes == 18);
+  Exact<uint8_t> exact(bytes);
+  std::copy(packet.data.get(), packet.data.get() + bytes, exact.data.get());
+  Exact<float> out(100);
+  CHECK(tf_hips_decode(&kSparse, nullptr, exact.data.get(), bytes, out.data.get(), 100, 0) == 0);
+  CHECK(std::equal(out.data.get(), out.data.get() + 100, gradient.data.get()));
+  exact.data[17] = 100;
+  CHECK(tf_hips_decode(&kSparse, nullptr, exact.data.get(), bytes, out.data.get(), 100, 0) ==
+        TF_HIPS_BODY_CONTRADICTS_PARAMS);
+  Exact<uint8_t> long_packet(117);
+  std::copy(packet.data.get(), packet.data.get() + bytes, long_packet.data.get());
+  CHECK(tf_hips_decode(&kSparse, nullptr, long_packet.data.get(), 117, out.data.get(), 100, 0) ==
+        TF_HIPS_TOO_LONG);
+  // Where the second packet begins could not be told.
+  Exact<float> two_chunks(kChunk + 1);
+  Exact<uint8_t> room(tf_hips_wire_bytes(&kSparse, nullptr, kChunk + 1));
+  CHECK(tf_hips_encode(&kSparse, nullptr, &key, two_chunks.data.get(), nullptr, kChunk + 1,
+                       room.data.get(), room.size) == -TF_HIPS_SPLIT_VARIABLE_SIZE);
+}
+
+void BadArguments(const TfHipsCodec* codec) {
+  const std::vector<double> params = Defaults(codec);
+  const TfHipsKey key = {};
+  uint8_t byte = 0;
+  float value = 0;
+  CHECK(tf_hips_wire_bytes(nullptr, params.data(), 1) == -TF_HIPS_BAD_ARGUMENT);
+  CHECK(tf_hips_wire_bytes(codec, params.data(), -1) == -TF_HIPS_BAD_ARGUMENT);
+  CHECK(tf_hips_wire_bytes(codec, params.data(), int64_t{1} << 62) == -TF_HIPS_BAD_ARGUMENT);
+  CHECK(tf_hips_encode(codec, params.data(), nullptr, &value, nullptr, 1, &byte, 1) ==
+        -TF_HIPS_BAD_ARGUMENT);
+  CHECK(tf_hips_encode(codec, params.data(), &key, nullptr, nullptr, 1, &byte, 1) ==
+        -TF_HIPS_BAD_ARGUMENT);
+  CHECK(tf_hips_decode(codec, params.data(), nullptr, 16, &value, 1, 0) == TF_HIPS_BAD_ARGUMENT);
+  CHECK(tf_hips_decode(codec, params.data(), &byte, -1, &value, 1, 0) == TF_HIPS_BAD_ARGUMENT);
+  CHECK(tf_hips_merge(codec, params.data(), nullptr, nullptr, 0, &value, 1) ==
+        TF_HIPS_BAD_ARGUMENT);
+  for (int32_t i = 0; i < codec->num_params; ++i) {
+    for (const double wrong :
+         {codec->params[i].minimum - 1, codec->params[i].maximum + 1, std::nan("")}) {
+      std::vector<double> changed = params;
+      changed[i] = wrong;
+      CHECK(tf_hips_wire_bytes(codec, changed.data(), 1) == -TF_HIPS_BAD_PARAMETER);
+    }
+  }
+}
+
+// Several threads use the pool at once; every result is the same.
+void Threads(const TfHipsCodec* codec) {
+  const std::vector<double> params = Defaults(codec);
+  const TfHipsKey key = {1, 2, 3, 0};
+  const int64_t n = 3 * kChunk + 11;
+  const Exact<float> gradient = Gradient(n);
+  const int64_t bytes = tf_hips_wire_bytes(codec, params.data(), n);
+  std::vector<Exact<uint8_t>> packets;
+  for (int i = 0; i < 3; ++i) packets.emplace_back(bytes);
+  std::vector<std::thread> threads;
+  for (auto& mine : packets) {
+    threads.emplace_back([&] {
+      tf_hips_encode(codec, params.data(), &key, gradient.data.get(), nullptr, n, mine.data.get(),
+                     bytes);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& mine : packets) {
+    CHECK(std::memcmp(mine.data.get(), packets[0].data.get(), static_cast<size_t>(bytes)) == 0);
+  }
+}
+
+void FloatModes() {
+#if defined(__SSE2__)
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040u);
+  {
+    const tf_hips::FloatMode mode;
+    volatile float tiny = 1e-40f;
+    CHECK(tiny * 1.0f != 0.0f);
+  }
+  CHECK((_mm_getcsr() & 0x8040u) == 0x8040u);
+  _mm_setcsr(before);
+#endif
+}
+
+}  // namespace
+
+int main() {
+  CHECK(tf_hips_abi_version() == TF_HIPS_ABI_VERSION);
+  CHECK(tf_hips_num_codecs() >= 2);
+  CHECK(tf_hips_codec_at(-1) == nullptr);
+  CHECK(tf_hips_codec_at(tf_hips_num_codecs()) == nullptr);
+  CHECK(tf_hips_find_codec("no such codec") == nullptr);
+  for (int32_t i = 0; i < tf_hips_num_codecs(); ++i) {
+    const TfHipsCodec* codec = tf_hips_codec_at(i);
+    CHECK(tf_hips_find_codec(codec->name) == codec);
+    if (!codec->is_fixed_size) continue;
+    for (const int64_t n :
+         {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{8}, int64_t{1023}, kChunk + 5}) {
+      RoundTrip(codec, n);
+    }
+    HostilePackets(codec);
+    BadArguments(codec);
+    Threads(codec);
+  }
+  VariableSize();
+  FloatModes();
+  return std::min(num_failures, 100);
+}

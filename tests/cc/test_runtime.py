@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the runtime and the generated codecs with bare g++ and sanitizers, and runs them."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
+
+
+@pytest.mark.timeout(180)
+def test_runtime_under_sanitizers(tmp_path: Path) -> None:
+    specs = sorted((ROOT / "tf_hips/ops/specs").glob("*.pse"))
+    subprocess.run(
+        [sys.executable, "-m", "compll", "gen", *specs, "-o", tmp_path], cwd=ROOT, check=True
+    )
+    sources = [
+        ROOT / "tests/cc/runtime_test.cc",
+        *sorted((ROOT / "tf_hips/cc/runtime").glob("*.cc")),
+        *sorted(tmp_path.glob("*.codec.cc")),
+    ]
+    assert len(list(tmp_path.glob("*.codec.cc"))) == len(specs)
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+    def build(source: Path) -> Path:
+        target = tmp_path / f"{source.name}.o"
+        subprocess.run(
+            ["g++", *FLAGS, *sanitize, "-I", ROOT, "-c", source, "-o", target], check=True
+        )
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(build, sources))
+    program = tmp_path / "runtime_test"
+    subprocess.run(["g++", *sanitize, "-pthread", *objects, "-o", program], check=True)
+    environment = {**os.environ, "TF_HIPS_NUM_THREADS": "4"}
+    result = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of tf_hips.ops share: the codecs under test, gradients, the reference."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import compll
+import tf_hips.ops
+from tf_hips.ops import REGISTRY, Compressor
+
+Floats = npt.NDArray[np.float32]
+SPECS = Path(tf_hips.ops.__file__).parent / "specs"
+
+
+def variants() -> list[Compressor]:
+    """Every algorithm with its defaults, and with the ends of each parameter's range."""
+    found = []
+    for algorithm in REGISTRY.values():
+        found.append(Compressor(algorithm.name))
+        for parameter in algorithm.parameters:
+            for value in (parameter.minimum, parameter.maximum):
+                found.append(Compressor(algorithm.name, ((parameter.name, value),)))
+    return list(dict.fromkeys(found))
+
+
+@functools.cache
+def reference(compressor: Compressor) -> compll.Reference:
+    """The NumPy interpreter of a compressor's codec: what every back end must equal."""
+    codec = compressor.codec
+    program = compll.compile_spec(SPECS / f"{codec.name}.pse")
+    return compll.Reference(program, **dict(codec.params))
+
+
+def gradient(n: int, seed: int = 0) -> Floats:
+    """Normal values, a tenth of them zero."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(n, np.float32)
+    return np.where(rng.random(n) < 0.1, np.float32(0), values)
+
+
+def strange(n: int) -> Floats:
+    """Denormals, zeros of both signs, and large and small values."""
+    pool = np.array([1e-45, -1e-40, 0.0, -0.0, 1.2e-38, -3e-39, 1e-42, 5e-39], np.float32)
+    return np.random.default_rng(1).choice(pool, n)
+
+
+def bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
+    """Floats as words, so that NaN equals NaN and -0 differs from 0."""
+    return np.ascontiguousarray(values).view(np.uint32)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressor values: text and back, and what is refused with which words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ops.codecs import variants
+from tf_hips import ops
+from tf_hips.ops import CHUNK, Compressor, chunk_sizes, error_feedback, parse
+from tf_hips.ops.registry import Algorithm, Parameter
+
+
+@pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)
+def test_text_and_back(compressor: Compressor) -> None:
+    for value in (compressor, error_feedback(compressor)):
+        assert parse(value.text) == value
+        assert parse(f"  {value.text} ") == value
+        assert str(value) == value.text
+        assert hash(parse(value.text)) == hash(value)
+        assert value.codec == compressor
+        assert value.wire_bytes(100) == compressor.wire_bytes(100)
+    assert error_feedback(compressor).has_residual
+    assert not compressor.has_residual
+    assert not error_feedback(compressor).is_unbiased
+
+
+def test_canonical_text_has_all_parameters() -> None:
+    assert ops.terngrad().text == parse("terngrad").text == "terngrad(bitwidth=2)"
+    assert parse("terngrad(4)") == parse("terngrad( bitwidth = 4 )") == ops.terngrad(bitwidth=4)
+    assert error_feedback(ops.onebit()).text == "error_feedback(onebit)"
+    assert parse("onebit()") == ops.onebit()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "onebti",
+            r"one of error_feedback, fp32, onebit, terngrad.*'onebti'.*did you mean 'onebit'",
+        ),
+        ("zzz", r"one of error_feedback, fp32, onebit, terngrad\. Received: 'zzz'$"),
+        ("", "must read like"),
+        ("terngrad(bitwidth=2", "must read like"),
+        ("terngrad)", "must read like"),
+        ("import os", "must read like"),
+        ("onebit" * 100, "must read like"),
+        ("terngrad(bitwidth=9)", r"in \[1, 8\]. Received: bitwidth=9"),
+        ("terngrad(bitwidth=0)", r"in \[1, 8\]. Received: bitwidth=0"),
+        ("terngrad(bitwidth=2.5)", "must be an integer"),
+        ("terngrad(bitwidth=two)", "'bitwidth=two'"),
+        ("terngrad(bitwidth=)", "'bitwidth='"),
+        ("terngrad(2, 3)", "takes 1 arguments"),
+        ("terngrad(2, bitwidth=3)", "given once"),
+        ("terngrad(width=3)", "`terngrad` takes bitwidth. Received: width=3"),
+        ("onebit(3)", "takes 0 arguments"),
+        ("onebit(x=3)", "takes no parameters"),
+        ("error_feedback", "must wrap one codec"),
+        ("error_feedback()", "must wrap one codec"),
+        ("error_feedback(error_feedback(onebit))", "must wrap one codec"),
+        ("error_feedback(onebti)", "did you mean 'onebit'"),
+    ],
+)
+def test_bad_texts(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(text)
+
+
+@given(st.text(alphabet="onebitrgad_fk(),=.0123456789 -\n", max_size=60) | st.text(max_size=300))
+def test_any_text_parses_or_is_refused(text: str) -> None:
+    try:
+        compressor = parse(text)
+    except ValueError:
+        return
+    assert parse(compressor.text) == compressor
+
+
+def test_bad_values() -> None:
+    with pytest.raises(TypeError, match="must be a string"):
+        parse(3)
+    with pytest.raises(TypeError, match="`bitwidth` must be an integer"):
+        ops.terngrad(bitwidth=2.0)
+    with pytest.raises(TypeError, match="`bitwidth` must be an integer"):
+        ops.terngrad(bitwidth=True)
+    with pytest.raises(ValueError, match="must wrap one codec"):
+        error_feedback(error_feedback(ops.onebit()))
+    with pytest.raises(TypeError, match="must be a Compressor"):
+        error_feedback("onebit")
+    with pytest.raises(ValueError, match="wraps nothing"):
+        Compressor("onebit", inner=ops.onebit())
+    with pytest.raises(ValueError, match="must wrap one codec"):
+        Compressor("error_feedback")
+    with pytest.raises(ValueError, match="at least 0"):
+        chunk_sizes(-1)
+    with pytest.raises(ValueError, match="`n_chunk` must be in"):
+        ops.onebit().chunk_packet_bytes(CHUNK + 1)
+
+
+def test_chunk_sizes() -> None:
+    assert chunk_sizes(0) == []
+    assert chunk_sizes(1) == [1]
+    assert chunk_sizes(CHUNK) == [CHUNK]
+    assert chunk_sizes(2 * CHUNK + 3) == [CHUNK, CHUNK, 3]
+
+
+def test_wire_bytes_is_the_sum_over_chunks() -> None:
+    for compressor in variants():
+        for n in (1, CHUNK, 2 * CHUNK + 3):
+            chunks = sum(compressor.chunk_packet_bytes(size) for size in chunk_sizes(n))
+            assert compressor.wire_bytes(n) == chunks
+        assert compressor.wire_bytes(0) == compressor.chunk_packet_bytes(0) >= 16
+
+
+def test_float_parameters_are_what_float32_holds() -> None:
+    algorithm = Algorithm("x", op="x", parameters=(Parameter("ratio", 0.1, 0.0, 1.0),))
+    ((_, value),) = algorithm.checked(ratio=0.001)
+    assert value == 0.0010000000474974513
+    assert algorithm.checked() == (("ratio", 0.10000000149011612),)
+    with pytest.raises(ValueError, match="`ratio` must be in"):
+        algorithm.checked(ratio=float("nan"))

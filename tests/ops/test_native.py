@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native face: arguments, buffers, threads."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from tests.ops.codecs import gradient
+from tf_hips.ops import CHUNK, Key, derive_seed, error_feedback, native, onebit, terngrad
+
+KEY = Key(seed=1, step=2, tensor_id=3)
+
+
+def test_derived_seeds_are_frozen() -> None:
+    digest = hashlib.sha256(b"7/worker/0").digest()
+    assert derive_seed(7, "worker/0") == int.from_bytes(digest[:8], "little")
+    roles = ["worker/0", "worker/1", "owner/0", "party/a", "server"]
+    assert len({derive_seed(seed, role) for seed in (0, 1) for role in roles}) == 10
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("seed", 1 << 64), ("seed", -1), ("step", 1 << 32), ("tensor_id", -1), ("offset", 1 << 63)],
+)
+def test_keys_are_checked(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"`{field}` must be in .* Received: {field}={value}"):
+        Key(**{"seed": 0, "step": 0, "tensor_id": 0, field: value})
+
+
+def test_wrong_arguments() -> None:
+    x = gradient(16)
+    feedback = error_feedback(onebit())
+    with pytest.raises(TypeError, match=r"`x` must be a float32 array\. Received: float64"):
+        native.encode(onebit(), x.astype(np.float64), KEY)
+    with pytest.raises(TypeError, match="C-contiguous"):
+        native.encode(onebit(), x[::2], KEY)
+    with pytest.raises(ValueError, match="if and only if"):
+        native.encode(onebit(), x, KEY, residual=x.copy())
+    with pytest.raises(ValueError, match="if and only if"):
+        native.encode(feedback, x, KEY)
+    with pytest.raises(ValueError, match=r"`residual` must have 16 elements\. Received: 15"):
+        native.encode(feedback, x, KEY, residual=np.zeros(15, np.float32))
+    frozen = np.zeros(16, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(TypeError, match="writable"):
+        native.encode(feedback, x, KEY, residual=frozen)
+    with pytest.raises(ValueError, match="`out` must be writable and have at least 26 bytes"):
+        native.encode(onebit(), x, KEY, out=np.zeros(25, np.uint8))
+    packet = native.encode(onebit(), x, KEY)
+    with pytest.raises(ValueError, match="`add` must come with `out`"):
+        native.decode(onebit(), packet, 16, add=True)
+    with pytest.raises(ValueError, match="`out` must have 16 elements"):
+        native.decode(onebit(), packet, 16, out=np.zeros(17, np.float32))
+    with pytest.raises(TypeError, match="contiguous uint8"):
+        native.decode(onebit(), np.zeros(26, np.int8), 16)
+    with pytest.raises(ValueError, match="at least one row"):
+        native.merge(onebit(), [], 16)
+
+
+def test_every_kind_of_buffer_is_read_without_a_copy() -> None:
+    x = gradient(100)
+    packet = native.encode(terngrad(), x, KEY)
+    values = native.decode(terngrad(), packet, 100)
+    whole = b"left" + packet.tobytes() + b"right"
+    for buffer in (
+        packet.tobytes(),
+        bytearray(packet.tobytes()),
+        memoryview(packet),
+        memoryview(whole)[4:-5],
+    ):
+        np.testing.assert_array_equal(native.decode(terngrad(), buffer, 100), values)
+
+
+def test_given_buffers_are_used() -> None:
+    x = gradient(100).reshape(10, 10)
+    room = np.zeros(1000, np.uint8)
+    packet = native.encode(onebit(), x, KEY, out=room)
+    assert packet.base is room
+    assert packet.size == onebit().wire_bytes(100)
+    out = np.zeros(100, np.float32)
+    assert native.decode(onebit(), packet, 100, out=out) is out
+    assert native.merge(onebit(), [packet, packet], 100, out=out) is out
+    np.testing.assert_array_equal(out, 2 * native.decode(onebit(), packet, 100))
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    program = (
+        "import hashlib, numpy as np; from tf_hips import ops; from tf_hips.ops import native\n"
+        "x = np.random.default_rng(0).standard_normal(3 * ops.CHUNK + 7, np.float32)\n"
+        "r = np.zeros_like(x); c = ops.error_feedback(ops.terngrad())\n"
+        "p = native.encode(c, x, ops.Key(1, 2, 3), r)\n"
+        "s = native.merge(c, [p, p, p], x.size)\n"
+        "print(hashlib.sha256(p.tobytes() + r.tobytes() + s.tobytes()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "TF_HIPS_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        ).stdout
+        for threads in ("1", "3", "8")
+    }
+    assert len(digests) == 1
+
+
+def test_threads_of_python_may_call_at_once() -> None:
+    x = gradient(2 * CHUNK + 9)
+    expected = native.encode(terngrad(), x, KEY)
+    packets: list[np.ndarray] = []
+    threads = [
+        threading.Thread(target=lambda: packets.append(native.encode(terngrad(), x, KEY)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(packets) == 4
+    assert all((packet == expected).all() for packet in packets)
+
+
+def test_a_forked_child_makes_its_own_threads() -> None:
+    program = (
+        "import os, numpy as np; from tf_hips import ops; from tf_hips.ops import native\n"
+        "x = np.ones(3 * ops.CHUNK, np.float32)\n"
+        "p = native.encode(ops.onebit(), x, ops.Key(1, 2, 3))\n"
+        "child = os.fork()\n"
+        "q = native.encode(ops.onebit(), x, ops.Key(1, 2, 3))\n"
+        "if not child: os._exit(0 if (p == q).all() else 1)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    environment = {**os.environ, "TF_HIPS_NUM_THREADS": "3"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=30)
