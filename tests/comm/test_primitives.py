@@ -69,11 +69,13 @@ def test_without_a_launcher_there_is_one_rank():
         "p.init(); p.init()\n"
         "assert (p.rank(), p.size(), p.local_rank()) == (0, 1, 0)\n"
         "x = tf.constant([1, 2])\n"
-        "for y in (p.allreduce(x, 'a'), p.allgather(x, 'b'), p.alltoall(x, [2], 'c'), p.broadcast(x, 'd')):\n"
+        "for y in (p.allreduce(x, 'a'), p.allgather(x, 'b'),\n"
+        "          p.alltoall(x, [2], 'c'), p.broadcast(x, 'd')):\n"
         "    assert y.numpy().tolist() == [1, 2]\n"
         "assert p.broadcast_object([1]) == [1] and p.gather_objects('x') == ['x']\n"
         "p.barrier(); p.shutdown(); p.shutdown()\n"
-        "try:\n    p.init()\nexcept p.ProtocolError as error:\n    assert 'new process' in str(error)\n"
+        "try:\n    p.init()\n"
+        "except p.ProtocolError as error:\n    assert 'new process' in str(error)\n"
         "else:\n    raise SystemExit('started twice')\n"
     )
     done = subprocess.run(

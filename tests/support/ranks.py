@@ -13,6 +13,7 @@ body.
 import contextlib
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def ranks(
         @functools.wraps(body)
         def run(**arguments: Any) -> None:
             __tracebackhide__ = True
-            _launch(body, arguments, num_ranks, deadline_s)
+            run_parties(body, arguments, [num_ranks], deadline_s=deadline_s)
 
         # pytest's own deadline comes last, so that the report above is what a reader sees.
         return pytest.mark.ranks(num_ranks)(pytest.mark.timeout(deadline_s + 3 * _GRACE_S)(run))
@@ -126,45 +127,61 @@ def wait_all(processes: list["subprocess.Popen[bytes]"], deadline_s: float) -> l
     return [process.poll() for process in processes]
 
 
-def _launch(
-    body: Callable[..., None], arguments: dict[str, Any], num_ranks: int, deadline_s: float
+def run_parties(
+    body: Callable[..., None],
+    arguments: dict[str, Any],
+    sizes: Sequence[int],
+    environments: Sequence[dict[str, str]] | None = None,
+    deadline_s: float = 120.0,
 ) -> None:
+    """Runs `body` in several Horovod jobs at once, one per party.
+
+    Args:
+        body: a function of a test module, plain or under `@ranks`.
+        arguments: its arguments, JSON values or paths.
+        sizes: ranks of each party.
+        environments: variables to add for each party; none when None.
+        deadline_s: seconds after which all processes are killed.
+
+    Raises:
+        AssertionError: a rank failed or was late; shows which, and what it said.
+    """
     __tracebackhide__ = True
+    body = inspect.unwrap(body)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        environments = stack.enter_context(local_rank_environments(num_ranks))
         start = stack.enter_context(process_groups())
-        outputs = [Path(folder) / f"rank{rank}.log" for rank in range(num_ranks)]
-        processes = []
-        for environment, output in zip(environments, outputs, strict=True):
-            file = stack.enter_context(output.open("wb"))
-            processes.append(
-                start(
-                    rank_command(body, arguments),
-                    env=rank_environment(environment),
-                    cwd=folder,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
+        names, outputs, processes = [], [], []
+        for party, size in enumerate(sizes):
+            extra = environments[party] if environments is not None else {}
+            for rank, environment in enumerate(stack.enter_context(local_rank_environments(size))):
+                names.append(f"rank {rank}" + (f" of party {party}" if len(sizes) > 1 else ""))
+                output = Path(folder) / f"{party}.{rank}.log"
+                outputs.append(output)
+                processes.append(
+                    start(
+                        rank_command(body, arguments),
+                        env=rank_environment({**environment, **extra}),
+                        cwd=folder,
+                        stdout=stack.enter_context(output.open("wb")),
+                        stderr=subprocess.STDOUT,
+                    )
                 )
-            )
         codes = wait_all(processes, deadline_s)
-        if any(codes):
-            failed = [rank for rank, code in enumerate(codes) if code]
-        elif None in codes:
-            failed = [rank for rank, code in enumerate(codes) if code is None]
-        else:
-            return
+        late = [name for name, code in zip(names, codes, strict=True) if code is None]
+        note = f"; not ended within {deadline_s:.0f} s: {', '.join(late)}" if late else ""
         reports = [
-            f"--- rank {rank}: {'did not end in time' if codes[rank] is None else f'exit code {codes[rank]}'}\n"
-            + outputs[rank].read_text(errors="replace")[-_LAST_CHARACTERS:]
-            for rank in failed
+            f"--- {name}: {_outcome(code)}\n"
+            + output.read_text(errors="replace")[-_LAST_CHARACTERS:]
+            for name, code, output in zip(names, codes, outputs, strict=True)
+            if code or (code is None and not any(codes))
         ]
-        late = [rank for rank, code in enumerate(codes) if code is None]
-        note = (
-            f"; ranks {late} did not end within {deadline_s:.0f} s and were killed" if late else ""
-        )
-        raise AssertionError(
-            f"{len(failed)} of {num_ranks} ranks failed{note}\n" + "\n".join(reports)
-        )
+        if reports:
+            failed = f"{len(reports)} of {len(codes)} ranks failed{note}"
+            raise AssertionError("\n".join([failed, *reports]))
+
+
+def _outcome(code: int | None) -> str:
+    return "did not end in time" if code is None else f"exit code {code}"
 
 
 def _main(file: str, name: str, encoded: str) -> int:
@@ -182,8 +199,8 @@ def _main(file: str, name: str, encoded: str) -> int:
     }
     primitives.init()
     try:
-        getattr(module, name).__wrapped__(**arguments)
-    except BaseException:
+        inspect.unwrap(getattr(module, name))(**arguments)
+    except BaseException:  # noqa: BLE001 - pytest's own failures are no Exception
         traceback.print_exc()
         sys.stderr.flush()
         return 1

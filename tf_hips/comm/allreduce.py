@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of gradients over the ranks of a party: plain, or compressed through owners (the `ps`
-topology).
+"""Sums of gradients over the ranks of a party: plain, or compressed through owners (`ps`).
 
 Plain: gradients of one type are joined in buckets, one allreduce each. Compressed, with W ranks:
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns which chunk, and which gradients travel together: plain arithmetic, the same on every
-rank.
+"""Who owns which chunk, and which gradients travel together: arithmetic, the same on every rank.
 
 Owners hold whole chunks, cut contiguously in model order, so what an owner receives from one sender
 is one run of bytes. Buckets join neighbouring gradients of one type, because a collective costs
@@ -70,7 +69,8 @@ def buckets(
     """
     if len(sizes_bytes) != len(kinds):
         raise ValueError(
-            f"`kinds` must have one entry per tensor. Received: {len(sizes_bytes)} sizes, {len(kinds)} kinds"
+            "`kinds` must have one entry per tensor. "
+            f"Received: {len(sizes_bytes)} sizes, {len(kinds)} kinds"
         )
     if limit_bytes < 1:
         raise ValueError(f"`limit_bytes` must be positive. Received: limit_bytes={limit_bytes}")

@@ -108,9 +108,7 @@ def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
-    """Sends `splits[r]` rows of `tensor` to each rank r and returns what came, concatenated in rank
-    order.
-    """
+    """Sends `splits[r]` rows of `tensor` to each rank r; returns what came, in rank order."""
     if size() == 1:
         return tf.identity(tensor)
     received, _ = hvd.alltoall(

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf.distribute` strategies for Keras: gradients are summed in the party, and through a server
-over parties.
+"""`tf.distribute` strategies for Keras: gradients are summed in a party, and over parties.
 
 A training step under a strategy of this package does what it would do alone on the joined batch:
 all replicas begin with the same weights, get the same sum of gradients, and so stay equal bit for

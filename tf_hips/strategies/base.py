@@ -19,8 +19,9 @@ variables to the strategy: `_optimizer_call` tells gradients from other reductio
 """
 
 import sys
+import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -40,12 +41,11 @@ from tf_hips.strategies.replicas import check_equal_shapes, synchronise
 _INFERENCE_STEPS = ("test_step", "one_step_on_data")
 _RANDOM_STATE = "seed_generator_state"
 _MAX_FRAMES = 80
+_NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
 
 
 class PartyStrategy(tf.distribute.Strategy):
-    """One replica per process; gradients are summed over the ranks of a party. Base of the public
-    strategies.
-    """
+    """One replica per process, gradients summed over a party; base of the public strategies."""
 
     def __init__(self, nonfinite: str, run: configuration.Run | None) -> None:
         """Starts Horovod.
@@ -85,8 +85,7 @@ class PartyStrategy(tf.distribute.Strategy):
         return primitives.size()
 
     def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
-        """How one list of gradients is summed; called once per list, outside of graphs, on all
-        ranks.
+        """How one list of gradients is summed; called once per list, eagerly, on all ranks.
 
         Returns:
             The reducer, whether it takes float32 only, and the number of the first step.
@@ -121,8 +120,8 @@ class PartyStrategy(tf.distribute.Strategy):
             return super().run(fn, args, kwargs, options)
         if model is not None and model.jit_compile is True:
             raise ValueError(
-                "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA kernel. "
-                "Received: jit_compile=True"
+                "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
+                "kernel. Received: jit_compile=True"
             )
         outer = self._model, self._is_running
         self._model, self._is_running = model, True
@@ -140,7 +139,7 @@ class PartyStrategy(tf.distribute.Strategy):
     # `run` calls the user's function under the conversion status it finds, so it must not be
     # converted itself, and must not switch conversion off for what it calls, as
     # tf.autograph.experimental.do_not_convert would.
-    run.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
+    run.autograph_info__ = _NOT_CONVERTED  # type: ignore[attr-defined]
 
     def write_event(self, event: str, **values: Any) -> None:
         """Writes one event to the log of this process (`log_dir` of the configuration)."""
@@ -228,20 +227,19 @@ class PartyStrategy(tf.distribute.Strategy):
         model = _keras_model_in("compile")
         if model is not None and model._distribute_strategy is not self:
             raise ValueError(
-                f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a model built outside "
-                "and compiled inside, which would train without any reduction, each worker on its own."
+                f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a "
+                "model built outside and compiled inside, which would train without any reduction, "
+                "each worker on its own."
             )
         if not (self._is_making_own or is_local or _RANDOM_STATE in variable.name):
             self._known[id(variable)] = weakref.ref(variable)
 
     def _synchronise_new(self) -> None:
-        """Synchronises what the current step's model holds (or all recorded variables) and has not
-        been yet.
-        """
+        """Synchronises what is new in the current step's model, or in all that is known."""
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ProtocolError(
-                    "Strategies of tf_hips need TensorFlow 2 behaviour: eager outside of tf.function."
+                    "Strategies of tf_hips need TensorFlow 2 behaviour: eager outside tf.function."
                 )
             variables = [
                 variable
@@ -273,15 +271,13 @@ class PartyStrategy(tf.distribute.Strategy):
     def _check_reduced(self, model: keras.Model, num_reductions: int) -> None:
         if num_reductions == 0:
             raise ProtocolError(
-                f"The training step of `{model.name}` must reduce its gradients. Received: a step that passed none to "
-                "the strategy; build and compile the model inside `strategy.scope()`, and apply gradients with its "
-                "optimizer."
+                f"The training step of `{model.name}` must reduce its gradients. Received: a step "
+                "that passed none to the strategy; build and compile the model inside "
+                "`strategy.scope()`, and apply gradients with its optimizer."
             )
 
     def _watch(self) -> None:
-        """Lets the model whose `fit` is running raise our errors as they are, not wrapped by
-        TensorFlow.
-        """
+        """Lets the model whose `fit` is running raise our errors as they are, not TensorFlow's."""
         model = _keras_model_in("fit")
         if model is None or model in self._watched_models:
             return
@@ -369,30 +365,27 @@ def _holds(references: dict[int, "weakref.ref[tf.Variable]"], variable: tf.Varia
 
 
 def _optimizer_call(num_values: int) -> list[tf.Variable] | None:
-    """The variables whose gradients a Keras optimizer is reducing right now, or None if it is
-    not.
-    """
-    frame = sys._getframe(1)
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return None
-        if (
-            frame.f_code.co_name == "_all_reduce_sum_gradients"
-            and "filtered_grads_and_vars" in frame.f_locals
-        ):
-            pairs = frame.f_locals["filtered_grads_and_vars"]
+    """The variables whose gradients a Keras optimizer is reducing right now, or None."""
+    for frame in _frames():
+        if frame.f_code.co_name == "_all_reduce_sum_gradients":
+            pairs = frame.f_locals.get("filtered_grads_and_vars", [])
             return [variable for _, variable in pairs] if len(pairs) == num_values else None
-        frame = frame.f_back
     return None
 
 
 def _keras_model_in(method: str) -> keras.Model | None:
     """The Keras model whose `method` is on the call stack, or None."""
-    frame = sys._getframe(1)
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return None
+    for frame in _frames():
         if frame.f_code.co_name == method and isinstance(frame.f_locals.get("self"), keras.Model):
             return frame.f_locals["self"]
-        frame = frame.f_back
     return None
+
+
+def _frames() -> Iterator[types.FrameType]:
+    """The frames of the callers, nearest first."""
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back

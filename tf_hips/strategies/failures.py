@@ -51,8 +51,8 @@ class Failures:
                     raise self.first from None
                 if any(text in error.message for text in _HOROVOD_TEXTS):
                     self.first = PeerError(
-                        "Another rank of this party ended in the middle of a step; its own output says why. Horovod "
-                        f"here waited for it in: {error.message.splitlines()[0]}"
+                        "Another rank of this party ended in the middle of a step; its own output "
+                        f"says why. Horovod here waited for it: {error.message.splitlines()[0]}"
                     )
                     raise self.first from error
                 raise

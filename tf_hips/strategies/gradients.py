@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One list of gradients on its way through a sum: checked, flattened, summed, given its types and
-shapes back.
+"""One list of gradients on its way through a sum: checked, flattened, summed, shaped again.
 
 Gradients are known by their position in the list that the optimizer hands over: Keras' names differ
 between ranks.
@@ -54,18 +53,14 @@ class Gradient:
 
 
 class Turns:
-    """Lets computations that contain collectives run one after another, in the order of their
-    construction.
-    """
+    """Lets computations that contain collectives run in the order of their construction."""
 
     def __init__(self, make_variable: MakeVariable) -> None:
         """Starts with turn 0."""
         self._turn = make_variable(tf.constant(0, tf.int64), "turn")
 
     def __call__(self, compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Returns what `compute` returns, after all that came before and before all that comes
-        after.
-        """
+        """Returns what `compute` returns, after all turns before it and before all after it."""
         with tf.control_dependencies([self._turn.read_value()]):
             outputs = compute()
         with tf.control_dependencies(outputs):
@@ -171,7 +166,7 @@ class GradientSum:
         others = int(np.sum(~flags)) - 1
         more = f" and {others} more" if others else ""
         raise NonFiniteError(
-            f"Gradient {position} ({gradient.name}, shape {list(gradient.shape)}){more} of rank {self._rank} must be "
-            f'finite. Received: NaN or infinity in step {int(step)}. nonfinite="zero" drops such values, '
-            '"propagate" lets them pass.'
+            f"Gradient {position} ({gradient.name}, shape {list(gradient.shape)}){more} of rank "
+            f"{self._rank} must be finite. Received: NaN or infinity in step {int(step)}. "
+            '`nonfinite="zero"` drops such values, "propagate" lets them pass.'
         )

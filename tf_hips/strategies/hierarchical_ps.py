@@ -104,10 +104,9 @@ class HierarchicalPS(PartyStrategy):
             log.info("No uplink is configured: gradients are summed inside this party only.")
 
     def close(self, reason: str | None = None) -> None:
-        """Leaves the run; a reason, or an error that came before, ends it for all parties. Later
-        calls do nothing.
+        """Leaves the run; a reason, or an error that came before, ends it for all parties.
 
-        Called at the exit of the process.
+        Called at the exit of the process; later calls do nothing.
         """
         if self._is_closed:
             return
@@ -180,8 +179,8 @@ class HierarchicalPS(PartyStrategy):
             return local, self._local is not None, 0
         if self._sums:
             raise ValueError(
-                "A run with an uplink trains one model with one optimizer. Received: gradients of another model; "
-                "start another run for it"
+                "A run with an uplink trains one model with one optimizer. Received: gradients of "
+                "another model; start another run for it"
             )
         on_rank_0(lambda: self._connected().agree_model([gradient.shape for gradient in gradients]))
         self.write_event("model", num_elements=sum(sizes), num_tensors=len(sizes))
@@ -239,9 +238,7 @@ class HierarchicalPS(PartyStrategy):
 
 
 class _Uplink:
-    """The slow tier of one list of gradients: the party's sums in, the sums over all parties
-    out.
-    """
+    """The slow tier of one list of gradients: the party's sums in, those of all parties out."""
 
     def __init__(self, strategy: HierarchicalPS, sizes: Sequence[int], label: str) -> None:
         self._up, self._down = strategy._up, strategy._down

@@ -23,8 +23,7 @@ FirstSync = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 def fingerprint(model: Any) -> str:
-    """A digest of all weights of a Keras model: equal on two replicas exactly if they are equal bit
-    for bit.
+    """A digest of all weights of a Keras model: equal on two replicas if they are, bit for bit.
 
     Dropout's random states and metrics are no weights, and are left out. Under a strategy of
     tf_hips the digest is also written to the event log.

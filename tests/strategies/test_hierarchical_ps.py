@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HierarchicalPS`: parties of real Horovod ranks around a real server on loopback."""
+
+import contextlib
+import json
+
+import pytest
+
+from tests.support.ranks import ranks, run_parties
+from tf_hips import config, log
+
+pytestmark = pytest.mark.tf
+
+SITES = ("north", "south")
+
+
+@contextlib.contextmanager
+def serving(run, **settings):
+    """A plain server on a free port of loopback for the parties of `SITES`."""
+    from tf_hips.ps.server import Server, ServerConfig
+
+    server = Server(
+        ServerConfig(
+            parties=SITES,
+            run=run,
+            insecure=True,
+            round_timeout_s=60.0,
+            join_timeout_s=60.0,
+            **settings,
+        )
+    )
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(0.0)
+
+
+def write_configs(folder, run, address, deadline_s=60.0, log_dir=None):
+    """One configuration file per party; returns their paths."""
+    paths = []
+    for site in SITES:
+        path = folder / f"{run}-{site}.yaml"
+        uplink = config.Uplink(server=address, site=site, deadline_s=deadline_s)
+        config.dump(config.Run(run=run, seed=7, uplink=uplink, log_dir=log_dir), path)
+        paths.append(path)
+    return paths
+
+
+def party_environments(*configs_of_runs):
+    """For each party the variable that names its configurations, one per run."""
+    return [
+        {"TEST_CONFIGS": json.dumps([str(path) for path in paths])}
+        for paths in zip(*configs_of_runs, strict=True)
+    ]
+
+
+def _configs():
+    import os
+
+    return [config.load(path) for path in json.loads(os.environ["TEST_CONFIGS"])]
+
+
+def _train_over_parties(folder, worker_counts):
+    import keras
+    import numpy as np
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import HierarchicalPS, fingerprint
+
+    exact, compressed, noisy = _configs()
+    child = SITES.index(exact.uplink.site)
+    num_workers = sum(worker_counts)
+    worker = sum(worker_counts[:child]) + primitives.rank()
+    x, y = training.data(10 * 8 * num_workers)
+    own = training.shard([x, y], worker, num_workers)
+
+    # Ten steps of SGD, nothing compressed, equal one process on the joined batch.
+    keras.utils.set_random_seed(worker)
+    strategy = HierarchicalPS(config=exact)
+    assert strategy.num_replicas_in_sync == num_workers
+    with strategy.scope():
+        model = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
+    training.fit(model, own)
+    training.assert_same_on_all_ranks(model)
+    keras.utils.set_random_seed(0)
+    alone = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
+    training.fit(alone, [x, y], batch=8 * num_workers)
+    for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    results = [fingerprint(model)]
+    with pytest.raises(ValueError, match="one model with one optimizer"), strategy.scope():
+        training.fit(training.build(), own)
+    strategy.close()
+    strategy.close()
+
+    ways = [
+        (compressed, {"compression": "error_feedback(onebit)"}, {"steps_per_execution": 4}),
+        (
+            noisy,
+            {
+                "compression": "terngrad",
+                "downlink": None,
+                "local_compression": "error_feedback(onebit)",
+            },
+            {"run_eagerly": True},
+        ),
+    ]
+    for run, arguments, options in ways:
+        keras.utils.set_random_seed(worker)
+        strategy = HierarchicalPS(**arguments, config=run)
+        with strategy.scope():
+            model = training.build("adam", **options)
+        history = training.fit(model, own, epochs=2)
+        assert history[-1] < history[0]
+        training.assert_same_on_all_ranks(model)
+        assert np.isfinite(model.evaluate(*own, verbose=0))
+        results.append(fingerprint(model))
+        strategy.close()
+    (folder / f"{worker}.json").write_text(json.dumps(results))
+
+
+@pytest.mark.parametrize("worker_counts", [[2, 1]])
+def test_two_parties_train_as_one(tmp_path, worker_counts):
+    with contextlib.ExitStack() as stack:
+        configs = []
+        for run in ("exact", "compressed", "noisy"):
+            server = stack.enter_context(serving(run, log_dir=str(tmp_path / "server")))
+            address = f"127.0.0.1:{server.port}"
+            log_dir = str(tmp_path / run)
+            configs.append(write_configs(tmp_path, run, address, log_dir=log_dir))
+        run_parties(
+            _train_over_parties,
+            {"folder": tmp_path, "worker_counts": worker_counts},
+            worker_counts,
+            party_environments(*configs),
+            deadline_s=200,
+        )
+    results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("?.json"))]
+    assert len(results) == sum(worker_counts)
+    assert all(result == results[0] for result in results)
+
+    events = log.read_events(tmp_path / "compressed")
+    for site in SITES:
+        mine = [event for event in events if event["site"] == site and event["rank"] == 0]
+        rounds = [event for event in mine if event["event"] == "round"]
+        assert [event["round"] for event in rounds] == list(range(20))
+        assert all(event["sent"] > 0 and event["received"] > 0 for event in rounds)
+        [left] = [event for event in mine if event["event"] == "left"]
+        assert left["reason"] is None
+        assert left["sent"] >= sum(event["sent"] for event in rounds)
+        assert sum(event["event"] == "fingerprint" for event in mine) == 1
+    others = [event for event in events if event["rank"] > 0]
+    assert {event["event"] for event in others} == {"fingerprint"}
+
+
+def _disagree(folder):
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import PeerError, ProtocolError
+    from tf_hips.strategies import HierarchicalPS
+
+    shapes, vanished = _configs()
+    x, y = training.data(16)
+    south = shapes.uplink.site == "south"
+
+    # The parties' models differ; every rank of the later party hears where, the other that the run is over.
+    strategy = HierarchicalPS(config=shapes)
+    with strategy.scope():
+        units = 5 if south else 4
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(units), keras.layers.Dense(3)]
+        )
+        model.compile("sgd", "mse")
+    with pytest.raises((ProtocolError, PeerError)) as caught:
+        training.fit(model, [x, y])
+    (folder / f"shapes-{shapes.uplink.site}-{primitives.rank()}").write_text(str(caught.value))
+    strategy.close(str(caught.value))
+
+    # The server goes away in the middle of a run: rank 0 says so, and as what it is.
+    strategy = HierarchicalPS("onebit", config=vanished)
+
+    class Vanish(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1 and south and primitives.rank() == 0:
+                (folder / "stop").touch()
+
+    with strategy.scope():
+        model = training.build()
+    with pytest.raises(PeerError) as caught:
+        model.fit(x, y, batch_size=1, epochs=100_000, callbacks=[Vanish()], verbose=0)
+    (folder / f"vanished-{vanished.uplink.site}-{primitives.rank()}").write_text(str(caught.value))
+    primitives.shutdown()
+
+
+def test_a_party_that_disagrees_and_a_server_that_vanishes(tmp_path):
+    import threading
+
+    with serving("shapes") as first, serving("vanished") as second:
+        ended = threading.Event()
+
+        def stop_on_request():
+            while not ended.wait(0.05):
+                if (tmp_path / "stop").exists():
+                    second.stop(0.0)
+                    return
+
+        watcher = threading.Thread(target=stop_on_request)
+        watcher.start()
+        try:
+            run_parties(
+                _disagree,
+                {"folder": tmp_path},
+                [2, 1],
+                party_environments(
+                    write_configs(tmp_path, "shapes", f"127.0.0.1:{first.port}"),
+                    write_configs(tmp_path, "vanished", f"127.0.0.1:{second.port}", 5.0),
+                ),
+                deadline_s=150,
+            )
+        finally:
+            ended.set()
+            watcher.join()
+    said = {path.name: path.read_text() for path in tmp_path.glob("*-*-?")}
+    assert len(said) == 6
+    assert any("[6, 4]" in text and "[6, 5]" in text for text in said.values()), said
+    assert said["shapes-north-1"].startswith("Rank 0 of this party failed.")
+    assert "Another rank of this party ended" in said["vanished-north-1"]
+    assert f"127.0.0.1:{second.port}" in said["vanished-north-0"]
+
+
+@ranks(1)
+def test_without_an_uplink_it_is_one_party():
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.errors import PeerError
+    from tf_hips.strategies import HierarchicalPS, fingerprint
+
+    x, y = training.data()
+    keras.utils.set_random_seed(1)
+    plain = training.build("adam")
+    training.fit(plain, [x, y])
+    keras.utils.set_random_seed(1)
+    strategy = HierarchicalPS("error_feedback(onebit)")
+    with strategy.scope():
+        model = training.build("adam")
+    training.fit(model, [x, y])
+    assert fingerprint(model) == fingerprint(plain)
+
+    with pytest.raises(ValueError, match="intra='ps'"):
+        HierarchicalPS(intra="ps")
+    with pytest.raises(ValueError, match="onebit"):
+        HierarchicalPS(compression="onebitt")
+    nobody = config.Run(uplink=config.Uplink(server="127.0.0.1:1", site="x", deadline_s=0.5))
+    with pytest.raises(PeerError, match="127.0.0.1:1"):
+        HierarchicalPS(config=nobody)
