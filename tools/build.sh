@@ -70,7 +70,7 @@ say "building the libraries for ${TF_HIPS_TENSORFLOW%% *} (Bazel; half a minute 
 began=$SECONDS
 rm -f "$stamp"
 # 9>&-: the lock must not outlive this script in a process that Bazel left.
-if ! "$bazel" --batch build --verbose_failures //:ops //:native >"$log" 2>&1 9>&-; then
+if ! "$bazel" --batch build //:ops //:native >"$log" 2>&1 9>&-; then
   say "failed after $((SECONDS - began)) s; all of it is in $log:"
   grep -v -e '^OpenJDK ' -e '^INFO: ' "$log" | head -n 60 | cut -c 1-400 | sed 's/^/  | /' >&2
   exit 1

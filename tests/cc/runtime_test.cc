@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tf_hips/cc/runtime/api.h"
-#include "tf_hips/cc/runtime/float_mode.h"
+#include "tf_hips/cc/runtime/denormals.h"
 
 namespace {
 
@@ -233,12 +233,12 @@ void Threads(const TfHipsCodec* codec) {
   }
 }
 
-void FloatModes() {
+void Denormals() {
 #if defined(__SSE2__)
   const unsigned before = _mm_getcsr();
   _mm_setcsr(before | 0x8040u);
   {
-    const tf_hips::FloatMode mode;
+    const tf_hips::ScopedExactDenormals exact;
     volatile float tiny = 1e-40f;
     CHECK(tiny * 1.0f != 0.0f);
   }
@@ -268,6 +268,6 @@ int main() {
     Threads(codec);
   }
   VariableSize();
-  FloatModes();
+  Denormals();
   return std::min(num_failures, 100);
 }

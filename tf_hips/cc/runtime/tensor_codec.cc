@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "tf_hips/cc/runtime/api.h"
-#include "tf_hips/cc/runtime/float_mode.h"
+#include "tf_hips/cc/runtime/denormals.h"
 #include "tf_hips/cc/runtime/packet.h"
 #include "tf_hips/cc/runtime/target.h"
 
@@ -110,7 +110,7 @@ int64_t EncodeChunks(const ParallelFor& parallel_for, const Layout& layout, int6
   int64_t last_bytes =
       0;  // written by the task of the last chunk alone; only that one may have a variable size
   parallel_for(layout.num_chunks, [&](int64_t i) {
-    const FloatMode mode;
+    const ScopedExactDenormals exact;
     const int64_t begin = i * layout.stride;
     const bool is_last = i == layout.num_chunks - 1;
     const Chunk chunk{i * kChunkElements, ChunkElements(n, i), out + begin,
@@ -182,7 +182,7 @@ int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, con
   if (const int32_t status = CheckPackets(*call.codec, layout, packets, bytes, n)) return status;
   FirstFailure failure;
   parallel_for(layout.num_chunks, [&](int64_t i) {
-    const FloatMode mode;
+    const ScopedExactDenormals exact;
     const int32_t status = DecodeChunk(call, layout, packets, bytes, i, out + i * kChunkElements,
                                        ChunkElements(n, i), add);
     if (status != TF_HIPS_OK) failure.Report(i, status);
@@ -201,7 +201,7 @@ int32_t MergeTensor(const ParallelFor& parallel_for, const CodecCall& call,
   FirstFailure failure;
   std::atomic<int32_t> row{0};
   parallel_for(layout.num_chunks, [&](int64_t i) {
-    const FloatMode mode;
+    const ScopedExactDenormals exact;
     const int32_t status = MergeChunk(call, layout, rows, row_bytes, num_rows, i,
                                       out + i * kChunkElements, ChunkElements(n, i), &row);
     if (status != TF_HIPS_OK) failure.Report(i, status);
