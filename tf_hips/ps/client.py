@@ -409,7 +409,7 @@ class Client:
                 self._has_connected = True
                 return result
             except grpc.RpcError as error:
-                code = error.code()  # type: ignore[attr-defined]
+                code = error.code()
                 if code != grpc.StatusCode.UNAVAILABLE:
                     self._has_connected = True
                     raise self._translate(method, code, error, began) from error

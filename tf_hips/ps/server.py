@@ -16,6 +16,7 @@ A server whose children have all left is ready for them to come again, unless it
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -63,7 +64,7 @@ _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
     (PeerError, grpc.StatusCode.ABORTED),
 )
 # For the other children to hear why a run has ended, before a server of one run stops.
-_GRACE_S = 5.0
+_GRACE_S = 2.0
 
 
 class Server:
@@ -80,6 +81,7 @@ class Server:
             config.log_dir, run=config.run, role=tls.SERVER_ROLE, site=tls.SERVER_ROLE, rank=0
         )
         self._server: grpc.Server | None = None
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._port = 0
 
     @property
@@ -103,11 +105,11 @@ class Server:
         children = len(self._config.parties)
         # Per child: one exchange, one more whose connection is gone and which has not noticed, one
         # control call.
-        pool = concurrent.futures.ThreadPoolExecutor(
+        self._pool = concurrent.futures.ThreadPoolExecutor(
             4 * children + 4, thread_name_prefix="tf_hips-server"
         )
         server = grpc.server(
-            pool,
+            self._pool,
             handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, self._handlers()),),
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=8 * children + 8,
@@ -143,17 +145,13 @@ class Server:
         while not self._stopped.is_set():
             session = self._session
             with session.changed:
-                session.changed.wait_for(lambda s=session: s.is_over or self._stopped.is_set(), 1.0)  # type: ignore[misc]
-            if session.is_started and session.idle_s() > self._config.idle_timeout_s:
-                session.end(f"No party called for {self._config.idle_timeout_s:.0f} s.")
-            if session.is_over and self._config.once and not self._stopped.is_set():
-                end = time.monotonic() + _GRACE_S
-                with session.changed:
-                    session.changed.wait_for(
-                        lambda s=session: s.have_all_left,
-                        max(0.0, end - time.monotonic()),  # type: ignore[misc]
-                    )
-                return session.ended
+                # Once a second it looks whether another session has begun, or this one sleeps.
+                if not session.changed.wait_for(functools.partial(self._is_done, session), 1.0):
+                    if session.is_started and session.idle_s() > self._config.idle_timeout_s:
+                        session.end(f"No party called for {self._config.idle_timeout_s:g} s.")
+                    continue
+                session.changed.wait_for(session.has_emptied, _GRACE_S)
+            return None if self._stopped.is_set() else session.ended
         return None
 
     def stop(self, grace_s: float = 1.0) -> None:
@@ -163,7 +161,12 @@ class Server:
         if self._server is not None:
             self._server.stop(grace_s).wait()
             self._server = None
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
         self._events.close()
+
+    def _is_done(self, session: Session) -> bool:
+        return self._stopped.is_set() or (self._config.once and session.is_over)
 
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         return {

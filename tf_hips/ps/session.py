@@ -85,10 +85,9 @@ class Session:
     def is_over(self) -> bool:
         """Whether the run has ended with a reason, or all children have left."""
         with self.changed:
-            return self.ended is not None or self.have_all_left
+            return self.ended is not None or self.has_emptied()
 
-    @property
-    def have_all_left(self) -> bool:
+    def has_emptied(self) -> bool:
         """Whether every child has joined and left again."""
         with self.changed:
             return len(self._children) == len(self._terms.parties) and all(

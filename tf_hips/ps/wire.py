@@ -40,7 +40,7 @@ Buffer = bytes | bytearray | memoryview
 
 def check_name(what: str, value: str) -> str:
     """Returns `value` if it can name a run or a site."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not _NAME.fullmatch(value):
         raise ValueError(
             f"`{what}` must be 1 to 50 letters, digits, dots, dashes or underscores. "
             f"Received: {value!r}"

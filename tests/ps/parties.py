@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers and parties in one process, over real sockets and real TLS."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.certs import Certificates
+from tf_hips.config import Tls, Uplink
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
+from tf_hips.ps import tls, wire
+from tf_hips.ps.client import CHANNEL_OPTIONS, Client
+from tf_hips.ps.server import Server, ServerConfig
+
+FEEDBACK = "error_feedback(onebit)"
+SHAPES = ((3, 3, 1, 8), (8,), (72, 10), (10,))
+SITES = ("a", "b")
+DEADLINE_S = 20.0
+
+
+@contextlib.contextmanager
+def serving(certificates: Certificates, **settings: Any) -> Iterator[Server]:
+    """A server on a free port of loopback; mutual TLS unless `insecure`."""
+    if not settings.get("insecure"):
+        settings.setdefault("tls", certificates.server())
+    settings.setdefault("parties", SITES)
+    settings.setdefault("round_timeout_s", DEADLINE_S)
+    settings.setdefault("join_timeout_s", DEADLINE_S)
+    server = Server(ServerConfig(**settings))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(0.0)
+
+
+def together(*functions: Callable[[], Any]) -> list[Any]:
+    """Runs functions at the same time; their results, or the first one's error."""
+    results: list[Any] = [None] * len(functions)
+    errors: list[BaseException | None] = [None] * len(functions)
+
+    def run(position: int) -> None:
+        try:
+            results[position] = functions[position]()
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors[position] = error
+
+    threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE_S)
+    for error in errors:
+        if error is not None:
+            raise error
+    assert not any(thread.is_alive() for thread in threads), "a party hangs"
+    return results
+
+
+class Party:
+    """A party that trains on noise: a client, and the residuals of its encoder."""
+
+    def __init__(
+        self,
+        address: str,
+        site: str,
+        identity: Tls | None,
+        *,
+        shapes: Sequence[Sequence[int]] = SHAPES,
+        compression: str = FEEDBACK,
+        downlink: str = "same",
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self.client = Client(Uplink(address, site, identity, deadline_s), "local", 2)
+        self.shapes = shapes
+        self.sizes = [int(np.prod(shape)) for shape in shapes]
+        self.compressor = compressors.parse(compression)
+        self.downlink = downlink
+        self.residuals = [np.zeros(size, np.float32) for size in self.sizes]
+        self.child = -1
+
+    def join(self) -> None:
+        welcome = self.client.join(self.compressor.text, self.downlink, 7)
+        self.child = welcome.child
+        self.client.agree_model(self.shapes)
+
+    def packets(self, number: int) -> npt.NDArray[np.uint8]:
+        generator = np.random.default_rng((self.child, number))
+        has_residual = self.compressor.has_residual
+        return np.concatenate(
+            [
+                native.encode(
+                    self.compressor,
+                    generator.standard_normal(size).astype(np.float32),
+                    native.Key(self.child, number, tensor),
+                    residual=self.residuals[tensor] if has_residual else None,
+                )
+                for tensor, size in enumerate(self.sizes)
+            ]
+        )
+
+    def train(self, first: int, last: int) -> list[bytes]:
+        """Exchanges rounds `first` to `last`; the packets that came down."""
+        return [
+            self.client.exchange(number, self.packets(number)).tobytes()
+            for number in range(first, last + 1)
+        ]
+
+
+@contextlib.contextmanager
+def parties(server: Server, certificates: Certificates, **settings: Any) -> Iterator[list[Party]]:
+    """The parties of a server, joined and agreed on the model."""
+    secure = not settings.pop("insecure", False)
+    address = settings.pop("address", server.address)
+    sites = settings.pop("sites", SITES)
+    members = [
+        Party(address, site, certificates.party(site) if secure else None, **settings)
+        for site in sites
+    ]
+    try:
+        together(*(member.join for member in members))
+        yield members
+    finally:
+        for member in members:
+            member.client.close()
+
+
+def train_all(members: Sequence[Party], first: int, last: int) -> list[bytes]:
+    """Trains all parties; what came down, which is the same bytes for all."""
+    results = together(*(lambda m=member: m.train(first, last) for member in members))
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+@contextlib.contextmanager
+def raw_channel(address: str, identity: Tls | None) -> Iterator[grpc.Channel]:
+    """A gRPC channel that sends what a test likes."""
+    if identity is None:
+        channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
+    else:
+        name = ("grpc.ssl_target_name_override", tls.server_name("global-server"))
+        credentials = tls.channel_credentials(identity)
+        channel = grpc.secure_channel(address, credentials, (*CHANNEL_OPTIONS, name))
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def raw_exchange(
+    channel: grpc.Channel, call: wire.Call, messages: Sequence[bytes]
+) -> tuple[grpc.StatusCode, str]:
+    """Sends `messages` as an exchange; how the server ends it."""
+    stream = channel.stream_stream(f"/{wire.SERVICE}/Exchange")(
+        iter(messages),
+        timeout=DEADLINE_S,
+        metadata=((wire.METADATA_KEY, call.to_text()),),
+    )
+    try:
+        for _ in stream:
+            pass
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return grpc.StatusCode.OK, ""

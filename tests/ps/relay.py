@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TCP relay that breaks one connection after so many bytes."""
+
+import contextlib
+import socket
+import threading
+
+
+class Relay:
+    """Passes bytes between a free port and a server's port, until told to cut."""
+
+    def __init__(self, port: int) -> None:
+        self.num_cuts = 0
+        self._port = port
+        self._lock = threading.Lock()
+        self._left: dict[str, int | None] = {"up": None, "down": None}
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> "Relay":
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            ends = [self._listener, *self._sockets]
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def cut_after(self, direction: str, num_bytes: int) -> None:
+        """Cuts the connection that carries byte `num_bytes` from now on, up or down, once."""
+        with self._lock:
+            self._left[direction] = num_bytes
+
+    def _start(self, target: object, *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._port))
+            with self._lock:
+                self._sockets += [near, far]
+            self._start(self._pump, near, far, "up")
+            self._start(self._pump, far, near, "down")
+
+    def _pump(self, source: socket.socket, target: socket.socket, direction: str) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    left = self._left[direction]
+                    if left is not None:
+                        self._left[direction] = left - len(data)
+                        if left <= len(data):
+                            self._left[direction] = None
+                            self.num_cuts += 1
+                            break
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server and clients over loopback: rounds, first weights, cut connections, bytes, leaving."""
+
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ps.parties import (
+    FEEDBACK,
+    SHAPES,
+    SITES,
+    Party,
+    parties,
+    serving,
+    together,
+    train_all,
+)
+from tests.ps.relay import Relay
+from tests.support.certs import Certificates
+from tf_hips import log
+from tf_hips.errors import ConfigError, PeerError, ProtocolError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops.compressor import CHUNK
+from tf_hips.ps.model import Model
+from tf_hips.ps.server import ServerConfig, serve
+from tf_hips.ps.sockets import WireBytes
+from tf_hips.ps.store import Store
+
+
+def expected_rounds(num_rounds: int) -> list[bytes]:
+    """What the rounds of two parties must give, from the store alone."""
+    model = Model(SHAPES)
+    compressor = compressors.parse(FEEDBACK)
+    store = Store(model, SITES, compressor, compressor, 7)
+    members = [Party("127.0.0.1:1", site, None) for site in SITES]
+    results = []
+    for number in range(num_rounds):
+        store.begin(number)
+        for child, member in enumerate(members):
+            member.child = child
+            packets = member.packets(number)
+            at = 0
+            for chunk, size in enumerate(store.packet_limits):
+                store.add(number, child, [(chunk, packets[at : at + size])])
+                at += size
+        merged = sorted(store.results(number, 0)[1], key=lambda pair: pair[0])
+        results.append(b"".join(packet.tobytes() for _, packet in merged))
+    return results
+
+
+def test_rounds_give_all_parties_the_same_bytes(certificates: Certificates, tmp_path: Path) -> None:
+    with serving(certificates, log_dir=str(tmp_path)) as server:
+        with parties(server, certificates) as members:
+            assert train_all(members, 0, 4) == expected_rounds(5)
+            for member in members:
+                member.client.leave()
+        events = log.read_events(tmp_path)
+    rounds = [event for event in events if event["event"] == "round"]
+    assert sorted((event["round"], event["child_site"]) for event in rounds) == [
+        (number, site) for number in range(5) for site in SITES
+    ]
+    assert all(event["received_bytes"] > 0 < event["sent_bytes"] for event in rounds)
+    names = [event["event"] for event in events]
+    assert [names.count(one) for one in ("listen", "join", "model", "leave")] == [1, 2, 2, 2]
+
+
+def test_the_welcome_says_what_the_run_is(certificates: Certificates) -> None:
+    with (
+        serving(certificates, compression=FEEDBACK, downlink="fp32") as server,
+        parties(server, certificates, downlink="fp32") as (a, b),
+    ):
+        text = compressors.parse(FEEDBACK).text
+        welcome = b.client.join(text, "fp32", 7)
+        assert (welcome.child, welcome.parties, welcome.workers) == (1, SITES, (2, 2))
+        assert (welcome.compression, welcome.downlink) == (text, "fp32")
+        assert (welcome.seed, welcome.round) == (7, 0)
+        train_all((a, b), 0, 2)
+        assert a.client.join(text, "fp32", 7).round == 2
+
+
+def test_first_sync_gives_all_the_weights_of_child_0(certificates: Certificates) -> None:
+    generator = np.random.default_rng(3)
+
+    def weights(scale: int) -> list[np.ndarray]:
+        return [
+            (scale * generator.standard_normal((700, 1000))).astype(np.float32),
+            np.full((), scale, np.int64),
+            np.empty((0, 3), np.float32),
+            np.full((2, 3), scale % 2, bool),
+            np.asfortranarray(scale * generator.standard_normal((5, 4)).astype(np.float16)),
+        ]
+
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        first, second = weights(1), weights(2)
+        got_a, got_b = together(
+            lambda: a.client.first_sync(first), lambda: b.client.first_sync(second)
+        )
+        for one, other, mine in zip(first, got_b, got_a, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(one, mine)
+        assert all(value.flags.writeable for value in got_a + got_b)
+        train_all((a, b), 0, 1)
+        with pytest.raises(ProtocolError, match="once in a run"):
+            a.client.first_sync(first)
+
+
+def test_a_large_model_streams_in_both_directions(certificates: Certificates) -> None:
+    shapes = ((3 * CHUNK + 7,), (5,))
+    with (
+        serving(certificates) as server,
+        parties(server, certificates, shapes=shapes, compression="fp32") as members,
+    ):
+        merged = train_all(members, 0, 1)
+        model = Model(shapes)
+        values = np.concatenate(
+            [
+                np.frombuffer(merged[1], "<f4", chunk.size, 16 * (k + 1) + 4 * start)
+                for k, (chunk, start) in enumerate(
+                    zip(
+                        model.chunks,
+                        np.cumsum([0, *(chunk.size for chunk in model.chunks)]),
+                        strict=False,
+                    )
+                )
+            ]
+        )
+        total = np.concatenate(
+            [
+                sum(generator.standard_normal(size).astype(np.float32) for generator in generators)
+                for generators in [[np.random.default_rng((child, 1)) for child in (0, 1)]]
+                for size in (3 * CHUNK + 7, 5)
+            ]
+        )
+        np.testing.assert_array_equal(values, total)
+
+
+def test_bytes_are_measured_and_the_overhead_is_small(certificates: Certificates) -> None:
+    shapes = ((3, 3, 1, 16), (16,), (3, 3, 16, 32), (32,), (338, 64), (64,), (64, 128), (128,),
+              (128, 10), (10,))  # fmt: skip
+    num_rounds = 40
+    with serving(certificates) as server, parties(server, certificates, shapes=shapes) as members:
+        model = Model(shapes)
+        payload = sum(model.packet_bytes(compressors.parse(FEEDBACK)))
+        before = [member.client.wire_bytes() for member in members]
+        train_all(members, 0, num_rounds - 1)
+        dense = 2 * model.dense_bytes * num_rounds
+        for member, start in zip(members, before, strict=True):
+            end = member.client.wire_bytes()
+            sent, received = end.sent - start.sent, end.received - start.received
+            print(
+                f"payload {payload} B, sent {sent / num_rounds:.0f} B, "
+                f"received {received / num_rounds:.0f} B a round, "
+                f"{dense / (sent + received):.1f} times less than dense; "
+                f"handshake and joining {start}"
+            )
+            # Twelve frames' headers, two records of TLS, the headers of one call.
+            assert num_rounds * payload < sent < num_rounds * (payload + 500)
+            assert num_rounds * payload < received < num_rounds * (payload + 550)
+            assert dense / (sent + received) > 24
+            assert start.sent < 8000 > start.received
+            member.client.close()
+            closed = member.client.wire_bytes()
+            assert end.sent <= closed.sent < end.sent + 200
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_connection_cut_in_mid_round_counts_once(
+    certificates: Certificates, direction: str
+) -> None:
+    shapes = ((CHUNK + 3,), (10,), (2 * CHUNK,))
+    with (
+        serving(certificates) as server,
+        parties(server, certificates, shapes=shapes, compression="fp32") as members,
+    ):
+        expected = train_all(members, 0, 2)
+    with serving(certificates) as server, Relay(server.port) as relay:
+        a = Party(server.address, "a", certificates.party("a"), shapes=shapes, compression="fp32")
+        b = Party(relay.address, "b", certificates.party("b"), shapes=shapes, compression="fp32")
+        together(a.join, b.join)
+        results = train_all((a, b), 0, 0)
+        before = b.client.wire_bytes()
+        relay.cut_after(direction, 9 << 20)
+        results += train_all((a, b), 1, 1)
+        assert relay.num_cuts == 1
+        after = b.client.wire_bytes()
+        results += train_all((a, b), 2, 2)
+        assert results == expected
+        # Most of what had come through before the cut was not sent again.
+        whole = sum(Model(shapes).packet_bytes(compressors.parse("fp32")))
+        spent = {"up": after.sent - before.sent, "down": after.received - before.received}
+        assert whole < spent[direction] < whole + (9 << 20)
+        assert b.client.wire_bytes().sent > after.sent
+        a.client.close()
+        b.client.close()
+
+
+def test_a_client_that_lost_the_answer_gets_the_round_again(certificates: Certificates) -> None:
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        packets = {member.child: member.packets(0) for member in (a, b)}
+
+        def exchange(member: Party) -> bytes:
+            return member.client.exchange(0, packets[member.child]).tobytes()
+
+        first = together(lambda: exchange(a), lambda: exchange(b))
+        assert exchange(b) == first[1]
+        assert (
+            together(lambda: a.train(1, 1), lambda: b.train(1, 1)) == [expected_rounds(2)[1:]] * 2
+        )
+        assert exchange(a) == first[0]
+
+
+def test_a_late_party_is_named(certificates: Certificates) -> None:
+    with serving(certificates, round_timeout_s=0.5, join_timeout_s=0.5) as server:
+        lonely = Party(server.address, "b", certificates.party("b"))
+        with pytest.raises(PeerError, match=r"Join: Waited \d s; the parties `a` have not joined"):
+            lonely.join()
+        lonely.client.close()
+        with parties(server, certificates) as (a, b):
+            text = r"in round 0 these have not .*: site `a` \(0 of 4 chunks came\)"
+            with pytest.raises(PeerError, match=text):
+                b.train(0, 0)
+            b.residuals = [np.zeros(size, np.float32) for size in b.sizes]
+            assert train_all((a, b), 0, 1) == expected_rounds(2)
+
+
+def test_the_server_answers_before_the_client_gives_up(certificates: Certificates) -> None:
+    with (
+        serving(certificates) as server,
+        parties(server, certificates, deadline_s=2.0) as (_, b),
+        pytest.raises(PeerError, match="in round 0 these have not delivered"),
+    ):
+        b.train(0, 0)
+
+
+def test_leaving_with_a_reason_ends_the_run_for_all(certificates: Certificates) -> None:
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        train_all((a, b), 0, 0)
+        text = "The run has ended. Site `a` left the run: worker 1 exited with 3"
+        with pytest.raises(PeerError, match=text):
+            together(lambda: b.train(1, 1), lambda: a.client.leave("worker 1 exited with 3"))
+        with pytest.raises(PeerError, match=text):
+            b.train(1, 1)
+        b.client.leave()
+        with parties(server, certificates) as members:
+            assert train_all(members, 0, 1) == expected_rounds(2)
+
+
+def test_leaving_early_is_told_to_the_others(certificates: Certificates) -> None:
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        train_all((a, b), 0, 0)
+        a.client.leave()
+        with pytest.raises(PeerError, match="Round 1 needs all parties; site `a` has left"):
+            b.train(1, 1)
+
+
+def test_serve_once_ends_with_the_run(certificates: Certificates, tmp_path: Path) -> None:
+    announce = tmp_path / "address"
+    config = ServerConfig(parties=SITES, tls=certificates.server(), once=True)
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            serve(config, announce)
+            outcome.append(None)
+        except PeerError as error:
+            outcome.append(error)
+
+    for reason in (None, "out of memory"):
+        thread = threading.Thread(target=run, daemon=True)
+        announce.unlink(missing_ok=True)
+        thread.start()
+        address = wait_for(announce)
+        members = [Party(address, site, certificates.party(site)) for site in SITES]
+        together(*(member.join for member in members))
+        assert train_all(members, 0, 0) == expected_rounds(1)
+        for member in members:
+            member.client.leave(reason)
+        thread.join(10)
+        assert not thread.is_alive()
+    assert outcome[0] is None
+    assert "Site `a` left the run: out of memory" in str(outcome[1])
+    assert not list(tmp_path.glob(".address*"))
+
+
+def wait_for(path: Path) -> str:
+    """What a server has announced."""
+    for _ in range(1000):
+        if path.exists():
+            text = path.read_text(encoding="ascii")
+            assert re.fullmatch(r"127\.0\.0\.1:\d+\n", text)
+            return text.strip()
+        threading.Event().wait(0.01)
+    raise AssertionError("the server did not announce its address")
+
+
+def test_a_run_that_nobody_calls_is_given_up(certificates: Certificates) -> None:
+    with serving(certificates, once=True, idle_timeout_s=0.2) as server:
+        with parties(server, certificates) as members:
+            train_all(members, 0, 0)
+        assert server.wait() == "No party called for 0.2 s."
+
+
+def test_a_second_process_of_a_site_is_refused(certificates: Certificates) -> None:
+    with serving(certificates) as server, parties(server, certificates) as members:
+        train_all(members, 0, 0)
+        second = Party(server.address, "b", certificates.party("b"))
+        with pytest.raises(ProtocolError, match="Site `b` is in this run already"):
+            second.join()
+        second.client.close()
+        assert train_all(members, 1, 1) == expected_rounds(2)[1:]
+
+
+def test_a_busy_port_is_an_error(certificates: Certificates) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        bind = f"127.0.0.1:{busy.getsockname()[1]}"
+        with (
+            pytest.raises(ConfigError, match="must be a free address"),
+            serving(certificates, bind=bind),
+        ):
+            pass
+    with (
+        serving(certificates) as server,
+        pytest.raises(ConfigError, match="must be a free address"),
+        serving(certificates, bind=server.address),
+    ):
+        pass
+
+
+def test_plain_text_works_on_loopback_when_asked_for(certificates: Certificates) -> None:
+    with (
+        serving(certificates, insecure=True) as server,
+        parties(server, certificates, insecure=True) as members,
+    ):
+        assert train_all(members, 0, 1) == expected_rounds(2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"insecure": True, "bind": "0.0.0.0:0"}, "for loopback only"),
+        ({}, "`tls` must be set or `insecure`"),
+        ({"insecure": True, "parties": ()}, "distinct names"),
+        ({"insecure": True, "parties": ("a", "a")}, "distinct names"),
+        ({"insecure": True, "parties": ("a/b",)}, "letters, digits"),
+        ({"insecure": True, "bind": "localhost"}, "host:port"),
+        ({"insecure": True, "compression": "onebitt"}, "onebit"),
+        ({"insecure": True, "downlink": "nothing"}, "nothing"),
+        ({"insecure": True, "max_model_bytes": 0}, "`max_model_bytes` must be > 0"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(settings: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ServerConfig(**{"parties": SITES, **settings})  # type: ignore[arg-type]
+
+
+def test_a_server_process_is_small_and_knows_no_tensorflow() -> None:
+    program = (
+        "import resource, sys, tf_hips.ps.server, tf_hips.ps.client\n"
+        "from tf_hips.ops import compressor; compressor.parse('fp32').chunk_packet_bytes(3)\n"
+        "print([m for m in ('tensorflow', 'keras', 'horovod', 'cryptography') if m in sys.modules],"
+        " resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=30
+    )
+    names, kibibytes = done.stdout.rsplit(maxsplit=1)
+    assert names == "[]"
+    assert int(kibibytes) < 128 << 10
+
+
+def test_wire_bytes_add_up() -> None:
+    assert WireBytes(1, 2) + WireBytes(3, 4) == WireBytes(4, 6)

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may call whom: a wrong certificate is refused in one sentence, and the server goes on."""
+
+import contextlib
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.ps.parties import (
+    SITES,
+    Party,
+    parties,
+    raw_channel,
+    raw_exchange,
+    serving,
+    together,
+    train_all,
+)
+from tests.support.certs import Certificates
+from tf_hips.config import Tls, Uplink
+from tf_hips.errors import ConfigError, PeerError, TfHipsError
+from tf_hips.ps import tls, wire
+from tf_hips.ps.client import Client
+from tf_hips.ps.tls import Identity
+
+
+@contextlib.contextmanager
+def undisturbed(certificates: Certificates, **settings: object) -> Iterator[str]:
+    """The address of a server whose parties train before and after the body."""
+    with serving(certificates, **settings) as server:
+        insecure = bool(settings.get("insecure"))
+        with parties(server, certificates, insecure=insecure) as members:
+            train_all(members, 0, 0)
+            yield server.address
+            train_all(members, 1, 1)
+
+
+def error_of_join(
+    address: str, identity: Tls | None, site: str = "b", deadline_s: float = 10.0
+) -> TfHipsError:
+    party = Party(address, site, identity, deadline_s=deadline_s)
+    try:
+        with pytest.raises(TfHipsError) as caught:
+            party.join()
+        return caught.value
+    finally:
+        party.client.close()
+
+
+def test_a_certificate_of_another_authority_is_refused(
+    certificates: Certificates, foreign_certificates: Certificates
+) -> None:
+    mixed = Tls(
+        certificates.party("b").authority,
+        foreign_certificates.party("b").certificate,
+        foreign_certificates.party("b").key,
+    )
+    with undisturbed(certificates) as address:
+        error = error_of_join(address, mixed)
+    assert isinstance(error, PeerError)
+    assert "refuses our certificate" in str(error)
+    assert mixed.certificate in str(error)
+
+
+def test_a_server_of_another_authority_is_refused(
+    certificates: Certificates, foreign_certificates: Certificates
+) -> None:
+    with undisturbed(certificates) as address:
+        error = error_of_join(address, foreign_certificates.party("b"))
+    assert isinstance(error, PeerError)
+    assert "must come from the authority" in str(error)
+    assert foreign_certificates.party("b").authority in str(error)
+
+
+def test_an_expired_certificate_is_refused(certificates: Certificates) -> None:
+    with undisturbed(certificates) as address:
+        error = error_of_join(address, certificates.identity("party", "b", days=-1))
+    assert isinstance(error, PeerError)
+    assert "refuses our certificate" in str(error)
+    assert "expired" in str(error)
+
+
+def test_a_server_with_an_expired_certificate_is_refused(certificates: Certificates) -> None:
+    expired = certificates.identity("global-server", "hq", days=-1)
+    with serving(certificates, tls=expired) as server:
+        error = error_of_join(server.address, certificates.party("b"))
+    assert isinstance(error, PeerError)
+    assert "has expired" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("role", "site", "text"),
+    [
+        ("worker", "b", "must be `party/b`. Received: `worker/b`"),
+        ("global-server", "hq", "must be `party/b`. Received: `global-server/hq`"),
+        ("party", "a", "must be `party/b`. Received: `party/a`"),
+    ],
+)
+def test_a_certificate_of_another_role_or_site_is_refused(
+    certificates: Certificates, role: str, site: str, text: str
+) -> None:
+    with undisturbed(certificates) as address:
+        error = error_of_join(address, certificates.identity(role, site))
+    assert isinstance(error, PeerError)
+    assert text in str(error)
+
+
+def test_a_site_that_is_not_of_the_run_is_refused(certificates: Certificates) -> None:
+    with undisturbed(certificates) as address:
+        error = error_of_join(address, certificates.party("c"), site="c")
+    assert "The site must be one of a, b. Received: `c`" in str(error)
+
+
+def test_every_call_is_checked(certificates: Certificates) -> None:
+    with (
+        undisturbed(certificates) as address,
+        raw_channel(address, certificates.identity("worker", "b")) as channel,
+    ):
+        for kind, method in [
+            ("unary_unary", "Join"),
+            ("unary_unary", "AgreeModel"),
+            ("unary_unary", "BeginSync"),
+            ("unary_unary", "Leave"),
+            ("stream_unary", "Upload"),
+            ("unary_stream", "Download"),
+            ("stream_stream", "Exchange"),
+        ]:
+            request = iter([b""]) if kind.startswith("stream") else b""
+            metadata = ((wire.METADATA_KEY, "local/b/0/0"),)
+            stub = getattr(channel, kind)(f"/{wire.SERVICE}/{method}")
+            with pytest.raises(grpc.RpcError) as caught:
+                answer = stub(request, timeout=10, metadata=metadata)
+                list(answer)
+            assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED, method
+
+
+def test_another_run_is_refused(certificates: Certificates) -> None:
+    with (
+        undisturbed(certificates) as address,
+        raw_channel(address, certificates.party("b")) as channel,
+    ):
+        code, text = raw_exchange(channel, wire.Call("other", "b", 1), [])
+    assert (code, text) == (
+        grpc.StatusCode.PERMISSION_DENIED,
+        "The run must be `local`. Received: `other`",
+    )
+
+
+def test_a_server_must_have_the_role(certificates: Certificates) -> None:
+    for role in ("party", "server"):
+        with serving(certificates, tls=certificates.identity(role, "hq")) as server:
+            error = error_of_join(server.address, certificates.party("b"))
+        assert isinstance(error, PeerError)
+        assert "must be one of role global-server" in str(error)
+
+
+def test_plain_text_to_a_tls_port(certificates: Certificates) -> None:
+    with undisturbed(certificates) as address:
+        error = error_of_join(address, None)
+    assert isinstance(error, PeerError)
+    assert "speaks TLS and this side plain text" in str(error)
+
+
+def test_tls_to_a_plain_port(certificates: Certificates) -> None:
+    with undisturbed(certificates, insecure=True) as address:
+        error = error_of_join(address, certificates.party("b"))
+    assert isinstance(error, PeerError)
+    assert "speaks plain text and this side TLS" in str(error)
+
+
+def test_nothing_listens(certificates: Certificates) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        error = error_of_join(address, certificates.party("b"), deadline_s=1.0)
+    assert isinstance(error, PeerError)
+    assert f"Nothing listens at {address} (Connection refused)" in str(error)
+
+
+def test_a_peer_that_says_nothing(certificates: Certificates) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        closing = threading.Thread(target=lambda: close_all(mute), daemon=True)
+        closing.start()
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        error = error_of_join(address, certificates.party("b"), deadline_s=1.0)
+        mute.shutdown(socket.SHUT_RDWR)
+        closing.join(10)
+    assert isinstance(error, PeerError)
+    assert address in str(error)
+    assert "handshake" in str(error)
+
+
+def close_all(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def test_a_client_without_a_certificate_is_refused(certificates: Certificates) -> None:
+    with undisturbed(certificates) as address:
+        host, port = address.split(":")
+        context = ssl.create_default_context(cafile=certificates.server().authority)
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, int(port)), 10) as raw,
+            context.wrap_socket(raw, server_hostname="127.0.0.1") as secure,
+        ):
+            # A server that accepts a connection speaks first: its settings.
+            try:
+                assert secure.recv(1) == b""
+            except ssl.SSLError as error:
+                assert "ALERT" in str(error).upper()
+
+
+@pytest.mark.parametrize("server", ["10.0.0.1:5", "example.org:5", "nowhere", ":5", "a:b"])
+def test_plain_text_is_for_loopback_only(server: str) -> None:
+    with pytest.raises(ConfigError, match=r"loopback only|host:port"):
+        Client(Uplink(server, "a"), "local", 1)
+
+
+def test_an_identity_is_role_and_site() -> None:
+    assert Identity.parse("party/a") == Identity("party", "a")
+    for text in ("party", "party/", "thief/a", "party/a/b", "/a", "party/a b", "Party/a"):
+        assert Identity.parse(text) is None
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    tls.make_authority(folder)
+    identity = tls.make_certificate("global-server", "hq", ["127.0.0.1", "hq.org"], folder=folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "authority.key", "authority.pem", "global-server-hq.key", "global-server-hq.pem",
+    ]  # fmt: skip
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    decoded = ssl._ssl._test_decode_cert(identity.certificate)  # type: ignore[attr-defined]
+    assert decoded["subject"] == ((("commonName", "global-server/hq"),),)
+    assert decoded["subjectAltName"] == (
+        ("DNS", "global-server.tf-hips"),
+        ("IP Address", "127.0.0.1"),
+        ("DNS", "hq.org"),
+    )
+    with pytest.raises(ConfigError, match="holds an authority already"):
+        tls.make_authority(folder)
+    with pytest.raises(ConfigError, match="`role` must be one of"):
+        tls.make_certificate("thief", "a", folder=folder)
+    with pytest.raises(ConfigError, match=r"authority's file .* cannot be read"):
+        tls.make_certificate("party", "a", folder=tmp_path / "other")
+
+
+def test_unreadable_files_are_named(certificates: Certificates, tmp_path: Path) -> None:
+    good = certificates.party("a")
+    (tmp_path / "empty").write_text("")
+    for bad, text in [
+        (Tls(str(tmp_path / "none"), good.certificate, good.key), r"`tls.authority`: .*No such"),
+        (Tls(good.authority, good.certificate, str(tmp_path / "empty")), "`tls.key`: .*be PEM"),
+    ]:
+        with pytest.raises(ConfigError, match=text):
+            Client(Uplink("127.0.0.1:5", "a", bad), "local", 1)
+
+
+def test_without_cryptography_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cryptography.x509", None)
+    with pytest.raises(ConfigError, match=r"tf_hips\[certs\]"):
+        tls.make_authority(tmp_path)
+
+
+def test_a_client_that_waits_for_its_server_joins(certificates: Certificates) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    members = [Party(address, site, certificates.party(site)) for site in SITES]
+    started = threading.Event()
+
+    def serve_late() -> None:
+        with serving(certificates, bind=address):
+            started.set()
+            finished.wait(20)
+
+    finished = threading.Event()
+    late = threading.Timer(0.3, serve_late)
+    late.start()
+    try:
+        together(*(member.join for member in members))
+        train_all(members, 0, 0)
+    finally:
+        finished.set()
+        late.join(20)
+        for member in members:
+            member.client.close()
+    assert started.is_set()
