@@ -9,10 +9,10 @@
 `python -m compll --help` lists the commands; docs/compll-language.md describes the language. Python and NumPy only.
 """
 
-#from compll.backends.reference import Reference
+from compll.backends.reference import Reference
 from compll.errors import CompileError
 from compll.ir.nodes import Program
-#from compll.packet import CHUNK, PacketError
-#from compll.pipeline import compile_spec, compile_text, generate
+from compll.packet import CHUNK, PacketError
+from compll.pipeline import compile_spec, compile_text, generate
 
 __all__ = ["CHUNK", "CompileError", "PacketError", "Program", "Reference", "compile_spec", "compile_text", "generate"]

@@ -12,7 +12,7 @@ tensor is one packet of an empty chunk. The encoding of a tensor is its chunks' 
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from compll.ir import nodes
 from compll.ir.printer import fnv1a32, spec_hash
@@ -63,6 +63,29 @@ def check_prefix(data: bytes, codec: int, count: int) -> None:
         )
     if found_count != count:
         raise PacketError(f"the packet must hold {count} elements. Received: {found_count}")
+
+
+def split(data: bytes, codec: int, n: int, body_bytes: Callable[[int], int]) -> list[tuple[int, bytes]]:
+    """Number of elements and body of each packet of a tensor of `n` elements.
+
+    Raises:
+        PacketError: a prefix is wrong, or `data` is shorter or longer than the packets of n elements.
+    """
+    sizes = chunk_sizes(n)
+    expected = sum(PREFIX.size + body_bytes(size) for size in sizes)
+    # A foreign packet mostly has another length too; that it is foreign is the better message.
+    check_prefix(data, codec, sizes[0])
+    if len(data) != expected:
+        raise PacketError(f"the packets of {n} elements must have {expected} bytes. Received: {len(data)}")
+    parts = []
+    at = 0
+    for size in sizes:
+        check_prefix(data[at : at + PREFIX.size], codec, size)
+        at += PREFIX.size
+        end = at + body_bytes(size)
+        parts.append((size, data[at:end]))
+        at = end
+    return parts
 
 
 def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict[str, float]:

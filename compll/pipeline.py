@@ -8,7 +8,7 @@ only if the parser understood everything.
 import re
 from pathlib import Path
 
-
+from compll.backends import cpp, tf_op
 from compll.errors import CompileError, Report
 from compll.frontend.check import check
 from compll.frontend.parser import parse

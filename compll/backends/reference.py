@@ -147,6 +147,12 @@ class Interpreter:
         return reduction.reduce_int(expr.reducer, init, values)
 
 
+def _float_bytes(values: Floats) -> bytes:
+    """Floats in little-endian; all NaNs are written as one, so that bytes do not depend on the order of operands."""
+    words = values.astype("<f4").view("<u4")
+    return np.where(np.isnan(values), np.uint32(0x7FC00000), words).astype("<u4").tobytes()
+
+
 class Reference:
     """A codec that runs in NumPy, with chunks and prefixes.
 
@@ -180,7 +186,7 @@ class Reference:
                 width = interpreter.width(value.type)
                 found = np.atleast_1d(interpreter.eval(value))
                 is_float = value.type in (FLOAT, Array(FLOAT))
-                parts.append(found.astype("<f4").tobytes() if is_float else bits.pack(found.astype(np.int64), width))
+                parts.append(_float_bytes(found) if is_float else bits.pack(found.astype(np.int64), width))
         return b"".join(parts)
 
     def _layout(self, interpreter: Interpreter, n: int) -> list[tuple[int, int]]:
@@ -253,18 +259,10 @@ class Reference:
         """The float32 vector [n] in `packets` (uint8); raises PacketError."""
         if packets.dtype != np.uint8 or packets.ndim != 1:
             raise ValueError(f"`packets` must be a uint8 vector. Received: {packets.dtype} of shape {packets.shape}")
-        expected = self.wire_bytes(n)
-        if packets.size != expected:
-            raise PacketError(f"packets of {n} elements must have {expected} bytes. Received: {packets.size}")
-        data = packets.tobytes()
         out = np.empty(n, np.float32)
-        at = start = 0
-        for size in packet.chunk_sizes(n):
-            packet.check_prefix(data[at : at + packet.PREFIX.size], self.codec_hash, size)
-            at += packet.PREFIX.size
-            body = self.body_bytes(size)
-            out[start : start + size] = self.decode_body(data[at : at + body], size)
-            at += body
+        start = 0
+        for size, body in packet.split(packets.tobytes(), self.codec_hash, n, self.body_bytes):
+            out[start : start + size] = self.decode_body(body, size)
             start += size
         return out
 

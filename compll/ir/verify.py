@@ -6,25 +6,13 @@ Checked: every variable is bound once and before its use, operands have the type
 vector is left that would have to be stored.
 """
 
-from collections.abc import Iterator
-from dataclasses import fields
-
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Array
+from compll.ir.walk import children
 
 
 class IrError(Exception):
     """The compiler made an illegal program."""
-
-
-def children(expr: nodes.Expr) -> Iterator[nodes.Expr]:
-    """The expressions directly inside an expression, in order; lambdas and lets are not entered."""
-    for item in fields(expr):
-        value = getattr(expr, item.name)
-        if isinstance(value, nodes.Expr):
-            yield value
-        elif isinstance(value, tuple):
-            yield from (part for part in value if isinstance(part, nodes.Expr))
 
 
 def verify(program: nodes.Program, is_inlined: bool = False) -> None:

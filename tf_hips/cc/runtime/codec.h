@@ -26,7 +26,8 @@ enum TfHipsStatus {
   TF_HIPS_BUFFER_TOO_SMALL = 1,        // the output buffer is smaller than the body
   TF_HIPS_BODY_LENGTH = 2,             // the body is shorter or longer than its element count asks for
   TF_HIPS_BODY_CONTRADICTS_PARAMS = 3, // the body was made with other parameters, or holds a value they rule out
-  TF_HIPS_BAD_PARAMETER = 4            // a parameter is out of its range, or not an integer where it must be one
+  TF_HIPS_BAD_PARAMETER = 4,           // a parameter or n is out of its range, or not an integer where it must be one
+  TF_HIPS_NOT_PROVIDED = 5             // the specification has no such function
 };
 
 // Where the randomness of a call comes from. `offset`: index in its tensor of element 0 of this call.
@@ -40,7 +41,7 @@ typedef struct {
 typedef struct {
   const char* name;
   int32_t is_integer;
-  double default_value, minimum, maximum; // the bounds are allowed values
+  double default_value, minimum, maximum; // the bounds are allowed values; no default: NaN
 } TfHipsParam;
 
 typedef struct TfHipsCodec {

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions, names and indentation of C++: what back ends for C-like languages share.
+
+Scalars are float, int64_t, bool, and uint8_t, uint16_t or uint32_t for UInt. Operators whose meaning in C++ differs from
+CompLL's are calls of tf_hips/cc/runtime/convert.h. How a vector is read and where noise comes from depends on the loop
+around, so the emitter of loops passes that in (`Access`).
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from compll.ir import nodes
+from compll.ir.types import BOOL, FLOAT, INT, MAX_PACKED_BITS, Type, UInt
+
+_KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const
+const_cast constexpr continue decltype default delete do double dynamic_cast else enum explicit export extern false float
+for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected
+public register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
+thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+linux unix
+"""
+# What generated functions use themselves, and what they call.
+_OWN = """
+abs add base body buffer bytes canonical_bits capacity codec_hash code_at codes count decode encode finish float_at
+float_to_code float_to_int float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub j
+key layout load_code load_float load_floats main max_body_bytes maximum minimum n noise noise_at noise_tile out
+pack_codes packed_bytes params random_float random_int read_params reduce_tile round_half_away status std store_code
+store_float store_floats tf_hips unpack_codes value value_at values
+"""
+RESERVED = frozenset((_KEYWORDS + _OWN).split())
+
+_PRECEDENCE = {
+    **{"?": 1, "||": 2, "&&": 3, "|": 4, "^": 5, "&": 6, "==": 7, "!=": 7, "<": 8, ">": 8, "<=": 8, ">=": 8},
+    **{"+": 10, "-": 10, "*": 11, "/": 11},
+}
+_UNARY, _ATOM = 12, 13
+_INT_CALLS = {"+": "int_add", "-": "int_sub", "*": "int_mul", "/": "int_div", "%": "int_rem", "<<": "int_shl", ">>": "int_shr"}
+
+
+class Names:
+    """C++ names of variables: each its own, none that C++ or the emitter uses."""
+
+    def __init__(self) -> None:
+        """No names yet."""
+        self._names: dict[nodes.Var, str] = {}
+        self._taken = set(RESERVED)
+
+    def fresh(self, wanted: str) -> str:
+        """A name that nothing else has, as near to `wanted` as can be."""
+        base = re.sub("_+", "_", wanted).strip("_") or "x"
+        if base[0].isdigit():
+            base = f"x{base}"
+        # Types, constants and macros of the runtime and of C begin with capitals or k; digits are for numbering.
+        if base in RESERVED or re.fullmatch(r"[A-Z].+|k[A-Z].*|.*[0-9]", base):
+            base += "_"
+        name, number = base, 1
+        while name in self._taken:
+            number += 1
+            name = f"{base}{number}"
+        self._taken.add(name)
+        return name
+
+    def of(self, var: nodes.Var) -> str:
+        """The name of a variable."""
+        if var not in self._names:
+            self._names[var] = self.fresh(var.name)
+        return self._names[var]
+
+
+class Lines:
+    """Indented text."""
+
+    def __init__(self) -> None:
+        """No text yet."""
+        self._lines: list[str] = []
+        self._depth = 0
+
+    def add(self, *lines: str) -> None:
+        """Adds lines at the present depth; an empty one stays empty."""
+        self._lines += [f"{'  ' * self._depth}{line}" if line else "" for line in lines]
+
+    def open(self, line: str) -> None:
+        """Adds a line that ends in `{`; what follows is indented."""
+        self.add(line)
+        self._depth += 1
+
+    def close(self, line: str = "}") -> None:
+        """Ends what `open` began."""
+        self._depth -= 1
+        self.add(line)
+
+    def turn(self, line: str) -> None:
+        """Ends what `open` began and begins the next, as in `} else {`."""
+        self.close(line)
+        self._depth += 1
+
+    def text(self) -> str:
+        """Everything, with a newline at the end."""
+        return "\n".join(self._lines) + "\n"
+
+
+class Access(Protocol):
+    """How the loop around an expression reads vectors and noise, and knows widths."""
+
+    def index(self, array: nodes.Var, index: nodes.Expr, c: "Expressions") -> str:
+        """Element `index` of a stored vector."""
+
+    def noise(self, site: int, position: nodes.Expr, c: "Expressions") -> str:
+        """The 16 random bits of a call site for an element."""
+
+    def width(self, kind: UInt) -> str:
+        """Name of the Width of a type whose width depends on parameters."""
+
+
+def max_bits(kind: UInt, params: tuple[nodes.Param, ...]) -> int:
+    """The largest width a UInt can have, given the ranges of parameters."""
+    if isinstance(kind.bits, int):
+        return kind.bits
+    expr = kind.bits
+    while isinstance(expr, nodes.Convert):
+        expr = expr.operand
+    if isinstance(expr, nodes.Ref):
+        for param in params:
+            if param.var is expr.var:
+                return min(MAX_PACKED_BITS, int(param.high))
+    return MAX_PACKED_BITS
+
+
+def c_type(kind: Type, params: tuple[nodes.Param, ...]) -> str:
+    """The C++ type that holds a scalar."""
+    if isinstance(kind, UInt):
+        bits = max_bits(kind, params)
+        return "uint8_t" if bits <= 8 else "uint16_t" if bits <= 16 else "uint32_t"
+    return {FLOAT: "float", INT: "int64_t", BOOL: "bool"}[kind]
+
+
+def float_literal(value: float) -> str:
+    """A finite or infinite binary32 as C++."""
+    if value in (float("inf"), float("-inf")):
+        sign = "-" if value < 0 else ""
+        return f"{sign}std::numeric_limits<float>::infinity()"
+    text = f"{value:.9g}"
+    return (text if "." in text or "e" in text else text + ".0") + "f"
+
+
+def int_literal(value: int) -> str:
+    """An Int as C++."""
+    if value == -(2**63):
+        return "INT64_MIN"
+    return f"INT64_C({value})" if abs(value) >= 2**31 else str(value)
+
+
+@dataclass
+class Expressions:
+    """Turns expressions into C++ text."""
+
+    names: Names
+    access: Access
+    params: tuple[nodes.Param, ...]
+    sizes: dict[nodes.Var, str] = field(default_factory=dict)
+
+    def type(self, kind: Type) -> str:
+        """The C++ type of a scalar."""
+        return c_type(kind, self.params)
+
+    def let(self, let: nodes.Let) -> str:
+        """A let as a statement."""
+        return f"const {self.type(let.var.type)} {self.names.of(let.var)} = {self(let.value)};"
+
+    def __call__(self, expr: nodes.Expr, lowest: int = 0) -> str:
+        """C++ text, in parentheses if it binds less tightly than `lowest`."""
+        text, precedence = self._text(expr)
+        return f"({text})" if precedence < lowest else text
+
+    def _text(self, expr: nodes.Expr) -> tuple[str, int]:  # noqa: PLR0911 - one line per kind of node
+        match expr:
+            case nodes.Const():
+                return self._literal(expr)
+            case nodes.Ref():
+                return self.names.of(expr.var), _ATOM
+            case nodes.Size(array=nodes.Ref(var=var)):
+                return self.sizes[var], _ATOM
+            case nodes.Unary():
+                if expr.type == INT and expr.op == "-":
+                    return f"int_neg({self(expr.operand)})", _ATOM
+                return f"{expr.op}{self(expr.operand, _ATOM)}", _UNARY
+            case nodes.Binary():
+                return self._binary(expr)
+            case nodes.Select():
+                parts = self(expr.condition, 2), self(expr.yes, 2), self(expr.no, 1)
+                return f"{parts[0]} ? {parts[1]} : {parts[2]}", 1
+            case nodes.Convert():
+                return self._convert(expr), _ATOM
+            case nodes.Math():
+                return self._math(expr), _ATOM
+            case nodes.Index(array=nodes.Ref(var=var)):
+                return self.access.index(var, expr.index, self), _ATOM
+            case nodes.Random():
+                noise = self.access.noise(expr.site, expr.position, self)
+                function = "random_int" if expr.type == INT else "random_float"
+                return f"{function}({self(expr.low)}, {self(expr.high)}, {noise})", _ATOM
+            case _:
+                raise TypeError(f"`expr` must be a scalar after inlining. Received: {expr!r}")
+
+    def _literal(self, expr: nodes.Const) -> tuple[str, int]:
+        if expr.type == FLOAT:
+            return float_literal(float(expr.value)), _ATOM if expr.value >= 0 else _UNARY
+        if expr.type == BOOL:
+            return "true" if expr.value else "false", _ATOM
+        return int_literal(int(expr.value)), _ATOM if expr.value >= 0 else _UNARY
+
+    def _binary(self, expr: nodes.Binary) -> tuple[str, int]:
+        if expr.left.type == INT and expr.op in _INT_CALLS:
+            return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {self(expr.right)})", _ATOM
+        precedence = _PRECEDENCE[expr.op]
+        # Mixed && and ||, & and == read better, and compile without warnings, with parentheses.
+        lowest = precedence if expr.op in "+-*/" else 9
+        right = precedence + 1 if expr.op in "+-*/" else 9
+        return f"{self(expr.left, lowest)} {expr.op} {self(expr.right, right)}", precedence
+
+    def _math(self, expr: nodes.Math) -> str:
+        arguments = ", ".join(map(self, expr.arguments))
+        if expr.function in ("min", "max"):
+            return f"{expr.function}imum<{self.type(expr.type)}>({arguments})"
+        if expr.function == "abs" and expr.type == INT:
+            return f"int_abs({arguments})"
+        name = {"abs": "std::fabs", "round": "round_half_away"}.get(expr.function, f"std::{expr.function}")
+        return f"{name}({arguments})"
+
+    def _convert(self, expr: nodes.Convert) -> str:
+        source, target = expr.operand.type, expr.type
+        inner = self(expr.operand)
+        if target == BOOL:
+            return f"({self(expr.operand, 9)} != 0)"
+        if isinstance(target, UInt):
+            return self._to_uint(inner, source, target)
+        if target == INT and source == FLOAT:
+            return f"float_to_int({inner})"
+        if target == FLOAT and isinstance(source, UInt) and max_bits(source, self.params) <= 16:
+            # Through int32_t: there is a vector instruction for it on every machine.
+            return f"static_cast<float>(static_cast<int32_t>({inner}))"
+        return f"static_cast<{self.type(target)}>({inner})"
+
+    def _to_uint(self, inner: str, source: Type, target: UInt) -> str:
+        holder = self.type(target)
+        if source == BOOL:
+            return f"static_cast<{holder}>({inner})"
+        if target.bits == 32:
+            return f"float_to_uint32({inner})" if source == FLOAT else f"static_cast<uint32_t>({inner})"
+        if isinstance(target.bits, int):
+            top = (1 << target.bits) - 1
+            limit, mask = f"{top}.0f", str(top)
+        else:
+            name = self.access.width(target)
+            limit, mask = f"{name}.top", f"{name}.mask"
+        if source == FLOAT:
+            return f"static_cast<{holder}>(float_to_code({inner}, {limit}))"
+        return f"static_cast<{holder}>(({inner}) & {mask})"

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A codec compiled by the system's C++ compiler and called through ctypes; chunks and prefixes are added here.
+
+Libraries are cached under the user's cache folder by a hash of everything that goes into them: the generated source,
+the runtime's headers, the compiler and its flags. A library is written aside and renamed, so that processes that build
+the same one at once do not see half of it.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from compll import packet
+from compll.backends.reference import Bytes, Floats
+from compll.ir import nodes
+from compll.packet import PacketError
+
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
+BUILD_DEADLINE_S = 300
+_STATUS = {
+    1: "the buffer for the body is too small",
+    2: "the body must be as long as its element count asks for",
+    3: "the body was made with other parameters",
+    4: "a parameter or the number of elements is out of range",
+    5: "the specification has no such function",
+}
+_BODY_STATUS = (2, 3)
+
+
+class BuildError(RuntimeError):
+    """There is no C++ compiler, or it refused the source; holds its message."""
+
+
+class _Key(ctypes.Structure):
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("step", ctypes.c_uint32),
+        ("tensor_id", ctypes.c_uint32),
+        ("offset", ctypes.c_uint64),
+    )
+
+
+class _Codec(ctypes.Structure):
+    _fields_ = (
+        ("abi_version", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+        ("spec_hash", ctypes.c_uint32),
+        ("num_params", ctypes.c_int32),
+        ("params", ctypes.c_void_p),
+        ("is_fixed_size", ctypes.c_int32),
+        ("max_body_bytes", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)),
+        (
+            "encode",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int64,
+                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
+                *(ctypes.c_void_p, ctypes.c_int64),
+            ),
+        ),
+        (
+            "decode",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int32,
+                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
+                *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32),
+            ),
+        ),
+    )
+
+
+def include_folder() -> Path:
+    """The folder that holds `tf_hips/cc/runtime`, for the C++ compiler's -I."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / "tf_hips/cc/runtime/codec.h").is_file():
+        raise BuildError(f"the headers must be in {folder}/tf_hips/cc/runtime. Received: no codec.h there")
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where built codecs are kept: `compll` under XDG_CACHE_HOME, or under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "compll"
+
+
+def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
+    """Compiles the source of a codec to a shared library; returns its path in the cache.
+
+    Raises:
+        BuildError: no compiler is found (`CXX` names one), or it fails.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise BuildError("a C++17 compiler is needed: install g++ (apt-get install g++), or set CXX")
+    root = include_folder()
+    command = [compiler, *FLAGS, "-DTF_HIPS_STANDALONE_CODEC", *flags, f"-I{root}"]
+    digest = hashlib.sha256("\0".join([*command, source]).encode())
+    digest.update(str(Path(compiler).stat().st_mtime_ns).encode())
+    for header in sorted((root / "tf_hips/cc/runtime").glob("*.h")):
+        digest.update(header.read_bytes())
+    folder = cache_folder()
+    library = folder / f"{name}-{digest.hexdigest()[:24]}.so"
+    if library.is_file():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        text = Path(scratch, f"{name}.codec.cc")
+        text.write_text(source, encoding="utf-8")
+        made = Path(scratch, "codec.so")
+        try:
+            subprocess.run(
+                [*command, "-o", str(made), str(text)],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=BUILD_DEADLINE_S,
+            )
+        except subprocess.CalledProcessError as error:
+            raise BuildError(f"{compiler} refused {name}.codec.cc:\n{error.stderr.strip()}") from error
+        except subprocess.TimeoutExpired as error:
+            raise BuildError(f"{compiler} did not finish within {BUILD_DEADLINE_S} s") from error
+        made.replace(library)
+    return library
+
+
+class CompiledCodec:
+    """A codec in machine code, with the interface of Reference."""
+
+    def __init__(self, program: nodes.Program, library: Path, **params: float) -> None:
+        """`library`: what `build` made of the program; `params`: values by name, the others take their defaults."""
+        self.program = program
+        self.params = packet.parameter_values(program, params)
+        self.codec_hash = packet.codec_hash(program, self.params)
+        getter = getattr(ctypes.CDLL(str(library)), f"tf_hips_codec_{program.name}")
+        getter.restype = ctypes.POINTER(_Codec)
+        self._codec: _Codec = getter().contents
+        self._values = (ctypes.c_double * max(1, len(self.params)))(*self.params.values())
+
+    def body_bytes(self, n: int) -> int:
+        """Bytes of the body of a chunk of n elements."""
+        return self._checked(int(self._codec.max_body_bytes(self._values, n)))
+
+    def wire_bytes(self, n: int) -> int:
+        """Bytes of the packets of n elements, prefixes included."""
+        return sum(packet.PREFIX.size + self.body_bytes(size) for size in packet.chunk_sizes(n))
+
+    def _checked(self, result: int) -> int:
+        if result >= 0:
+            return result
+        if -result in _BODY_STATUS:
+            raise PacketError(_STATUS[-result])
+        raise ValueError(_STATUS.get(-result, f"unknown status {-result}"))
+
+    def encode_body(self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0) -> Bytes:
+        """The body of the packet of one chunk; `x`: contiguous float32 [n]."""
+        body = np.empty(self.body_bytes(x.size), np.uint8)
+        key = _Key(seed, step, tensor_id, offset)
+        size = self._codec.encode(
+            self._values, ctypes.byref(key), x.ctypes.data, x.size, body.ctypes.data, body.size
+        )
+        return body[: self._checked(int(size))]
+
+    def decode_body(self, body: Bytes, out: Floats, add: bool = False) -> None:
+        """Decodes the body of one chunk into `out`; raises PacketError."""
+        status = self._codec.decode(self._values, body.ctypes.data, body.size, out.ctypes.data, out.size, int(add))
+        self._checked(-int(status))
+
+    def encode(self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0) -> Bytes:
+        """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]."""
+        x = np.ascontiguousarray(x, np.float32)
+        parts = []
+        start = 0
+        for size in packet.chunk_sizes(x.size):
+            parts.append(np.frombuffer(packet.prefix(self.codec_hash, size), np.uint8))
+            parts.append(self.encode_body(x[start : start + size], seed, step, tensor_id, offset + start))
+            start += size
+        return np.concatenate(parts)
+
+    def decode(self, packets: Bytes, n: int) -> Floats:
+        """The float32 vector [n] in `packets` (uint8); raises PacketError."""
+        packets = np.ascontiguousarray(packets)
+        out = np.empty(n, np.float32)
+        start = 0
+        for size, body in packet.split(packets.tobytes(), self.codec_hash, n, self.body_bytes):
+            self.decode_body(np.frombuffer(body, np.uint8), out[start : start + size])
+            start += size
+        return out

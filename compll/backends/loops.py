@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps as C++ loops over tiles of 1024 elements.
+
+A tile is one block of a float reduction, and small enough that what is computed for one element after another (noise,
+codes, values) stays in the first-level cache between the simple loops that compilers turn into vector code:
+
+    for each tile:   draw noise, unpack codes   ->   one loop per reduction or write   ->   fold, pack or store
+
+`base` is the first element of the tile, `count` their number, `j` an element's number in the tile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from compll.backends.c_common import Expressions, Lines, Names
+from compll.ir import nodes
+from compll.ir.types import FLOAT, INT, Array, Type, UInt
+from compll.ir.walk import children, walk
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A vector in memory: floats at a pointer (the gradient), or a field of the body.
+
+    Attributes:
+        var: what expressions call it.
+        size: its length, and `count`: the C++ for it.
+        pointer: C++ for its first element or byte.
+        bits: C++ for the width of a code; None for floats.
+    """
+
+    var: nodes.Var
+    size: nodes.Expr
+    count: str
+    pointer: str
+    is_field: bool
+    bits: str | None
+
+
+@dataclass
+class Loops:
+    """Emits the sweeps of one function; also the `Access` of the expressions in them.
+
+    Attributes:
+        stored: vectors that can be read.
+        widths: names of the Width of each type that depends on parameters.
+    """
+
+    lines: Lines
+    names: Names
+    params: tuple[nodes.Param, ...]
+    stored: dict[nodes.Var, Stored]
+    widths: dict[UInt, str]
+    _size: nodes.Expr | None = None
+    _position: nodes.Var | None = None
+    _noise: dict[int, str] = field(default_factory=dict)
+    _tiles: dict[nodes.Var, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Makes the printer of expressions, which reads vectors through this object."""
+        self.c = Expressions(self.names, self, self.params)
+
+    # Access.
+
+    def _is_here(self, index: nodes.Expr) -> bool:
+        return isinstance(index, nodes.Ref) and index.var is self._position and self._position is not None
+
+    def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
+        """Element `index` of a stored vector: straight from the tile when it is the loop's own element."""
+        vector = self.stored[array]
+        if self._is_here(index) and self._size == vector.size:
+            return f"{self._tiles[array]}[j]" if vector.is_field else f"{vector.pointer}[base + j]"
+        if vector.bits is not None:
+            return f"code_at({vector.pointer}, {vector.count}, {vector.bits}, {c(index)})"
+        function = "float_at" if vector.is_field else "value_at"
+        return f"{function}({vector.pointer}, {vector.count}, {c(index)})"
+
+    def noise(self, site: int, position: nodes.Expr, c: Expressions) -> str:
+        """The random bits of an element: from the tile's noise when it is the loop's own element."""
+        if self._is_here(position):
+            return f"{self._noise[site]}[j]"
+        return f"noise_at(key, {site}, {c(position)})"
+
+    def width(self, kind: UInt) -> str:
+        """Name of the Width of a type."""
+        return self.widths[kind]
+
+    def reads_in_order(self, array: nodes.Var) -> bool:
+        """Whether the loop's own element of a vector is found without its number."""
+        return self.stored[array].size == self._size
+
+    def bits(self, kind: UInt) -> str:
+        """C++ for the width of a type."""
+        return str(kind.bits) if isinstance(kind.bits, int) else f"{self.widths[kind]}.bits"
+
+    # Sweeps.
+
+    def sweep(self, sweep: nodes.Sweep, count: str, targets: dict[int, str]) -> None:
+        """One loop; `count`: C++ for its size; `targets`: C++ for where each write goes, by field."""
+        self._size = sweep.size
+        elements = [reduce.source for _, reduce in sweep.reduces] + [write.value for write in sweep.writes]
+        parts = [part for part in elements if isinstance(part, nodes.Elementwise)]
+        results = [self._start(var, reduce) for var, reduce in sweep.reduces]
+        self.lines.open(f"for (int64_t base = 0; base < {count}; base += kTile) {{")
+        self.lines.add(f"const int64_t count = std::min(kTile, {count} - base);")
+        self._prepare(parts)
+        for (_, reduce), result in zip(sweep.reduces, results, strict=True):
+            self._reduce(reduce, result)
+        for write in sweep.writes:
+            self._write(write, targets[write.field])
+        self.lines.close()
+        for (var, reduce), result in zip(sweep.reduces, results, strict=True):
+            self._finish(var, reduce, result)
+        self._noise.clear()
+        self._tiles.clear()
+        self._size = None
+
+    def _prepare(self, parts: list[nodes.Elementwise]) -> None:
+        """Draws the noise and unpacks the fields that the loops of a tile read in order."""
+        for part in parts:
+            self._position = part.position
+            for expr in walk(part):
+                if isinstance(expr, nodes.Random) and self._is_here(expr.position):
+                    self._prepare_noise(expr.site)
+                elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref) and self._is_here(expr.index):
+                    self._prepare_field(self.stored[expr.array.var])
+        self._position = None
+
+    def _prepare_noise(self, site: int) -> None:
+        if site in self._noise:
+            return
+        noise, buffer = self.names.fresh("noise"), self.names.fresh("noise_buffer")
+        self._noise[site] = noise
+        self.lines.add(
+            f"alignas(64) uint16_t {buffer}[kNoiseSize];",
+            f"const uint16_t* {noise} = noise_tile(key, {site}, base, count, {buffer});",
+        )
+
+    def _prepare_field(self, vector: Stored) -> None:
+        if not vector.is_field or vector.var in self._tiles or vector.size != self._size:
+            return
+        tile = self._tiles[vector.var] = self.names.fresh(f"{vector.var.name}_tile")
+        kind = vector.var.type
+        element = self.c.type(kind.element if isinstance(kind, Array) else kind)
+        self.lines.add(f"alignas(64) {element} {tile}[kTile];")
+        if vector.bits is None:
+            self.lines.add(f"load_floats({vector.pointer} + base * 4, count, {tile});")
+        else:
+            at = f"{vector.pointer} + {_tile_bytes(vector.bits)}"
+            self.lines.add(f"unpack_codes({at}, count, {vector.bits}, {tile});")
+
+    def _values(self, part: nodes.Elementwise, kind: Type) -> str:
+        """A tile of values; the vector itself where nothing is computed."""
+        self._position = part.position
+        value = part.value
+        if isinstance(value, nodes.Index) and value.type == kind and not part.lets and isinstance(value.array, nodes.Ref):
+            vector = self.stored[value.array.var]
+            if self._is_here(value.index) and vector.size == self._size:
+                return self._tiles[vector.var] if vector.is_field else f"{vector.pointer} + base"
+        name = self.names.fresh("tile")
+        self.lines.add(f"alignas(64) {self.c.type(kind)} {name}[kTile];")
+        self._loop(part, lambda text: f"{name}[j] = {text};", kind)
+        return name
+
+    def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
+        """The loop over a tile that computes each element as `kind` and hands its text to `statement`."""
+        self._position = part.position
+        value = part.value
+        if value.type != kind:
+            value = nodes.Convert(kind, value.span, value)
+        self.lines.open("for (int64_t j = 0; j < count; ++j) {")
+        if _uses_position(part, self):
+            self.lines.add(f"const int64_t {self.names.of(part.position)} = base + j;")
+        for let in part.lets:
+            self.lines.add(self.c.let(let))
+        self.lines.add(statement(self.c(value)))
+        self.lines.close()
+
+    # Reductions.
+
+    def _start(self, var: nodes.Var, reduce: nodes.Reduce) -> str:
+        result = self.names.fresh(f"{var.name}_tree" if reduce.type == FLOAT else f"{var.name}_part")
+        if reduce.type == FLOAT:
+            self.lines.add(f"Tree<{reduce.reducer.capitalize()}> {result};")
+        elif reduce.reducer in ("and", "or"):
+            self.lines.add(f"bool {result} = {self.c(reduce.init, 9)} != 0;")
+        else:
+            self.lines.add(f"int64_t {result} = {self.c(reduce.init)};")
+        return result
+
+    def _reduce(self, reduce: nodes.Reduce, result: str) -> None:
+        part = reduce.source
+        if not isinstance(part, nodes.Elementwise):
+            raise TypeError(f"a reduction must be inlined before it is emitted. Received: {part!r}")
+        if reduce.type == FLOAT:
+            values = self._values(part, FLOAT)
+            self.lines.add(f"{result}.add(reduce_tile<{reduce.reducer.capitalize()}>({values}, count));")
+            return
+        kind = part.value.type
+        is_small = isinstance(kind, UInt) and kind.bits != 32
+        match reduce.reducer:
+            case "sum" if is_small:
+                # 1024 codes of 16 bits fit 32 bits, and 32-bit lanes are twice as many.
+                self._small_sum(part, lambda text: text, kind, result)
+            case "count":
+                self._small_sum(part, lambda text: f"{text} != 0 ? 1u : 0u", kind, result)
+            case "and":
+                self._loop(part, lambda text: f"{result} &= ({text}) != 0;", kind)
+            case "or":
+                self._loop(part, lambda text: f"{result} |= ({text}) != 0;", kind)
+            case _:
+                function = {"sum": "int_add", "prod": "int_mul"}.get(reduce.reducer, f"{reduce.reducer}imum<int64_t>")
+                self._loop(part, lambda text: f"{result} = {function}({result}, {text});", INT)
+
+    def _small_sum(self, part: nodes.Elementwise, term: Callable[[str], str], kind: Type, result: str) -> None:
+        name = self.names.fresh("total")
+        self.lines.add(f"uint32_t {name} = 0;")
+        self._loop(part, lambda text: f"{name} += {term(f'({text})')};", kind)
+        self.lines.add(f"{result} = int_add({result}, {name});")
+
+    def _finish(self, var: nodes.Var, reduce: nodes.Reduce, result: str) -> None:
+        value = f"{result}.finish({self.c(reduce.init)})" if reduce.type == FLOAT else result
+        if reduce.reducer in ("and", "or"):
+            value = f"static_cast<int64_t>({result})"
+        self.lines.add(f"const {self.c.type(var.type)} {self.names.of(var)} = {value};")
+
+    # Writes.
+
+    def _write(self, write: nodes.Write, target: str) -> None:
+        kind = write.value.type.element if isinstance(write.value.type, Array) else write.value.type
+        if target == "out":
+            self._write_gradient(write.value)
+        elif isinstance(kind, UInt):
+            bits = self.bits(kind)
+            values = self._values(write.value, kind)
+            self.lines.add(f"pack_codes({values}, count, {bits}, {target} + {_tile_bytes(bits)});")
+        else:
+            values = self._values(write.value, FLOAT)
+            self.lines.add(f"store_floats({values}, count, {target} + base * 4);")
+
+    def _write_gradient(self, part: nodes.Elementwise) -> None:
+        self.lines.open("if (add) {")
+        self._loop(part, lambda text: f"out[base + j] += {text};", FLOAT)
+        self.lines.turn("} else {")
+        self._loop(part, lambda text: f"out[base + j] = {text};", FLOAT)
+        self.lines.close()
+
+
+def _tile_bytes(bits: str) -> str:
+    """C++ for the bytes before a tile: tiles start at multiples of 8 codes."""
+    return {"1": "base / 8", "8": "base"}.get(bits, f"base / 8 * {bits}")
+
+
+def _uses_position(part: nodes.Elementwise, loops: Loops) -> bool:
+    """Whether the element's number is needed as a number, and not only to find the element."""
+    position = part.position
+
+    def needed(expr: nodes.Expr) -> bool:
+        if isinstance(expr, nodes.Ref):
+            return expr.var is position
+        if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
+            is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is position
+            return not (is_here and loops.reads_in_order(expr.array.var)) and needed(expr.index)
+        if isinstance(expr, nodes.Random):
+            is_here = isinstance(expr.position, nodes.Ref) and expr.position.var is position
+            return needed(expr.low) or needed(expr.high) or (not is_here and needed(expr.position))
+        return any(map(needed, children(expr)))
+
+    return needed(part.value) or any(needed(let.value) for let in part.lets)

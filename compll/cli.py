@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: gen, check, ir, run, includes.
+
+Whatever the input, a mistake is one message on stderr and exit code 1 (2 when the command itself is misspelt), never a
+traceback: one comes only from a fault of the compiler.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from compll.backends.library import BuildError, CompiledCodec, build, include_folder
+from compll.backends.reference import MAX_ELEMENTS, Reference
+from compll.errors import CompileError
+from compll.ir import nodes
+from compll.ir.printer import print_plan, print_program, spec_hash
+from compll.packet import PacketError
+from compll.passes import optimise
+from compll.pipeline import compile_spec, generate
+
+
+class CommandError(Exception):
+    """Something that the user gave cannot be used; the message is all there is to say."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except CompileError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except (CommandError, PacketError, BuildError, ValueError) as error:
+        sys.stderr.write(f"compll: error: {error}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"compll: error: {error.filename or 'file'}: {error.strerror or error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="compll", description="Compiles specifications of gradient compression.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    gen = commands.add_parser("gen", help="write NAME.codec.cc and NAME.tf.cc for each specification")
+    gen.add_argument("specs", nargs="+", metavar="SPEC")
+    gen.add_argument("-o", "--output", default=".", metavar="DIR", help="folder for the files (default: here)")
+    gen.set_defaults(command=_gen)
+    check = commands.add_parser("check", help="say whether specifications are right")
+    check.add_argument("specs", nargs="+", metavar="SPEC")
+    check.set_defaults(command=_check)
+    ir = commands.add_parser("ir", help="print the typed IR and the loops that are made of it")
+    ir.add_argument("spec", metavar="SPEC")
+    ir.set_defaults(command=_ir)
+    run = commands.add_parser("run", help="run a function of a specification on a .npy file")
+    run.add_argument("spec", metavar="SPEC")
+    run.add_argument("function", metavar="FUNCTION", help="such as TernGradEncode")
+    run.add_argument("--in", dest="input", required=True, metavar="X.npy")
+    run.add_argument("--out", dest="output", required=True, metavar="Y.npy")
+    run.add_argument("--set", dest="values", action="append", default=[], metavar="NAME=VALUE", help="a parameter")
+    run.add_argument("--seed", type=_word(64), default=0, help="of the noise (default: 0)")
+    run.add_argument("--step", type=_word(32), default=0, help="of the noise (default: 0)")
+    run.add_argument("--size", type=int, metavar="N", help="elements to decode")
+    run.add_argument("--backend", choices=("numpy", "cpp"), default="numpy")
+    run.set_defaults(command=_run)
+    includes = commands.add_parser("includes", help="print the folder to give to the C++ compiler's -I")
+    includes.set_defaults(command=lambda _: sys.stdout.write(f"{include_folder()}\n"))
+    return parser
+
+
+def _word(bits: int):  # type: ignore[no-untyped-def]
+    def parse(text: str) -> int:
+        value = int(text)
+        if not 0 <= value < 1 << bits:
+            raise argparse.ArgumentTypeError(f"must be in [0, 2^{bits}). Received: {text}")
+        return value
+
+    parse.__name__ = "integer"
+    return parse
+
+
+def _gen(options: argparse.Namespace) -> None:
+    programs = [compile_spec(spec) for spec in options.specs]
+    folder = Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for program in programs:
+        for name, text in generate(program).items():
+            (folder / name).write_text(text, encoding="ascii")
+
+
+def _check(options: argparse.Namespace) -> None:
+    problems = []
+    for spec in options.specs:
+        try:
+            program = compile_spec(spec)
+        except CompileError as error:
+            problems.append(str(error))
+            continue
+        functions = [f.name for f in (program.encode, program.decode) if f is not None]
+        sys.stdout.write(f"{spec}: {', '.join(functions)}; spec hash {spec_hash(program):08x}\n")
+    if problems:
+        raise CommandError("the following specifications are wrong\n\n" + "\n\n".join(problems))
+
+
+def _ir(options: argparse.Namespace) -> None:
+    program = compile_spec(options.spec)
+    sys.stdout.write(f"{print_program(program)}\n{print_plan(optimise(program))}")
+
+
+def _run(options: argparse.Namespace) -> None:
+    program = compile_spec(options.spec)
+    functions = {f.name: f for f in (program.encode, program.decode) if f is not None}
+    if options.function not in functions:
+        known = " and ".join(functions)
+        raise CommandError(f"`FUNCTION` must be one of {options.spec}: {known}. Received: {options.function}")
+    codec = _codec(program, _values(options.values), options.backend)
+    data = _load(options.input)
+    result: npt.NDArray[np.generic]
+    if isinstance(functions[options.function], nodes.Encode):
+        if options.size is not None:
+            raise CommandError("`--size` is for decoding only: an encode takes its size from its input")
+        result = codec.encode(_vector(data, np.float32, options.input), seed=options.seed, step=options.step)
+    else:
+        if options.size is None or not 0 <= options.size <= MAX_ELEMENTS:
+            shown = "nothing" if options.size is None else options.size
+            raise CommandError(f"`--size` must be the number of elements to decode. Received: {shown}")
+        result = codec.decode(_vector(data, np.uint8, options.input), options.size)
+    with Path(options.output).open("wb") as file:
+        np.save(file, result)
+
+
+def _codec(program: nodes.Program, values: dict[str, float], backend: str) -> Reference | CompiledCodec:
+    reference = Reference(program, **values)
+    if backend == "numpy":
+        return reference
+    source = generate(program)[f"{program.name}.codec.cc"]
+    return CompiledCodec(program, build(source, program.name), **values)
+
+
+def _values(settings: list[str]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            equals = ""
+        if not equals or not name.isidentifier():
+            raise CommandError(f"`--set` must be NAME=NUMBER. Received: {setting}")
+        values[name] = value
+    return values
+
+
+def _load(path: str) -> npt.NDArray[np.generic]:
+    try:
+        data = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise CommandError(f"{path} must be a .npy file: {error}") from error
+    if not isinstance(data, np.ndarray):
+        raise CommandError(f"{path} must be a .npy file. Received: an archive of several arrays")
+    return data
+
+
+def _vector(data: npt.NDArray[np.generic], kind: type, path: str) -> npt.NDArray[np.generic]:
+    if data.dtype != kind or data.ndim != 1:
+        wanted = np.dtype(kind).name
+        raise CommandError(f"{path} must hold a {wanted} vector. Received: {data.dtype} of shape {data.shape}")
+    return data

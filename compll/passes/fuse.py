@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops: which reductions and writes share one sweep over the data.
+
+    max = reduce max(g); min = reduce min(g); ...     -->  sweep g.size { max, min }; ...; sweep g.size { write codes }
+    sum = reduce sum(g); codes = map(g, sign)         -->  sweep g.size { sum, write codes }
+
+A sweep takes every reduction of one length whose inputs are known, and every write that does not wait for them, so the
+gradient is read as few times as the dependences allow.
+"""
+
+from compll.ir import nodes
+from compll.ir.walk import free_vars
+
+
+def fuse(program: nodes.Program) -> nodes.Plan:
+    """Orders both functions into lets and sweeps."""
+    encode: tuple[nodes.Let | nodes.Sweep, ...] = ()
+    decode: tuple[nodes.Let | nodes.Sweep, ...] = ()
+    params = {param.var for param in program.params}
+    if program.encode is not None:
+        writes = [
+            nodes.Write(number, value)
+            for number, value in enumerate(program.encode.fields)
+            if isinstance(value, nodes.Elementwise)
+        ]
+        encode = _schedule(program.encode.lets, writes, params | {program.encode.gradient})
+    if program.decode is not None:
+        known = params | {program.decode.gradient} | {item.var for item in program.decode.fields}
+        result = program.decode.result
+        if not isinstance(result, nodes.Elementwise):
+            raise TypeError(f"a decode must be inlined before it is fused. Received: {result!r}")
+        decode = _schedule(program.decode.lets, [nodes.Write(0, result)], known)
+    return nodes.Plan(program, encode, decode)
+
+
+def _schedule(
+    lets: tuple[nodes.Let, ...], writes: list[nodes.Write], known: set[nodes.Var]
+) -> tuple[nodes.Let | nodes.Sweep, ...]:
+    steps: list[nodes.Let | nodes.Sweep] = []
+    known = set(known)
+    waiting = list(lets)
+    while waiting or writes:
+        waiting = _take_scalars(waiting, known, steps)
+        if not waiting and not writes:
+            break
+        ready = [let for let in waiting if free_vars(let.value) <= known]
+        reduces = [(let.var, let.value) for let in ready if isinstance(let.value, nodes.Reduce)]
+        sizes = [_size(reduce) for _, reduce in reduces]
+        # Writes wait while reductions are left: a later sweep may be needed anyway, and then costs nothing more.
+        sizes += [write.value.size for write in writes if not reduces and free_vars(write.value) <= known]
+        if not sizes:
+            raise ValueError("the lets of a function must be in an order in which they can be computed")
+        size = sizes[0]
+        together = tuple((var, reduce) for var, reduce in reduces if _size(reduce) == size)
+        leaving = tuple(write for write in writes if write.value.size == size and free_vars(write.value) <= known)
+        steps.append(nodes.Sweep(size, together, leaving))
+        done = {var for var, _ in together}
+        known |= done
+        waiting = [let for let in waiting if let.var not in done]
+        writes = [write for write in writes if write not in leaving]
+    return tuple(steps)
+
+
+def _take_scalars(
+    waiting: list[nodes.Let], known: set[nodes.Var], steps: list[nodes.Let | nodes.Sweep]
+) -> list[nodes.Let]:
+    """Moves the lets that need no loop and whose inputs are known to `steps`."""
+    left = []
+    for let in waiting:
+        if not isinstance(let.value, nodes.Reduce) and free_vars(let.value) <= known:
+            steps.append(let)
+            known.add(let.var)
+        else:
+            left.append(let)
+    return left
+
+
+def _size(reduce: nodes.Reduce) -> nodes.Expr:
+    if not isinstance(reduce.source, nodes.Elementwise):
+        raise TypeError(f"a reduction must be inlined before it is fused. Received: {reduce.source!r}")
+    return reduce.source.size

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What generated entry points check before they touch a buffer: parameters, and where fields lie.
+
+#ifndef TF_HIPS_CC_RUNTIME_LAYOUT_H_
+#define TF_HIPS_CC_RUNTIME_LAYOUT_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "tf_hips/cc/runtime/codec.h"
+
+namespace tf_hips {
+
+// Longer vectors are refused, so that no sum of sizes can overflow.
+constexpr int64_t kMaxElements = int64_t{1} << 40;
+
+// NaN compares false, so it is not allowed.
+inline bool is_allowed(const TfHipsParam& param, double value) {
+  if (!(value >= param.minimum && value <= param.maximum)) return false;
+  return param.is_integer == 0 || std::floor(value) == value;
+}
+
+// Puts a field of `size` elements (none when negative) of `bits` bits behind the others; false when it is too long.
+inline bool add_field(int64_t size, int64_t bits, int64_t* offset, int64_t* count, int64_t* bytes) {
+  if (size > kMaxElements) return false;
+  *offset = *bytes;
+  *count = size < 0 ? 0 : size;
+  *bytes += (*count * bits + 7) / 8;
+  return true;
+}
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_LAYOUT_H_

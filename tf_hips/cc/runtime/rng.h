@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011).
+//
+// Key: the seed's low and high word. Counter: element / 8 (low, high), step, tensor. A block serves eight elements with
+// 16 bits each; element e takes lane e % 8: word lane / 2, low half first. The k-th call site of a function (from 0)
+// uses key high word XOR k. Pure functions: the same arguments give the same noise everywhere.
+
+#ifndef TF_HIPS_CC_RUNTIME_RNG_H_
+#define TF_HIPS_CC_RUNTIME_RNG_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "tf_hips/cc/runtime/codec.h"
+#include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/target.h"
+
+namespace tf_hips {
+
+struct PhiloxBlock {
+  uint32_t word[4];
+};
+
+TF_HIPS_INLINE PhiloxBlock philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(p0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// Noise of one tile of elements, and up to seven on each side.
+constexpr int64_t kNoiseBlocks = kTile / 8 + 1;
+constexpr int64_t kNoiseSize = kNoiseBlocks * 8;
+
+// Fills `buffer` (of kNoiseSize) with the 16 random bits of elements base .. base + count - 1 of this call, count at
+// most kTile; returns where those of element `base` begin.
+TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, int64_t base, int64_t count,
+                                          uint16_t* buffer) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(base);
+  const uint64_t first = element / 8;
+  const uint32_t k0 = static_cast<uint32_t>(key.seed);
+  const uint32_t k1 = static_cast<uint32_t>(key.seed >> 32) ^ site;
+  const int64_t blocks = (static_cast<int64_t>(element % 8) + count + 7) / 8;
+  // The high word of the block's number is the same for a whole tile but where the low one wraps.
+  const uint32_t low = static_cast<uint32_t>(first);
+  const uint32_t high = static_cast<uint32_t>(first >> 32);
+  alignas(64) uint32_t words[kNoiseBlocks * 4];
+  for (int64_t b = 0; b < blocks; ++b) {
+    const uint32_t c0 = low + static_cast<uint32_t>(b);
+    const PhiloxBlock block = philox4x32(c0, high + (c0 < low ? 1u : 0u), key.step, key.tensor_id, k0, k1);
+    words[4 * b] = block.word[0];
+    words[4 * b + 1] = block.word[1];
+    words[4 * b + 2] = block.word[2];
+    words[4 * b + 3] = block.word[3];
+  }
+  std::memcpy(buffer, words, static_cast<size_t>(blocks) * 16);
+  return buffer + element % 8;
+}
+
+// The 16 random bits of one element, for noise that is not drawn in order.
+TF_HIPS_INLINE uint16_t noise_at(const TfHipsKey& key, uint32_t site, int64_t index) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(index);
+  const PhiloxBlock block =
+      philox4x32(static_cast<uint32_t>(element / 8), static_cast<uint32_t>(element / 8 >> 32), key.step, key.tensor_id,
+                 static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32) ^ site);
+  return static_cast<uint16_t>(block.word[element % 8 / 2] >> (element % 2 * 16));
+}
+
+TF_HIPS_INLINE float random_float(float low, float high, uint16_t noise) {
+  return low + (high - low) * (static_cast<float>(static_cast<int32_t>(noise)) * 0x1p-16f);
+}
+
+TF_HIPS_INLINE int64_t random_int(int64_t low, int64_t high, uint16_t noise) {
+  const uint64_t span = static_cast<uint64_t>(high) - static_cast<uint64_t>(low);
+  const int64_t product = static_cast<int64_t>(span * noise);
+  return static_cast<int64_t>(static_cast<uint64_t>(low) + static_cast<uint64_t>(product >> 16));
+}
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_RNG_H_

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// How generated code is compiled: inlining, and clones of hot functions for wider vectors.
+//
+// All code here computes the same bits whatever the vector width: -ffp-contract=off is required (a fused multiply-add
+// rounds once where the reference rounds twice), and fast-math is refused.
+
+#ifndef TF_HIPS_CC_RUNTIME_TARGET_H_
+#define TF_HIPS_CC_RUNTIME_TARGET_H_
+
+#if defined(__FAST_MATH__)
+#error "tf_hips must be compiled without -ffast-math: packets must be equal bit for bit"
+#endif
+
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "tf_hips supports little-endian machines only"
+#endif
+
+#define TF_HIPS_INLINE inline __attribute__((always_inline))
+
+// Clones are chosen when the library is loaded, by a resolver that runs before the sanitizers are ready. Functions that
+// are hot stay functions of their own also without clones, so that no arithmetic is moved across the scoped denormal mode of the entry point.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(TF_HIPS_NO_CLONES)
+#define TF_HIPS_HOT __attribute__((noinline, target_clones("arch=x86-64-v4", "avx2", "default")))
+#else
+#define TF_HIPS_HOT __attribute__((noinline))
+#endif
+
+#endif  // TF_HIPS_CC_RUNTIME_TARGET_H_
