@@ -6,7 +6,8 @@ what the other side lacks is sent again: the server drops what it has had, so a 
 however often its bytes travel. A connection that cannot come about is diagnosed, and the error says
 what is wrong.
 
-A client is used by one thread at a time.
+A client is used by one thread at a time; `leave` and `close` may come from another one and end the
+call in progress.
 """
 
 import contextlib
@@ -36,6 +37,7 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ps import tls, wire
 from tf_hips.ps.model import Model
 from tf_hips.ps.sockets import Meter, WireBytes, diagnose, is_loopback, split_address
+from tf_hips.ps.weights import cut_weights, kind_of, restore_weights
 from tf_hips.ps.wire import Call
 
 # Pings cost 100 bytes a minute on an idle uplink; they keep routers from forgetting it and find a
@@ -49,6 +51,7 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.client_idle_timeout_ms", 2**31 - 1),
     ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),  # the uplink goes where the configuration says
     ("grpc.use_local_subchannel_pool", 1),
     # The window is fixed and wide enough for 100 Mbit/s at 300 ms, so the prober that would widen
     # it can be off.
@@ -129,9 +132,10 @@ class Client:
         self._meter = Meter(self._host, self._port)
         self._channel: grpc.Channel | None = None
         self._has_connected = False
+        self._is_closed = False
         self._is_synced = False
         self._welcome: Welcome | None = None
-        self._up: tuple[int, ...] = ()
+        self._up: tuple[int, ...] | None = None
         self._down: tuple[int, ...] = ()
 
     def join(self, compression: str, downlink: str, seed: int) -> Welcome:
@@ -192,6 +196,7 @@ class Client:
             The weights of child 0, same types and shapes.
 
         Raises:
+            ValueError: a weight holds Python objects.
             ProtocolError: types or shapes differ, or are too large for the server; names the first
                 mismatch.
         """
@@ -200,55 +205,38 @@ class Client:
             raise ProtocolError("`first_sync` must be called once in a run.")
         arrays = [np.ascontiguousarray(value) for value in weights]
         total = sum(value.nbytes for value in arrays)
-        kinds = [
-            f"{value.dtype.str}{list(np.shape(given))}"
-            for value, given in zip(arrays, weights, strict=True)
-        ]
+        # NumPy makes at least one dimension of none, so shapes are those of `weights`.
+        shapes = [np.shape(value) for value in weights]
+        kinds = [kind_of(value.dtype, shape) for value, shape in zip(arrays, shapes, strict=True)]
         request = wire.to_json(kinds=kinds, bytes=total)
-        if welcome.child == 0:
-            content = b"".join(value.tobytes() for value in arrays)
 
-            def upload(attempt: int, timeout_s: float) -> None:
-                held = wire.from_json(
-                    self._once("BeginSync", request, attempt, timeout_s), held=int
-                )["held"]
-                call = self._stub("stream_unary", "Upload", timeout_s)
-                messages = self._metered(
-                    content[at : at + wire.MESSAGE_BYTES]
-                    for at in range(held, total, wire.MESSAGE_BYTES)
-                )
-                call(messages, timeout=timeout_s, metadata=self._metadata(held, attempt))
+        def upload(attempt: int, timeout_s: float) -> None:
+            answer = self._once("BeginSync", request, attempt, timeout_s)
+            held = wire.from_json(answer, held=int)["held"]
+            call = self._stub("stream_unary", "Upload", timeout_s)
+            messages = self._metered(cut_weights(arrays, held))
+            call(messages, timeout=timeout_s, metadata=self._metadata(held, attempt))
 
-            self._persist("Upload", upload)
-            self._is_synced = True
-            return [np.array(value) for value in weights]
-        received = bytearray()
+        content = bytearray()
 
         def download(attempt: int, timeout_s: float) -> None:
             self._once("BeginSync", request, attempt, timeout_s)
             call = self._stub("unary_stream", "Download", timeout_s)
-            for message in call(
-                b"", timeout=timeout_s, metadata=self._metadata(len(received), attempt)
-            ):
-                if len(received) + len(message) > total:
+            metadata = self._metadata(len(content), attempt)
+            for message in call(b"", timeout=timeout_s, metadata=metadata):
+                if len(content) + len(message) > total:
                     raise ProtocolError(f"The weights have {total} bytes. Received: more")
-                received.extend(message)
+                content.extend(message)
 
+        if welcome.child == 0:
+            self._persist("Upload", upload)
+            self._is_synced = True
+            return [np.array(value) for value in weights]
         self._persist("Download", download)
-        if len(received) != total:
-            raise ProtocolError(f"The weights have {total} bytes. Received: {len(received)}")
+        if len(content) != total:
+            raise ProtocolError(f"The weights have {total} bytes. Received: {len(content)}")
         self._is_synced = True
-        result: list[npt.NDArray[Any]] = []
-        at = 0
-        for given, value in zip(weights, arrays, strict=True):
-            part = (
-                np.frombuffer(received, np.uint8, value.nbytes, at)
-                if value.nbytes
-                else np.empty(0, np.uint8)
-            )
-            result.append(part.view(value.dtype).reshape(np.shape(given)).copy())
-            at += value.nbytes
-        return result
+        return restore_weights(content, [value.dtype for value in arrays], shapes)
 
     def exchange(self, round: int, packets: _Packets) -> _Packets:
         """Sends this party's packets of one round, returns the merged ones.
@@ -266,14 +254,16 @@ class Client:
             NonFiniteError: a packet, or the sum of all, holds NaN or an infinity.
             PeerError: the server cannot be reached, or another party did not deliver or has left.
         """
+        up = self._up
+        if up is None:
+            raise ProtocolError("`agree_model` must come before `exchange`.")
         packets = np.ascontiguousarray(packets)
-        if packets.dtype != np.uint8 or packets.shape != (sum(self._up),):
+        if packets.dtype != np.uint8 or packets.shape != (sum(up),):
             raise ValueError(
-                f"`packets` must be uint8 of shape ({sum(self._up)},), the packets of the "
-                f"model agreed on. "
-                f"Received: {packets.dtype} of shape {packets.shape}"
+                f"`packets` must be uint8 of shape ({sum(up)},), the packets of the model agreed "
+                f"on. Received: {packets.dtype} of shape {packets.shape}"
             )
-        views = _cut(packets, self._up)
+        views = _cut(packets, up)
         result = np.empty(sum(self._down), np.uint8)
         targets = _cut(result, self._down)
         have: set[int] = set()
@@ -287,7 +277,7 @@ class Client:
             )
             try:
                 if number > 0:
-                    call.resume(_read_held(stream.initial_metadata(), len(self._up)))
+                    call.resume(_read_held(stream.initial_metadata(), len(up)))
                 assembler = wire.Assembler(self._down)
                 for message in stream:
                     for chunk, packet in assembler.feed(message):
@@ -330,8 +320,8 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection without leaving the run."""
+        self._is_closed = True
         self._disconnect()
-        self._meter.close()
 
     def wire_bytes(self) -> WireBytes:
         """Bytes that crossed this client's sockets so far, closed connections included."""
@@ -346,6 +336,8 @@ class Client:
         return ((wire.METADATA_KEY, Call(self._run, self._uplink.site, number, attempt).to_text()),)
 
     def _stub(self, kind: str, method: str, timeout_s: float) -> Callable[..., Any]:
+        if self._is_closed:
+            raise PeerError(f"{method}: this party has left the run.")
         if self._channel is None:
             self._channel = self._connect(timeout_s)
         stub: Callable[..., Any] = getattr(self._channel, kind)(f"/{wire.SERVICE}/{method}")
@@ -381,6 +373,7 @@ class Client:
             self._meter.scan()  # the last moment at which gRPC's descriptors can be seen
             self._channel.close()
             self._channel = None
+            self._meter.settle()
 
     def _metered(self, messages: Iterable[bytes]) -> Iterator[bytes]:
         yield from messages

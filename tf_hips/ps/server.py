@@ -244,7 +244,10 @@ class Server:
             # A little before the caller gives up, so that it hears what it has waited for.
             limit = min(limit, left - min(1.0, 0.1 * left))
         caller = Caller(self._config.parties.index(call.site), time.monotonic() + limit)
-        session = self._session
+        with self._lock:
+            if is_join and self._session.is_over and not self._config.once:
+                self._session = Session(self._terms)
+            session = self._session
         if not context.add_callback(lambda: session.hang_up(caller)):
             caller.is_gone = True
         return call, caller, session
@@ -253,10 +256,6 @@ class Server:
         fields = wire.from_json(
             request, process=str, workers=int, compression=str, downlink=str, seed=int
         )
-        with self._lock:
-            if self._session.is_over and not self._config.once:
-                self._session = Session(self._terms)
-            session = self._session
         answer = session.join(caller, **fields)
         self._events.write(
             "join", child=caller.child, child_site=call.site, attempt=call.attempt, **fields

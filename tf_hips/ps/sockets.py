@@ -12,6 +12,7 @@ A client sees nothing but "Socket closed" when a handshake fails. `diagnose` con
 
 import contextlib
 import dataclasses
+import ipaddress
 import os
 import socket
 import ssl
@@ -57,7 +58,10 @@ def split_address(text: str) -> tuple[str, int]:
 
 def is_loopback(host: str) -> bool:
     """Whether `host` names this machine's loopback interface, without asking a name server."""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Meter:
@@ -123,8 +127,8 @@ class Meter:
         with Meter._lock:
             self._past += _count(connection)
 
-    def close(self) -> None:
-        """Settles all connections; call it when gRPC has closed its own."""
+    def settle(self) -> None:
+        """Ends all connections and keeps their counts; for when gRPC is done with them."""
         self.scan()
         with Meter._lock:
             for inode in list(self._live):

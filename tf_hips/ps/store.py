@@ -138,6 +138,14 @@ class Store:
                 infinity.
             ProtocolError: the round was not begun.
         """
+        try:
+            return self._add(number, child, packets)
+        finally:
+            # Once for all of a message's chunks: their results can share a message too.
+            with self.changed:
+                self.changed.notify_all()
+
+    def _add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
         num_new = 0
         for chunk, data in packets:
             packet = np.frombuffer(data, np.uint8)
@@ -156,8 +164,6 @@ class Store:
                     continue
                 complete = current.packets[chunk]
             self._merge(current, chunk, complete)
-        with self.changed:
-            self.changed.notify_all()
         return num_new
 
     def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
@@ -242,7 +248,6 @@ class Store:
                     current.results[chunk] = result
                     current.order.append(chunk)
                     current.num_merged += 1
-                self.changed.notify_all()
 
     def _combine(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> Packet:
         where = self.model.chunks[chunk]

@@ -6,7 +6,12 @@ cut off goes on where it stopped. Every child describes its own weights first; a
 before a byte travels.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.model import first_difference
@@ -82,3 +87,46 @@ class FirstWeights:
         """Frees the memory, when every child has the weights."""
         self._content = bytearray()
         self.num_bytes = 0
+
+
+def kind_of(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
+    """Type and shape of one weight in one text, such as `<f4[3, 5]`.
+
+    Raises:
+        ValueError: the type has no bytes of its own.
+    """
+    if dtype.hasobject:
+        raise ValueError(f"Weights must be numbers. Received: an array of type {dtype}")
+    # NumPy calls all types it did not make itself, such as bfloat16, V.
+    return f"{dtype.name if dtype.kind == 'V' else dtype.str}{list(shape)}"
+
+
+def cut_weights(arrays: Sequence[npt.NDArray[Any]], start: int) -> Iterator[bytes]:
+    """The bytes of contiguous arrays from byte `start` on, in messages."""
+    pieces: list[npt.NDArray[np.uint8]] = []
+    room = MESSAGE_BYTES
+    for array in arrays:
+        left = array.reshape(-1).view(np.uint8)[start:]
+        start = max(0, start - array.nbytes)
+        while left.size:
+            piece, left = left[:room], left[room:]
+            pieces.append(piece)
+            room -= piece.size
+            if room == 0:
+                yield b"".join(pieces)
+                pieces, room = [], MESSAGE_BYTES
+    if pieces:
+        yield b"".join(pieces)
+
+
+def restore_weights(
+    content: Buffer, dtypes: Sequence[np.dtype[Any]], shapes: Sequence[Sequence[int]]
+) -> list[npt.NDArray[Any]]:
+    """The arrays whose bytes, one after the other, are `content`."""
+    data = np.frombuffer(content, np.uint8)
+    arrays: list[npt.NDArray[Any]] = []
+    for dtype, shape in zip(dtypes, shapes, strict=True):
+        num_bytes = math.prod(shape) * dtype.itemsize
+        arrays.append(data[:num_bytes].copy().view(dtype).reshape(shape))
+        data = data[num_bytes:]
+    return arrays

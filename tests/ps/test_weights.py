@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first weights: bytes in order, resumed anywhere, restored with their types and shapes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ps.parties import Party, serving, together
+from tests.ps.relay import Relay
+from tests.support.certs import Certificates
+from tf_hips.errors import ProtocolError
+from tf_hips.ps.weights import FirstWeights, cut_weights, kind_of, restore_weights
+from tf_hips.ps.wire import MESSAGE_BYTES
+
+ARRAYS = [
+    np.arange(12, dtype=np.float32).reshape(3, 4),
+    np.array([], np.int64),
+    np.array([True, False]),
+    np.array([1.5, 2.5], ml_dtypes.bfloat16),
+    np.array([7], np.float64),
+]
+CONTENT = b"".join(array.tobytes() for array in ARRAYS)
+
+
+@given(st.integers(0, len(CONTENT)))
+def test_weights_can_be_cut_from_any_byte(start: int) -> None:
+    assert b"".join(cut_weights(ARRAYS, start)) == CONTENT[start:]
+
+
+def test_weights_are_cut_into_whole_messages() -> None:
+    arrays = [np.zeros(MESSAGE_BYTES // 4 - 1, np.float32), np.zeros(9 + MESSAGE_BYTES, np.uint8)]
+    sizes = [len(message) for message in cut_weights(arrays, 0)]
+    assert sizes == [MESSAGE_BYTES, MESSAGE_BYTES, 5]
+    assert [len(message) for message in cut_weights(arrays, MESSAGE_BYTES)] == [MESSAGE_BYTES, 5]
+    assert list(cut_weights([], 0)) == []
+
+
+def test_weights_are_restored_with_types_and_shapes() -> None:
+    restored = restore_weights(
+        bytearray(CONTENT), [array.dtype for array in ARRAYS], [array.shape for array in ARRAYS]
+    )
+    for one, other in zip(ARRAYS, restored, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_kind_is_type_and_shape() -> None:
+    assert kind_of(np.dtype("<f4"), (3, 4)) == "<f4[3, 4]"
+    assert kind_of(np.dtype(ml_dtypes.bfloat16), ()) == "bfloat16[]"
+    with pytest.raises(ValueError, match="must be numbers"):
+        kind_of(np.dtype(object), (1,))
+
+
+def test_bytes_come_in_order_and_once() -> None:
+    weights = FirstWeights()
+    weights.describe(["|u1[10]"], 10)
+    assert weights.take(0, b"0123") == 4
+    assert weights.take(2, b"23456") == 7
+    assert weights.take(0, b"01") == 2
+    assert weights.held == 7
+    for position, data in [(8, b"8"), (7, b"7890"), (11, b"")]:
+        with pytest.raises(ProtocolError, match="in order, from byte 7"):
+            weights.take(position, data)
+    assert not weights.has_message(0)
+    weights.take(7, b"789")
+    assert (weights.has_message(0), weights.message(3)) == (True, b"3456789")
+    with pytest.raises(ProtocolError, match="begun with other weights"):
+        weights.describe(["|u1[11]"], 11)
+    assert weights.difference(["|u1[10]"], 10) is None
+    assert weights.difference(["|u1[10]"], 9) == "there are 10 bytes there and 9 here"
+
+
+@pytest.mark.parametrize(("site", "direction"), [("a", "up"), ("b", "down")])
+def test_a_cut_first_synchronisation_goes_on(
+    certificates: Certificates, site: str, direction: str
+) -> None:
+    generator = np.random.default_rng(1)
+    first = [generator.integers(0, 256, 12 << 20, np.uint8), np.array(3)]
+    second = [np.zeros(12 << 20, np.uint8), np.array(0)]
+    with serving(certificates) as server, Relay(server.port) as relay:
+        addresses = {"a": server.address, "b": server.address, site: relay.address}
+        a, b = (Party(addresses[one], one, certificates.party(one)) for one in ("a", "b"))
+        together(a.join, b.join)
+        relay.cut_after(direction, 9 << 20)
+        _, synced = together(
+            lambda: a.client.first_sync(first), lambda: b.client.first_sync(second)
+        )
+        assert relay.num_cuts == 1
+        for one, other in zip(first, synced, strict=True):
+            np.testing.assert_array_equal(one, other)
+        wire = {"a": a, "b": b}[site].client.wire_bytes()
+        spent = wire.sent if direction == "up" else wire.received
+        assert 12 << 20 < spent < 20 << 20
+        a.client.close()
+        b.client.close()
