@@ -6,7 +6,8 @@
     packet = codec.encode(gradient, seed=7)
     codec.decode(packet, gradient.size)
 
-`python -m compll --help` lists the commands; docs/compll-language.md describes the language. Python and NumPy only.
+`python -m compll --help` lists the commands; docs/compll-language.md describes the language. Python
+and NumPy only.
 """
 
 from compll.backends.reference import Reference
@@ -15,4 +16,13 @@ from compll.ir.nodes import Program
 from compll.packet import CHUNK, PacketError
 from compll.pipeline import compile_spec, compile_text, generate
 
-__all__ = ["CHUNK", "CompileError", "PacketError", "Program", "Reference", "compile_spec", "compile_text", "generate"]
+__all__ = [
+    "CHUNK",
+    "CompileError",
+    "PacketError",
+    "Program",
+    "Reference",
+    "compile_spec",
+    "compile_text",
+    "generate",
+]

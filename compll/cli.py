@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: gen, check, ir, run, includes.
 
-Whatever the input, a mistake is one message on stderr and exit code 1 (2 when the command itself is misspelt), never a
+Whatever the input, a mistake is one message on stderr and exit code 1 (2 when the command itself is
+misspelt), never a
 traceback: one comes only from a fault of the compiler.
 """
 
@@ -45,11 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="compll", description="Compiles specifications of gradient compression.")
+    parser = argparse.ArgumentParser(
+        prog="compll", description="Compiles specifications of gradient compression."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    gen = commands.add_parser("gen", help="write NAME.codec.cc and NAME.tf.cc for each specification")
+    gen = commands.add_parser(
+        "gen", help="write NAME.codec.cc and NAME.tf.cc for each specification"
+    )
     gen.add_argument("specs", nargs="+", metavar="SPEC")
-    gen.add_argument("-o", "--output", default=".", metavar="DIR", help="folder for the files (default: here)")
+    gen.add_argument(
+        "-o", "--output", default=".", metavar="DIR", help="folder for the files (default: here)"
+    )
     gen.set_defaults(command=_gen)
     check = commands.add_parser("check", help="say whether specifications are right")
     check.add_argument("specs", nargs="+", metavar="SPEC")
@@ -62,13 +69,22 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("function", metavar="FUNCTION", help="such as TernGradEncode")
     run.add_argument("--in", dest="input", required=True, metavar="X.npy")
     run.add_argument("--out", dest="output", required=True, metavar="Y.npy")
-    run.add_argument("--set", dest="values", action="append", default=[], metavar="NAME=VALUE", help="a parameter")
+    run.add_argument(
+        "--set",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter",
+    )
     run.add_argument("--seed", type=_word(64), default=0, help="of the noise (default: 0)")
     run.add_argument("--step", type=_word(32), default=0, help="of the noise (default: 0)")
     run.add_argument("--size", type=int, metavar="N", help="elements to decode")
     run.add_argument("--backend", choices=("numpy", "cpp"), default="numpy")
     run.set_defaults(command=_run)
-    includes = commands.add_parser("includes", help="print the folder to give to the C++ compiler's -I")
+    includes = commands.add_parser(
+        "includes", help="print the folder to give to the C++ compiler's -I"
+    )
     includes.set_defaults(command=lambda _: sys.stdout.write(f"{include_folder()}\n"))
     return parser
 
@@ -117,24 +133,34 @@ def _run(options: argparse.Namespace) -> None:
     functions = {f.name: f for f in (program.encode, program.decode) if f is not None}
     if options.function not in functions:
         known = " and ".join(functions)
-        raise CommandError(f"`FUNCTION` must be one of {options.spec}: {known}. Received: {options.function}")
+        raise CommandError(
+            f"`FUNCTION` must be one of {options.spec}: {known}. Received: {options.function}"
+        )
     codec = _codec(program, _values(options.values), options.backend)
     data = _load(options.input)
     result: npt.NDArray[np.generic]
     if isinstance(functions[options.function], nodes.Encode):
         if options.size is not None:
-            raise CommandError("`--size` is for decoding only: an encode takes its size from its input")
-        result = codec.encode(_vector(data, np.float32, options.input), seed=options.seed, step=options.step)
+            raise CommandError(
+                "`--size` is for decoding only: an encode takes its size from its input"
+            )
+        result = codec.encode(
+            _vector(data, np.float32, options.input), seed=options.seed, step=options.step
+        )
     else:
         if options.size is None or not 0 <= options.size <= MAX_ELEMENTS:
             shown = "nothing" if options.size is None else options.size
-            raise CommandError(f"`--size` must be the number of elements to decode. Received: {shown}")
+            raise CommandError(
+                f"`--size` must be the number of elements to decode. Received: {shown}"
+            )
         result = codec.decode(_vector(data, np.uint8, options.input), options.size)
     with Path(options.output).open("wb") as file:
         np.save(file, result)
 
 
-def _codec(program: nodes.Program, values: dict[str, float], backend: str) -> Reference | CompiledCodec:
+def _codec(
+    program: nodes.Program, values: dict[str, float], backend: str
+) -> Reference | CompiledCodec:
     reference = Reference(program, **values)
     if backend == "numpy":
         return reference
@@ -169,5 +195,7 @@ def _load(path: str) -> npt.NDArray[np.generic]:
 def _vector(data: npt.NDArray[np.generic], kind: type, path: str) -> npt.NDArray[np.generic]:
     if data.dtype != kind or data.ndim != 1:
         wanted = np.dtype(kind).name
-        raise CommandError(f"{path} must hold a {wanted} vector. Received: {data.dtype} of shape {data.shape}")
+        raise CommandError(
+            f"{path} must hold a {wanted} vector. Received: {data.dtype} of shape {data.shape}"
+        )
     return data

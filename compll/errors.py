@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diagnostics: every code in one list, and how they are shown.
 
-A stage collects what it finds in a `Report` and raises one `CompileError` with all of it, so that a specification is
-mended in one go. Codes are stable: they are documented in docs/compll-language.md, and each one has a test case under
-tests/compll/errors. The form is
+A stage collects what it finds in a `Report` and raises one `CompileError` with all of it, so that a
+specification is mended in one go. Codes are stable: they are documented in docs/compll-language.md,
+and each one has a test case under tests/compll/errors. The form is
 
     error[E201]: unknown name `gpa`
       --> specs/foo.pse:12:25
@@ -12,7 +12,8 @@ tests/compll/errors. The form is
        |                             ^^^
        = help: did you mean `gap`?
 
-Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operators, 5 functions, 6 parameters.
+Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operators, 5 functions, 6
+parameters.
 """
 
 from collections.abc import Sequence

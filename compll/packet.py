@@ -7,8 +7,9 @@
     8    u32  codec hash: FNV-1a-32 over the specification's hash and the parameters' values
     12   u32  number of elements in this chunk
 
-all little-endian. A tensor of n elements has ceil(n / 2^20) chunks of 2^20 elements, the last one shorter; an empty
-tensor is one packet of an empty chunk. The encoding of a tensor is its chunks' packets, concatenated.
+all little-endian. A tensor of n elements has ceil(n / 2^20) chunks of 2^20 elements, the last one
+shorter; an empty tensor is one packet of an empty chunk. The encoding of a tensor is its chunks'
+packets, concatenated.
 """
 
 import struct
@@ -56,7 +57,9 @@ def check_prefix(data: bytes, codec: int, count: int) -> None:
     if magic != MAGIC:
         raise PacketError(f"a packet must begin with {MAGIC!r}. Received: {magic!r}")
     if version != VERSION or flags != 0:
-        raise PacketError(f"the packet must be of version {VERSION} without flags. Received: {version}, {flags:#x}")
+        raise PacketError(
+            f"the packet must be of version {VERSION} without flags. Received: {version}, {flags:#x}"
+        )
     if found_codec != codec:
         raise PacketError(
             f"the packet must be of codec {codec:08x}. Received: {found_codec:08x}, another codec or other parameters"
@@ -65,18 +68,23 @@ def check_prefix(data: bytes, codec: int, count: int) -> None:
         raise PacketError(f"the packet must hold {count} elements. Received: {found_count}")
 
 
-def split(data: bytes, codec: int, n: int, body_bytes: Callable[[int], int]) -> list[tuple[int, bytes]]:
+def split(
+    data: bytes, codec: int, n: int, body_bytes: Callable[[int], int]
+) -> list[tuple[int, bytes]]:
     """Number of elements and body of each packet of a tensor of `n` elements.
 
     Raises:
-        PacketError: a prefix is wrong, or `data` is shorter or longer than the packets of n elements.
+        PacketError: a prefix is wrong, or `data` is shorter or longer than the packets of n
+        elements.
     """
     sizes = chunk_sizes(n)
     expected = sum(PREFIX.size + body_bytes(size) for size in sizes)
     # A foreign packet mostly has another length too; that it is foreign is the better message.
     check_prefix(data, codec, sizes[0])
     if len(data) != expected:
-        raise PacketError(f"the packets of {n} elements must have {expected} bytes. Received: {len(data)}")
+        raise PacketError(
+            f"the packets of {n} elements must have {expected} bytes. Received: {len(data)}"
+        )
     parts = []
     at = 0
     for size in sizes:
@@ -92,12 +100,15 @@ def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict
     """Checked values of all parameters, in declaration order.
 
     Raises:
-        ValueError: a name is unknown, a value is missing, out of range, or no integer where it must be one.
+        ValueError: a name is unknown, a value is missing, out of range, or no integer where it must
+        be one.
     """
     known = [param.var.name for param in program.params]
     for name in given:
         if name not in known:
-            raise ValueError(f"`{name}` must be one of the parameters ({', '.join(known) or 'none'}) of {program.name}")
+            raise ValueError(
+                f"`{name}` must be one of the parameters ({', '.join(known) or 'none'}) of {program.name}"
+            )
     values = {}
     for param in program.params:
         name = param.var.name
@@ -109,6 +120,8 @@ def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict
         if param.var.type != FLOAT and value != value // 1:
             raise ValueError(f"`{name}` must be an integer. Received: {name}={value}")
         if not param.low <= value <= param.high:
-            raise ValueError(f"`{name}` must be in [{param.low:.9g}, {param.high:.9g}]. Received: {name}={value}")
+            raise ValueError(
+                f"`{name}` must be in [{param.low:.9g}, {param.high:.9g}]. Received: {name}={value}"
+            )
         values[name] = float(value)
     return values

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages in order: parse, check, passes, emit. The only module that sees all of them.
 
-Every stage reports all it finds before the next one starts, except that check also runs on what the parser understood
-only if the parser understood everything.
+Every stage reports all it finds before the next one starts, except that check also runs on what the
+parser understood only if the parser understood everything.
 """
 
 import re

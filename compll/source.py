@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A specification's text and places in it.
 
-A `Span` is a half-open range of character offsets; every token, tree node and IR node carries one. Lines and columns
-are computed only when a message is rendered.
+A `Span` is a half-open range of character offsets; every token, tree node and IR node carries one.
+Lines and columns are computed only when a message is rendered.
 """
 
 import bisect

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expressions, names and indentation of C++: what back ends for C-like languages share.
 
-Scalars are float, int64_t, bool, and uint8_t, uint16_t or uint32_t for UInt. Operators whose meaning in C++ differs from
-CompLL's are calls of tf_hips/cc/runtime/convert.h. How a vector is read and where noise comes from depends on the loop
-around, so the emitter of loops passes that in (`Access`).
+Scalars are float, int64_t, bool, and uint8_t, uint16_t or uint32_t for UInt. Operators whose
+meaning in C++ differs from CompLL's are calls of tf_hips/cc/runtime/convert.h. How a vector is read
+and where noise comes from depends on the loop around, so the emitter of loops passes that in
+(`Access`).
 """
 
 import re
@@ -14,29 +15,52 @@ from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, MAX_PACKED_BITS, Type, UInt
 
 _KEYWORDS = """
-alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const
-const_cast constexpr continue decltype default delete do double dynamic_cast else enum explicit export extern false float
-for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected
-public register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
-thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class
+compl const const_cast constexpr continue decltype default delete do double dynamic_cast else enum
+explicit export extern false float for friend goto if inline int long mutable namespace new noexcept
+not not_eq nullptr operator or or_eq private protected public register reinterpret_cast return short
+signed sizeof static static_assert static_cast struct switch template this thread_local throw true
+try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 linux unix
 """
 # What generated functions use themselves, and what they call.
 _OWN = """
-abs add base body buffer bytes canonical_bits capacity codec_hash code_at codes count decode encode finish float_at
-float_to_code float_to_int float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub j
-key layout load_code load_float load_floats main max_body_bytes maximum minimum n noise noise_at noise_tile out
-pack_codes packed_bytes params random_float random_int read_params reduce_tile round_half_away status std store_code
-store_float store_floats tf_hips unpack_codes value value_at values
+abs add base body buffer bytes canonical_bits capacity codec_hash code_at codes count decode encode
+finish float_at float_to_code float_to_int float_to_uint32 in int_abs int_add int_div int_mul
+int_neg int_rem int_shl int_shr int_sub j key layout load_code load_float load_floats main
+max_body_bytes maximum minimum n noise noise_at noise_tile out pack_codes packed_bytes params
+random_float random_int read_params reduce_tile round_half_away status std store_code store_float
+store_floats tf_hips unpack_codes value value_at values
 """
 RESERVED = frozenset((_KEYWORDS + _OWN).split())
 
 _PRECEDENCE = {
-    **{"?": 1, "||": 2, "&&": 3, "|": 4, "^": 5, "&": 6, "==": 7, "!=": 7, "<": 8, ">": 8, "<=": 8, ">=": 8},
+    **{
+        "?": 1,
+        "||": 2,
+        "&&": 3,
+        "|": 4,
+        "^": 5,
+        "&": 6,
+        "==": 7,
+        "!=": 7,
+        "<": 8,
+        ">": 8,
+        "<=": 8,
+        ">=": 8,
+    },
     **{"+": 10, "-": 10, "*": 11, "/": 11},
 }
 _UNARY, _ATOM = 12, 13
-_INT_CALLS = {"+": "int_add", "-": "int_sub", "*": "int_mul", "/": "int_div", "%": "int_rem", "<<": "int_shl", ">>": "int_shr"}
+_INT_CALLS = {
+    "+": "int_add",
+    "-": "int_sub",
+    "*": "int_mul",
+    "/": "int_div",
+    "%": "int_rem",
+    "<<": "int_shl",
+    ">>": "int_shr",
+}
 
 
 class Names:
@@ -52,7 +76,8 @@ class Names:
         base = re.sub("_+", "_", wanted).strip("_") or "x"
         if base[0].isdigit():
             base = f"x{base}"
-        # Types, constants and macros of the runtime and of C begin with capitals or k; digits are for numbering.
+        # Types, constants and macros of the runtime and of C begin with capitals or k; digits are
+        # for numbering.
         if base in RESERVED or re.fullmatch(r"[A-Z].+|k[A-Z].*|.*[0-9]", base):
             base += "_"
         name, number = base, 1
@@ -174,7 +199,7 @@ class Expressions:
         text, precedence = self._text(expr)
         return f"({text})" if precedence < lowest else text
 
-    def _text(self, expr: nodes.Expr) -> tuple[str, int]:  # noqa: PLR0911 - one line per kind of node
+    def _text(self, expr: nodes.Expr) -> tuple[str, int]:
         match expr:
             case nodes.Const():
                 return self._literal(expr)
@@ -226,7 +251,9 @@ class Expressions:
             return f"{expr.function}imum<{self.type(expr.type)}>({arguments})"
         if expr.function == "abs" and expr.type == INT:
             return f"int_abs({arguments})"
-        name = {"abs": "std::fabs", "round": "round_half_away"}.get(expr.function, f"std::{expr.function}")
+        name = {"abs": "std::fabs", "round": "round_half_away"}.get(
+            expr.function, f"std::{expr.function}"
+        )
         return f"{name}({arguments})"
 
     def _convert(self, expr: nodes.Convert) -> str:
@@ -248,7 +275,11 @@ class Expressions:
         if source == BOOL:
             return f"static_cast<{holder}>({inner})"
         if target.bits == 32:
-            return f"float_to_uint32({inner})" if source == FLOAT else f"static_cast<uint32_t>({inner})"
+            return (
+                f"float_to_uint32({inner})"
+                if source == FLOAT
+                else f"static_cast<uint32_t>({inner})"
+            )
         if isinstance(target.bits, int):
             top = (1 << target.bits) - 1
             limit, mask = f"{top}.0f", str(top)

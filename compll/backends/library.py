@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A codec compiled by the system's C++ compiler and called through ctypes; chunks and prefixes are added here.
 
-Libraries are cached under the user's cache folder by a hash of everything that goes into them: the generated source,
-the runtime's headers, the compiler and its flags. A library is written aside and renamed, so that processes that build
-the same one at once do not see half of it.
+Libraries are cached under the user's cache folder by a hash of everything that goes into them: the
+generated source, the runtime's headers, the compiler and its flags. A library is written aside and
+renamed, so that processes that build the same one at once do not see half of it.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ import numpy as np
 from compll import packet
 from compll.backends.reference import Bytes, Floats
 from compll.ir import nodes
+from compll.ir.printer import spec_hash
 from compll.packet import PacketError
 
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
@@ -78,7 +79,9 @@ def include_folder() -> Path:
     """The folder that holds `tf_hips/cc/runtime`, for the C++ compiler's -I."""
     folder = Path(__file__).resolve().parents[2]
     if not (folder / "tf_hips/cc/runtime/codec.h").is_file():
-        raise BuildError(f"the headers must be in {folder}/tf_hips/cc/runtime. Received: no codec.h there")
+        raise BuildError(
+            f"the headers must be in {folder}/tf_hips/cc/runtime. Received: no codec.h there"
+        )
     return folder
 
 
@@ -96,7 +99,9 @@ def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
     """
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise BuildError("a C++17 compiler is needed: install g++ (apt-get install g++), or set CXX")
+        raise BuildError(
+            "a C++17 compiler is needed: install g++ (apt-get install g++), or set CXX"
+        )
     root = include_folder()
     command = [compiler, *FLAGS, "-DTF_HIPS_STANDALONE_CODEC", *flags, f"-I{root}"]
     digest = hashlib.sha256("\0".join([*command, source]).encode())
@@ -121,7 +126,9 @@ def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
                 timeout=BUILD_DEADLINE_S,
             )
         except subprocess.CalledProcessError as error:
-            raise BuildError(f"{compiler} refused {name}.codec.cc:\n{error.stderr.strip()}") from error
+            raise BuildError(
+                f"{compiler} refused {name}.codec.cc:\n{error.stderr.strip()}"
+            ) from error
         except subprocess.TimeoutExpired as error:
             raise BuildError(f"{compiler} did not finish within {BUILD_DEADLINE_S} s") from error
         made.replace(library)
@@ -139,6 +146,8 @@ class CompiledCodec:
         getter = getattr(ctypes.CDLL(str(library)), f"tf_hips_codec_{program.name}")
         getter.restype = ctypes.POINTER(_Codec)
         self._codec: _Codec = getter().contents
+        if self._codec.spec_hash != spec_hash(program):
+            raise BuildError(f"{library} must hold {program.name}. Received: another program")
         self._values = (ctypes.c_double * max(1, len(self.params)))(*self.params.values())
 
     def body_bytes(self, n: int) -> int:
@@ -156,7 +165,9 @@ class CompiledCodec:
             raise PacketError(_STATUS[-result])
         raise ValueError(_STATUS.get(-result, f"unknown status {-result}"))
 
-    def encode_body(self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0) -> Bytes:
+    def encode_body(
+        self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0
+    ) -> Bytes:
         """The body of the packet of one chunk; `x`: contiguous float32 [n]."""
         body = np.empty(self.body_bytes(x.size), np.uint8)
         key = _Key(seed, step, tensor_id, offset)
@@ -167,17 +178,23 @@ class CompiledCodec:
 
     def decode_body(self, body: Bytes, out: Floats, add: bool = False) -> None:
         """Decodes the body of one chunk into `out`; raises PacketError."""
-        status = self._codec.decode(self._values, body.ctypes.data, body.size, out.ctypes.data, out.size, int(add))
+        status = self._codec.decode(
+            self._values, body.ctypes.data, body.size, out.ctypes.data, out.size, int(add)
+        )
         self._checked(-int(status))
 
-    def encode(self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0) -> Bytes:
+    def encode(
+        self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0
+    ) -> Bytes:
         """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]."""
         x = np.ascontiguousarray(x, np.float32)
         parts = []
         start = 0
         for size in packet.chunk_sizes(x.size):
             parts.append(np.frombuffer(packet.prefix(self.codec_hash, size), np.uint8))
-            parts.append(self.encode_body(x[start : start + size], seed, step, tensor_id, offset + start))
+            parts.append(
+                self.encode_body(x[start : start + size], seed, step, tensor_id, offset + start)
+            )
             start += size
         return np.concatenate(parts)
 

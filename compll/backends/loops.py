@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps as C++ loops over tiles of 1024 elements.
 
-A tile is one block of a float reduction, and small enough that what is computed for one element after another (noise,
-codes, values) stays in the first-level cache between the simple loops that compilers turn into vector code:
+A tile is one block of a float reduction, and small enough that what is computed for one element
+after another (noise, codes, values) stays in the first-level cache between the simple loops that
+compilers turn into vector code:
 
     for each tile:   draw noise, unpack codes   ->   one loop per reduction or write   ->   fold, pack or store
 
@@ -63,7 +64,11 @@ class Loops:
     # Access.
 
     def _is_here(self, index: nodes.Expr) -> bool:
-        return isinstance(index, nodes.Ref) and index.var is self._position and self._position is not None
+        return (
+            isinstance(index, nodes.Ref)
+            and index.var is self._position
+            and self._position is not None
+        )
 
     def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
         """Element `index` of a stored vector: straight from the tile when it is the loop's own element."""
@@ -98,7 +103,9 @@ class Loops:
     def sweep(self, sweep: nodes.Sweep, count: str, targets: dict[int, str]) -> None:
         """One loop; `count`: C++ for its size; `targets`: C++ for where each write goes, by field."""
         self._size = sweep.size
-        elements = [reduce.source for _, reduce in sweep.reduces] + [write.value for write in sweep.writes]
+        elements = [reduce.source for _, reduce in sweep.reduces] + [
+            write.value for write in sweep.writes
+        ]
         parts = [part for part in elements if isinstance(part, nodes.Elementwise)]
         results = [self._start(var, reduce) for var, reduce in sweep.reduces]
         self.lines.open(f"for (int64_t base = 0; base < {count}; base += kTile) {{")
@@ -122,7 +129,11 @@ class Loops:
             for expr in walk(part):
                 if isinstance(expr, nodes.Random) and self._is_here(expr.position):
                     self._prepare_noise(expr.site)
-                elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref) and self._is_here(expr.index):
+                elif (
+                    isinstance(expr, nodes.Index)
+                    and isinstance(expr.array, nodes.Ref)
+                    and self._is_here(expr.index)
+                ):
                     self._prepare_field(self.stored[expr.array.var])
         self._position = None
 
@@ -153,7 +164,12 @@ class Loops:
         """A tile of values; the vector itself where nothing is computed."""
         self._position = part.position
         value = part.value
-        if isinstance(value, nodes.Index) and value.type == kind and not part.lets and isinstance(value.array, nodes.Ref):
+        if (
+            isinstance(value, nodes.Index)
+            and value.type == kind
+            and not part.lets
+            and isinstance(value.array, nodes.Ref)
+        ):
             vector = self.stored[value.array.var]
             if self._is_here(value.index) and vector.size == self._size:
                 return self._tiles[vector.var] if vector.is_field else f"{vector.pointer} + base"
@@ -179,7 +195,9 @@ class Loops:
     # Reductions.
 
     def _start(self, var: nodes.Var, reduce: nodes.Reduce) -> str:
-        result = self.names.fresh(f"{var.name}_tree" if reduce.type == FLOAT else f"{var.name}_part")
+        result = self.names.fresh(
+            f"{var.name}_tree" if reduce.type == FLOAT else f"{var.name}_part"
+        )
         if reduce.type == FLOAT:
             self.lines.add(f"Tree<{reduce.reducer.capitalize()}> {result};")
         elif reduce.reducer in ("and", "or"):
@@ -194,7 +212,9 @@ class Loops:
             raise TypeError(f"a reduction must be inlined before it is emitted. Received: {part!r}")
         if reduce.type == FLOAT:
             values = self._values(part, FLOAT)
-            self.lines.add(f"{result}.add(reduce_tile<{reduce.reducer.capitalize()}>({values}, count));")
+            self.lines.add(
+                f"{result}.add(reduce_tile<{reduce.reducer.capitalize()}>({values}, count));"
+            )
             return
         kind = part.value.type
         is_small = isinstance(kind, UInt) and kind.bits != 32
@@ -209,10 +229,14 @@ class Loops:
             case "or":
                 self._loop(part, lambda text: f"{result} |= ({text}) != 0;", kind)
             case _:
-                function = {"sum": "int_add", "prod": "int_mul"}.get(reduce.reducer, f"{reduce.reducer}imum<int64_t>")
+                function = {"sum": "int_add", "prod": "int_mul"}.get(
+                    reduce.reducer, f"{reduce.reducer}imum<int64_t>"
+                )
                 self._loop(part, lambda text: f"{result} = {function}({result}, {text});", INT)
 
-    def _small_sum(self, part: nodes.Elementwise, term: Callable[[str], str], kind: Type, result: str) -> None:
+    def _small_sum(
+        self, part: nodes.Elementwise, term: Callable[[str], str], kind: Type, result: str
+    ) -> None:
         name = self.names.fresh("total")
         self.lines.add(f"uint32_t {name} = 0;")
         self._loop(part, lambda text: f"{name} += {term(f'({text})')};", kind)

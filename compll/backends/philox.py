@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011), on NumPy vectors.
 
-One block serves eight elements with 16 bits each: element e of a tensor uses block e // 8, lane e % 8.
+One block serves eight elements with 16 bits each: element e of a tensor uses block e // 8, lane e %
+8.
 """
 
 import numpy as np
@@ -15,7 +16,9 @@ _32 = np.uint64(32)
 U64 = npt.NDArray[np.uint64]
 
 
-def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[int, int]) -> tuple[U64, U64, U64, U64]:
+def philox4x32(
+    counter: tuple[U64, U64, U64, U64], key: tuple[int, int]
+) -> tuple[U64, U64, U64, U64]:
     """The four 32-bit words (as uint64) of ten rounds, for vectors of counter words and one key."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -31,13 +34,17 @@ def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def noise16(elements: npt.NDArray[np.int64], seed: int, step: int, tensor_id: int, site: int) -> npt.NDArray[np.int64]:
+def noise16(
+    elements: npt.NDArray[np.int64], seed: int, step: int, tensor_id: int, site: int
+) -> npt.NDArray[np.int64]:
     """The 16 random bits of each element (its index in the tensor) at call site `site`."""
     wanted = elements.astype(np.uint64)
     blocks, places = np.unique(wanted >> np.uint64(3), return_inverse=True)
     fixed = [np.broadcast_to(np.uint64(word), blocks.shape) for word in (step, tensor_id)]
     key = (seed & 0xFFFFFFFF, (seed >> 32) ^ site)
     words = np.stack(philox4x32((blocks & _LOW, blocks >> _32, fixed[0], fixed[1]), key), axis=1)
-    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=2).reshape(len(blocks), 8)
+    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=2).reshape(
+        len(blocks), 8
+    )
     lanes = (wanted & np.uint64(7)).astype(np.int64)
     return halves[places.reshape(-1), lanes].astype(np.int64)

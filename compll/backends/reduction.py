@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions in the order that every back end follows.
 
-Floats: blocks of 1024 elements, the last one padded with the reducer's neutral value; in a block, lane l of 16 folds
-elements l, l + 16, ... from its first; lanes combine l with l + 8, then + 4, + 2, + 1; blocks combine pairwise, an odd
-one being carried up; the initial value comes first of all. No elements: the initial value. Integers wrap, so their
-order does not matter.
+Floats: blocks of 1024 elements, the last one padded with the reducer's neutral value; in a block,
+lane l of 16 folds elements l, l + 16, ... from its first; lanes combine l with l + 8, then + 4, +
+2, + 1; blocks combine pairwise, an odd one being carried up; the initial value comes first of all.
+No elements: the initial value. Integers wrap, so their order does not matter.
 """
 
 import numpy as np
@@ -29,7 +29,9 @@ def combine(reducer: str, x: Value, y: Value) -> Value:
         case "min":
             return semantics.minimum(x, y)
         case _:
-            raise ValueError(f"`reducer` must be sum, prod, min or max. Received: reducer={reducer!r}")
+            raise ValueError(
+                f"`reducer` must be sum, prod, min or max. Received: reducer={reducer!r}"
+            )
 
 
 def reduce_int(reducer: str, init: Value, values: Value) -> Value:
@@ -47,7 +49,11 @@ def reduce_int(reducer: str, init: Value, values: Value) -> Value:
         case "or":
             return np.int64(bool(init != 0) or bool(np.any(values != 0)))
         case _:
-            return combine(reducer, init, values.max() if reducer == "max" else values.min()) if values.size else init
+            return (
+                combine(reducer, init, values.max() if reducer == "max" else values.min())
+                if values.size
+                else init
+            )
 
 
 def reduce_float(reducer: str, init: Value, values: Value) -> Value:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The definition of the language: a NumPy interpreter of the typed IR.
 
-It runs programs as check leaves them, and as the inline pass leaves them; both give the same packets, and so do all
-other back ends, bit for bit. Vectors are NumPy arrays, a lambda is evaluated for all elements at once.
+It runs programs as check leaves them, and as the inline pass leaves them; both give the same
+packets, and so do all other back ends, bit for bit. Vectors are NumPy arrays, a lambda is evaluated
+for all elements at once.
 """
 
 from collections.abc import Mapping
@@ -61,10 +62,12 @@ class Interpreter:
             return kind.bits
         value = int(self.eval(kind.bits))
         if not 1 <= value <= MAX_PACKED_BITS:
-            raise ValueError(f"the width `{kind}` must be from 1 to {MAX_PACKED_BITS}. Received: {value}")
+            raise ValueError(
+                f"the width `{kind}` must be from 1 to {MAX_PACKED_BITS}. Received: {value}"
+            )
         return value
 
-    def eval(self, expr: nodes.Expr) -> Value:  # noqa: PLR0911 - one line per kind of node
+    def eval(self, expr: nodes.Expr) -> Value:
         """The value of an expression."""
         match expr:
             case nodes.Const():
@@ -76,14 +79,22 @@ class Interpreter:
             case nodes.Unary():
                 return semantics.unary(expr.op, self.eval(expr.operand))
             case nodes.Binary():
-                return semantics.binary(expr.op, self.eval(expr.left), self.eval(expr.right), expr.left.type)
+                return semantics.binary(
+                    expr.op, self.eval(expr.left), self.eval(expr.right), expr.left.type
+                )
             case nodes.Select():
-                return semantics.select(self.eval(expr.condition), self.eval(expr.yes), self.eval(expr.no))
+                return semantics.select(
+                    self.eval(expr.condition), self.eval(expr.yes), self.eval(expr.no)
+                )
             case nodes.Convert():
                 width = self.width(expr.type) if isinstance(expr.type, UInt) else 0
-                return semantics.convert(self.eval(expr.operand), expr.operand.type, expr.type, width)
+                return semantics.convert(
+                    self.eval(expr.operand), expr.operand.type, expr.type, width
+                )
             case nodes.Math():
-                return semantics.math(expr.function, [self.eval(argument) for argument in expr.arguments])
+                return semantics.math(
+                    expr.function, [self.eval(argument) for argument in expr.arguments]
+                )
             case nodes.Index():
                 return self._index(self.eval(expr.array), self.eval(expr.index))
             case nodes.Random():
@@ -100,7 +111,9 @@ class Interpreter:
                 self.run(expr.lets)
                 return self._spread(self.eval(expr.value), size)
             case nodes.Apply():
-                return self._apply(expr.function, [self.eval(argument) for argument in expr.arguments])
+                return self._apply(
+                    expr.function, [self.eval(argument) for argument in expr.arguments]
+                )
             case nodes.Reduce():
                 return self._reduce(expr)
             case _:
@@ -109,7 +122,9 @@ class Interpreter:
     def _length(self, count: nodes.Expr) -> int:
         length = max(0, int(self.eval(count)))
         if length > MAX_ELEMENTS:
-            raise ValueError(f"a vector must have at most {MAX_ELEMENTS} elements. Received: {length}")
+            raise ValueError(
+                f"a vector must have at most {MAX_ELEMENTS} elements. Received: {length}"
+            )
         return length
 
     def _spread(self, value: Value, size: int) -> Value:
@@ -132,7 +147,9 @@ class Interpreter:
     def _random(self, expr: nodes.Random) -> Value:
         low, high = self.eval(expr.low), self.eval(expr.high)
         elements = np.atleast_1d(self.eval(expr.position)) + np.int64(self._key.offset)
-        noise = philox.noise16(elements, self._key.seed, self._key.step, self._key.tensor_id, expr.site)
+        noise = philox.noise16(
+            elements, self._key.seed, self._key.step, self._key.tensor_id, expr.site
+        )
         if expr.type == INT:
             return np.add(low, np.right_shift(np.multiply(noise, np.subtract(high, low)), 16))
         fraction = noise.astype(np.float32) * np.float32(2.0**-16)
@@ -143,7 +160,9 @@ class Interpreter:
         if not isinstance(expr.source.type, Array):
             raise TypeError(f"a Reduce needs a vector. Received: {expr.source.type}")
         if expr.type == FLOAT:
-            return reduction.reduce_float(expr.reducer, init, semantics.convert(values, expr.source.type.element, FLOAT))
+            return reduction.reduce_float(
+                expr.reducer, init, semantics.convert(values, expr.source.type.element, FLOAT)
+            )
         return reduction.reduce_int(expr.reducer, init, values)
 
 
@@ -169,7 +188,9 @@ class Reference:
         values = {}
         for param in self.program.params:
             value = self.params[param.var.name]
-            values[param.var] = semantics.constant(value if param.var.type == FLOAT else int(value), param.var.type)
+            values[param.var] = semantics.constant(
+                value if param.var.type == FLOAT else int(value), param.var.type
+            )
         return Interpreter(values, key)
 
     def encode_body(self, gradient: Floats, key: Key) -> bytes:
@@ -186,7 +207,9 @@ class Reference:
                 width = interpreter.width(value.type)
                 found = np.atleast_1d(interpreter.eval(value))
                 is_float = value.type in (FLOAT, Array(FLOAT))
-                parts.append(_float_bytes(found) if is_float else bits.pack(found.astype(np.int64), width))
+                parts.append(
+                    _float_bytes(found) if is_float else bits.pack(found.astype(np.int64), width)
+                )
         return b"".join(parts)
 
     def _layout(self, interpreter: Interpreter, n: int) -> list[tuple[int, int]]:
@@ -197,7 +220,9 @@ class Reference:
             fields = [(item.var.type, item.size) for item in decode.fields]
         elif encode is not None:
             interpreter.bind(encode.gradient, np.broadcast_to(np.float32(0), (n,)))
-            fields = [(value.type, size) for value, size in zip(encode.fields, encode.sizes, strict=True)]
+            fields = [
+                (value.type, size) for value, size in zip(encode.fields, encode.sizes, strict=True)
+            ]
         else:
             raise ValueError(f"{self.program.name} has no function")
         return [
@@ -221,14 +246,20 @@ class Reference:
             layout = self._layout(interpreter, n)
             expected = sum(bits.packed_bytes(count, width) for count, width in layout)
             if len(body) != expected:
-                raise PacketError(f"the body of {n} elements must have {expected} bytes. Received: {len(body)}")
+                raise PacketError(
+                    f"the body of {n} elements must have {expected} bytes. Received: {len(body)}"
+                )
             at = 0
             for item, (count, width) in zip(decode.fields, layout, strict=True):
                 size = bits.packed_bytes(count, width)
                 value = self._read(body[at : at + size], item.var.type, count, width)
                 at += size
-                if item.equals is not None and value != interpreter.eval(nodes.Ref(item.var.type, item.var.span, item.equals)):
-                    raise PacketError(f"the packet must have {item.var.name} = {self.params[item.equals.name]:g}. Received: {value}")
+                if item.equals is not None and value != interpreter.eval(
+                    nodes.Ref(item.var.type, item.var.span, item.equals)
+                ):
+                    raise PacketError(
+                        f"the packet must have {item.var.name} = {self.params[item.equals.name]:g}. Received: {value}"
+                    )
                 interpreter.bind(item.var, value)
             interpreter.run(decode.lets)
             return np.array(interpreter.eval(decode.result), np.float32)
@@ -246,19 +277,26 @@ class Reference:
     ) -> Bytes:
         """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]."""
         if x.dtype != np.float32 or x.ndim != 1:
-            raise ValueError(f"`x` must be a float32 vector. Received: {x.dtype} of shape {x.shape}")
+            raise ValueError(
+                f"`x` must be a float32 vector. Received: {x.dtype} of shape {x.shape}"
+            )
         parts = []
         start = 0
         for size in packet.chunk_sizes(x.size):
             key = Key(seed, step, tensor_id, offset + start)
-            parts += [packet.prefix(self.codec_hash, size), self.encode_body(x[start : start + size], key)]
+            parts += [
+                packet.prefix(self.codec_hash, size),
+                self.encode_body(x[start : start + size], key),
+            ]
             start += size
         return np.frombuffer(b"".join(parts), np.uint8).copy()
 
     def decode(self, packets: Bytes, n: int) -> Floats:
         """The float32 vector [n] in `packets` (uint8); raises PacketError."""
         if packets.dtype != np.uint8 or packets.ndim != 1:
-            raise ValueError(f"`packets` must be a uint8 vector. Received: {packets.dtype} of shape {packets.shape}")
+            raise ValueError(
+                f"`packets` must be a uint8 vector. Received: {packets.dtype} of shape {packets.shape}"
+            )
         out = np.empty(n, np.float32)
         start = 0
         for size, body in packet.split(packets.tobytes(), self.codec_hash, n, self.body_bytes):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorFlow operations of a codec: NAME.tf.cc, registrations only.
 
-Kernels and shape functions are templates of tf_hips/cc/tf/codec_ops.h over the codec's table; what differs between
-codecs is their names, their parameters as attributes, and their documentation.
+Kernels and shape functions are templates of tf_hips/cc/tf/codec_ops.h over the codec's table; what
+differs between codecs is their names, their parameters as attributes, and their documentation.
 """
 
 from dataclasses import dataclass

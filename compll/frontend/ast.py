@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The untyped tree: what the parser saw, with names as strings and nothing decided.
 
-    file      = { block | function }
-    block     = name, fields: (type, name, low, high, default)*
-    function  = result type, name, parameters: (type, name)*, body: stmt*
-    stmt      = Declare | Assign | If | Return | Evaluate
-    expr      = Number | Name | Unary | Binary | Ternary | Index | Field | Call | Lambda
+file      = { block | function }
+block     = name, fields: (type, name, low, high, default)*
+function  = result type, name, parameters: (type, name)*, body: stmt*
+stmt      = Declare | Assign | If | Return | Evaluate
+expr      = Number | Name | Unary | Binary | Ternary | Index | Field | Call | Lambda
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,9 @@
     void XEncode(float* gradient, uint8* packet, scalars...)   ends with   packet = concat(...)
     void XDecode(uint8* packet, float* gradient, scalars...)   holds       extract(packet, ...)   and   gradient = vector
 
-Decode extracts fields of the types that Encode concatenates, in that order; their lengths are those of Encode. What
-expressions and statements mean is in lower.py and statements.py, what a codec shows outside in interface.py.
+Decode extracts fields of the types that Encode concatenates, in that order; their lengths are those
+of Encode. What expressions and statements mean is in lower.py and statements.py, what a codec shows
+outside in interface.py.
 """
 
 from compll.errors import Report
@@ -25,7 +26,9 @@ def check(tree: ast.File, name: str, report: Report) -> nodes.Program | None:
     interface = read_interface(tree, report)
     if interface is None:
         return None
-    encode = None if interface.encode is None else _Encoder(interface.encode, interface, report).run()
+    encode = (
+        None if interface.encode is None else _Encoder(interface.encode, interface, report).run()
+    )
     decode = None
     if interface.decode is not None:
         decode = _Decoder(interface.decode, interface, report, encode).run()
@@ -35,7 +38,9 @@ def check(tree: ast.File, name: str, report: Report) -> nodes.Program | None:
 class _Body:
     """A function while it is lowered: its scope, and the lowerer of its statements."""
 
-    def __init__(self, tree: ast.Function, interface: Interface, report: Report, gradient_at: int) -> None:
+    def __init__(
+        self, tree: ast.Function, interface: Interface, report: Report, gradient_at: int
+    ) -> None:
         self.tree = tree
         self.interface = interface
         self.report = report
@@ -46,7 +51,9 @@ class _Body:
         names = self.frame.scope.names
         for param in interface.params:
             var = param.var
-            names[var.name] = Variable(var.type, "parameter", var.span, nodes.Ref(var.type, var.span, var))
+            names[var.name] = Variable(
+                var.type, "parameter", var.span, nodes.Ref(var.type, var.span, var)
+            )
         gradient, packet = tree.parameters[gradient_at], tree.parameters[1 - gradient_at]
         self.gradient = gradient.name
         self.packet = packet.name
@@ -62,7 +69,9 @@ class _Body:
         element = kind.element if isinstance(kind, Array) else kind
         if element in (INT, BOOL):
             help_line = "help: give it a type with a width, such as `uint32 x = ...;`"
-            raise self.lower.refuse("E510", f"a value of type `{kind}` has no form in a packet", span, help_line)
+            raise self.lower.refuse(
+                "E510", f"a value of type `{kind}` has no form in a packet", span, help_line
+            )
 
 
 class _Encoder(_Body):
@@ -92,14 +101,21 @@ class _Encoder(_Body):
             return None
         lets = tuple(self.frame.lets)
         known = self.lower.lets
-        sizes = tuple(size_of(value, known, self.params, {}) if isinstance(value.type, Array) else None for value in fields)
-        return nodes.Encode(self.tree.name, self.interface.gradient, lets, fields, sizes, self.tree.span)
+        sizes = tuple(
+            size_of(value, known, self.params, {}) if isinstance(value.type, Array) else None
+            for value in fields
+        )
+        return nodes.Encode(
+            self.tree.name, self.interface.gradient, lets, fields, sizes, self.tree.span
+        )
 
     def _concat(self, statement: ast.Assign) -> tuple[nodes.Expr, ...]:
         call = statement.value
         if not isinstance(call, ast.Call) or call.name != "concat":
             help_line = f"help: `{self.packet} = concat(a, b, ...);`"
-            raise self.lower.refuse("E504", f"`{self.packet}` can only be made by `concat`", call.span, help_line)
+            raise self.lower.refuse(
+                "E504", f"`{self.packet}` can only be made by `concat`", call.span, help_line
+            )
         if not call.arguments:
             raise self.lower.refuse("E303", "`concat` takes at least one argument", call.span)
         fields = []
@@ -111,7 +127,9 @@ class _Encoder(_Body):
 
 
 class _Decoder(_Body):
-    def __init__(self, tree: ast.Function, interface: Interface, report: Report, encode: nodes.Encode | None) -> None:
+    def __init__(
+        self, tree: ast.Function, interface: Interface, report: Report, encode: nodes.Encode | None
+    ) -> None:
         super().__init__(tree, interface, report, gradient_at=1)
         self.encode = encode
         self.fields: tuple[nodes.Field, ...] | None = None
@@ -137,12 +155,18 @@ class _Decoder(_Body):
         if is_refused:
             return None
         if self.fields is None or self.result is None:
-            what = f"`extract` from `{self.packet}`" if self.fields is None else f"assign `{self.gradient}`"
+            what = (
+                f"`extract` from `{self.packet}`"
+                if self.fields is None
+                else f"assign `{self.gradient}`"
+            )
             self.report.add("E505", f"`{self.tree.name}` does not {what}", self.tree.end)
             return None
         lets = tuple(self.frame.lets)
         gradient = self.interface.gradient
-        return nodes.Decode(self.tree.name, gradient, self.fields, lets, self.result, self.tree.span)
+        return nodes.Decode(
+            self.tree.name, gradient, self.fields, lets, self.result, self.tree.span
+        )
 
     def _whole(self, span: Span) -> nodes.Expr:
         gradient = self.interface.gradient
@@ -153,7 +177,9 @@ class _Decoder(_Body):
             raise self.lower.refuse("E505", "only one `extract` reads the packet", call.span)
         first = call.arguments[0] if call.arguments else None
         if len(call.arguments) < 2 or not isinstance(first, ast.Name) or first.name != self.packet:
-            raise self.lower.refuse("E303", f"the form is `extract({self.packet}, a, b, ...)`", call.span)
+            raise self.lower.refuse(
+                "E303", f"the form is `extract({self.packet}, a, b, ...)`", call.span
+            )
         targets = [self._target(argument) for argument in call.arguments[1:]]
         sizes = self._sizes([var.type for var, _ in targets], call.span)
         fields = []
@@ -172,7 +198,9 @@ class _Decoder(_Body):
         found = self.frame.scope.find(argument.name)
         if not isinstance(found, Variable):
             help_lines = nearest(argument.name, self.frame.scope.all_names())
-            raise self.lower.refuse("E201", f"unknown name `{argument.name}`", argument.span, *help_lines)
+            raise self.lower.refuse(
+                "E201", f"unknown name `{argument.name}`", argument.span, *help_lines
+            )
         if found.kind == "packet" or (found.kind == "local" and found.value is not None):
             message = f"`{argument.name}` cannot be extracted: it is a value already"
             raise self.lower.refuse("E206", message, argument.span)
@@ -190,7 +218,9 @@ class _Decoder(_Body):
         if self.encode is None:
             if len(vectors) > 1 and self.interface.encode is None:
                 note = "note: their lengths are not known"
-                raise self.lower.refuse("E506", "without an Encode, only one vector can be extracted", span, note)
+                raise self.lower.refuse(
+                    "E506", "without an Encode, only one vector can be extracted", span, note
+                )
             return [self._whole(span) if isinstance(kind, Array) else None for kind in kinds]
         written = self.encode.fields
         if [value.type for value in written] != kinds:

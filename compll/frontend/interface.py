@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a specification shows to the outside: which functions it has, and which parameters they take.
 
-Parameters are the scalars after the two vectors, in that order; a `param` block named like the codec gives them
-defaults and ranges. Without one, a parameter has no default, and its range is that of its type.
+Parameters are the scalars after the two vectors, in that order; a `param` block named like the
+codec gives them defaults and ranges. Without one, a parameter has no default, and its range is that
+of its type.
 """
 
 import re
@@ -28,7 +29,8 @@ _MAX_INT = 2**53
 class Interface:
     """The outside of a codec.
 
-    `gradient` stands for the gradient of both functions: what Encode reads, and what Decode knows the size of.
+    `gradient` stands for the gradient of both functions: what Encode reads, and what Decode knows
+    the size of.
     """
 
     prefix: str
@@ -47,7 +49,12 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
         stem = function.name[:-6]
         if kind not in ("Encode", "Decode") or not re.fullmatch(r"[A-Z][A-Za-z0-9]*", stem):
             help_line = "help: functions are called XEncode and XDecode, where X begins with a capital letter"
-            report.add("E501", f"`{function.name}` is neither an Encode nor a Decode", function.span, help_line)
+            report.add(
+                "E501",
+                f"`{function.name}` is neither an Encode nor a Decode",
+                function.span,
+                help_line,
+            )
             continue
         if kind in found or (found and stem != prefix):
             first = next(iter(found.values()))
@@ -93,7 +100,9 @@ def _has_signature(function: ast.Function, kind: str, report: Report) -> bool:
         return False
     for parameter in function.parameters[2:]:
         if scalar_type(parameter.type) is None:
-            message = f"`{parameter.name}` must be a float, an int or one of {', '.join(FIXED_WIDTHS)}"
+            message = (
+                f"`{parameter.name}` must be a float, an int or one of {', '.join(FIXED_WIDTHS)}"
+            )
             report.add("E502", message, parameter.type.span)
             return False
     names = [parameter.name for parameter in function.parameters]
@@ -104,7 +113,12 @@ def _has_signature(function: ast.Function, kind: str, report: Report) -> bool:
     for parameter in function.parameters[2:]:
         if parameter.name in RESERVED or parameter.name.startswith("_"):
             note = f"note: the generated operations use {', '.join(RESERVED)} themselves"
-            report.add("E603", f"`{parameter.name}` cannot be the name of a parameter", parameter.span, note)
+            report.add(
+                "E603",
+                f"`{parameter.name}` cannot be the name of a parameter",
+                parameter.span,
+                note,
+            )
     return True
 
 
@@ -116,18 +130,26 @@ def _compare(encode: ast.Function, decode: ast.Function, report: Report) -> None
     one = [(_spelled(p.type), p.name) for p in encode.parameters[2:]]
     two = [(_spelled(p.type), p.name) for p in decode.parameters[2:]]
     if one != two:
-        shown = [", ".join(f"{kind} {name}" for kind, name in params) or "none" for params in (one, two)]
+        shown = [
+            ", ".join(f"{kind} {name}" for kind, name in params) or "none" for params in (one, two)
+        ]
         message = f"`{decode.name}` takes other parameters: {shown[1]}"
         report.add("E507", message, decode.span, f"note: `{encode.name}` takes: {shown[0]}")
 
 
-def _read_params(function: ast.Function, tree: ast.File, prefix: str, report: Report) -> list[nodes.Param]:
+def _read_params(
+    function: ast.Function, tree: ast.File, prefix: str, report: Report
+) -> list[nodes.Param]:
     fields: dict[str, ast.ParamField] = {}
     types = {parameter.name: parameter.type for parameter in function.parameters[2:]}
     for number, block in enumerate(tree.blocks):
         if block.name != prefix:
-            help_lines = nearest(block.name, [prefix]) or (f"note: this file's codec is `{prefix}`",)
-            report.add("E601", f"`{block.name}` is not the codec of this file", block.span, *help_lines)
+            help_lines = nearest(block.name, [prefix]) or (
+                f"note: this file's codec is `{prefix}`",
+            )
+            report.add(
+                "E601", f"`{block.name}` is not the codec of this file", block.span, *help_lines
+            )
             continue
         if any(earlier.name == block.name for earlier in tree.blocks[:number]):
             report.add("E203", f"a second `param {block.name}`", block.span)
@@ -135,7 +157,12 @@ def _read_params(function: ast.Function, tree: ast.File, prefix: str, report: Re
         for item in block.fields:
             if item.name not in types:
                 help_lines = nearest(item.name, types)
-                report.add("E601", f"`{function.name}` has no parameter `{item.name}`", item.span, *help_lines)
+                report.add(
+                    "E601",
+                    f"`{function.name}` has no parameter `{item.name}`",
+                    item.span,
+                    *help_lines,
+                )
             elif _spelled(item.type) != _spelled(types[item.name]):
                 was = _spelled(types[item.name])
                 message = f"`{item.name}` is `{_spelled(item.type)}` here and `{was}` in `{function.name}`"
@@ -157,7 +184,9 @@ def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> node
     if isinstance(var.type, UInt) and isinstance(var.type.bits, int):
         low, high = 0.0, float((1 << var.type.bits) - 1)
     else:
-        low, high = (-MAX_FLOAT, MAX_FLOAT) if var.type == FLOAT else (-float(_MAX_INT), float(_MAX_INT))
+        low, high = (
+            (-MAX_FLOAT, MAX_FLOAT) if var.type == FLOAT else (-float(_MAX_INT), float(_MAX_INT))
+        )
     if item is None:
         return nodes.Param(var, low, high, None)
     type_low, type_high = low, high
@@ -167,11 +196,17 @@ def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> node
         if var.type != FLOAT and isinstance(number.value, float):
             report.add("E602", f"`{var.name}` is an integer", number.span)
         elif not type_low <= number.value <= type_high:
-            report.add("E602", f"a `{var.type}` holds {type_low:.9g} to {type_high:.9g}", number.span)
+            report.add(
+                "E602", f"a `{var.type}` holds {type_low:.9g} to {type_high:.9g}", number.span
+            )
     if item.low is not None and item.high is not None:
         low, high = float(item.low.value), float(item.high.value)
         if low > high:
-            report.add("E602", f"the range [{low:.9g}, {high:.9g}] is empty", item.low.span.to(item.high.span))
+            report.add(
+                "E602",
+                f"the range [{low:.9g}, {high:.9g}] is empty",
+                item.low.span.to(item.high.span),
+            )
     if item.default is None:
         return nodes.Param(var, low, high, None)
     default = float(item.default.value)

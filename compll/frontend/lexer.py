@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to tokens.
 
-Comments are `//` to the end of the line and `/* */`. The list of tokens always ends with one of kind "end". Characters
-outside the language are reported and skipped, so that the parser can report its own findings in the same run.
+Comments are `//` to the end of the line and `/* */`. The list of tokens always ends with one of
+kind "end". Characters outside the language are reported and skipped, so that the parser can report
+its own findings in the same run.
 """
 
 import re
@@ -53,7 +54,11 @@ def tokenize(source: SourceFile, report: Report) -> list[Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            shown = text[at] if text[at].isprintable() and text[at].isascii() else f"U+{ord(text[at]):04X}"
+            shown = (
+                text[at]
+                if text[at].isprintable() and text[at].isascii()
+                else f"U+{ord(text[at]):04X}"
+            )
             report.add("E001", f"unexpected character `{shown}`", Span(at, at + 1))
             at += 1
             continue
@@ -75,10 +80,17 @@ def tokenize(source: SourceFile, report: Report) -> list[Token]:
 def _number(text: str, span: Span, report: Report) -> Token:
     if _INTEGER.match(text):
         if len(text) > 1 and text[0] == "0":
-            report.add("E003", f"malformed number `{text}`", span, "help: integers have no leading zeros")
+            report.add(
+                "E003", f"malformed number `{text}`", span, "help: integers have no leading zeros"
+            )
             return Token("int", "0", span)
         return Token("int", text, span)
     if _FLOAT.match(text):
         return Token("float", text.rstrip("fF"), span)
-    report.add("E003", f"malformed number `{text}`", span, "help: write integers as 12, floats as 0.5 or 1e-3")
+    report.add(
+        "E003",
+        f"malformed number `{text}`",
+        span,
+        "help: write integers as 12, floats as 0.5 or 1e-3",
+    )
     return Token("int", "0", span)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expressions: from the untyped tree to typed IR.
 
-Conversions that the language makes by itself become Convert nodes here, so later stages see operands of equal types.
-An error is reported where it is found and unwinds to the statement (`Refused`), which goes on with the next one.
+Conversions that the language makes by itself become Convert nodes here, so later stages see
+operands of equal types. An error is reported where it is found and unwinds to the statement
+(`Refused`), which goes on with the next one.
 
-Lambdas are lowered at each use, with the values that their captured variables have there (`[&]` captures by reference),
-and once more at their definition, so that unused ones are checked too.
+Lambdas are lowered at each use, with the values that their captured variables have there (`[&]`
+captures by reference), and once more at their definition, so that unused ones are checked too.
 """
 
 from collections.abc import Callable
@@ -19,19 +20,40 @@ from compll.frontend.scope import Function, Scope, Variable, nearest
 from compll.ir import nodes, semantics
 from compll.ir.reducers import REDUCERS, recognise
 from compll.ir.sizes import DataDependentError, scalar_of
-from compll.ir.types import BOOL, FIXED_WIDTHS, FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt, joined
+from compll.ir.types import (
+    BOOL,
+    FIXED_WIDTHS,
+    FLOAT,
+    INT,
+    MAX_PACKED_BITS,
+    Array,
+    Type,
+    UInt,
+    joined,
+)
 from compll.source import Span
 
 MATH = {"abs": 1, "sqrt": 1, "floor": 1, "ceil": 1, "round": 1, "min": 2, "max": 2}
 VECTOR = ("map", "reduce", "range")
 STATEMENTS = ("concat", "extract")
-LATER = ("sort", "filter", "top_k", "scatter", "gather", "zip", "scan", "state", "histogram", "sample")
+LATER = (
+    "sort",
+    "filter",
+    "top_k",
+    "scatter",
+    "gather",
+    "zip",
+    "scan",
+    "state",
+    "histogram",
+    "sample",
+)
 BUILT_IN = (*MATH, *VECTOR, *STATEMENTS, "random")
 MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_EXPANSION = 20_000
 
 
-class Refused(Exception):  # noqa: N818 - control flow of the front end, never seen outside
+class Refused(Exception):
     """Unwinds to the statement after an error that has been reported."""
 
 
@@ -54,7 +76,8 @@ class Frame:
 class Lowerer:
     """Lowers the expressions of one function.
 
-    `run_lambda` lowers the statements of a lambda; it is passed in because statements are built on expressions.
+    `run_lambda` lowers the statements of a lambda; it is passed in because statements are built on
+    expressions.
     """
 
     def __init__(
@@ -89,7 +112,9 @@ class Lowerer:
     def type_of(self, tree: ast.TypeName, frame: Frame) -> Type:
         """The type that a type name stands for."""
         if tree.width is not None and tree.name != "uint":
-            raise self.refuse("E304", f"`{tree.name}` takes no width", tree.span, "help: `uint<...>` does")
+            raise self.refuse(
+                "E304", f"`{tree.name}` takes no width", tree.span, "help: `uint<...>` does"
+            )
         if tree.name == "uint":
             element: Type = UInt(self._width(tree, frame))
         elif tree.name in FIXED_WIDTHS:
@@ -102,13 +127,18 @@ class Lowerer:
                 "E208",
                 f"`{tree.name}` is not a type of a value",
                 tree.span,
-                *(nearest(tree.name, known) or (f"note: the types are {', '.join(known)}, and vectors of them",)),
+                *(
+                    nearest(tree.name, known)
+                    or (f"note: the types are {', '.join(known)}, and vectors of them",)
+                ),
             )
         return Array(element) if tree.is_array else element
 
     def _width(self, tree: ast.TypeName, frame: Frame) -> int | nodes.Expr:
         if tree.width is None:
-            raise self.refuse("E304", "`uint` needs a width", tree.span, "help: `uint32`, or `uint<expr>`")
+            raise self.refuse(
+                "E304", "`uint` needs a width", tree.span, "help: `uint32`, or `uint<expr>`"
+            )
         width = self.scalar(tree.width, frame)
         if width.type == FLOAT:
             raise self.refuse("E304", "the width of `uint` must be an integer", tree.width.span)
@@ -116,7 +146,9 @@ class Lowerer:
             width = scalar_of(self.convert(width, INT), self.lets, self.params, self.sizes)
         except DataDependentError as error:
             note = "note: the packet's layout must be known before its contents"
-            raise self.refuse("E304", "a width must be made of numbers and parameters", error.span, note) from error
+            raise self.refuse(
+                "E304", "a width must be made of numbers and parameters", error.span, note
+            ) from error
         value = _constant(width)
         if value is None:
             return width
@@ -141,7 +173,9 @@ class Lowerer:
         """Lowers an expression that must not be a vector."""
         value = self.expr(tree, frame)
         if isinstance(value.type, Array):
-            raise self.refuse("E301", f"expected a scalar, found a vector of type `{value.type}`", tree.span)
+            raise self.refuse(
+                "E301", f"expected a scalar, found a vector of type `{value.type}`", tree.span
+            )
         return value
 
     def condition(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
@@ -157,12 +191,16 @@ class Lowerer:
 
     # Expressions.
 
-    def expr(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:  # noqa: PLR0911 - one line per kind of node
+    def expr(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         """Lowers any expression."""
         self._budget -= 1
         if self._budget < 0:
             # Lambdas that call lambdas can grow without bound; a specification is a page of text.
-            raise self.refuse("E102", f"more than {_MAX_EXPANSION} operations once lambdas are expanded", tree.span)
+            raise self.refuse(
+                "E102",
+                f"more than {_MAX_EXPANSION} operations once lambdas are expanded",
+                tree.span,
+            )
         match tree:
             case ast.Number():
                 return self._literal(tree)
@@ -176,7 +214,9 @@ class Lowerer:
                 condition = self.condition(tree.condition, frame)
                 yes, no = self.scalar(tree.yes, frame), self.scalar(tree.no, frame)
                 kind = yes.type if yes.type == no.type else joined(yes.type, no.type)
-                return nodes.Select(kind, tree.span, condition, self.convert(yes, kind), self.convert(no, kind))
+                return nodes.Select(
+                    kind, tree.span, condition, self.convert(yes, kind), self.convert(no, kind)
+                )
             case ast.Index():
                 base = self.expr(tree.base, frame)
                 if not isinstance(base.type, Array):
@@ -188,7 +228,12 @@ class Lowerer:
             case ast.Call():
                 return self._call(tree, frame)
             case _:
-                raise self.refuse("E301", "a lambda is not a value", tree.span, "help: `lambda_func name = [&]...`")
+                raise self.refuse(
+                    "E301",
+                    "a lambda is not a value",
+                    tree.span,
+                    "help: `lambda_func name = [&]...`",
+                )
 
     def _literal(self, tree: ast.Number) -> nodes.Expr:
         if isinstance(tree.value, int):
@@ -203,13 +248,18 @@ class Lowerer:
             if tree.name in LATER:
                 raise self._later(tree.name, tree.span)
             raise self.refuse(
-                "E201", f"unknown name `{tree.name}`", tree.span, *nearest(tree.name, frame.scope.all_names())
+                "E201",
+                f"unknown name `{tree.name}`",
+                tree.span,
+                *nearest(tree.name, frame.scope.all_names()),
             )
         if isinstance(found, Function):
             message = f"`{tree.name}` is a lambda, not a value"
             raise self.refuse("E301", message, tree.span, f"help: call it, as in `{tree.name}(x)`")
         if found.kind == "packet":
-            message = f"`{tree.name}` is a packet: it can only be made by `concat` and read by `extract`"
+            message = (
+                f"`{tree.name}` is a packet: it can only be made by `concat` and read by `extract`"
+            )
             raise self.refuse("E301", message, tree.span)
         if found.value is None:
             if frame.lenient and found.kind == "captured" and not isinstance(found.type, Array):
@@ -219,7 +269,9 @@ class Lowerer:
                 raise self.refuse("E205", f"`{tree.name}` has no value yet", tree.span, note)
             if frame.lenient and found.kind == "captured":
                 return nodes.Ref(found.type, tree.span, nodes.Var(tree.name, found.type, tree.span))
-            raise self.refuse("E205", f"`{tree.name}` is read before it has a value on every path", tree.span)
+            raise self.refuse(
+                "E205", f"`{tree.name}` is read before it has a value on every path", tree.span
+            )
         return replace(found.value, span=tree.span)
 
     def _unary(self, tree: ast.Unary, frame: Frame) -> nodes.Expr:
@@ -242,18 +294,24 @@ class Lowerer:
             message = f"`{tree.op}` takes integers, found `{left.type}` and `{right.type}`"
             raise self.refuse("E302", message, tree.span)
         result = BOOL if tree.op in ("<", "<=", ">", ">=", "==", "!=") else kind
-        return nodes.Binary(result, tree.span, tree.op, self.convert(left, kind), self.convert(right, kind))
+        return nodes.Binary(
+            result, tree.span, tree.op, self.convert(left, kind), self.convert(right, kind)
+        )
 
     def _field(self, tree: ast.Field, frame: Frame) -> nodes.Expr:
         if tree.name != "size":
-            raise self.refuse("E306", f"unknown field `{tree.name}`", tree.span, "note: vectors have `.size`")
+            raise self.refuse(
+                "E306", f"unknown field `{tree.name}`", tree.span, "note: vectors have `.size`"
+            )
         if isinstance(tree.base, ast.Name):
             found = frame.scope.find(tree.base.name)
             if isinstance(found, Variable) and found.kind == "output":
                 return nodes.Size(INT, tree.span, _output(found))
         base = self.expr(tree.base, frame)
         if not isinstance(base.type, Array):
-            raise self.refuse("E306", f"a `{base.type}` has no `.size`", tree.span, "note: vectors have")
+            raise self.refuse(
+                "E306", f"a `{base.type}` has no `.size`", tree.span, "note: vectors have"
+            )
         return nodes.Size(INT, tree.span, base)
 
     def _call(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
@@ -270,19 +328,32 @@ class Lowerer:
                 raise self.refuse("E404", f"`{tree.name}` inside a lambda", tree.name_span, note)
             arity = {"map": 2, "reduce": 3, "range": 1}[tree.name]
             self._arity(tree, arity)
-            return {"map": self._map, "reduce": self._reduce, "range": self._range}[tree.name](tree, frame)
+            return {"map": self._map, "reduce": self._reduce, "range": self._range}[tree.name](
+                tree, frame
+            )
         if tree.name in STATEMENTS:
-            form = "packet = concat(a, b, ...)" if tree.name == "concat" else "extract(packet, a, b, ...)"
-            raise self.refuse("E511", f"`{tree.name}` is not a value", tree.name_span, f"help: `{form};`")
+            form = (
+                "packet = concat(a, b, ...)"
+                if tree.name == "concat"
+                else "extract(packet, a, b, ...)"
+            )
+            raise self.refuse(
+                "E511", f"`{tree.name}` is not a value", tree.name_span, f"help: `{form};`"
+            )
         if tree.name in LATER:
             raise self._later(tree.name, tree.name_span)
         raise self.refuse(
-            "E202", f"unknown function `{tree.name}`", tree.name_span, *nearest(tree.name, [*BUILT_IN, *LATER])
+            "E202",
+            f"unknown function `{tree.name}`",
+            tree.name_span,
+            *nearest(tree.name, [*BUILT_IN, *LATER]),
         )
 
     def _later(self, name: str, span: Span) -> Refused:
         note = f"note: this version has {', '.join(sorted(BUILT_IN))}"
-        return self.refuse("E204", f"`{name}` belongs to CompLL, but this version does not have it", span, note)
+        return self.refuse(
+            "E204", f"`{name}` belongs to CompLL, but this version does not have it", span, note
+        )
 
     def _arity(self, tree: ast.Call, count: int) -> None:
         if len(tree.arguments) != count:
@@ -293,7 +364,9 @@ class Lowerer:
         self._arity(tree, len(found.tree.parameters))
         function = self.lambda_(found.tree, frame, frame.position)
         values = [self.scalar(argument, frame) for argument in tree.arguments]
-        arguments = tuple(self.convert(v, p.type) for v, p in zip(values, function.params, strict=True))
+        arguments = tuple(
+            self.convert(v, p.type) for v, p in zip(values, function.params, strict=True)
+        )
         return nodes.Apply(function.result.type, tree.span, function, arguments)
 
     def _math(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
@@ -303,22 +376,36 @@ class Lowerer:
             kind = FLOAT if any(value.type == FLOAT for value in values) else INT
         else:
             kind = FLOAT
-        return nodes.Math(kind, tree.span, tree.name, tuple(self.convert(value, kind) for value in values))
+        return nodes.Math(
+            kind, tree.span, tree.name, tuple(self.convert(value, kind) for value in values)
+        )
 
     def _random(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
         kind = tree.type_argument
-        if kind is None or kind.name not in ("float", "int") or kind.is_array or kind.width is not None:
+        if (
+            kind is None
+            or kind.name not in ("float", "int")
+            or kind.is_array
+            or kind.width is not None
+        ):
             span = tree.name_span if kind is None else kind.span
             raise self.refuse("E402", "`random` must be `random<float>` or `random<int>`", span)
         if frame.position is None:
             note = "note: noise belongs to an element, so it is drawn in the lambda of a `map`"
-            raise self.refuse("E402", "`random` outside the lambda of a `map`", tree.name_span, note)
+            raise self.refuse(
+                "E402", "`random` outside the lambda of a `map`", tree.name_span, note
+            )
         self._arity(tree, 2)
         site = self._sites.setdefault(tree.span.start, len(self._sites))
         if kind.name == "int":
-            low, high = (self.integer(argument, frame, "a bound of `random<int>`") for argument in tree.arguments)
+            low, high = (
+                self.integer(argument, frame, "a bound of `random<int>`")
+                for argument in tree.arguments
+            )
             return nodes.Random(INT, tree.span, low, high, frame.position, site)
-        low, high = (self.convert(self.scalar(argument, frame), FLOAT) for argument in tree.arguments)
+        low, high = (
+            self.convert(self.scalar(argument, frame), FLOAT) for argument in tree.arguments
+        )
         return nodes.Random(FLOAT, tree.span, low, high, frame.position, site)
 
     # Vectors.
@@ -350,7 +437,9 @@ class Lowerer:
             if tree.name in REDUCERS:
                 return tree.name
             if found is None:
-                lambdas = [n for n in frame.scope.all_names() if isinstance(frame.scope.find(n), Function)]
+                lambdas = [
+                    n for n in frame.scope.all_names() if isinstance(frame.scope.find(n), Function)
+                ]
                 help_lines = nearest(tree.name, [*lambdas, *REDUCERS])
                 raise self.refuse("E201", f"unknown name `{tree.name}`", tree.span, *help_lines)
         return None
@@ -361,7 +450,9 @@ class Lowerer:
         if not isinstance(function, ast.Lambda):
             raise self.refuse("E305", "`map` takes a lambda", tree.arguments[1].span)
         if len(function.parameters) != 1:
-            message = f"the lambda of a `map` takes one argument, this one {len(function.parameters)}"
+            message = (
+                f"the lambda of a `map` takes one argument, this one {len(function.parameters)}"
+            )
             raise self.refuse("E305", message, tree.arguments[1].span)
         position = nodes.Var("i", INT, tree.span)
         lowered = self.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
@@ -383,18 +474,30 @@ class Lowerer:
         else:
             reducer, kind = self._reducer(function, element, span, frame)
         if kind == INT and init.type == FLOAT:
-            raise self.refuse("E301", "this reduction gives an integer; its initial value is a `float`", init.span)
+            raise self.refuse(
+                "E301", "this reduction gives an integer; its initial value is a `float`", init.span
+            )
         return nodes.Reduce(kind, tree.span, reducer, self.convert(init, kind), source)
 
-    def _reducer(self, tree: ast.Lambda, element: Type, span: Span, frame: Frame) -> tuple[str, Type]:
+    def _reducer(
+        self, tree: ast.Lambda, element: Type, span: Span, frame: Frame
+    ) -> tuple[str, Type]:
         if len(tree.parameters) != 2:
-            message = f"the lambda of a `reduce` takes two arguments, this one {len(tree.parameters)}"
+            message = (
+                f"the lambda of a `reduce` takes two arguments, this one {len(tree.parameters)}"
+            )
             raise self.refuse("E305", message, span)
         function = self.lambda_(tree, frame, None)
         kind, value = function.params[0].type, function.params[1].type
         reducer = recognise(function)
-        if kind not in (FLOAT, INT) or function.result.type != kind or (value != kind and reducer != "count"):
-            message = "the lambda of a `reduce` must be (float, float) -> float or (int, int) -> int"
+        if (
+            kind not in (FLOAT, INT)
+            or function.result.type != kind
+            or (value != kind and reducer != "count")
+        ):
+            message = (
+                "the lambda of a `reduce` must be (float, float) -> float or (int, int) -> int"
+            )
             raise self.refuse("E305", message, span)
         if value == INT and element == FLOAT:
             message = "this reducer takes integers, and the vector holds `float`"
@@ -408,12 +511,16 @@ class Lowerer:
 
     def lambda_(self, tree: ast.Lambda, frame: Frame, position: nodes.Expr | None) -> nodes.Lambda:
         """Lowers a lambda as it is used in `frame`."""
-        inner = Frame(Scope(frame.scope), [], is_lambda=True, position=position, lenient=frame.lenient)
+        inner = Frame(
+            Scope(frame.scope), [], is_lambda=True, position=position, lenient=frame.lenient
+        )
         params = []
         for parameter in tree.parameters:
             kind = self.type_of(parameter.type, frame)
             if isinstance(kind, Array):
-                raise self.refuse("E305", "a lambda takes scalars; it captures vectors", parameter.type.span)
+                raise self.refuse(
+                    "E305", "a lambda takes scalars; it captures vectors", parameter.type.span
+                )
             if parameter.name in inner.scope.names:
                 raise self.refuse("E203", f"`{parameter.name}` is declared twice", parameter.span)
             var = nodes.Var(parameter.name, kind, parameter.span)

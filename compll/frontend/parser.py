@@ -14,8 +14,8 @@
     primary   = number | NAME | NAME [ '<' type '>' ] '(' [ expr { ',' expr } ] ')' | '(' expr ')' | lambda
     lambda    = '[' '&' ']' '(' [ type NAME { ',' type NAME } ] ')' '->' type body
 
-After an error the parser goes on behind the next ';' or before the next '}', so one run reports several errors.
-Depth is bounded: later stages may recurse over the tree.
+After an error the parser goes on behind the next ';' or before the next '}', so one run reports
+several errors. Depth is bounded: later stages may recurse over the tree.
 """
 
 from collections.abc import Callable
@@ -28,14 +28,51 @@ from compll.source import SourceFile, Span
 
 MAX_DEPTH = 64
 
-TYPE_NAMES = ("void", "float", "int", "uint", "uint1", "uint2", "uint4", "uint8", "uint16", "uint32", "lambda_func")
+TYPE_NAMES = (
+    "void",
+    "float",
+    "int",
+    "uint",
+    "uint1",
+    "uint2",
+    "uint4",
+    "uint8",
+    "uint16",
+    "uint32",
+    "lambda_func",
+)
 _FOREIGN_WORDS = (
-    *("for", "while", "do", "switch", "case", "break", "continue", "goto", "struct", "class", "auto", "const"),
+    *(
+        "for",
+        "while",
+        "do",
+        "switch",
+        "case",
+        "break",
+        "continue",
+        "goto",
+        "struct",
+        "class",
+        "auto",
+        "const",
+    ),
     *("static", "typedef", "template", "using", "namespace", "new", "delete", "sizeof"),
 )
 _FOREIGN_OPERATORS = ("++", "--", "+=", "-=", "*=", "/=", "%=")
 _PRECEDENCE = {
-    **{"||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, ">": 7, "<=": 7, ">=": 7},
+    **{
+        "||": 1,
+        "&&": 2,
+        "|": 3,
+        "^": 4,
+        "&": 5,
+        "==": 6,
+        "!=": 6,
+        "<": 7,
+        ">": 7,
+        "<=": 7,
+        ">=": 7,
+    },
     **{"<<": 8, ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10, "%": 10},
 }
 _SUM = 9
@@ -43,7 +80,7 @@ _SUM = 9
 _Item = TypeVar("_Item")
 
 
-class _Recover(Exception):  # noqa: N818 - control flow inside this module, never seen outside
+class _Recover(Exception):
     """Unwinds to the nearest rule that can go on after an error that has been reported."""
 
 
@@ -101,7 +138,9 @@ class _Parser:
         raise _Recover
 
     def _foreign(self, token: Token) -> NoReturn:
-        help_line = "help: vectors are worked on with `map` and `reduce`; see docs/compll-language.md"
+        help_line = (
+            "help: vectors are worked on with `map` and `reduce`; see docs/compll-language.md"
+        )
         if token.text in _FOREIGN_OPERATORS:
             help_line = "help: write the assignment out, as in `x = x + 1;`"
         self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)
@@ -200,7 +239,9 @@ class _Parser:
         if not self._is("{"):
             self._fail("`{` before the body of a function")
         body = self._body()
-        return ast.Function(name.span, result, name.text, parameters, body, self._tokens[self._at - 1].span)
+        return ast.Function(
+            name.span, result, name.text, parameters, body, self._tokens[self._at - 1].span
+        )
 
     def _parameters(self) -> tuple[ast.Parameter, ...]:
         self._expect("(", "before parameters")
@@ -333,7 +374,10 @@ class _Parser:
             right = self._nested(lambda bound=precedence + 1: self._binary(bound))  # type: ignore[misc]
             left = ast.Binary(left.span.to(right.span), operator.text, left, right)
         self._report.add(
-            "E102", f"more than {MAX_DEPTH} operators in a row", left.span, "help: name a part of it in a variable"
+            "E102",
+            f"more than {MAX_DEPTH} operators in a row",
+            left.span,
+            "help: name a part of it in a variable",
         )
         raise _Recover
 
@@ -390,7 +434,9 @@ class _Parser:
                 self._expect(",", "between arguments")
             arguments.append(self._expression())
         end = self._next()
-        return ast.Call(token.span.to(end.span), token.text, token.span, type_argument, tuple(arguments))
+        return ast.Call(
+            token.span.to(end.span), token.text, token.span, type_argument, tuple(arguments)
+        )
 
     def _number(self) -> ast.Number:
         token = self._next()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names in scope while a function is lowered.
 
-A scope maps the names of the program text to what they stand for now. Variables of the language may be assigned again,
-variables of the IR may not: an assignment binds the name to a new `Var` (or to none yet), which is all there is to
-single assignment, because expressions are pure.
+A scope maps the names of the program text to what they stand for now. Variables of the language may
+be assigned again, variables of the IR may not: an assignment binds the name to a new `Var` (or to
+none yet), which is all there is to single assignment, because expressions are pure.
 """
 
 import difflib
@@ -20,8 +20,9 @@ from compll.source import Span
 class Variable:
     """A variable of the text: its type, and the IR expression that is its value now, if it has one.
 
-    `kind` is "local", "parameter" (nothing may assign it), "output" (the gradient of a decode), "packet" (the uint8
-    vector) or "captured" (an outer local in a lambda). `output` refers to the vector that an output will be.
+    `kind` is "local", "parameter" (nothing may assign it), "output" (the gradient of a decode),
+    "packet" (the uint8 vector) or "captured" (an outer local in a lambda). `output` refers to the
+    vector that an output will be.
     """
 
     type: Type

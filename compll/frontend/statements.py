@@ -4,8 +4,9 @@
     if (c) { x = a; } else { x = b; }          -->  let x = c ? a : b
     if (c) { return a; }  rest; return b;      -->  result = c ? a : b          (`rest` is evaluated in any case)
 
-Both arms are evaluated, which is right because expressions are pure and total. While a block is run, `done` says
-whether it has returned: False, True, or a condition; a later return counts only where it is false.
+Both arms are evaluated, which is right because expressions are pure and total. While a block is
+run, `done` says whether it has returned: False, True, or a condition; a later return counts only
+where it is false.
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ class Statements:
         if failed:
             raise Refused
         if state.done is not True or state.result is None:
-            raise self.lowerer.refuse("E207", "this lambda does not return on every path", tree.span)
+            raise self.lowerer.refuse(
+                "E207", "this lambda does not return on every path", tree.span
+            )
         return state.result
 
     def run(self, statement: ast.Stmt, frame: Frame) -> None:
@@ -112,7 +115,9 @@ class Statements:
             raise self.lowerer.refuse("E204", message, value.name_span, note)
         if isinstance(value, ast.Call) and value.name in STATEMENTS:
             message = f"`{value.name}` is not allowed here"
-            raise self.lowerer.refuse("E511", message, value.name_span, "note: it stands at the top of a function")
+            raise self.lowerer.refuse(
+                "E511", message, value.name_span, "note: it stands at the top of a function"
+            )
         raise self.lowerer.refuse("E511", "this statement does nothing", statement.span)
 
     # The statements that functions and lambdas share.
@@ -125,14 +130,22 @@ class Statements:
             earlier = names[statement.name].declared
             message = f"`{statement.name}` is declared twice"
             line = lower.report.line(earlier)
-            raise lower.refuse("E203", message, statement.span, f"note: the first time on line {line}")
-        if statement.type.name == "lambda_func" and statement.type.width is None and not statement.type.is_array:
+            raise lower.refuse(
+                "E203", message, statement.span, f"note: the first time on line {line}"
+            )
+        if (
+            statement.type.name == "lambda_func"
+            and statement.type.width is None
+            and not statement.type.is_array
+        ):
             self._declare_lambda(statement, frame)
             return
         kind = lower.type_of(statement.type, frame)
         if isinstance(kind, Array) and frame.is_lambda:
             message = "a lambda has no vectors of its own"
-            raise lower.refuse("E404", message, statement.span, "help: make it before the lambda, and capture it")
+            raise lower.refuse(
+                "E404", message, statement.span, "help: make it before the lambda, and capture it"
+            )
         names[statement.name] = Variable(kind, "local", statement.span, None)
         if statement.value is not None:
             self._store(statement.name, statement.value, statement.span, frame)
@@ -141,11 +154,16 @@ class Statements:
         lower = self.lowerer
         if not isinstance(statement.value, ast.Lambda):
             message = f"`{statement.name}` must be given a lambda"
-            raise lower.refuse("E305", message, statement.span, "help: `[&](float x) -> float { ... }`")
+            raise lower.refuse(
+                "E305", message, statement.span, "help: `[&](float x) -> float { ... }`"
+            )
         position = nodes.Ref(INT, statement.span, nodes.Var("i", INT, statement.span))
         trial = Frame(frame.scope, [], frame.is_lambda, None, lenient=True)
-        # A lambda that was refused is still known by name, so that its uses are not reported as well.
-        frame.scope.names[statement.name] = Function(statement.value, statement.name, statement.span)
+        # A lambda that was refused is still known by name, so that its uses are not reported as
+        # well.
+        frame.scope.names[statement.name] = Function(
+            statement.value, statement.name, statement.span
+        )
         hidden = frame.scope.names.pop(statement.name)
         try:
             lower.lambda_(statement.value, trial, position)
@@ -158,7 +176,9 @@ class Statements:
         found = frame.scope.find(statement.name)
         if found is None:
             help_lines = nearest(statement.name, frame.scope.all_names())
-            raise lower.refuse("E201", f"unknown name `{statement.name}`", statement.span, *help_lines)
+            raise lower.refuse(
+                "E201", f"unknown name `{statement.name}`", statement.span, *help_lines
+            )
         if isinstance(found, Function) or found.kind != "local":
             what = "lambda" if isinstance(found, Function) else _WHAT[found.kind]
             message = f"`{statement.name}` is a {what}, which cannot be assigned here"
@@ -173,7 +193,9 @@ class Statements:
         value = self.value_for(variable.type, tree, frame)
         if isinstance(variable.type, Array) and self._branches:
             message = "a vector cannot be assigned inside an `if`"
-            raise lower.refuse("E511", message, span, "help: put the condition into the lambda of the `map`")
+            raise lower.refuse(
+                "E511", message, span, "help: put the condition into the lambda of the `map`"
+            )
         frame.scope.names[name] = variable.assigned(lower.bind(frame, name, value, span))
 
     def value_for(self, kind: Type, tree: ast.Expr, frame: Frame) -> nodes.Expr:
@@ -189,12 +211,16 @@ class Statements:
             function = nodes.Lambda((element,), (), body, value.span)
             return nodes.Map(kind, value.span, position, function, value)
         if isinstance(kind, Array) or isinstance(value.type, Array):
-            raise lower.refuse("E301", f"expected a value of type `{kind}`, found `{value.type}`", tree.span)
+            raise lower.refuse(
+                "E301", f"expected a value of type `{kind}`, found `{value.type}`", tree.span
+            )
         return lower.convert(value, kind)
 
     def _if(self, statement: ast.If, frame: Frame, state: _State, kind: Type) -> None:
         lower = self.lowerer
-        condition = lower.bind(frame, "c", lower.condition(statement.condition, frame), statement.condition.span)
+        condition = lower.bind(
+            frame, "c", lower.condition(statement.condition, frame), statement.condition.span
+        )
         before = dict(frame.scope.names)
         ends = []
         is_good = True
@@ -209,7 +235,11 @@ class Statements:
         merged: dict[str, Variable | Function] = {}
         for name, old in before.items():
             one, two = yes_names[name], no_names[name]
-            if not isinstance(old, Variable) or not isinstance(one, Variable) or not isinstance(two, Variable):
+            if (
+                not isinstance(old, Variable)
+                or not isinstance(one, Variable)
+                or not isinstance(two, Variable)
+            ):
                 merged[name] = old
             elif yes.done is True:
                 merged[name] = two
@@ -222,7 +252,8 @@ class Statements:
                 merged[name] = old.assigned(lower.bind(frame, name, choice, statement.span))
         frame.scope.names = merged
         if not is_good:
-            # Whatever the arms return, the lambda is refused; a missing return is not worth a message of its own.
+            # Whatever the arms return, the lambda is refused; a missing return is not worth a
+            # message of its own.
             raise Refused
         state.result = self._merge_results(condition, yes, no, frame, kind)
         state.done = self._merge_done(condition, yes.done, no.done, frame)
@@ -241,7 +272,9 @@ class Statements:
         if yes is no:
             return yes
         span = condition.span
-        arms = [nodes.Const(BOOL, span, done) if isinstance(done, bool) else done for done in (yes, no)]
+        arms = [
+            nodes.Const(BOOL, span, done) if isinstance(done, bool) else done for done in (yes, no)
+        ]
         choice = nodes.Select(BOOL, span, condition, arms[0], arms[1])
         return self.lowerer.bind(frame, "d", choice, span)
 

@@ -8,8 +8,8 @@
     let      = var, value: expr
     expr     = Const | Ref | Size(array) | Unary(op, x) | Binary(op, x, y) | Select(c, x, y) | Convert(x)
              | Math(fn, x*) | Index(array, i) | Random(low, high, position, site)
-             | Range(count) | Map(position, fn, source) | Reduce(reducer, init, source) | Apply(fn, x*)
-             | Elementwise(position, size, lets, value)
+             | Range(count) | Map(position, fn, source) | Reduce(reducer, init, source) | Apply(fn,
+             x*) | Elementwise(position, size, lets, value)
     lambda   = params: var*, lets: let*, result: expr
 
 and what the passes make of it for back ends that emit loops:
@@ -18,15 +18,17 @@ and what the passes make of it for back ends that emit loops:
     sweep    = size, reduces: (var, Reduce)*, writes: write*             one loop over 0 .. size - 1
     write    = field (number in the packet, or 0 for the gradient of a decode), value: Elementwise
 
-Every node carries `span` (where it was written) and every expr its `type`. Nodes are immutable; a pass returns new ones
-with `dataclasses.replace`. A name is a `Var` object, not a string: passes never capture. Every var is given a value
-once. All expressions are pure and total (a division by zero has a value), so both arms of a Select may be evaluated and
-any expression may be evaluated again.
+Every node carries `span` (where it was written) and every expr its `type`. Nodes are immutable; a
+pass returns new ones with `dataclasses.replace`. A name is a `Var` object, not a string: passes
+never capture. Every var is given a value once. All expressions are pure and total (a division by
+zero has a value), so both arms of a Select may be evaluated and any expression may be evaluated
+again.
 
-After check: Map, Range, Apply, vector-valued lets. After inline: none of these; the source of a Reduce, a vector field
-and a vector result are Elementwise, and nothing is stored between loops.
+After check: Map, Range, Apply, vector-valued lets. After inline: none of these; the source of a
+Reduce, a vector field and a vector result are Elementwise, and nothing is stored between loops.
 
-Two expressions are equal when they compute the same thing in the same way, wherever they were written.
+Two expressions are equal when they compute the same thing in the same way, wherever they were
+written.
 """
 
 from dataclasses import dataclass, field
@@ -103,8 +105,8 @@ class Select(Expr):
 class Convert(Expr):
     """`operand` as `type`.
 
-    Float to UInt or Int truncates after clamping to the range, NaN is 0; Int to UInt keeps the low bits; to Bool is
-    `!= 0`; to Float rounds to nearest even.
+    Float to UInt or Int truncates after clamping to the range, NaN is 0; Int to UInt keeps the low
+    bits; to Bool is `!= 0`; to Float rounds to nearest even.
     """
 
     operand: Expr
@@ -274,8 +276,12 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A program with the order of its loops."""
+    """A program with the order of its loops.
+
+    `spec_hash` is that of the program as it was checked: passes do not change what packets carry.
+    """
 
     program: Program
+    spec_hash: int
     encode: tuple[Let | Sweep, ...]
     decode: tuple[Let | Sweep, ...]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """IR to text, for people, for goldens and for the hash that packets carry.
 
-The hash covers what decides the bytes of a packet: functions, types, names of functions and variables; it does not
-cover defaults and ranges of parameters, which only limit what may be asked for.
+The hash covers what decides the bytes of a packet: functions, types, names of functions and
+variables; it does not cover defaults and ranges of parameters, which only limit what may be asked
+for.
 """
 
 from compll.ir import nodes
@@ -14,7 +15,9 @@ def print_program(program: nodes.Program) -> str:
     lines = [f"codec {program.name}"]
     for param in program.params:
         default = "" if param.default is None else f" = {param.default:.9g}"
-        lines.append(f"param {param.var.name}: {param.var.type} in [{param.low:.9g}, {param.high:.9g}]{default}")
+        lines.append(
+            f"param {param.var.name}: {param.var.type} in [{param.low:.9g}, {param.high:.9g}]{default}"
+        )
     return "\n".join(lines) + "\n" + print_functions(program)
 
 
@@ -105,7 +108,7 @@ class _Printer:
         params = ", ".join(f"{self.name(var)}: {var.type}" for var in function.params)
         return self._block(f"({params})", function.lets, function.result)
 
-    def expr(self, expr: nodes.Expr) -> str:  # noqa: PLR0911 - one line per kind of node
+    def expr(self, expr: nodes.Expr) -> str:
         match expr:
             case nodes.Const(type=Bool()):
                 return "true" if expr.value else "false"
@@ -122,7 +125,9 @@ class _Printer:
             case nodes.Binary():
                 return f"({self.expr(expr.left)} {expr.op} {self.expr(expr.right)})"
             case nodes.Select():
-                return f"({self.expr(expr.condition)} ? {self.expr(expr.yes)} : {self.expr(expr.no)})"
+                return (
+                    f"({self.expr(expr.condition)} ? {self.expr(expr.yes)} : {self.expr(expr.no)})"
+                )
             case nodes.Convert():
                 return f"{expr.type}({self.expr(expr.operand)})"
             case nodes.Math():

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The accepted reducers and how a lambda is recognised as one of them.
 
-A reducer must give the same result in any order on every back end, or in one fixed order that all of them follow; only
-known reducers have that, so a lambda (a, b) is reduced to a normal form and refused when it is none of
+A reducer must give the same result in any order on every back end, or in one fixed order that all
+of them follow; only known reducers have that, so a lambda (a, b) is reduced to a normal form and
+refused when it is none of
 
     sum  a + b          max  a > b ? a : b      count  a + (b != 0)     and  a && b
     prod a * b          min  a < b ? a : b                              or   a || b
 
-with operands in either order, `>=` for `>`, the arms exchanged under the opposite comparison, or the built-in min and
-max. Where the spellings differ (NaN, -0), the normal form counts.
+with operands in either order, `>=` for `>`, the arms exchanged under the opposite comparison, or
+the built-in min and max. Where the spellings differ (NaN, -0), the normal form counts.
 """
 
 from compll.ir import nodes
@@ -46,7 +47,9 @@ def recognise(function: nodes.Lambda) -> str | None:
     def truth(expr: nodes.Expr) -> nodes.Expr:
         """What is tested, where a number is used as a condition; what is made a number, where a condition is."""
         expr = plain(expr)
-        return plain(expr.operand) if isinstance(expr, nodes.Convert) and BOOL in _ends(expr) else expr
+        return (
+            plain(expr.operand) if isinstance(expr, nodes.Convert) and BOOL in _ends(expr) else expr
+        )
 
     def is_pair(left: nodes.Expr, right: nodes.Expr) -> bool:
         return {who(left), who(right)} == {first, second}
@@ -68,7 +71,11 @@ def recognise(function: nodes.Lambda) -> str | None:
             return _SYMMETRIC[body.op]
         is_count = body.op == "+" and who(body.left) is first and is_count_of_second(body.right)
         return "count" if is_count else None
-    if isinstance(body, nodes.Math) and body.function in ("min", "max") and is_pair(*body.arguments):
+    if (
+        isinstance(body, nodes.Math)
+        and body.function in ("min", "max")
+        and is_pair(*body.arguments)
+    ):
         return body.function
     if not isinstance(body, nodes.Select):
         return None

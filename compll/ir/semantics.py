@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every scalar operator computes, in NumPy, on scalars and on vectors alike.
 
-Float is np.float32, Int is np.int64, UInt(n) is np.int64 holding 0 .. 2^n - 1, Bool is np.bool_. Everything is total:
-integers wrap, x / 0 and x % 0 are 0, shifts count modulo 64, conversions saturate. Callers silence NumPy's warnings with
-`quiet()`; results do not depend on it.
+Float is np.float32, Int is np.int64, UInt(n) is np.int64 holding 0 .. 2^n - 1, Bool is np.bool_.
+Everything is total: integers wrap, x / 0 and x % 0 are 0, shifts count modulo 64, conversions
+saturate. Callers silence NumPy's warnings with `quiet()`; results do not depend on it.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def unary(op: str, x: Value) -> Value:
     return np.negative(x) if op == "-" else np.invert(x)
 
 
-def binary(op: str, x: Value, y: Value, kind: Type) -> Value:  # noqa: PLR0911 - one line per operator
+def binary(op: str, x: Value, y: Value, kind: Type) -> Value:
     """`x op y` on operands of type `kind`."""
     match op:
         case "+":
@@ -79,7 +79,8 @@ def binary(op: str, x: Value, y: Value, kind: Type) -> Value:  # noqa: PLR0911 -
 
 
 def _int_divide(x: Value, y: Value) -> Value:
-    # Towards zero, as in C. Divisors 0 and -1 are taken out first: the rest can neither trap nor overflow.
+    # Towards zero, as in C. Divisors 0 and -1 are taken out first: the rest can neither trap nor
+    # overflow.
     plain = np.where((y == 0) | (y == -1), np.int64(1), y)
     quotient = np.floor_divide(np.subtract(x, np.fmod(x, plain)), plain)
     return np.where(y == 0, np.int64(0), np.where(y == -1, np.negative(x), quotient))[()]
@@ -123,12 +124,18 @@ def math(function: str, arguments: list[Value]) -> Value:
         case "max":
             return maximum(*arguments)
         case _:
-            raise ValueError(f"`function` must be a built-in function. Received: function={function!r}")
+            raise ValueError(
+                f"`function` must be a built-in function. Received: function={function!r}"
+            )
 
 
 def _round(x: Value) -> Value:
     whole = np.trunc(x)
-    away = select(np.abs(np.subtract(x, whole)) >= np.float32(0.5), np.copysign(np.float32(1), x), np.float32(0))
+    away = select(
+        np.abs(np.subtract(x, whole)) >= np.float32(0.5),
+        np.copysign(np.float32(1), x),
+        np.float32(0),
+    )
     return np.add(whole, away)
 
 
@@ -146,7 +153,9 @@ def convert(x: Value, source: Type, target: Type, bits: int = 0) -> Value:
 
 def _truncate(x: Value, top: int) -> Value:
     inside = select(np.greater(x, np.float32(0)) & np.less(x, np.float32(top)), x, np.float32(0))
-    return select(np.greater_equal(x, np.float32(top)), np.int64(top), np.asarray(inside).astype(np.int64))
+    return select(
+        np.greater_equal(x, np.float32(top)), np.int64(top), np.asarray(inside).astype(np.int64)
+    )
 
 
 def _to_int(x: Value) -> Value:

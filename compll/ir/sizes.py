@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lengths of vectors, as expressions over parameters and the size of the gradient alone.
 
-A packet's layout must be known before its contents are, so a length may not depend on data: `size_of` follows a vector
-to its source and replaces every variable by what it stands for, and refuses anything else.
+A packet's layout must be known before its contents are, so a length may not depend on data:
+`size_of` follows a vector to its source and replaces every variable by what it stands for, and
+refuses anything else.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,9 @@ class DataDependentError(Exception):
 _Values = Mapping[nodes.Var, nodes.Expr]
 
 
-def size_of(vector: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values) -> nodes.Expr:
+def size_of(
+    vector: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values
+) -> nodes.Expr:
     """Number of elements of `vector`; `lets` gives the values of variables, `sizes` the lengths of extracted vectors.
 
     Raises:
@@ -36,7 +39,9 @@ def size_of(vector: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], siz
     return _Resolver(lets, params, sizes).size(vector)
 
 
-def scalar_of(value: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values) -> nodes.Expr:
+def scalar_of(
+    value: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values
+) -> nodes.Expr:
     """An Int expression over parameters and sizes alone; raises DataDependentError as `size_of` does."""
     return _Resolver(lets, params, sizes).scalar(value)
 
@@ -69,7 +74,7 @@ class _Resolver:
             case _:
                 raise DataDependentError(vector.span)
 
-    def scalar(self, value: nodes.Expr) -> nodes.Expr:  # noqa: PLR0911 - one line per kind of node
+    def scalar(self, value: nodes.Expr) -> nodes.Expr:
         self._left -= 1
         if self._left < 0:
             raise DataDependentError(value.span)

@@ -3,9 +3,10 @@
 
     type    = Float | Int | Bool | UInt(bits) | Array(element)
 
-Values are computed as Float (IEEE binary32), Int (64 bits, two's complement, wrapping) or Bool. `UInt` is a storage
-type: an unsigned integer of 1 to 32 bits that becomes an Int as soon as it is computed with. Its width is a number or,
-for `uint<expr>`, an expression over parameters.
+Values are computed as Float (IEEE binary32), Int (64 bits, two's complement, wrapping) or Bool.
+`UInt` is a storage
+type: an unsigned integer of 1 to 32 bits that becomes an Int as soon as it is computed with. Its
+width is a number or, for `uint<expr>`, an expression over parameters.
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ class UInt(Type):
 
     def __str__(self) -> str:
         if isinstance(self.bits, int):
-            return f"uint{self.bits}" if f"uint{self.bits}" in FIXED_WIDTHS else f"uint<{self.bits}>"
+            return (
+                f"uint{self.bits}" if f"uint{self.bits}" in FIXED_WIDTHS else f"uint<{self.bits}>"
+            )
         from compll.ir.printer import print_expr
 
         return f"uint<{print_expr(self.bits)}>"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every program must satisfy, whoever made it; run after check and after every pass.
 
-A violation is a mistake of the compiler, not of the specification: it raises IrError, which no caller catches.
-Checked: every variable is bound once and before its use, operands have the types of nodes.py, and after inlining no
-vector is left that would have to be stored.
+A violation is a mistake of the compiler, not of the specification: it raises IrError, which no
+caller catches. Checked: every variable is bound once and before its use, operands have the types of
+nodes.py, and after inlining no vector is left that would have to be stored.
 """
 
 from compll.ir import nodes
@@ -30,7 +30,9 @@ def verify(program: nodes.Program, is_inlined: bool = False) -> None:
         checker = _Checker(params | {decode.gradient}, is_inlined)
         for item in decode.fields:
             if (item.size is None) == isinstance(item.var.type, Array):
-                raise IrError(f"field `{item.var.name}` must have a size if and only if it is a vector")
+                raise IrError(
+                    f"field `{item.var.name}` must have a size if and only if it is a vector"
+                )
             if item.size is not None:
                 checker.expr(item.size)
             checker.bind(item.var)
@@ -63,9 +65,13 @@ class _Checker:
     def field(self, value: nodes.Expr) -> None:
         is_vector = isinstance(value.type, Array)
         if self._is_inlined and is_vector and not isinstance(value, nodes.Elementwise):
-            raise IrError(f"a vector that leaves must be Elementwise after inlining. Received: {value!r}")
+            raise IrError(
+                f"a vector that leaves must be Elementwise after inlining. Received: {value!r}"
+            )
 
-    def _inside(self, bound: tuple[nodes.Var, ...], lets: tuple[nodes.Let, ...], value: nodes.Expr) -> None:
+    def _inside(
+        self, bound: tuple[nodes.Var, ...], lets: tuple[nodes.Let, ...], value: nodes.Expr
+    ) -> None:
         inner = _Checker(self._bound, self._is_inlined)
         for var in bound:
             inner.bind(var)
@@ -93,7 +99,11 @@ class _Checker:
                 if expr.left.type != expr.right.type or expr.left.type not in (FLOAT, INT, BOOL):
                     raise IrError(f"`{expr.op}` on {expr.left.type} and {expr.right.type}")
             case nodes.Select():
-                if expr.condition.type != BOOL or expr.yes.type != expr.type or expr.no.type != expr.type:
+                if (
+                    expr.condition.type != BOOL
+                    or expr.yes.type != expr.type
+                    or expr.no.type != expr.type
+                ):
                     raise IrError("a Select needs a Bool and two arms of its own type")
             case nodes.Reduce():
                 if expr.init.type != expr.type or expr.type not in (FLOAT, INT):

@@ -76,7 +76,9 @@ def _fold(expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr]) -> nodes.Expr:
             value = _fold(expr.value, inner)
             if lets and isinstance(value, nodes.Ref) and value.var is lets[-1].var:
                 value = lets.pop().value
-            return replace(expr, size=_fold(expr.size, names), lets=_used(lets, (value,)), value=value)
+            return replace(
+                expr, size=_fold(expr.size, names), lets=_used(lets, (value,)), value=value
+            )
         case _:
             return _simplify(rebuild(expr, lambda child: _fold(child, names)))
 
@@ -88,7 +90,9 @@ def _simplify(expr: nodes.Expr) -> nodes.Expr:
         case nodes.Unary(operand=nodes.Const() as operand):
             return _constant(expr, semantics.unary(expr.op, _value(operand)))
         case nodes.Binary(left=nodes.Const() as left, right=nodes.Const() as right):
-            return _constant(expr, semantics.binary(expr.op, _value(left), _value(right), left.type))
+            return _constant(
+                expr, semantics.binary(expr.op, _value(left), _value(right), left.type)
+            )
         case nodes.Select(condition=nodes.Const() as condition):
             return expr.yes if condition.value else expr.no
         case nodes.Select() if expr.yes == expr.no:
@@ -96,7 +100,9 @@ def _simplify(expr: nodes.Expr) -> nodes.Expr:
         case nodes.Select(yes=nodes.Const() as yes, no=nodes.Const() as no) if expr.type == BOOL:
             return expr.condition if yes.value and not no.value else expr
         case nodes.Math() if all(isinstance(argument, nodes.Const) for argument in expr.arguments):
-            values = [_value(argument) for argument in expr.arguments if isinstance(argument, nodes.Const)]
+            values = [
+                _value(argument) for argument in expr.arguments if isinstance(argument, nodes.Const)
+            ]
             return _constant(expr, semantics.math(expr.function, values))
         case _:
             return expr
@@ -128,9 +134,16 @@ def _convert(expr: nodes.Convert) -> nodes.Expr:
         return _constant(expr, semantics.convert(_value(operand), operand.type, kind, bits))
     if isinstance(kind, UInt) and isinstance(operand, nodes.Math) and operand.function == "floor":
         return replace(expr, operand=operand.arguments[0])
-    if isinstance(operand, nodes.Select) and isinstance(operand.yes, nodes.Const) and isinstance(operand.no, nodes.Const):
+    if (
+        isinstance(operand, nodes.Select)
+        and isinstance(operand.yes, nodes.Const)
+        and isinstance(operand.no, nodes.Const)
+    ):
         if bits is not None:
-            yes, no = _convert(replace(expr, operand=operand.yes)), _convert(replace(expr, operand=operand.no))
+            yes, no = (
+                _convert(replace(expr, operand=operand.yes)),
+                _convert(replace(expr, operand=operand.no)),
+            )
             return nodes.Select(kind, expr.span, operand.condition, yes, no)
         return expr
     if isinstance(operand, nodes.Convert):

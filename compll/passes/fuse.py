@@ -4,16 +4,16 @@
     max = reduce max(g); min = reduce min(g); ...     -->  sweep g.size { max, min }; ...; sweep g.size { write codes }
     sum = reduce sum(g); codes = map(g, sign)         -->  sweep g.size { sum, write codes }
 
-A sweep takes every reduction of one length whose inputs are known, and every write that does not wait for them, so the
-gradient is read as few times as the dependences allow.
+A sweep takes every reduction of one length whose inputs are known, and every write that does not
+wait for them, so the gradient is read as few times as the dependences allow.
 """
 
 from compll.ir import nodes
 from compll.ir.walk import free_vars
 
 
-def fuse(program: nodes.Program) -> nodes.Plan:
-    """Orders both functions into lets and sweeps."""
+def fuse(program: nodes.Program, spec_hash: int) -> nodes.Plan:
+    """Orders both functions into lets and sweeps; `spec_hash`: what packets carry."""
     encode: tuple[nodes.Let | nodes.Sweep, ...] = ()
     decode: tuple[nodes.Let | nodes.Sweep, ...] = ()
     params = {param.var for param in program.params}
@@ -30,7 +30,7 @@ def fuse(program: nodes.Program) -> nodes.Plan:
         if not isinstance(result, nodes.Elementwise):
             raise TypeError(f"a decode must be inlined before it is fused. Received: {result!r}")
         decode = _schedule(program.decode.lets, [nodes.Write(0, result)], known)
-    return nodes.Plan(program, encode, decode)
+    return nodes.Plan(program, spec_hash, encode, decode)
 
 
 def _schedule(
@@ -46,13 +46,22 @@ def _schedule(
         ready = [let for let in waiting if free_vars(let.value) <= known]
         reduces = [(let.var, let.value) for let in ready if isinstance(let.value, nodes.Reduce)]
         sizes = [_size(reduce) for _, reduce in reduces]
-        # Writes wait while reductions are left: a later sweep may be needed anyway, and then costs nothing more.
-        sizes += [write.value.size for write in writes if not reduces and free_vars(write.value) <= known]
+        # Writes wait while reductions are left: a later sweep may be needed anyway, and then costs
+        # nothing more.
+        sizes += [
+            write.value.size for write in writes if not reduces and free_vars(write.value) <= known
+        ]
         if not sizes:
-            raise ValueError("the lets of a function must be in an order in which they can be computed")
+            raise ValueError(
+                "the lets of a function must be in an order in which they can be computed"
+            )
         size = sizes[0]
         together = tuple((var, reduce) for var, reduce in reduces if _size(reduce) == size)
-        leaving = tuple(write for write in writes if write.value.size == size and free_vars(write.value) <= known)
+        leaving = tuple(
+            write
+            for write in writes
+            if write.value.size == size and free_vars(write.value) <= known
+        )
         steps.append(nodes.Sweep(size, together, leaving))
         done = {var for var, _ in together}
         known |= done
@@ -77,5 +86,7 @@ def _take_scalars(
 
 def _size(reduce: nodes.Reduce) -> nodes.Expr:
     if not isinstance(reduce.source, nodes.Elementwise):
-        raise TypeError(f"a reduction must be inlined before it is fused. Received: {reduce.source!r}")
+        raise TypeError(
+            f"a reduction must be inlined before it is fused. Received: {reduce.source!r}"
+        )
     return reduce.source.size

@@ -7,8 +7,9 @@
     let q = map(v, f);  ... q[j] ...       -->  ... 0 <= j && j < q.size ? f(v[j]) : 0 ...
     let s = 1 + reduce(v, ...)             -->  let t = reduce(v, ...); let s = 1 + t
 
-Every vector that is computed is computed again wherever it is used, so nothing is stored between loops. That is right
-because expressions are pure, random ones included: their value depends on the element's position alone.
+Every vector that is computed is computed again wherever it is used, so nothing is stored between
+loops. That is right because expressions are pure, random ones included: their value depends on the
+element's position alone.
 """
 
 from collections.abc import Callable
@@ -72,14 +73,20 @@ class _Inliner:
 
     def leaving(self, value: nodes.Expr) -> nodes.Expr:
         """A field or result: a scalar, or a vector as Elementwise."""
-        return self._elementwise(value) if isinstance(value.type, Array) else self._scalar(value, {}, self.lets)
+        return (
+            self._elementwise(value)
+            if isinstance(value.type, Array)
+            else self._scalar(value, {}, self.lets)
+        )
 
     def _elementwise(self, value: nodes.Expr) -> nodes.Elementwise:
         vector = self._vector(value)
         position = nodes.Var("i", INT, value.span)
         lets: list[nodes.Let] = []
         element = vector.element(nodes.Ref(INT, value.span, position), lets)
-        return nodes.Elementwise(value.type, value.span, position, vector.size, tuple(lets), element)
+        return nodes.Elementwise(
+            value.type, value.span, position, vector.size, tuple(lets), element
+        )
 
     def _size(self, value: nodes.Expr) -> nodes.Expr:
         return size_of(value, self._values, self._params, self._sizes)
@@ -90,7 +97,9 @@ class _Inliner:
                 return self._vectors[value.var]
             case nodes.Ref():
                 kind = value.type.element if isinstance(value.type, Array) else value.type
-                return _Vector(self._size(value), lambda i, _: nodes.Index(kind, i.span, value, i), True)
+                return _Vector(
+                    self._size(value), lambda i, _: nodes.Index(kind, i.span, value, i), True
+                )
             case nodes.Range():
                 return _Vector(self._size(value), lambda i, _: i, False)
             case nodes.Map():
@@ -115,13 +124,19 @@ class _Inliner:
         """The body of a lambda with its parameters bound; its lets become new ones in `lets`."""
         inner = dict(names)
         for var, argument in zip(function.params, arguments, strict=True):
-            value = argument if argument.type == var.type else nodes.Convert(var.type, argument.span, argument)
+            value = (
+                argument
+                if argument.type == var.type
+                else nodes.Convert(var.type, argument.span, argument)
+            )
             inner[var] = _bind(var, value, lets)
         for let in function.lets:
             inner[let.var] = _bind(let.var, self._scalar(let.value, inner, lets), lets)
         return self._scalar(function.result, inner, lets)
 
-    def _scalar(self, expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr], lets: list[nodes.Let]) -> nodes.Expr:
+    def _scalar(
+        self, expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr], lets: list[nodes.Let]
+    ) -> nodes.Expr:
         match expr:
             case nodes.Ref():
                 return names.get(expr.var, expr)
@@ -134,12 +149,20 @@ class _Inliner:
                 arguments = [self._scalar(argument, names, lets) for argument in expr.arguments]
                 return self._apply(expr.function, arguments, names, lets)
             case nodes.Reduce():
-                return _bind(nodes.Var("reduced", expr.type, expr.span), self._reduce(expr, names, lets), lets)
+                return _bind(
+                    nodes.Var("reduced", expr.type, expr.span),
+                    self._reduce(expr, names, lets),
+                    lets,
+                )
             case _:
                 return rebuild(expr, lambda child: self._scalar(child, names, lets))
 
-    def _reduce(self, expr: nodes.Reduce, names: dict[nodes.Var, nodes.Expr], lets: list[nodes.Let]) -> nodes.Reduce:
-        return replace(expr, init=self._scalar(expr.init, names, lets), source=self._elementwise(expr.source))
+    def _reduce(
+        self, expr: nodes.Reduce, names: dict[nodes.Var, nodes.Expr], lets: list[nodes.Let]
+    ) -> nodes.Reduce:
+        return replace(
+            expr, init=self._scalar(expr.init, names, lets), source=self._elementwise(expr.source)
+        )
 
     def _element(self, expr: nodes.Index, index: nodes.Expr, lets: list[nodes.Let]) -> nodes.Expr:
         vector = self._vector(expr.array)

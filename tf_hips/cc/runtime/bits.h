@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes of any width to bytes and back, and the other values in the body of a packet.
 //
-// Code k of width b occupies bits [k b, (k + 1) b) of a stream, LSB first; everything is little-endian and starts at a
-// byte. Functions on vectors take at most a tile that starts at a multiple of 8 codes, so that it starts at a byte.
-// Nothing is aligned. The caller has checked lengths.
+// Code k of width b occupies bits [k b, (k + 1) b) of a stream, LSB first; everything is
+// little-endian and starts at a byte. Functions on vectors take at most a tile that starts at a
+// multiple of 8 codes, so that it starts at a byte. Nothing is aligned. The caller has checked
+// lengths.
 
 #ifndef TF_HIPS_CC_RUNTIME_BITS_H_
 #define TF_HIPS_CC_RUNTIME_BITS_H_
@@ -18,14 +19,16 @@ namespace tf_hips {
 
 TF_HIPS_INLINE int64_t packed_bytes(int64_t count, int64_t bits) { return (count * bits + 7) / 8; }
 
-// Eight codes of up to 8 bits, one per byte, to 8 * kBits bits and back: neighbours are joined in three steps.
+// Eight codes of up to 8 bits, one per byte, to 8 * kBits bits and back: neighbours are joined in
+// three steps.
 template <int kBits>
 TF_HIPS_INLINE uint64_t gather_bits(uint64_t x) {
   constexpr uint64_t kOne = (uint64_t{1} << (2 * kBits)) - 1;
   constexpr uint64_t kTwo = (uint64_t{1} << (4 * kBits)) - 1;
   constexpr uint64_t kLow = (uint64_t{1} << kBits) - 1;
   x = (x & (kLow * 0x0001000100010001u)) | ((x & (kLow * 0x0100010001000100u)) >> (8 - kBits));
-  x = (x & (kOne * 0x0000000100000001u)) | ((x >> (16 - 2 * kBits)) & ((kOne << (2 * kBits)) * 0x0000000100000001u));
+  x = (x & (kOne * 0x0000000100000001u)) |
+      ((x >> (16 - 2 * kBits)) & ((kOne << (2 * kBits)) * 0x0000000100000001u));
   return (x & kTwo) | ((x >> (32 - 4 * kBits)) & (kTwo << (4 * kBits)));
 }
 
@@ -35,8 +38,10 @@ TF_HIPS_INLINE uint64_t scatter_bits(uint64_t x) {
   constexpr uint64_t kTwo = (uint64_t{1} << (4 * kBits)) - 1;
   constexpr uint64_t kLow = (uint64_t{1} << kBits) - 1;
   x = (x & kTwo) | ((x & (kTwo << (4 * kBits))) << (32 - 4 * kBits));
-  x = (x & (kOne * 0x0000000100000001u)) | ((x & ((kOne << (2 * kBits)) * 0x0000000100000001u)) << (16 - 2 * kBits));
-  return (x & (kLow * 0x0001000100010001u)) | ((x & ((kLow << kBits) * 0x0001000100010001u)) << (8 - kBits));
+  x = (x & (kOne * 0x0000000100000001u)) |
+      ((x & ((kOne << (2 * kBits)) * 0x0000000100000001u)) << (16 - 2 * kBits));
+  return (x & (kLow * 0x0001000100010001u)) |
+         ((x & ((kLow << kBits) * 0x0001000100010001u)) << (8 - kBits));
 }
 
 template <int kBits>
@@ -88,14 +93,30 @@ TF_HIPS_INLINE void unpack_stream(const uint8_t* in, int64_t count, int32_t bits
 TF_HIPS_INLINE void pack_codes(const uint8_t* codes, int64_t count, int32_t bits, uint8_t* out) {
   const int64_t groups = count / 8;
   switch (bits) {
-    case 1: pack_groups<1>(codes, groups, out); break;
-    case 2: pack_groups<2>(codes, groups, out); break;
-    case 3: pack_groups<3>(codes, groups, out); break;
-    case 4: pack_groups<4>(codes, groups, out); break;
-    case 5: pack_groups<5>(codes, groups, out); break;
-    case 6: pack_groups<6>(codes, groups, out); break;
-    case 7: pack_groups<7>(codes, groups, out); break;
-    default: std::memcpy(out, codes, static_cast<size_t>(count)); return;
+    case 1:
+      pack_groups<1>(codes, groups, out);
+      break;
+    case 2:
+      pack_groups<2>(codes, groups, out);
+      break;
+    case 3:
+      pack_groups<3>(codes, groups, out);
+      break;
+    case 4:
+      pack_groups<4>(codes, groups, out);
+      break;
+    case 5:
+      pack_groups<5>(codes, groups, out);
+      break;
+    case 6:
+      pack_groups<6>(codes, groups, out);
+      break;
+    case 7:
+      pack_groups<7>(codes, groups, out);
+      break;
+    default:
+      std::memcpy(out, codes, static_cast<size_t>(count));
+      return;
   }
   pack_stream(codes + 8 * groups, count % 8, bits, out + groups * bits);
 }
@@ -121,14 +142,30 @@ TF_HIPS_INLINE void pack_codes(const uint32_t* codes, int64_t count, int32_t, ui
 TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, uint8_t* codes) {
   const int64_t groups = count / 8;
   switch (bits) {
-    case 1: unpack_groups<1>(in, groups, codes); break;
-    case 2: unpack_groups<2>(in, groups, codes); break;
-    case 3: unpack_groups<3>(in, groups, codes); break;
-    case 4: unpack_groups<4>(in, groups, codes); break;
-    case 5: unpack_groups<5>(in, groups, codes); break;
-    case 6: unpack_groups<6>(in, groups, codes); break;
-    case 7: unpack_groups<7>(in, groups, codes); break;
-    default: std::memcpy(codes, in, static_cast<size_t>(count)); return;
+    case 1:
+      unpack_groups<1>(in, groups, codes);
+      break;
+    case 2:
+      unpack_groups<2>(in, groups, codes);
+      break;
+    case 3:
+      unpack_groups<3>(in, groups, codes);
+      break;
+    case 4:
+      unpack_groups<4>(in, groups, codes);
+      break;
+    case 5:
+      unpack_groups<5>(in, groups, codes);
+      break;
+    case 6:
+      unpack_groups<6>(in, groups, codes);
+      break;
+    case 7:
+      unpack_groups<7>(in, groups, codes);
+      break;
+    default:
+      std::memcpy(codes, in, static_cast<size_t>(count));
+      return;
   }
   unpack_stream(in + groups * bits, count % 8, bits, codes + 8 * groups);
 }
@@ -166,7 +203,8 @@ TF_HIPS_INLINE uint32_t code_at(const uint8_t* in, int64_t count, int32_t bits, 
   const int64_t bit = index * bits;
   const int64_t last = (bit + bits - 1) / 8;
   uint64_t pending = 0;
-  for (int64_t at = bit / 8; at <= last; ++at) pending |= static_cast<uint64_t>(in[at]) << (8 * (at - bit / 8));
+  for (int64_t at = bit / 8; at <= last; ++at)
+    pending |= static_cast<uint64_t>(in[at]) << (8 * (at - bit / 8));
   return static_cast<uint32_t>(pending >> (bit % 8) & ((uint64_t{1} << bits) - 1));
 }
 
@@ -186,9 +224,13 @@ TF_HIPS_INLINE void store_float(float value, uint8_t* out) { store_floats(&value
 
 TF_HIPS_INLINE float load_float(const uint8_t* in) { return float_at(in, 1, 0); }
 
-TF_HIPS_INLINE void store_code(uint32_t value, int32_t bits, uint8_t* out) { pack_stream(&value, 1, bits, out); }
+TF_HIPS_INLINE void store_code(uint32_t value, int32_t bits, uint8_t* out) {
+  pack_stream(&value, 1, bits, out);
+}
 
-TF_HIPS_INLINE uint32_t load_code(const uint8_t* in, int32_t bits) { return code_at(in, 1, bits, 0); }
+TF_HIPS_INLINE uint32_t load_code(const uint8_t* in, int32_t bits) {
+  return code_at(in, 1, bits, 0);
+}
 
 }  // namespace tf_hips
 

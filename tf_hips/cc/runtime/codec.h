@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C interface of one generated codec: what a specification becomes, and all that the rest of the system knows of it.
+// The C interface of one generated codec: what a specification becomes, and all that the rest of
+// the system knows of it.
 //
-// A codec is a constant table of functions that encode and decode ONE chunk (at most 2^20 elements of one tensor) to
-// and from the body of one packet. Prefixes, the loop over chunks, error feedback and threads belong to api.h.
-// All functions are thread-safe and reentrant, keep no state, and read nothing outside the buffers they are given,
-// whatever these hold.
+// A codec is a constant table of functions that encode and decode ONE chunk (at most 2^20 elements
+// of one tensor) to and from the body of one packet. Prefixes, the loop over chunks, error feedback
+// and threads belong to api.h. All functions are thread-safe and reentrant, keep no state, and read
+// nothing outside the buffers they are given, whatever these hold.
 //
 // Parameters travel as double[num_params] in the order of `params`; integers are exact.
 
@@ -19,18 +20,21 @@ extern "C" {
 
 #define TF_HIPS_ABI_VERSION 1
 
-// What a function of a codec returns: 0 or one of these; functions that return a size return -status instead.
-// Status codes from 16 on belong to api.h.
+// What a function of a codec returns: 0 or one of these; functions that return a size return
+// -status instead. Status codes from 16 on belong to api.h.
 enum TfHipsStatus {
   TF_HIPS_OK = 0,
-  TF_HIPS_BUFFER_TOO_SMALL = 1,        // the output buffer is smaller than the body
-  TF_HIPS_BODY_LENGTH = 2,             // the body is shorter or longer than its element count asks for
-  TF_HIPS_BODY_CONTRADICTS_PARAMS = 3, // the body was made with other parameters, or holds a value they rule out
-  TF_HIPS_BAD_PARAMETER = 4,           // a parameter or n is out of its range, or not an integer where it must be one
-  TF_HIPS_NOT_PROVIDED = 5             // the specification has no such function
+  TF_HIPS_BUFFER_TOO_SMALL = 1,  // the output buffer is smaller than the body
+  TF_HIPS_BODY_LENGTH = 2,       // the body is shorter or longer than its element count asks for
+  TF_HIPS_BODY_CONTRADICTS_PARAMS =
+      3,  // the body was made with other parameters, or holds a value they rule out
+  TF_HIPS_BAD_PARAMETER =
+      4,  // a parameter or n is out of its range, or not an integer where it must be one
+  TF_HIPS_NOT_PROVIDED = 5  // the specification has no such function
 };
 
-// Where the randomness of a call comes from. `offset`: index in its tensor of element 0 of this call.
+// Where the randomness of a call comes from. `offset`: index in its tensor of element 0 of this
+// call.
 typedef struct {
   uint64_t seed;
   uint32_t step;
@@ -41,7 +45,7 @@ typedef struct {
 typedef struct {
   const char* name;
   int32_t is_integer;
-  double default_value, minimum, maximum; // the bounds are allowed values; no default: NaN
+  double default_value, minimum, maximum;  // the bounds are allowed values; no default: NaN
 } TfHipsParam;
 
 typedef struct TfHipsCodec {
@@ -50,21 +54,24 @@ typedef struct TfHipsCodec {
   uint32_t spec_hash;   // FNV-1a-32 of the printed typed IR
   int32_t num_params;
   const TfHipsParam* params;
-  int32_t is_fixed_size; // the body's bytes depend on n and the parameters only
+  int32_t is_fixed_size;  // the body's bytes depend on n and the parameters only
 
   // Bytes of the body for n elements (an upper bound when not fixed), or -status.
   int64_t (*max_body_bytes)(const double* params, int64_t n);
 
-  // Encodes in[0..n) to `body`; returns the bytes written, or -status and then `body` holds nothing of use.
-  int64_t (*encode)(const double* params, const TfHipsKey* key, const float* in, int64_t n, uint8_t* body,
-                    int64_t capacity);
+  // Encodes in[0..n) to `body`; returns the bytes written, or -status and then `body` holds nothing
+  // of use.
+  int64_t (*encode)(const double* params, const TfHipsKey* key, const float* in, int64_t n,
+                    uint8_t* body, int64_t capacity);
 
-  // Decodes `bytes` bytes to out[0..n): out = value, or out += value when `add` is not 0. Returns 0 or a status; then
-  // `out` is as it was.
-  int32_t (*decode)(const double* params, const uint8_t* body, int64_t bytes, float* out, int64_t n, int32_t add);
+  // Decodes `bytes` bytes to out[0..n): out = value, or out += value when `add` is not 0. Returns 0
+  // or a status; then `out` is as it was.
+  int32_t (*decode)(const double* params, const uint8_t* body, int64_t bytes, float* out, int64_t n,
+                    int32_t add);
 } TfHipsCodec;
 
-// Adds a codec to the list that tf_hips_find_codec (api.h) searches. `codec` must live as long as the program.
+// Adds a codec to the list that tf_hips_find_codec (api.h) searches. `codec` must live as long as
+// the program.
 void tf_hips_register_codec(const TfHipsCodec* codec);
 
 #ifdef __cplusplus
@@ -79,12 +86,13 @@ struct CodecRegistration {
 
 }  // namespace tf_hips
 
-// A codec that is a library of its own (compll run, the JIT) is found by its symbol and links against no registry.
+// A codec that is a library of its own (compll run, the JIT) is found by its symbol and links
+// against no registry.
 #ifdef TF_HIPS_STANDALONE_CODEC
 #define TF_HIPS_REGISTER_CODEC(getter) static_assert(true, "")
 #else
-#define TF_HIPS_REGISTER_CODEC(getter) static const ::tf_hips::CodecRegistration getter##_registration(getter())
-#endif
+#define TF_HIPS_REGISTER_CODEC(getter) static const ::tf_hips::CodecRegistration
+getter##_registration(getter()) #endif
 
 #endif  // __cplusplus
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scalar operators of CompLL where they differ from those of C++: every one is total.
 //
-// Integers are 64 bits and wrap; x / 0 and x % 0 are 0; shifts count modulo 64. Floats become integers by clamping and
-// then truncating, NaN is 0. min and max return their second argument when either is NaN.
+// Integers are 64 bits and wrap; x / 0 and x % 0 are 0; shifts count modulo 64. Floats become
+// integers by clamping and then truncating, NaN is 0. min and max return their second argument when
+// either is NaN.
 
 #ifndef TF_HIPS_CC_RUNTIME_CONVERT_H_
 #define TF_HIPS_CC_RUNTIME_CONVERT_H_
@@ -42,7 +43,9 @@ TF_HIPS_INLINE int64_t int_shl(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) << (static_cast<uint64_t>(b) & 63));
 }
 
-TF_HIPS_INLINE int64_t int_shr(int64_t a, int64_t b) { return a >> (static_cast<uint64_t>(b) & 63); }
+TF_HIPS_INLINE int64_t int_shr(int64_t a, int64_t b) {
+  return a >> (static_cast<uint64_t>(b) & 63);
+}
 
 template <typename T>
 TF_HIPS_INLINE T maximum(T a, T b) {
@@ -80,7 +83,8 @@ TF_HIPS_INLINE uint32_t float_to_uint32(float x) {
 
 // A width that depends on parameters, and the largest code of that width.
 struct Width {
-  explicit Width(int64_t bits) : bits(static_cast<int32_t>(bits)), mask((1 << bits) - 1), top(static_cast<float>(mask)) {}
+  explicit Width(int64_t bits)
+      : bits(static_cast<int32_t>(bits)), mask((1 << bits) - 1), top(static_cast<float>(mask)) {}
   int32_t bits;
   int32_t mask;
   float top;

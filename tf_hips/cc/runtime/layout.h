@@ -20,7 +20,8 @@ inline bool is_allowed(const TfHipsParam& param, double value) {
   return param.is_integer == 0 || std::floor(value) == value;
 }
 
-// Puts a field of `size` elements (none when negative) of `bits` bits behind the others; false when it is too long.
+// Puts a field of `size` elements (none when negative) of `bits` bits behind the others; false when
+// it is too long.
 inline bool add_field(int64_t size, int64_t bits, int64_t* offset, int64_t* count, int64_t* bytes) {
   if (size > kMaxElements) return false;
   *offset = *bytes;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions of floats in one fixed tree, so that their results do not depend on machine, vector width or threads.
+// Reductions of floats in one fixed tree, so that their results do not depend on machine, vector
+// width or threads.
 //
-// Blocks of 1024 elements, the last one padded with the reducer's neutral value; in a block, lane l of 16 folds elements
-// l, l + 16, ... from its first; lanes combine l with l + 8, then + 4, + 2, + 1; blocks combine pairwise, an odd one
-// being carried up; the initial value comes first of all. No elements: the initial value.
+// Blocks of 1024 elements, the last one padded with the reducer's neutral value; in a block, lane l
+// of 16 folds elements l, l + 16, ... from its first; lanes combine l with l + 8, then + 4, + 2, +
+// 1; blocks combine pairwise, an odd one being carried up; the initial value comes first of all. No
+// elements: the initial value.
 
 #ifndef TF_HIPS_CC_RUNTIME_REDUCE_H_
 #define TF_HIPS_CC_RUNTIME_REDUCE_H_
@@ -83,7 +85,8 @@ TF_HIPS_INLINE float reduce_tile(const float* values, int64_t count) {
   return reduce_block<Reducer>(padded);
 }
 
-// Combines the blocks' results pairwise as they come: level k holds a finished subtree of 2^k blocks.
+// Combines the blocks' results pairwise as they come: level k holds a finished subtree of 2^k
+// blocks.
 template <typename Reducer>
 class Tree {
  public:

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011).
 //
-// Key: the seed's low and high word. Counter: element / 8 (low, high), step, tensor. A block serves eight elements with
-// 16 bits each; element e takes lane e % 8: word lane / 2, low half first. The k-th call site of a function (from 0)
-// uses key high word XOR k. Pure functions: the same arguments give the same noise everywhere.
+// Key: the seed's low and high word. Counter: element / 8 (low, high), step, tensor. A block serves
+// eight elements with 16 bits each; element e takes lane e % 8: word lane / 2, low half first. The
+// k-th call site of a function (from 0) uses key high word XOR k. Pure functions: the same
+// arguments give the same noise everywhere.
 
 #ifndef TF_HIPS_CC_RUNTIME_RNG_H_
 #define TF_HIPS_CC_RUNTIME_RNG_H_
@@ -21,7 +22,8 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
-TF_HIPS_INLINE PhiloxBlock philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+TF_HIPS_INLINE PhiloxBlock philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+                                      uint32_t k0, uint32_t k1) {
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
@@ -40,10 +42,10 @@ TF_HIPS_INLINE PhiloxBlock philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uin
 constexpr int64_t kNoiseBlocks = kTile / 8 + 1;
 constexpr int64_t kNoiseSize = kNoiseBlocks * 8;
 
-// Fills `buffer` (of kNoiseSize) with the 16 random bits of elements base .. base + count - 1 of this call, count at
-// most kTile; returns where those of element `base` begin.
-TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, int64_t base, int64_t count,
-                                          uint16_t* buffer) {
+// Fills `buffer` (of kNoiseSize) with the 16 random bits of elements base .. base + count - 1 of
+// this call, count at most kTile; returns where those of element `base` begin.
+TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, int64_t base,
+                                          int64_t count, uint16_t* buffer) {
   const uint64_t element = key.offset + static_cast<uint64_t>(base);
   const uint64_t first = element / 8;
   const uint32_t k0 = static_cast<uint32_t>(key.seed);
@@ -55,7 +57,8 @@ TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, i
   alignas(64) uint32_t words[kNoiseBlocks * 4];
   for (int64_t b = 0; b < blocks; ++b) {
     const uint32_t c0 = low + static_cast<uint32_t>(b);
-    const PhiloxBlock block = philox4x32(c0, high + (c0 < low ? 1u : 0u), key.step, key.tensor_id, k0, k1);
+    const PhiloxBlock block =
+        philox4x32(c0, high + (c0 < low ? 1u : 0u), key.step, key.tensor_id, k0, k1);
     words[4 * b] = block.word[0];
     words[4 * b + 1] = block.word[1];
     words[4 * b + 2] = block.word[2];
@@ -68,9 +71,9 @@ TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, i
 // The 16 random bits of one element, for noise that is not drawn in order.
 TF_HIPS_INLINE uint16_t noise_at(const TfHipsKey& key, uint32_t site, int64_t index) {
   const uint64_t element = key.offset + static_cast<uint64_t>(index);
-  const PhiloxBlock block =
-      philox4x32(static_cast<uint32_t>(element / 8), static_cast<uint32_t>(element / 8 >> 32), key.step, key.tensor_id,
-                 static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32) ^ site);
+  const PhiloxBlock block = philox4x32(
+      static_cast<uint32_t>(element / 8), static_cast<uint32_t>(element / 8 >> 32), key.step,
+      key.tensor_id, static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32) ^ site);
   return static_cast<uint16_t>(block.word[element % 8 / 2] >> (element % 2 * 16));
 }
 

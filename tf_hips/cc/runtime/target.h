@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How generated code is compiled: inlining, and clones of hot functions for wider vectors.
 //
-// All code here computes the same bits whatever the vector width: -ffp-contract=off is required (a fused multiply-add
-// rounds once where the reference rounds twice), and fast-math is refused.
+// All code here computes the same bits whatever the vector width: -ffp-contract=off is required (a
+// fused multiply-add rounds once where the reference rounds twice), and fast-math is refused.
 
 #ifndef TF_HIPS_CC_RUNTIME_TARGET_H_
 #define TF_HIPS_CC_RUNTIME_TARGET_H_
@@ -17,10 +17,11 @@
 
 #define TF_HIPS_INLINE inline __attribute__((always_inline))
 
-// Clones are chosen when the library is loaded, by a resolver that runs before the sanitizers are ready. Functions that
-// are hot stay functions of their own also without clones, so that no arithmetic is moved across the scoped denormal mode of the entry point.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(TF_HIPS_NO_CLONES)
+// Clones are chosen when the library is loaded, by a resolver that runs before the sanitizers are
+// ready. Functions that are hot stay functions of their own also without clones, so that no
+// arithmetic is moved across the scoped denormal mode of the entry point.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&
+!defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(TF_HIPS_NO_CLONES)
 #define TF_HIPS_HOT __attribute__((noinline, target_clones("arch=x86-64-v4", "avx2", "default")))
 #else
 #define TF_HIPS_HOT __attribute__((noinline))
