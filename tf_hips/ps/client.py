@@ -304,10 +304,11 @@ class Client:
     def leave(self, reason: str | None = None) -> None:
         """Leaves the run and closes the connection; with a reason, the run ends for all.
 
-        A server that is gone by then is no error: the run is over either way.
+        A server that is gone by then is no error: the run is over either way. A second call does
+        nothing.
         """
         try:
-            if self._welcome is not None and self._channel is not None:
+            if self._welcome is not None and not self._is_closed:
                 self._once(
                     "Leave", wire.to_json(reason=reason), 0, min(self._uplink.deadline_s, 10.0)
                 )
