@@ -20,7 +20,7 @@ bool Missing(const void* buffer, int64_t size) { return buffer == nullptr && siz
 
 bool IsCallable(const TfHipsCodec* codec, const double* params, int64_t n) {
   return codec != nullptr && codec->abi_version == TF_HIPS_ABI_VERSION && n >= 0 &&
-         n <= tf_hips::kMaxElements && !Missing(params, codec->num_params);
+         n <= tf_hips::kMaxTensorElements && !Missing(params, codec->num_params);
 }
 
 bool HasRows(const uint8_t* const* packets, const int64_t* bytes, int32_t num) {

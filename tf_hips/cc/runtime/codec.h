@@ -91,8 +91,9 @@ struct CodecRegistration {
 #ifdef TF_HIPS_STANDALONE_CODEC
 #define TF_HIPS_REGISTER_CODEC(getter) static_assert(true, "")
 #else
-#define TF_HIPS_REGISTER_CODEC(getter) static const ::tf_hips::CodecRegistration
-getter##_registration(getter()) #endif
+#define TF_HIPS_REGISTER_CODEC(getter) \
+  static const ::tf_hips::CodecRegistration getter##_registration(getter())
+#endif
 
 #endif  // __cplusplus
 

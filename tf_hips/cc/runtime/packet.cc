@@ -86,7 +86,7 @@ int64_t PacketBytes(const TfHipsCodec& codec, const double* params, int64_t n) {
 }
 
 int64_t WireBytes(const TfHipsCodec& codec, const double* params, int64_t n) {
-  if (n < 0 || n > kMaxElements) return -TF_HIPS_BAD_ARGUMENT;
+  if (n < 0 || n > kMaxTensorElements) return -TF_HIPS_BAD_ARGUMENT;
   if (const int32_t status = CheckParams(codec, params)) return -status;
   const int64_t num_chunks = NumChunks(n);
   const int64_t last = PacketBytes(codec, params, ChunkElements(n, num_chunks - 1));

@@ -19,7 +19,7 @@ constexpr int64_t kChunkElements = int64_t{1} << 20;
 constexpr int64_t kPrefixBytes = 16;
 constexpr uint16_t kPacketVersion = 1;
 // Sizes above this are refused, so that no product of sizes below overflows 64 bits.
-constexpr int64_t kMaxElements = int64_t{1} << 48;
+constexpr int64_t kMaxTensorElements = int64_t{1} << 48;
 
 // Number of packets of n elements: at least one.
 inline int64_t NumChunks(int64_t n) {

@@ -20,8 +20,8 @@
 // Clones are chosen when the library is loaded, by a resolver that runs before the sanitizers are
 // ready. Functions that are hot stay functions of their own also without clones, so that no
 // arithmetic is moved across the scoped denormal mode of the entry point.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&
-!defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(TF_HIPS_NO_CLONES)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(TF_HIPS_NO_CLONES)
 #define TF_HIPS_HOT __attribute__((noinline, target_clones("arch=x86-64-v4", "avx2", "default")))
 #else
 #define TF_HIPS_HOT __attribute__((noinline))

@@ -41,8 +41,9 @@ ParallelFor PoolOf(OpKernelContext* ctx) {
 
 absl::Status ReadElements(OpKernelConstruction* ctx, int64_t* num_elements) {
   if (absl::Status status = ctx->GetAttr("num_elements", num_elements); !status.ok()) return status;
-  if (*num_elements < 0 || *num_elements > kMaxElements) {
-    return absl::InvalidArgumentError(absl::StrCat("`num_elements` must be in [0, ", kMaxElements,
+  if (*num_elements < 0 || *num_elements > kMaxTensorElements) {
+    return absl::InvalidArgumentError(absl::StrCat("`num_elements` must be in [0, ",
+                                                   kMaxTensorElements,
                                                    "]. Received: num_elements=", *num_elements));
   }
   return absl::OkStatus();
