@@ -10,6 +10,7 @@ that the tests started, and ends the session.
 import faulthandler
 import os
 import random
+import re
 import shutil
 import sys
 import threading
@@ -53,6 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
     children.mark_environment()
     # A copy, because by the time the watchdog speaks pytest has put its own file in stderr's place.
     config.stash[_stderr] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not even import modules marked `tf` under `-m "not tf"`: TensorFlow takes seconds."""
+    if "not tf" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if re.search(r"^pytestmark = .*\bmark\.tf\b", text, re.MULTILINE) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
