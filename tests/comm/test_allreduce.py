@@ -165,8 +165,10 @@ def test_three_ranks_equal_the_native_codecs_and_plain_sums():
         owner_seed=2,
         make_variable=lambda value, name: None,
     )
-    [result] = few([tf.fill([5], 2.0)], tf.constant(0, tf.int64))
-    np.testing.assert_allclose(result.numpy(), np.full(5, 6.0), rtol=1e-6)
+    for run in (few, tf.function(few)):
+        for step in range(2):
+            [result] = run([tf.fill([5], 2.0)], tf.constant(step, tf.int64))
+            np.testing.assert_allclose(result.numpy(), np.full(5, 6.0), rtol=1e-6)
 
     # Plain sums: types are not mixed, buckets split and join again, empty tensors and scalars pass.
     rank = primitives.rank()

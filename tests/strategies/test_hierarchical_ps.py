@@ -121,6 +121,7 @@ def _train_over_parties(folder, worker_counts):
     (folder / f"{worker}.json").write_text(json.dumps(results))
 
 
+@pytest.mark.timeout(230)
 @pytest.mark.parametrize("worker_counts", [[2, 1]])
 def test_two_parties_train_as_one(tmp_path, worker_counts):
     with contextlib.ExitStack() as stack:
@@ -196,6 +197,7 @@ def _disagree(folder):
     primitives.shutdown()
 
 
+@pytest.mark.timeout(180)
 def test_a_party_that_disagrees_and_a_server_that_vanishes(tmp_path):
     import threading
 
@@ -217,7 +219,7 @@ def test_a_party_that_disagrees_and_a_server_that_vanishes(tmp_path):
                 [2, 1],
                 party_environments(
                     write_configs(tmp_path, "shapes", f"127.0.0.1:{first.port}"),
-                    write_configs(tmp_path, "vanished", f"127.0.0.1:{second.port}", 5.0),
+                    write_configs(tmp_path, "vanished", f"127.0.0.1:{second.port}", 20.0),
                 ),
                 deadline_s=150,
             )
@@ -256,5 +258,5 @@ def test_without_an_uplink_it_is_one_party():
     with pytest.raises(ValueError, match="onebit"):
         HierarchicalPS(compression="onebitt")
     nobody = config.Run(uplink=config.Uplink(server="127.0.0.1:1", site="x", deadline_s=0.5))
-    with pytest.raises(PeerError, match="127.0.0.1:1"):
+    with pytest.raises(PeerError, match=r"127\.0\.0\.1:1"):
         HierarchicalPS(config=nobody)

@@ -193,6 +193,10 @@ class CompressedSum:
         return tf.concat(packets, 0)
 
     def _merge(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        if not self._owned:
+            # Nothing came, but what is sent on must come from it: TensorFlow drops a collective
+            # whose result is not used, and the other ranks would wait for this one.
+            return tf.reshape(rows, [0])
         merged = []
         begin = 0
         for index, part in enumerate(self._owned):
@@ -211,7 +215,7 @@ class CompressedSum:
                 residual.assign(new_residual)
             merged.append(packet)
             begin += part.num_bytes
-        return tf.concat(merged, 0) if merged else tf.zeros([0], tf.uint8)
+        return tf.concat(merged, 0)
 
     def _decode(self, packets: tf.Tensor) -> list[tf.Tensor]:
         vectors = []

@@ -34,7 +34,14 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.failures import Failures
-from tf_hips.strategies.gradients import Gradient, GradientSum, Reducer, Turns, check_nonfinite
+from tf_hips.strategies.gradients import (
+    Gradient,
+    GradientSum,
+    Reducer,
+    Turns,
+    check_nonfinite,
+    opaque,
+)
 from tf_hips.strategies.replicas import check_equal_shapes, synchronise
 
 # Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
@@ -163,10 +170,14 @@ class PartyStrategy(tf.distribute.Strategy):
         kinds = [f"{tensor.dtype.name}_{'x'.join(map(str, tensor.shape))}" for tensor in tensors]
         label = f"exact.{'.'.join(kinds)}"[:200]
         with tf.device("/cpu:0"):
-            sums = self._turns(lambda: plain(tensors, label))
+            sums = self._turns(
+                lambda turn: plain([opaque(tensor, turn) for tensor in tensors], label)
+            )
             if is_mean:
-                return [total / tf.cast(primitives.size(), total.dtype) for total in sums]
-        return sums
+                sums = [total / tf.cast(primitives.size(), total.dtype) for total in sums]
+            return [
+                tf.reshape(total, tensor.shape) for total, tensor in zip(sums, tensors, strict=True)
+            ]
 
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable]
@@ -178,7 +189,7 @@ class PartyStrategy(tf.distribute.Strategy):
             with tf.init_scope():
                 self._sums[key] = self._make_sum(variables)
         with tf.device("/cpu:0"):
-            return self._turns(lambda: self._sums[key](values))
+            return self._turns(lambda turn: self._sums[key](values))
 
     def _make_sum(self, variables: Sequence[tf.Variable]) -> GradientSum:
         gradients = [
@@ -209,8 +220,10 @@ class PartyStrategy(tf.distribute.Strategy):
             return is_finite
         with tf.device("/cpu:0"):
             flag = tf.cast(is_finite, tf.int32)
-            [least] = self._turns(lambda: [primitives.allreduce(flag, "is_finite", "min")])
-        return tf.cast(least, tf.bool)
+            [least] = self._turns(
+                lambda turn: [primitives.allreduce(opaque(flag, turn), "is_finite", "min")]
+            )
+        return tf.cast(tf.reshape(least, []), tf.bool)
 
     # Variables.
 
@@ -340,6 +353,17 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         self._container_strategy()._watch()
+        if dataset.options().autotune.enabled is None:
+            # TensorFlow 2.21 can lose the signal that ends tf.data's tuning thread: it is sent
+            # before the flag that it announces is set. Destroying an iterator, as Keras does in
+            # every epoch, then takes up to a minute, and all ranks wait for it.
+            choice = tf.data.Options()
+            choice.autotune.enabled = False
+            dataset = dataset.with_options(choice)
+        if "CPU" in self._device.upper():
+            # One replica on the host: there is nothing to fetch to a device. TensorFlow's iterator
+            # for that tunes in a dataset of its own, and doubles the cost of a small step.
+            return dataset
         return super()._experimental_distribute_dataset(dataset, options)
 
 

@@ -35,7 +35,7 @@ from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.base import PartyStrategy
-from tf_hips.strategies.gradients import Gradient, Reducer
+from tf_hips.strategies.gradients import Gradient, Reducer, Witness
 from tf_hips.strategies.replicas import on_rank_0, synchronise
 
 _SAME = "same"
@@ -248,6 +248,7 @@ class _Uplink:
         run = strategy._run
         self._seed = derive_seed(run.seed, f"party/{run.uplink.site if run.uplink else ''}")
         self._down_bytes = [self._down.wire_bytes(size) if size else 0 for size in sizes]
+        self._witness = Witness(strategy._make_variable)
         self.residuals: dict[int, tf.Variable] = {}
         if self._up.has_residual and primitives.rank() == 0:
             self.residuals = {
@@ -262,10 +263,10 @@ class _Uplink:
         if primitives.rank() == 0:
             reply = self._send(vectors, step)
         else:
-            # Horovod pairs the ranks' broadcasts; this one's value is replaced, but must come after
-            # the party's sum.
-            with tf.control_dependencies(list(vectors)):
-                reply = tf.zeros([sum(self._down_bytes)], tf.uint8)
+            # The party's sum is not needed here, but rank 0 cannot have it without this rank; and
+            # what is broadcast must not be a constant (see `Turns`), though its value is replaced.
+            self._witness(vectors)
+            reply = tf.fill([sum(self._down_bytes)], tf.cast(step, tf.uint8))
         reply = primitives.broadcast(reply, f"{self._label}.uplink")
         return [
             graph.decode(self._down, packet, size) if size else tf.zeros([0])
