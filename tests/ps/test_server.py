@@ -216,24 +216,30 @@ def test_a_client_that_lost_the_answer_gets_the_round_again(certificates: Certif
         assert exchange(a) == first[0]
 
 
-def test_a_late_party_is_named(certificates: Certificates) -> None:
-    with serving(certificates, round_timeout_s=0.5, join_timeout_s=0.5) as server:
+def test_a_party_that_does_not_join_is_named(certificates: Certificates) -> None:
+    with serving(certificates, join_timeout_s=0.5) as server:
         lonely = Party(server.address, "b", certificates.party("b"))
         with pytest.raises(PeerError, match=r"Join: Waited \d s; the parties `a` have not joined"):
             lonely.join()
         lonely.client.close()
-        with parties(server, certificates) as (a, b):
-            text = r"in round 0 these have not .*: site `a` \(0 of 4 chunks came\)"
-            with pytest.raises(PeerError, match=text):
-                b.train(0, 0)
-            b.residuals = [np.zeros(size, np.float32) for size in b.sizes]
-            assert train_all((a, b), 0, 1) == expected_rounds(2)
+
+
+def test_a_party_that_delivers_nothing_is_named(certificates: Certificates) -> None:
+    with (
+        serving(certificates, round_timeout_s=2.0) as server,
+        parties(server, certificates) as (a, b),
+    ):
+        text = r"in round 0 these have not .*: site `a` \(0 of 4 chunks came\)"
+        with pytest.raises(PeerError, match=text):
+            b.train(0, 0)
+        b.residuals = [np.zeros(size, np.float32) for size in b.sizes]
+        assert train_all((a, b), 0, 1) == expected_rounds(2)
 
 
 def test_the_server_answers_before_the_client_gives_up(certificates: Certificates) -> None:
     with (
         serving(certificates) as server,
-        parties(server, certificates, deadline_s=2.0) as (_, b),
+        parties(server, certificates, deadline_s=3.0) as (_, b),
         pytest.raises(PeerError, match="in round 0 these have not delivered"),
     ):
         b.train(0, 0)
