@@ -64,7 +64,8 @@ def train(options: argparse.Namespace, events_dir: Path, console: Console) -> in
     log_file = options.out / "run.log"
     console.print(
         f"1 global server, {options.parties} parties x {options.workers} workers, mutual TLS; "
-        f"output in {log_file}"
+        f"output in {log_file}",
+        soft_wrap=True,
     )
     shown = 0
     with (
@@ -103,7 +104,8 @@ def show_epochs(events_dir: Path, shown: int, epochs: int, console: Console) -> 
         console.print(
             f"epoch {shown:2}/{epochs}   test accuracy {accuracy:.3f}   "
             f"slow tier {so_far.measured[-1] / 1e6:6.2f} MB"
-            f"   dense fp32 would be {so_far.dense[-1] / 1e6:6.1f} MB"
+            f"   dense fp32 would be {so_far.dense[-1] / 1e6:6.1f} MB",
+            soft_wrap=True,
         )
     return shown
 
@@ -142,7 +144,7 @@ def conclude(
             name, value, wanted, "" if holds and not wanted else "ok" if holds else "[red]FAILED[/]"
         )
     console.print(table)
-    console.print(f"figure: {figure}")
+    console.print(f"figure: {figure}", soft_wrap=True)
     failed = [
         f"{name} is {value}, wanted {wanted}" for name, value, wanted, holds in checks if not holds
     ]

@@ -61,7 +61,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves; SIGTERM ends in peace."""
     tls = arguments.identity(options)
-    from absl import logging
+    from absl import flags, logging
 
     from tf_hips.ps.server import serve
     from tf_hips.ps.settings import ServerConfig
@@ -82,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         log_dir=options.log_dir,
         **{name: value for name, value in limits.items() if value is not None},
     )
+    flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     signal.signal(signal.SIGTERM, _end)
