@@ -26,6 +26,17 @@ def variants() -> list[Compressor]:
     return list(dict.fromkeys(found))
 
 
+def variants_with_feedback() -> list[Compressor]:
+    """Those of `variants` that error feedback may wrap."""
+    return [c for c in variants() if not loses_more_than_it_is_given(c)]
+
+
+def loses_more_than_it_is_given(compressor: Compressor) -> bool:
+    """Whether error feedback around this codec diverges."""
+    params = dict(compressor.params)
+    return any(params[name] < least for name, least in REGISTRY[compressor.name].feedback_minimum)
+
+
 @functools.cache
 def reference(compressor: Compressor) -> compll.Reference:
     """The NumPy interpreter of a compressor's codec: what every back end must equal."""

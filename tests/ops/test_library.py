@@ -4,7 +4,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -19,11 +19,17 @@ def _nothing_loaded() -> None:
     library.ops.cache_clear()
 
 
+def _fake_tensorflow(version: str) -> ModuleType:
+    """A TensorFlow without load_op_library: nothing may be loaded."""
+    module = ModuleType("tensorflow")
+    module.__version__ = version
+    return module
+
+
 def test_another_tensorflow_is_refused_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "built_with", lambda: SimpleNamespace(TENSORFLOW="2.20.1"))
-    fake = SimpleNamespace(__version__="2.21.0")  # has no load_op_library: nothing may be loaded
     with pytest.raises(LibraryError) as error:
-        library.ops(fake)
+        library.ops(_fake_tensorflow("2.21.0"))
     text = str(error.value)
     assert "built for TensorFlow 2.20.1" in text
     assert "runs TensorFlow 2.21.0" in text
@@ -59,7 +65,7 @@ def test_the_stamp_is_of_this_tensorflow() -> None:
 def test_missing_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "OPS_PATH", tmp_path / "_tf_hips_ops.so")
     monkeypatch.setattr(library, "NATIVE_PATH", tmp_path / "libtf_hips_native.so")
-    fake = SimpleNamespace(__version__=library.built_with().TENSORFLOW)
+    fake = _fake_tensorflow(library.built_with().TENSORFLOW)
     with pytest.raises(LibraryError, match=r"_tf_hips_ops\.so is missing; run `make build`"):
         library.ops(fake)
     with pytest.raises(LibraryError, match=r"libtf_hips_native\.so is missing; run `make build`"):

@@ -57,6 +57,12 @@ class Compressor:
                     "`error_feedback` must wrap one codec without error feedback. "
                     f"Received: inner={self.inner and self.inner.text}, params={self.params}"
                 )
+            for name, least in registry.REGISTRY[self.inner.name].feedback_minimum:
+                if dict(self.inner.params)[name] < least:
+                    raise ValueError(
+                        f"`{name}` must be at least {least} under error feedback, else residuals "
+                        f"grow without bound. Received: {self.inner.text}"
+                    )
             return
         params = registry.find(self.name, also=[ERROR_FEEDBACK]).checked(**dict(self.params))
         if self.inner is not None:

@@ -56,12 +56,15 @@ class Algorithm:
         op: its ops are `tf_hips_<op>_encode` and so on.
         parameters: in the order of the specification, which is the order in the hash of a packet.
         is_unbiased: the mean of decode(encode(x)) over seeds is x.
+        feedback_minimum: (parameter, value) below which error feedback diverges: the codec loses
+            more than it is given, so residuals grow without bound.
     """
 
     name: str
     op: str
     parameters: tuple[Parameter, ...] = ()
     is_unbiased: bool = False
+    feedback_minimum: tuple[tuple[str, int | float], ...] = ()
 
     def checked(self, **values: object) -> tuple[tuple[str, int | float], ...]:
         """Returns (name, value) of all parameters, with defaults filled in.
@@ -90,6 +93,10 @@ REGISTRY: dict[str, Algorithm] = {
             op="tern_grad",
             parameters=(Parameter("bitwidth", default=2, minimum=1, maximum=8),),
             is_unbiased=True,
+            # An element's error is below (max - min) / (2^bitwidth - 1) on either side. What is
+            # encoded next spans at most the gradient's range and twice that: with 2 bits at most 3
+            # times the gradient's range for ever, with 1 bit twice as much at each step.
+            feedback_minimum=(("bitwidth", 2),),
         ),
     )
 }
