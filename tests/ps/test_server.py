@@ -168,6 +168,7 @@ def test_bytes_are_measured_and_the_overhead_is_small(certificates: Certificates
             member.client.close()
             closed = member.client.wire_bytes()
             assert end.sent <= closed.sent < end.sent + 200
+            assert not member.client._meter._live
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
@@ -195,7 +196,9 @@ def test_a_connection_cut_in_mid_round_counts_once(
         # Most of what had come through before the cut was not sent again.
         whole = sum(Model(shapes).packet_bytes(compressors.parse("fp32")))
         spent = {"up": after.sent - before.sent, "down": after.received - before.received}
-        assert whole < spent[direction] < whole + (9 << 20)
+        # Upwards the relay's buffers had swallowed more than the server ever saw.
+        again = {"up": 9 << 20, "down": 5 << 20}[direction]
+        assert whole < spent[direction] < whole + again
         assert b.client.wire_bytes().sent > after.sent
         a.client.close()
         b.client.close()

@@ -111,9 +111,10 @@ def test_the_first_difference_is_named() -> None:
     assert first_difference(one, ((3, 5),), "tensor") == "there are 2 of tensor there and 1 here"
 
 
-def test_results_are_the_sum_in_child_order_encoded_again() -> None:
-    store = store_of("fp32", FEEDBACK)
-    downlink = compressors.parse(FEEDBACK)
+@pytest.mark.parametrize("text", [FEEDBACK, "error_feedback(terngrad(bitwidth=2))"])
+def test_results_are_the_sum_in_child_order_encoded_again(text: str) -> None:
+    store = store_of("fp32", text)
+    downlink = compressors.parse(text)
     residuals = [np.zeros(chunk.size, np.float32) for chunk in MODEL.chunks]
     seed = native.derive_seed(7, "server")
     for number, each in enumerate(all_deliveries(3)):
