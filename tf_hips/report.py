@@ -182,7 +182,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
             seen.measured,
             "measured: TCP, both ways, with TLS and first synchronisation",
             orange,
-            -34,
+            -48,
         ),
     ):
         bottom.annotate(

@@ -34,7 +34,7 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A process whose exception takes down its peers can outlive them, because an interpreter with
 # TensorFlow in it takes its time to end. One that began a traceback at most so many seconds before
 # the first exit is given as many to end itself.
-_TRACEBACK_WINDOW_S = 3.0
+_TRACEBACK_WINDOW_S = 10.0
 # After the last worker, a server of one run ends by itself; this is how long it may take.
 _SERVICE_GRACE_S = 15.0
 _READ_BYTES = 1 << 16
