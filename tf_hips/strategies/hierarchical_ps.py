@@ -182,14 +182,18 @@ class HierarchicalPS(PartyStrategy):
                 "A run with an uplink trains one model with one optimizer. Received: gradients of "
                 "another model; start another run for it"
             )
-        on_rank_0(lambda: self._connected().agree_model([gradient.shape for gradient in gradients]))
-        self.write_event("model", num_elements=sum(sizes), num_tensors=len(sizes))
+        on_rank_0(lambda: self._agree_model(gradients))
         uplink = _Uplink(self, sizes, label)
 
         def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
             return uplink(local(vectors, step), step)
 
         return reduce, True, self._welcome.round
+
+    def _agree_model(self, gradients: Sequence[Gradient]) -> None:
+        self._connected().agree_model([gradient.shape for gradient in gradients])
+        num_elements = sum(gradient.num_elements for gradient in gradients)
+        self.write_event("model", num_elements=num_elements, num_tensors=len(gradients))
 
     def _make_local(self, sizes: Sequence[int], label: str) -> Reducer:
         if self._local is None:
