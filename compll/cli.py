@@ -8,8 +8,9 @@ traceback: one comes only from a fault of the compiler.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _word(bits: int):  # type: ignore[no-untyped-def]
+def _word(bits: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
         if not 0 <= value < 1 << bits:
@@ -138,7 +139,7 @@ def _run(options: argparse.Namespace) -> None:
         )
     codec = _codec(program, _values(options.values), options.backend)
     data = _load(options.input)
-    result: npt.NDArray[np.generic]
+    result: npt.NDArray[Any]
     if isinstance(functions[options.function], nodes.Encode):
         if options.size is not None:
             raise CommandError(
@@ -182,7 +183,7 @@ def _values(settings: list[str]) -> dict[str, float]:
     return values
 
 
-def _load(path: str) -> npt.NDArray[np.generic]:
+def _load(path: str) -> npt.NDArray[Any]:
     try:
         data = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -192,7 +193,7 @@ def _load(path: str) -> npt.NDArray[np.generic]:
     return data
 
 
-def _vector(data: npt.NDArray[np.generic], kind: type, path: str) -> npt.NDArray[np.generic]:
+def _vector(data: npt.NDArray[Any], kind: type, path: str) -> npt.NDArray[Any]:
     if data.dtype != kind or data.ndim != 1:
         wanted = np.dtype(kind).name
         raise CommandError(

@@ -111,7 +111,7 @@ class CompileError(Exception):
 
 
 class Report:
-    """Collects the diagnostics of one stage; the same complaint about the same place is kept once."""
+    """Collects the diagnostics of one stage; one code is kept once for one place."""
 
     def __init__(self, source: SourceFile) -> None:
         """`source`: the file that the spans refer to."""
@@ -129,7 +129,7 @@ class Report:
         return self._source.location(span.start)[0]
 
     def raise_if_any(self) -> None:
-        """Raises CompileError with all diagnostics, in the order of the text, when there are any."""
+        """Raises CompileError with all diagnostics in the order of the text, if there are any."""
         if self._found:
             found = sorted(self._found.values(), key=lambda d: (d.span.start, d.code))
             raise CompileError(self._source, found)

@@ -50,7 +50,7 @@ def prefix(codec: int, count: int) -> bytes:
 
 
 def check_prefix(data: bytes, codec: int, count: int) -> None:
-    """Raises PacketError unless `data` begins with the prefix of a packet of this codec and count."""
+    """Raises PacketError unless `data` begins with the prefix of such a packet."""
     if len(data) < PREFIX.size:
         raise PacketError(f"a packet must have at least {PREFIX.size} bytes. Received: {len(data)}")
     magic, version, flags, found_codec, found_count = PREFIX.unpack_from(data)
@@ -58,11 +58,13 @@ def check_prefix(data: bytes, codec: int, count: int) -> None:
         raise PacketError(f"a packet must begin with {MAGIC!r}. Received: {magic!r}")
     if version != VERSION or flags != 0:
         raise PacketError(
-            f"the packet must be of version {VERSION} without flags. Received: {version}, {flags:#x}"
+            f"the packet must be of version {VERSION} without flags. "
+            f"Received: {version}, {flags:#x}"
         )
     if found_codec != codec:
         raise PacketError(
-            f"the packet must be of codec {codec:08x}. Received: {found_codec:08x}, another codec or other parameters"
+            f"the packet must be of codec {codec:08x}. "
+            f"Received: {found_codec:08x}, another codec or other parameters"
         )
     if found_count != count:
         raise PacketError(f"the packet must hold {count} elements. Received: {found_count}")
@@ -107,7 +109,8 @@ def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict
     for name in given:
         if name not in known:
             raise ValueError(
-                f"`{name}` must be one of the parameters ({', '.join(known) or 'none'}) of {program.name}"
+                f"`{name}` must be a parameter of {program.name}. "
+                f"Known: {', '.join(known) or 'none'}"
             )
     values = {}
     for param in program.params:

@@ -30,7 +30,8 @@ def compile_spec(path: str | Path) -> nodes.Program:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        source = SourceFile(str(path), data.decode("ascii", errors="replace"))
+        shown = data.decode("ascii", errors="replace").replace("\ufffd", "?")
+        source = SourceFile(str(path), shown)
         report = Report(source)
         report.add("E004", "a specification must be UTF-8 text", Span(error.start, error.start + 1))
         report.raise_if_any()
@@ -39,7 +40,7 @@ def compile_spec(path: str | Path) -> nodes.Program:
 
 
 def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
-    """Compiles a specification given as text; `name`: of the codec; `shown`: the file that messages name."""
+    """Compiles text; `name`: of the codec; `shown`: the file that messages name."""
     source = SourceFile(shown, text)
     report = Report(source)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):

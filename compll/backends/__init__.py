@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program is turned into: results (reference), a C++ codec (cpp), TensorFlow operations (tf_op)."""
+"""What programs become: results (reference), C++ codecs (cpp), TensorFlow operations (tf_op)."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of any width to bytes and back: code k of width b occupies bits [k b, (k + 1) b), LSB first."""
+"""Codes of any width to bytes and back.
+
+Code k of width b occupies bits [k b, (k + 1) b) of the stream, LSB first.
+"""
 
 import numpy as np
 import numpy.typing as npt

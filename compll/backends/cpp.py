@@ -170,7 +170,8 @@ class _Emitter:
         lines.open(f"int32_t read_params(const double* {values}, Params* {target}) {{")
         for number, param in enumerate(params):
             lines.add(
-                f"if (!is_allowed(kParams[{number}], values[{number}])) return TF_HIPS_BAD_PARAMETER;"
+                f"if (!is_allowed(kParams[{number}], values[{number}])) "
+                "return TF_HIPS_BAD_PARAMETER;"
             )
             kind = function.c.type(param.var.type)
             lines.add(f"params->{field_name(param)} = static_cast<{kind}>(values[{number}]);")
@@ -182,7 +183,7 @@ class _Emitter:
         return function.loops.bits(kind) if isinstance(kind, UInt) else "32"
 
     def _make_widths(self, kinds: list[UInt], function: _Function, is_checked: bool) -> None:
-        """Declares the widths that depend on parameters; `is_checked`: they may still be out of range."""
+        """Declares widths that depend on parameters; `is_checked`: they may be out of range yet."""
         for kind in kinds:
             if not isinstance(kind.bits, nodes.Expr) or kind in function.widths:
                 continue
@@ -226,9 +227,7 @@ class _Emitter:
             bits = self._bits(item.element, function)
             lines.add(
                 f"// {item.name}: {item.type}",
-                f"if (!add_field({count}, {bits}, &layout->offset[{number}], &layout->count[{number}], &layout->bytes)) {{",
-                "  return TF_HIPS_BAD_PARAMETER;",
-                "}",
+                f"if (!add_field({count}, {bits}, {number}, layout)) return TF_HIPS_BAD_PARAMETER;",
             )
         lines.add("return TF_HIPS_OK;")
         lines.close()
@@ -239,7 +238,7 @@ class _Emitter:
         return {function.gradient for function in functions if function is not None}
 
     def _all_widths(self) -> list[UInt]:
-        """Every width that depends on parameters, fields' first: all of them are checked in make_layout."""
+        """Every width that depends on parameters, fields' first; make_layout checks them all."""
         kinds = [item.element for item in self._fields]
         for steps in (self._plan.encode, self._plan.decode):
             kinds += [expr.type for root in _roots(steps) for expr in walk(root)]
@@ -270,8 +269,10 @@ class _Emitter:
         ]
         roots = [*_roots(self._plan.encode), *(value for _, value in scalars)]
         lines.add(
-            "TF_HIPS_HOT void encode_fields([[maybe_unused]] const Params& params, [[maybe_unused]] const TfHipsKey& key,",
-            "                               [[maybe_unused]] const float* __restrict__ in, [[maybe_unused]] int64_t n,",
+            "TF_HIPS_HOT void encode_fields([[maybe_unused]] const Params& params,",
+            "                               [[maybe_unused]] const TfHipsKey& key,",
+            "                               [[maybe_unused]] const float* __restrict__ in,",
+            "                               [[maybe_unused]] int64_t n,",
         )
         lines.open(
             "                               const Layout& layout, uint8_t* __restrict__ body) {"
@@ -292,7 +293,8 @@ class _Emitter:
                 lines.add(f"store_float({function.c(value)}, {target});")
             else:
                 lines.add(
-                    f"store_code({function.c(value)}, {self._bits(value.type, function)}, {target});"
+                    f"store_code({function.c(value)}, "
+                    f"{self._bits(value.type, function)}, {target});"
                 )
         lines.close()
         lines.add("")
@@ -330,7 +332,8 @@ class _Emitter:
         lines.add(
             "TF_HIPS_HOT void decode_fields([[maybe_unused]] const Params& params,",
             "                               [[maybe_unused]] const uint8_t* __restrict__ body,",
-            "                               [[maybe_unused]] const Layout& layout, float* __restrict__ out, int64_t n,",
+            "                               [[maybe_unused]] const Layout& layout,",
+            "                               float* __restrict__ out, [[maybe_unused]] int64_t n,",
         )
         lines.open("                               bool add) {")
         if any(isinstance(expr, nodes.Random) for root in roots for expr in walk(root)):
@@ -375,12 +378,16 @@ class _Emitter:
         lines.add("return layout.bytes;")
         lines.close()
         lines.add("")
-        head = "int64_t encode(const double* values, const TfHipsKey* key, const float* in, int64_t n, uint8_t* body,"
-        tail = "               int64_t capacity) {"
+        head = (
+            "int64_t encode(const double* values, const TfHipsKey* key, const float* in, int64_t n,"
+        )
+        tail = "               uint8_t* body, int64_t capacity) {"
         if program.encode is None:
             lines.add("// The specification has no Encode.")
-            head = "int64_t encode(const double*, const TfHipsKey*, const float*, int64_t, uint8_t*, int64_t) {"
-            lines.open(head)
+            lines.add(
+                "int64_t encode(const double*, const TfHipsKey*, const float*, int64_t, uint8_t*,"
+            )
+            lines.open("               int64_t) {")
             lines.add("return -TF_HIPS_NOT_PROVIDED;")
         else:
             lines.add(head)
@@ -398,10 +405,8 @@ class _Emitter:
             )
             lines.add("return TF_HIPS_NOT_PROVIDED;")
         else:
-            lines.add(
-                "int32_t decode(const double* values, const uint8_t* body, int64_t bytes, float* out, int64_t n,"
-            )
-            lines.open("               int32_t add) {")
+            lines.add("int32_t decode(const double* values, const uint8_t* body, int64_t bytes,")
+            lines.open("               float* out, int64_t n, int32_t add) {")
             lines.add("const ScopedExactDenormals mode;")
             self._start("status")
             lines.add("if (bytes != layout.bytes) return TF_HIPS_BODY_LENGTH;")
@@ -428,7 +433,8 @@ class _Emitter:
         lines.add("", "}  // namespace", f"}}  // namespace tf_hips::codec_{program.name}", "")
         getter = f"tf_hips_codec_{program.name}"
         lines.add(
-            f'extern "C" __attribute__((visibility("default"))) const TfHipsCodec* {getter}(void) {{'
+            'extern "C" __attribute__((visibility("default")))',
+            f"const TfHipsCodec* {getter}(void) {{",
         )
         lines.add(f"  return &tf_hips::codec_{program.name}::kCodec;", "}", "")
         lines.add(f"TF_HIPS_REGISTER_CODEC({getter});")
@@ -454,5 +460,7 @@ class _Emitter:
             end = ")" if kind == FLOAT else f", {bits})"
             text = f"{load}body + layout.offset[{number}]{end}"
             self._lines.add(
-                f"if (!({text} == params.{field_name(param)})) return TF_HIPS_BODY_CONTRADICTS_PARAMS;"
+                f"if (!({text} == params.{field_name(param)})) {{",
+                "  return TF_HIPS_BODY_CONTRADICTS_PARAMS;",
+                "}",
             )

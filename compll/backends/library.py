@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A codec compiled by the system's C++ compiler and called through ctypes; chunks and prefixes are added here.
+"""A codec compiled by the system's C++ compiler and called through ctypes.
+
+Chunks and prefixes are added here, as in the reference.
 
 Libraries are cached under the user's cache folder by a hash of everything that goes into them: the
 generated source, the runtime's headers, the compiler and its flags. A library is written aside and
@@ -139,7 +141,7 @@ class CompiledCodec:
     """A codec in machine code, with the interface of Reference."""
 
     def __init__(self, program: nodes.Program, library: Path, **params: float) -> None:
-        """`library`: what `build` made of the program; `params`: values by name, the others take their defaults."""
+        """`library`: what `build` made of the program; `params`: as for Reference."""
         self.program = program
         self.params = packet.parameter_values(program, params)
         self.codec_hash = packet.codec_hash(program, self.params)

@@ -5,7 +5,7 @@ A tile is one block of a float reduction, and small enough that what is computed
 after another (noise, codes, values) stays in the first-level cache between the simple loops that
 compilers turn into vector code:
 
-    for each tile:   draw noise, unpack codes   ->   one loop per reduction or write   ->   fold, pack or store
+    for each tile:   draw noise, unpack  ->  one loop per reduction or write  ->  fold, pack, store
 
 `base` is the first element of the tile, `count` their number, `j` an element's number in the tile.
 """
@@ -71,7 +71,7 @@ class Loops:
         )
 
     def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
-        """Element `index` of a stored vector: straight from the tile when it is the loop's own element."""
+        """Element `index` of a stored vector, from the tile when it is the loop's own element."""
         vector = self.stored[array]
         if self._is_here(index) and self._size == vector.size:
             return f"{self._tiles[array]}[j]" if vector.is_field else f"{vector.pointer}[base + j]"
@@ -81,7 +81,7 @@ class Loops:
         return f"{function}({vector.pointer}, {vector.count}, {c(index)})"
 
     def noise(self, site: int, position: nodes.Expr, c: Expressions) -> str:
-        """The random bits of an element: from the tile's noise when it is the loop's own element."""
+        """The random bits of an element, from the tile when it is the loop's own element."""
         if self._is_here(position):
             return f"{self._noise[site]}[j]"
         return f"noise_at(key, {site}, {c(position)})"
@@ -101,7 +101,7 @@ class Loops:
     # Sweeps.
 
     def sweep(self, sweep: nodes.Sweep, count: str, targets: dict[int, str]) -> None:
-        """One loop; `count`: C++ for its size; `targets`: C++ for where each write goes, by field."""
+        """One loop; `count`: C++ for its size; `targets`: where each field is written to."""
         self._size = sweep.size
         elements = [reduce.source for _, reduce in sweep.reduces] + [
             write.value for write in sweep.writes
@@ -179,7 +179,7 @@ class Loops:
         return name
 
     def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
-        """The loop over a tile that computes each element as `kind` and hands its text to `statement`."""
+        """A loop over a tile; `statement` makes a statement of the text of each element."""
         self._position = part.position
         value = part.value
         if value.type != kind:

@@ -47,4 +47,5 @@ def noise16(
         len(blocks), 8
     )
     lanes = (wanted & np.uint64(7)).astype(np.int64)
-    return halves[places.reshape(-1), lanes].astype(np.int64)
+    noise: npt.NDArray[np.int64] = halves[places.reshape(-1), lanes].astype(np.int64)
+    return noise

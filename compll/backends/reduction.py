@@ -35,7 +35,7 @@ def combine(reducer: str, x: Value, y: Value) -> Value:
 
 
 def reduce_int(reducer: str, init: Value, values: Value) -> Value:
-    """Reduces a vector of integers, or, for count, and, or, of anything that can be compared with 0."""
+    """Reduces a vector of integers; for count, and, or also one of floats."""
     values = np.asarray(values)
     match reducer:
         case "sum":

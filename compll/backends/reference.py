@@ -167,7 +167,7 @@ class Interpreter:
 
 
 def _float_bytes(values: Floats) -> bytes:
-    """Floats in little-endian; all NaNs are written as one, so that bytes do not depend on the order of operands."""
+    """Floats in little-endian; all NaNs are written as one: theirs depend on operand order."""
     words = values.astype("<f4").view("<u4")
     return np.where(np.isnan(values), np.uint32(0x7FC00000), words).astype("<u4").tobytes()
 
@@ -257,9 +257,8 @@ class Reference:
                 if item.equals is not None and value != interpreter.eval(
                     nodes.Ref(item.var.type, item.var.span, item.equals)
                 ):
-                    raise PacketError(
-                        f"the packet must have {item.var.name} = {self.params[item.equals.name]:g}. Received: {value}"
-                    )
+                    wanted = f"{item.var.name} = {self.params[item.equals.name]:g}"
+                    raise PacketError(f"the packet must have {wanted}. Received: {value}")
                 interpreter.bind(item.var, value)
             interpreter.run(decode.lets)
             return np.array(interpreter.eval(decode.result), np.float32)
@@ -295,7 +294,8 @@ class Reference:
         """The float32 vector [n] in `packets` (uint8); raises PacketError."""
         if packets.dtype != np.uint8 or packets.ndim != 1:
             raise ValueError(
-                f"`packets` must be a uint8 vector. Received: {packets.dtype} of shape {packets.shape}"
+                f"`packets` must be a uint8 vector. "
+                f"Received: {packets.dtype} of shape {packets.shape}"
             )
         out = np.empty(n, np.float32)
         start = 0

@@ -15,7 +15,7 @@ from compll.ir.types import FLOAT
 
 @dataclass(frozen=True)
 class _Op:
-    """One operation: what stands behind the codec's prefix, and its inputs, outputs, attributes and doc."""
+    """One operation; `suffix` stands behind the codec's prefix, `needs` says which functions."""
 
     suffix: str
     inputs: tuple[str, ...]
@@ -64,7 +64,7 @@ _OPS = (
         ("packets: uint8", "residual: float", "seed: int64", "step: int64"),
         ("packet: uint8", "new_residual: float"),
         ("num_elements: int >= 0", *_KEY),
-        "Sums the vectors in the rows of packets, adds residual, encodes; new_residual is what the packet does not hold.",
+        "Encodes residual + the sum of the rows of packets; new_residual is what is left.",
         "both",
     ),
 )
@@ -108,7 +108,7 @@ def _emit_op(op: _Op, program: nodes.Program, getter: str, lines: Lines) -> None
 
 
 def _attr(param: nodes.Param) -> str:
-    """A parameter as an attribute: TensorFlow knows lower bounds of integers, the rest is checked by the kernel."""
+    """A parameter as an attribute; TensorFlow checks lower bounds of integers, the kernel all."""
     default = "" if param.default is None else f" = {double_literal(param.default)}"
     if param.var.type == FLOAT:
         if default and "." not in default and "e" not in default:

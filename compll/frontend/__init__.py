@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From text to the typed IR: lexer, parser, check. All that a specification can do wrong is reported here."""
+"""From text to the typed IR: lexer, parser, check. Every diagnostic comes from here."""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tree to a typed program: the bodies of both functions, and the fields of the packet.
 
-    void XEncode(float* gradient, uint8* packet, scalars...)   ends with   packet = concat(...)
-    void XDecode(uint8* packet, float* gradient, scalars...)   holds       extract(packet, ...)   and   gradient = vector
+    void XEncode(float* gradient, uint8* packet, scalars...)
+                 ends with   packet = concat(...)
+    void XDecode(uint8* packet, float* gradient, scalars...)
+                 holds       extract(packet, ...)   and   gradient = vector
 
 Decode extracts fields of the types that Encode concatenates, in that order; their lengths are those
 of Encode. What expressions and statements mean is in lower.py and statements.py, what a codec shows
@@ -13,7 +15,7 @@ from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.interface import Interface, read_interface
 from compll.frontend.lower import Frame, Refused
-from compll.frontend.scope import Scope, Variable, nearest
+from compll.frontend.scope import POISONED, Scope, Variable, nearest
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
 from compll.ir.sizes import size_of
@@ -22,7 +24,7 @@ from compll.source import Span
 
 
 def check(tree: ast.File, name: str, report: Report) -> nodes.Program | None:
-    """The program that a tree describes; findings go to `report`. None only when something was found."""
+    """The program that a tree describes; findings go to `report`, and None means one or more."""
     interface = read_interface(tree, report)
     if interface is None:
         return None
@@ -65,7 +67,7 @@ class _Body:
         names[packet.name] = Variable(Array(UInt(8)), "packet", packet.span, None)
 
     def refuse_formless(self, kind: Type, span: Span) -> None:
-        """Refuses a field that is neither float nor uint: how wide `int` is in a packet should be written down."""
+        """Refuses a field that is neither float nor uint: its width should be written down."""
         element = kind.element if isinstance(kind, Array) else kind
         if element in (INT, BOOL):
             help_line = "help: give it a type with a width, such as `uint32 x = ...;`"
@@ -152,6 +154,10 @@ class _Decoder(_Body):
             except Refused:
                 is_refused = True
                 self.statements.poison(statement, self.frame)
+                for argument in call.arguments[1:] if isinstance(call, ast.Call) else ():
+                    found = self.frame.scope.find(getattr(argument, "name", ""))
+                    if isinstance(found, Variable) and found.kind == "local":
+                        self.frame.scope.names[getattr(argument, "name", "")] = POISONED
         if is_refused:
             return None
         if self.fields is None or self.result is None:
@@ -213,7 +219,7 @@ class _Decoder(_Body):
         return var, found.value.var if is_param and isinstance(found.value, nodes.Ref) else None
 
     def _sizes(self, kinds: list[Type], span: Span) -> list[nodes.Expr | None]:
-        """Lengths of the fields, None for scalars: those of Encode, or that of the gradient when there is none."""
+        """Lengths of the fields, None for scalars: Encode's, or the gradient's without one."""
         vectors = [kind for kind in kinds if isinstance(kind, Array)]
         if self.encode is None:
             if len(vectors) > 1 and self.interface.encode is None:

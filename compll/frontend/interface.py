@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a specification shows to the outside: which functions it has, and which parameters they take.
+"""What a specification shows outside: which functions it has, and their parameters.
 
 Parameters are the scalars after the two vectors, in that order; a `param` block named like the
 codec gives them defaults and ranges. Without one, a parameter has no default, and its range is that
@@ -41,14 +41,14 @@ class Interface:
 
 
 def read_interface(tree: ast.File, report: Report) -> Interface | None:
-    """The interface of a file; findings go to `report`, None when there is no function to go on with."""
+    """The interface of a file; None when there is no function to go on with."""
     found: dict[str, ast.Function] = {}
     prefix = ""
     for function in tree.functions:
         kind = function.name[-6:]
         stem = function.name[:-6]
         if kind not in ("Encode", "Decode") or not re.fullmatch(r"[A-Z][A-Za-z0-9]*", stem):
-            help_line = "help: functions are called XEncode and XDecode, where X begins with a capital letter"
+            help_line = "help: the names are XEncode and XDecode; X begins with a capital letter"
             report.add(
                 "E501",
                 f"`{function.name}` is neither an Encode nor a Decode",
@@ -58,7 +58,8 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
             continue
         if kind in found or (found and stem != prefix):
             first = next(iter(found.values()))
-            note = f"note: `{first.name}` is on line {report.line(first.span)}; one file holds one codec"
+            line = report.line(first.span)
+            note = f"note: `{first.name}` is on line {line}; one file holds one codec"
             report.add("E503", f"`{function.name}` is one function too many", function.span, note)
             continue
         prefix = stem
@@ -165,7 +166,8 @@ def _read_params(
                 )
             elif _spelled(item.type) != _spelled(types[item.name]):
                 was = _spelled(types[item.name])
-                message = f"`{item.name}` is `{_spelled(item.type)}` here and `{was}` in `{function.name}`"
+                is_now = _spelled(item.type)
+                message = f"`{item.name}` is `{is_now}` here and `{was}` in `{function.name}`"
                 report.add("E601", message, item.type.span)
             elif item.name in fields:
                 report.add("E203", f"`{item.name}` is declared twice", item.span)

@@ -16,7 +16,7 @@ import numpy as np
 
 from compll.errors import Report
 from compll.frontend import ast
-from compll.frontend.scope import Function, Scope, Variable, nearest
+from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest
 from compll.ir import nodes, semantics
 from compll.ir.reducers import REDUCERS, recognise
 from compll.ir.sizes import DataDependentError, scalar_of
@@ -253,6 +253,8 @@ class Lowerer:
                 tree.span,
                 *nearest(tree.name, frame.scope.all_names()),
             )
+        if found is POISONED:
+            raise Refused
         if isinstance(found, Function):
             message = f"`{tree.name}` is a lambda, not a value"
             raise self.refuse("E301", message, tree.span, f"help: call it, as in `{tree.name}(x)`")
@@ -310,7 +312,7 @@ class Lowerer:
         base = self.expr(tree.base, frame)
         if not isinstance(base.type, Array):
             raise self.refuse(
-                "E306", f"a `{base.type}` has no `.size`", tree.span, "note: vectors have"
+                "E306", f"`{base.type}` has no `.size`", tree.span, "note: vectors have it"
             )
         return nodes.Size(INT, tree.span, base)
 
@@ -357,7 +359,8 @@ class Lowerer:
 
     def _arity(self, tree: ast.Call, count: int) -> None:
         if len(tree.arguments) != count:
-            message = f"`{tree.name}` takes {count} argument{'s' if count != 1 else ''}, found {len(tree.arguments)}"
+            plural = "" if count == 1 else "s"
+            message = f"`{tree.name}` takes {count} argument{plural}, found {len(tree.arguments)}"
             raise self.refuse("E303", message, tree.span)
 
     def _apply(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Expr:
@@ -503,7 +506,7 @@ class Lowerer:
             message = "this reducer takes integers, and the vector holds `float`"
             raise self.refuse("E305", message, span, "help: `map` it to integers first")
         if reducer is None:
-            note = f"note: accepted are {', '.join(REDUCERS)}, as a name or as a lambda that computes one of them"
+            note = f"note: accepted are {', '.join(REDUCERS)}, by name or as a lambda"
             raise self.refuse("E401", "this function is not an accepted reducer", span, note)
         if reducer in ("count", "and", "or") and kind == FLOAT:
             raise self.refuse("E305", f"the reducer `{reducer}` gives an `int`", span)

@@ -2,16 +2,19 @@
 """Tokens to the untyped tree: recursive descent, one method per rule of the grammar.
 
     file      = { block | function }
-    block     = 'param' NAME '{' { type NAME [ 'in' '[' number ',' number ']' ] [ '=' number ] ';' } '}'
+    block     = 'param' NAME '{' { type NAME [ range ] [ '=' number ] ';' } '}'
+    range     = 'in' '[' number ',' number ']'
     function  = type NAME '(' [ type NAME { ',' type NAME } ] ')' body
     body      = '{' { stmt } '}'
-    stmt      = type NAME [ '=' expr ] ';'  |  NAME '=' expr ';'  |  'if' '(' expr ')' branch [ 'else' branch ]
-              | 'return' [ expr ] ';'  |  expr ';'  |  ';'              (after a lambda the ';' may be left out)
+    stmt      = type NAME [ '=' expr ] ';'  |  NAME '=' expr ';'
+              | 'if' '(' expr ')' branch [ 'else' branch ]
+              | 'return' [ expr ] ';'  |  expr ';'  |  ';'    (after a lambda without the ';')
     branch    = body | stmt
     type      = NAME [ '<' sum '>' ] [ '*' ]
-    expr      = ternary, with the operators and precedences of C, from '||' down to unary '-' '+' '!' '~'
+    expr      = ternary, with C's operators and precedences, from '||' down to unary '-' '+' '!' '~'
     postfix   = primary { '[' expr ']' | '.' NAME }
-    primary   = number | NAME | NAME [ '<' type '>' ] '(' [ expr { ',' expr } ] ')' | '(' expr ')' | lambda
+    primary   = number | NAME | '(' expr ')' | lambda
+              | NAME [ '<' type '>' ] '(' [ expr { ',' expr } ] ')'
     lambda    = '[' '&' ']' '(' [ type NAME { ',' type NAME } ] ')' '->' type body
 
 After an error the parser goes on behind the next ';' or before the next '}', so one run reports
@@ -85,8 +88,13 @@ class _Recover(Exception):
 
 
 def parse(source: SourceFile, report: Report) -> ast.File:
-    """Parses a file; findings go to `report`, and the tree then holds what could be understood."""
-    return _Parser(tokenize(source, report), report).file()
+    """Parses a file; findings go to `report`, and the tree then holds what could be understood.
+
+    Raises CompileError at once for what is not even made of tokens.
+    """
+    tokens = tokenize(source, report)
+    report.raise_if_any()
+    return _Parser(tokens, report).file()
 
 
 class _Parser:
@@ -157,7 +165,7 @@ class _Parser:
             self._depth -= 1
 
     def _skip_statement(self) -> None:
-        """Goes behind the next ';' or balanced block of this level, or before the '}' that closes it."""
+        """Goes behind the next ';' or block of this level, or before the '}' that closes it."""
         level = 0
         while self._token.kind != "end":
             if self._is("{"):
@@ -304,6 +312,10 @@ class _Parser:
                 return self._if()
             if token.text == "return":
                 return self._return()
+            if token.text == "state" and self._peek().kind == "name":
+                message = "`state` belongs to CompLL, but this version does not have it"
+                self._report.add("E204", message, token.span)
+                raise _Recover
             if token.text in TYPE_NAMES or self._peek().kind == "name":
                 return self._declare()
             if self._peek().kind == "op" and self._peek().text == "=":
@@ -364,7 +376,10 @@ class _Parser:
         return ast.Ternary(condition.span.to(no.span), condition, yes, no)
 
     def _binary(self, lowest: int) -> ast.Expr:
-        """Operators that bind at least as tightly as `lowest`. A long chain is a deep tree, so it is bounded too."""
+        """Operators that bind at least as tightly as `lowest`.
+
+        A long chain is a deep tree, so it is bounded too.
+        """
         left = self._unary()
         for _ in range(MAX_DEPTH):
             precedence = _PRECEDENCE.get(self._token.text, 0) if self._token.kind == "op" else 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from compll.frontend import ast
 from compll.ir import nodes
-from compll.ir.types import Type
+from compll.ir.types import FLOAT, Type
 from compll.source import Span
 
 
@@ -38,11 +38,15 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A lambda of the text, lowered anew at each use, when its captured variables have their values."""
+    """A lambda of the text, lowered anew at each use, with the values captured then."""
 
     tree: ast.Lambda
     name: str
     declared: Span
+
+
+# A variable whose declaration or assignment was refused: its uses are refused silently.
+POISONED = Variable(FLOAT, "poisoned", Span(0, 0), None)
 
 
 class Scope:
@@ -54,7 +58,7 @@ class Scope:
         self.outer = outer
 
     def find(self, name: str) -> Variable | Function | None:
-        """What `name` stands for; variables of the function around a lambda come back as captured."""
+        """What `name` stands for; inside a lambda, locals of the outside are "captured"."""
         if name in self.names:
             return self.names[name]
         found = self.outer.find(name) if self.outer is not None else None

@@ -2,7 +2,7 @@
 """Statements: blocks of assignments, ifs and returns become single assignments and selects.
 
     if (c) { x = a; } else { x = b; }          -->  let x = c ? a : b
-    if (c) { return a; }  rest; return b;      -->  result = c ? a : b          (`rest` is evaluated in any case)
+    if (c) { return a; }  rest; return b;      -->  result = c ? a : b     (`rest` is evaluated too)
 
 Both arms are evaluated, which is right because expressions are pure and total. While a block is
 run, `done` says whether it has returned: False, True, or a condition; a later return counts only
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer, Refused
-from compll.frontend.scope import Function, Variable, nearest
+from compll.frontend.scope import POISONED, Function, Variable, nearest
 from compll.ir import nodes
 from compll.ir.types import BOOL, INT, Array, Type
 from compll.source import Span
@@ -76,22 +76,12 @@ class Statements:
         return is_good
 
     def poison(self, statement: ast.Stmt, frame: Frame) -> None:
-        """After an error: gives the variable of a refused statement some value, so that its uses are not reported."""
+        """After an error: its variable is not complained about again."""
         if not isinstance(statement, ast.Declare | ast.Assign):
             return
         known = frame.scope.names.get(statement.name)
-        try:
-            if isinstance(statement, ast.Declare) and known is None:
-                kind = self.lowerer.type_of(statement.type, frame)
-            elif isinstance(known, Variable):
-                kind = known.type
-            else:
-                return
-        except Refused:
-            return
-        var = nodes.Var(statement.name, kind, statement.span)
-        value = nodes.Ref(kind, statement.span, var)
-        frame.scope.names[statement.name] = Variable(kind, "local", statement.span, value)
+        if known is None or (isinstance(known, Variable) and known.kind == "local"):
+            frame.scope.names[statement.name] = POISONED
 
     def _statement(self, statement: ast.Stmt, frame: Frame, state: _State, kind: Type) -> None:
         match statement:
@@ -179,6 +169,8 @@ class Statements:
             raise lower.refuse(
                 "E201", f"unknown name `{statement.name}`", statement.span, *help_lines
             )
+        if found is POISONED:
+            raise Refused
         if isinstance(found, Function) or found.kind != "local":
             what = "lambda" if isinstance(found, Function) else _WHAT[found.kind]
             message = f"`{statement.name}` is a {what}, which cannot be assigned here"

@@ -3,11 +3,11 @@
 
     program  = name, prefix, params: param*, encode: encode?, decode: decode?
     param    = var, default?, low, high
-    encode   = gradient: var, lets: let*, fields: (expr, size?)*         the packet's body is the fields, one after another
+    encode   = gradient: var, lets: let*, fields: (expr, size?)*      a body is its fields, in order
     decode   = gradient: var, fields: field*, lets: let*, result: expr   field = var, size?, equals?
     let      = var, value: expr
-    expr     = Const | Ref | Size(array) | Unary(op, x) | Binary(op, x, y) | Select(c, x, y) | Convert(x)
-             | Math(fn, x*) | Index(array, i) | Random(low, high, position, site)
+    expr     = Const | Ref | Size(array) | Unary(op, x) | Binary(op, x, y) | Select(c, x, y)
+             | Convert(x) | Math(fn, x*) | Index(array, i) | Random(low, high, position, site)
              | Range(count) | Map(position, fn, source) | Reduce(reducer, init, source) | Apply(fn,
              x*) | Elementwise(position, size, lets, value)
     lambda   = params: var*, lets: let*, result: expr
@@ -85,7 +85,10 @@ class Unary(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Binary(Expr):
-    """Operands of one type: Float or Int; Bool for `&&` and `||`. Int wraps; x / 0 and x % 0 are 0; shifts count mod 64."""
+    """Operands of one type: Float or Int; Bool for `&&` and `||`.
+
+    Int wraps; x / 0 and x % 0 are 0; shifts count modulo 64.
+    """
 
     op: str
     left: Expr
@@ -130,7 +133,7 @@ class Index(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Random(Expr):
-    """Noise of call site `site` (from 0) for element `position` (plus the key's offset) of the tensor."""
+    """Noise of call site `site` (from 0) for element `position`, plus the key's offset."""
 
     low: Expr
     high: Expr
@@ -183,7 +186,7 @@ class Apply(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Expr):
-    """`init` combined with all elements of `source` by a reducer of ir/reducers.py; Float in its fixed tree."""
+    """`init` combined with all elements of `source` by a reducer of ir/reducers.py."""
 
     reducer: str
     init: Expr
@@ -192,7 +195,7 @@ class Reduce(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Elementwise(Expr):
-    """The vector whose element `position` is `value`, computed by `lets`, for 0 <= position < size."""
+    """The vector whose element `position` is `value`, for 0 <= position < size."""
 
     position: Var
     size: Expr
@@ -227,7 +230,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field that a decode extracts: `size` elements for vectors; `equals` is the parameter it must equal."""
+    """A field of a decode: `size` for vectors; `equals` is the parameter that it must equal."""
 
     var: Var
     size: Expr | None
@@ -248,7 +251,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One codec: `name` is the stem of its file, `prefix` the common part of its functions' names."""
+    """One codec: `name` is the stem of its file, `prefix` what its functions' names share."""
 
     name: str
     prefix: str

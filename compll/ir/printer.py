@@ -16,7 +16,8 @@ def print_program(program: nodes.Program) -> str:
     for param in program.params:
         default = "" if param.default is None else f" = {param.default:.9g}"
         lines.append(
-            f"param {param.var.name}: {param.var.type} in [{param.low:.9g}, {param.high:.9g}]{default}"
+            f"param {param.var.name}: {param.var.type} "
+            f"in [{param.low:.9g}, {param.high:.9g}]{default}"
         )
     return "\n".join(lines) + "\n" + print_functions(program)
 

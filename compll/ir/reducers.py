@@ -45,7 +45,7 @@ def recognise(function: nodes.Lambda) -> str | None:
         return expr.var if isinstance(expr, nodes.Ref) else None
 
     def truth(expr: nodes.Expr) -> nodes.Expr:
-        """What is tested, where a number is used as a condition; what is made a number, where a condition is."""
+        """What is behind a conversion from or to a condition."""
         expr = plain(expr)
         return (
             plain(expr.operand) if isinstance(expr, nodes.Convert) and BOOL in _ends(expr) else expr

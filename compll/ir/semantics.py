@@ -93,7 +93,8 @@ def _int_remainder(x: Value, y: Value) -> Value:
 
 def select(condition: Value, yes: Value, no: Value) -> Value:
     """`condition ? yes : no`."""
-    return np.where(condition, yes, no)[()]
+    chosen: Value = np.where(condition, yes, no)
+    return chosen[()]
 
 
 def maximum(x: Value, y: Value) -> Value:

@@ -31,7 +31,9 @@ _Values = Mapping[nodes.Var, nodes.Expr]
 def size_of(
     vector: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values
 ) -> nodes.Expr:
-    """Number of elements of `vector`; `lets` gives the values of variables, `sizes` the lengths of extracted vectors.
+    """Number of elements of `vector`.
+
+    `lets` gives the values of variables, `sizes` the lengths of extracted vectors.
 
     Raises:
         DataDependentError: the length depends on more than parameters and vectors' sizes.
@@ -42,7 +44,7 @@ def size_of(
 def scalar_of(
     value: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values
 ) -> nodes.Expr:
-    """An Int expression over parameters and sizes alone; raises DataDependentError as `size_of` does."""
+    """`value` over parameters and sizes alone; raises DataDependentError as `size_of` does."""
     return _Resolver(lets, params, sizes).scalar(value)
 
 

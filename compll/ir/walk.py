@@ -19,7 +19,7 @@ def children(expr: nodes.Expr) -> Iterator[nodes.Expr]:
 
 
 def walk(expr: nodes.Expr) -> Iterator[nodes.Expr]:
-    """An expression and all inside it, the lets of Elementwise included; for programs that are inlined."""
+    """An expression and all inside it, lets of Elementwise included; for inlined programs."""
     waiting = [expr]
     while waiting:
         found = waiting.pop()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a checked program to loops. Each pass is one function from program to program; verify runs after each.
+"""From a checked program to loops.
+
+Each pass is one function from program to program; verify runs after each.
 
 inline   lambdas and vectors into elementwise form: nothing is stored between loops
 fold     constants, conversions that change nothing, values nobody reads

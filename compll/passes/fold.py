@@ -2,7 +2,7 @@
 """Constants, conversions that change nothing, and values that nobody reads.
 
     1 << 2                        -->  4                 (never to NaN: its bits are the machine's)
-    uintN(floor(x))               -->  uintN(x)          clamping at 0 makes truncation and floor the same
+    uintN(floor(x))               -->  uintN(x)     after clamping at 0, truncation is floor
     uintN(c ? 1 : 0)              -->  c ? uintN(1) : uintN(0)
     bool(uintN(c)), bool(int(x))  -->  c, bool(x)        for a condition c, an unsigned x
     let y = x;  ... y ...         -->  ... x ...

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops: which reductions and writes share one sweep over the data.
 
-    max = reduce max(g); min = reduce min(g); ...     -->  sweep g.size { max, min }; ...; sweep g.size { write codes }
-    sum = reduce sum(g); codes = map(g, sign)         -->  sweep g.size { sum, write codes }
+    max = reduce max(g); min = reduce min(g); ...   -->  sweep { max, min }; ...; sweep { write }
+    sum = reduce sum(g); codes = map(g, sign)       -->  sweep { sum, write }
 
 A sweep takes every reduction of one length whose inputs are known, and every write that does not
 wait for them, so the gradient is read as few times as the dependences allow.

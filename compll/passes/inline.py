@@ -188,7 +188,7 @@ def _zero(kind: Type, span: Span) -> nodes.Expr:
 
 
 def rebuild(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nodes.Expr:
-    """`expr` with `change` applied to the expressions directly inside it; not for nodes that bind variables."""
+    """`expr` with `change` applied to what is directly inside; not for nodes that bind."""
     match expr:
         case nodes.Unary() | nodes.Convert():
             return replace(expr, operand=change(expr.operand))

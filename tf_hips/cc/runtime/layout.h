@@ -20,13 +20,14 @@ inline bool is_allowed(const TfHipsParam& param, double value) {
   return param.is_integer == 0 || std::floor(value) == value;
 }
 
-// Puts a field of `size` elements (none when negative) of `bits` bits behind the others; false when
-// it is too long.
-inline bool add_field(int64_t size, int64_t bits, int64_t* offset, int64_t* count, int64_t* bytes) {
+// Puts field `number`, of `size` elements (none when negative) of `bits` bits, behind the others;
+// false when it is too long. `Layout` has offset and count per field, and bytes.
+template <typename Layout>
+inline bool add_field(int64_t size, int64_t bits, int number, Layout* layout) {
   if (size > kMaxElements) return false;
-  *offset = *bytes;
-  *count = size < 0 ? 0 : size;
-  *bytes += (*count * bits + 7) / 8;
+  layout->offset[number] = layout->bytes;
+  layout->count[number] = size < 0 ? 0 : size;
+  layout->bytes += (layout->count[number] * bits + 7) / 8;
   return true;
 }
 
