@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a newcomer waits for: a fresh clone with an empty HOME, then the verbs of the Makefile in it.
+"""What a newcomer waits for: a fresh clone with an empty HOME, then the Makefile's verbs in it.
 
-Clones the commit that is checked out here into a temporary folder, points HOME and the caches at an empty one, and times
-`make demo` (which sets everything up), `make demo` again, `make check` and `make test`. Debian packages that are already
-installed stay installed; the result says so. Stores the figures under the ids of `targets.toml`.
+Clones the commit that is checked out here into a temporary folder, points HOME and the caches at an
+empty one, and times `make demo` (which sets everything up), `make demo` again, `make check` and
+`make test`. Debian packages that are already installed stay installed; the result says so. Stores
+the figures under the ids of `targets.toml`.
 """
 
 import argparse
@@ -20,26 +21,32 @@ from typing import Any
 from benchmarks import harness
 
 LAST_LINE = re.compile(
-    r"^demo: accuracy=(?P<accuracy>[\d.]+) slow_tier_bytes=(?P<slow>\d+) dense_bytes=(?P<dense>\d+) "
+    r"^demo: accuracy=(?P<accuracy>[\d.]+) "
+    r"slow_tier_bytes=(?P<slow>\d+) dense_bytes=(?P<dense>\d+) "
     r"replicas=(?P<replicas>\w+)$"
 )
 
 
 def main() -> int:
     """Runs the verbs and stores the table; the exit code says whether all targets were met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keep", metavar="DIR", help="work in DIR and leave it there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(arguments.keep or scratch)
         values = measure(folder)
-    targets = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))["target"]
+    targets = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))[
+        "target"
+    ]
     rows = [_row(target, values[target["id"]]) for target in targets if target["id"] in values]
     harness.write(
         "first_run",
         rows,
         command="make bench-first-run",
-        note="Fresh clone, empty HOME, no caches of ours or pip's; Debian packages were installed already.",
+        note="Fresh clone, empty HOME, no caches of ours or pip's; "
+        "Debian packages were installed already.",
     )
     return 0 if all(row["met"] == "yes" for row in rows) else 1
 
@@ -54,7 +61,9 @@ def measure(folder: Path) -> dict[str, float]:
     environment = {
         key: value
         for key, value in os.environ.items()
-        if key in {"PATH", "LANG", "TERM"} or key.startswith(("PIP_", "SSL_")) or key.lower().endswith("_proxy")
+        if key in {"PATH", "LANG", "TERM"}
+        or key.startswith(("PIP_", "SSL_"))
+        or key.lower().endswith("_proxy")
     }
     environment.pop("PIP_CACHE_DIR", None)
     environment["HOME"] = str(home)
@@ -62,7 +71,12 @@ def measure(folder: Path) -> dict[str, float]:
     def make(verb: str) -> tuple[float, str]:
         start = time.monotonic()
         done = subprocess.run(
-            ["make", verb], cwd=clone, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ["make", verb],
+            cwd=clone,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         seconds = time.monotonic() - start
         (folder / f"{verb}.log").write_text(done.stdout, encoding="utf-8")
@@ -74,7 +88,9 @@ def measure(folder: Path) -> dict[str, float]:
     second, output = make("demo")
     last = LAST_LINE.match(output.strip().splitlines()[-1])
     if last is None or last["replicas"] != "identical":
-        raise SystemExit(f"Expected the demo's last line. Received: {output.strip().splitlines()[-1]!r}")
+        raise SystemExit(
+            f"Expected the demo's last line. Received: {output.strip().splitlines()[-1]!r}"
+        )
     check, _ = make("check")
     test, _ = make("test")
     return {

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timing, the facts of the machine, and result files.
 
-A benchmark hands its rows to `write`, which prints them as a table and stores them, with the machine and the versions,
-as `results/<theme>_<hardware>_<yyyymm>.json` and the same table as `.md`. Times are minimum, median and maximum of
-several runs: machines are shared and noisy, so ratios are formed from figures of one run only.
+A benchmark hands its rows to `write`, which prints them as a table and stores them, with the
+machine and the versions, as `results/<theme>_<hardware>_<yyyymm>.json` and the same table as `.md`.
+Times are minimum, median and maximum of several runs: machines are shared and noisy, so ratios are
+formed from figures of one run only.
 """
 
 import datetime
@@ -26,8 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def timed(call: Callable[[], object], *, runs: int = 9, warm_up: int = 2) -> tuple[float, float, float]:
-    """Seconds of one `call`: (minimum, median, maximum) of `runs` after `warm_up` uncounted ones."""
+def timed(
+    call: Callable[[], object], *, runs: int = 9, warm_up: int = 2
+) -> tuple[float, float, float]:
+    """Seconds of one `call`: (minimum, median, maximum) of `runs`, after `warm_up` uncounted."""
     for _ in range(warm_up):
         call()
     seconds = []
@@ -54,7 +57,9 @@ def environment() -> dict[str, Any]:
         "gpu": "none",
         "os": _os_name(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("tensorflow", "keras", "horovod", "numpy", "grpcio")},
+        "versions": {
+            name: _version(name) for name in ("tensorflow", "keras", "horovod", "numpy", "grpcio")
+        },
         "commit": _commit(),
     }
 
@@ -64,7 +69,13 @@ def write(theme: str, rows: Sequence[dict[str, Any]], *, command: str, note: str
     facts = environment()
     hardware = f"{facts['cores']}cpu"
     stem = RESULTS / f"{theme}_{hardware}_{facts['date'][:7].replace('-', '')}"
-    result = {"theme": theme, "command": command, "note": note, "environment": facts, "rows": list(rows)}
+    result = {
+        "theme": theme,
+        "command": command,
+        "note": note,
+        "environment": facts,
+        "rows": list(rows),
+    }
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = stem.with_suffix(".json")
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -86,7 +97,8 @@ def _markdown(result: dict[str, Any]) -> str:
         f"# {result['theme']}",
         "",
         f"`{result['command']}`, {facts['date']}, commit {facts['commit']}.",
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, GPU: {facts['gpu']}; {facts['os']}; "
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, "
+        f"GPU: {facts['gpu']}; {facts['os']}; "
         f"Python {facts['python']}, {versions}.",
         "",
     ]
@@ -116,6 +128,10 @@ def _version(name: str) -> str:
 
 def _commit() -> str:
     done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() or "unknown"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speed of the codecs on this CPU, beside the speed of its memory in the same run.
 
-For each codec and size: encode, encode with error feedback, decode, and a merge of four packets, through the native
-library (what a server calls), in GB/s of float32 gradient. The bound is `numpy.copyto` of the same array: a codec that
-reads a gradient once and writes few bytes can be faster than it, one that makes two passes cannot be much faster.
+For each codec and size: encode, encode with error feedback, decode, and a merge of four packets,
+through the native library (what a server calls), in GB/s of float32 gradient. The bound is
+`numpy.copyto` of the same array: a codec that reads a gradient once and writes few bytes can be
+faster than it, one that makes two passes cannot be much faster.
 """
 
 import sys
@@ -28,7 +29,9 @@ def main() -> int:
         target = np.empty_like(gradient)
         copy = _gbps(size, lambda source=gradient, target=target: np.copyto(target, source))
         for text in CODECS:
-            rows.append({"codec": text, "elements": size, "copy": copy, **_row(text, gradient, target)})
+            rows.append(
+                {"codec": text, "elements": size, "copy": copy, **_row(text, gradient, target)}
+            )
     harness.write(
         "kernels",
         rows,
@@ -47,9 +50,13 @@ def _row(text: str, gradient: np.ndarray, target: np.ndarray) -> dict[str, float
     packets = [packet] * NUM_MERGED
     return {
         "encode": _gbps(size, lambda: native.encode(plain, gradient, key)),
-        "encode with feedback": _gbps(size, lambda: native.encode(feedback, gradient, key, residual)),
+        "encode with feedback": _gbps(
+            size, lambda: native.encode(feedback, gradient, key, residual)
+        ),
         "decode": _gbps(size, lambda: native.decode(plain, packet, size, out=target)),
-        f"merge of {NUM_MERGED}": _gbps(size, lambda: native.merge(plain, packets, size, out=target)),
+        f"merge of {NUM_MERGED}": _gbps(
+            size, lambda: native.merge(plain, packets, size, out=target)
+        ),
         "ratio": round(4 * size / packet.nbytes, 1),
     }
 

@@ -6,7 +6,8 @@
         model = ...; model.compile(...)
     model.fit(dataset)
 
-Names are loaded on first use (PEP 562): a server process imports this package and never pays for TensorFlow.
+Names are loaded on first use (PEP 562): a server process imports this package and never pays for
+TensorFlow.
 """
 
 import importlib

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process is told about its run: frozen values, read strictly from one YAML file.
 
-The launcher writes the file and names it in `TF_HIPS_CONFIG`; `TF_HIPS_ROLE` says what the process is. A process
-without either is a run of its own with no slow tier. Unknown keys are errors: a misspelt option must not be ignored.
+The launcher writes the file and names it in `TF_HIPS_CONFIG`; `TF_HIPS_ROLE` says what the process
+is. A process without either is a run of its own with no slow tier. Unknown keys are errors: a
+misspelt option must not be ignored.
 
 This is the only module that reads YAML. It imports neither TensorFlow nor Horovod nor gRPC.
 """
@@ -29,7 +30,7 @@ _Value = TypeVar("_Value")
 
 @dataclasses.dataclass(frozen=True)
 class Tls:
-    """Paths of the PEM files of one identity: the authority it trusts, its certificate and its key."""
+    """Paths of an identity's PEM files: the authority it trusts, its certificate and its key."""
 
     authority: str
     certificate: str
@@ -74,13 +75,16 @@ def load(path: str | Path) -> Run:
     """Reads a `Run` from a YAML file.
 
     Raises:
-        ConfigError: the file is missing or is no YAML mapping, a key is unknown, or a value has another type.
+        ConfigError: the file is missing or is no YAML mapping, a key is unknown, or a value has
+        another type.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"The configuration file {path} cannot be read: {error.strerror}."
+        ) from error
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -104,7 +108,9 @@ def role() -> str:
     """The role of this process, `worker` unless `TF_HIPS_ROLE` says otherwise."""
     value = os.environ.get(ROLE_VARIABLE, "worker")
     if value not in ROLES:
-        raise ConfigError(f"`{ROLE_VARIABLE}` must be one of {', '.join(ROLES)}. Received: {value!r}")
+        raise ConfigError(
+            f"`{ROLE_VARIABLE}` must be one of {', '.join(ROLES)}. Received: {value!r}"
+        )
     return value
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exceptions of tf_hips, one per kind of trouble a caller can act on.
 
-Bad arguments are plain `ValueError` or `TypeError`; the classes here are for what an argument check cannot see:
-files, libraries, peers and packets. Every message says what was expected and what came.
+Bad arguments are plain `ValueError` or `TypeError`; the classes here are for what an argument check
+cannot see: files, libraries, peers and packets. Every message says what was expected and what came.
 """
 
 
@@ -15,7 +15,7 @@ class ConfigError(TfHipsError, ValueError):
 
 
 class LibraryError(TfHipsError, ImportError):
-    """A native library is missing or was built for another TensorFlow; names the command that mends it."""
+    """A native library is missing or built for another TensorFlow; names the command that helps."""
 
 
 class PacketError(TfHipsError, ValueError):
@@ -23,7 +23,7 @@ class PacketError(TfHipsError, ValueError):
 
 
 class PeerError(TfHipsError, ConnectionError):
-    """A peer is gone, late, or speaks something else; names the peer, the call and what was waited for."""
+    """A peer is gone, late or speaks something else; names the peer, the call, what was awaited."""
 
 
 class ProtocolError(TfHipsError, RuntimeError):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Console messages and the event log.
 
-Messages go through absl, one logger for the package; nothing is configured at import. Events are one JSON object per
-line in `<log_dir>/<role>-<site>-<rank>.jsonl`: what happened, when, in which round. Reports and figures are drawn from
-events alone, so they can be drawn again.
+Messages go through absl, one logger for the package; nothing is configured at import. Events are
+one JSON object per line in `<log_dir>/<role>-<site>-<rank>.jsonl`: what happened, when, in which
+round. Reports and figures are drawn from events alone, so they can be drawn again.
 
-Every event has `time_us` (wall clock, microseconds), `run`, `role`, `site`, `rank`, `event`; the rest is the event's own.
+Every event has `time_us` (wall clock, microseconds), `run`, `role`, `site`, `rank`, `event`; the
+rest is the event's own.
 """
 
 import json
@@ -22,10 +23,12 @@ error = logging.error
 
 
 class EventLog:
-    """Appends events of one process to a JSON-lines file; does nothing without a folder. Thread-safe."""
+    """Appends a process's events to a JSON-lines file; does nothing without a folder. Thread-safe."""
 
-    def __init__(self, folder: str | Path | None, *, run: str, role: str, site: str, rank: int) -> None:
-        """Opens `<folder>/<role>-<site>-<rank>.jsonl` for appending, making the folder if need be."""
+    def __init__(
+        self, folder: str | Path | None, *, run: str, role: str, site: str, rank: int
+    ) -> None:
+        """Opens `<folder>/<role>-<site>-<rank>.jsonl` for appending; makes the folder."""
         self._facts = {"run": run, "role": role, "site": site, "rank": rank}
         self._lock = threading.Lock()
         self._file: IO[str] | None = None

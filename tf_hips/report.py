@@ -142,7 +142,8 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
 
     summary = summarise(events)
     seen = summary.traffic
-    # The clock starts with the first synchronisation: how long TensorFlow takes to load is another story.
+    # The clock starts with the first synchronisation: how long TensorFlow takes to load is another
+    # story.
     begin = events[0]["time_us"] + seen.seconds[0] * 1e6
     points = [((time_us - begin) / 1e6, accuracy) for time_us, accuracy in epochs(events)]
     seconds = [second - seen.seconds[0] for second in seen.seconds]

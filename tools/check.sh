@@ -25,7 +25,7 @@ check 'ruff check' "$bin/ruff" check
 check 'mypy' "$bin/mypy"
 check 'import contracts' "$bin/lint-imports"
 check 'clang-format' clang_format
-check 'quick tests' "$bin/python" -m pytest -q \
+check 'quick tests' "$bin/python" -m pytest -q -n auto \
   -m 'not tf and not ranks and not net and not gpu and not slow'
 
 if ((${#failed[@]})); then

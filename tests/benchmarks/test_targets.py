@@ -27,7 +27,11 @@ def measured() -> dict[str, float]:
 def test_committed_result_meets_the_target(target: dict) -> None:
     values = measured()
     assert target["id"] in values, f"run `{target['command']}` and commit its result"
-    assert target.get("at_least", float("-inf")) <= values[target["id"]] <= target.get("at_most", float("inf"))
+    assert (
+        target.get("at_least", float("-inf"))
+        <= values[target["id"]]
+        <= target.get("at_most", float("inf"))
+    )
 
 
 def test_targets_say_what_they_are() -> None:
