@@ -23,7 +23,7 @@ error = logging.error
 
 
 class EventLog:
-    """Appends a process's events to a JSON-lines file; does nothing without a folder. Thread-safe."""
+    """Appends events to a file of JSON lines; without a folder it does nothing. Thread-safe."""
 
     def __init__(
         self, folder: str | Path | None, *, run: str, role: str, site: str, rank: int
