@@ -129,6 +129,28 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
     lazy.optimizer = optimizer
     training.assert_same_on_all_ranks(lazy)
 
+    # TensorFlow must neither drop a sum whose result one rank ignores, nor compute one of constants
+    # once for all: then the ranks would wait for each other. Here the gradients are constants.
+    with strategy.scope():
+        weight = tf.Variable(tf.zeros([4]))
+        descent = keras.optimizers.SGD(1.0)
+
+    def constant_step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight) * (rank + 1.0)
+        descent.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    @tf.function
+    def ignoring():
+        strategy.run(constant_step)
+        total = strategy.reduce("SUM", tf.constant(rank + 1.0), axis=None)
+        return total if rank == 0 else tf.constant(3.0)
+
+    for _ in range(3):
+        assert float(ignoring()) == 3.0
+    np.testing.assert_array_equal(weight.numpy(), np.full(4, -9.0))
+
     # Half precision with loss scaling: one rank's overflow must skip the step on both.
     keras.mixed_precision.set_dtype_policy("mixed_float16")
     with strategy.scope():
