@@ -17,21 +17,21 @@ def between(text, start, end):
 def test_hot_functions(name, golden):
     text = compll.generate(spec(name))[f"{name}.codec.cc"]
     golden.check(
-        f"{name}.cc", between(text, "TF_HIPS_HOT void encode_fields", "int64_t max_body_bytes")
+        f"{name}.cc.txt", between(text, "TF_HIPS_HOT void encode_fields", "int64_t max_body_bytes")
     )
 
 
 @pytest.mark.parametrize("name", ["onebit", "terngrad"])
 def test_ir(name, golden):
     program = spec(name)
-    golden.check(f"{name}.ir", print_program(program) + "\n" + print_plan(optimise(program)))
+    golden.check(f"{name}.ir.txt", print_program(program) + "\n" + print_plan(optimise(program)))
 
 
 def test_frame_of_a_codec(golden):
     text = compll.generate(spec("fp32"))["fp32.codec.cc"]
     start, end = text.index("TF_HIPS_HOT void encode_fields"), text.index("int64_t max_body_bytes")
-    golden.check("fp32_frame.cc", text[:start] + text[end:])
+    golden.check("fp32_frame.cc.txt", text[:start] + text[end:])
 
 
 def test_registrations(golden):
-    golden.check("terngrad.tf.cc", compll.generate(spec("terngrad"))["terngrad.tf.cc"])
+    golden.check("terngrad.tf.txt", compll.generate(spec("terngrad"))["terngrad.tf.cc"])

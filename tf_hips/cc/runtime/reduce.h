@@ -22,9 +22,10 @@ namespace tf_hips {
 constexpr int64_t kTile = 1024;
 constexpr int64_t kLanes = 16;
 
-// Sixteen floats, unaligned when read from memory; compiled to whatever vectors the target has.
-typedef float FloatLanes __attribute__((vector_size(64)));
-typedef float FloatLanesInMemory __attribute__((vector_size(64), aligned(4), may_alias));
+// Four floats, unaligned when read from memory. Wider vectors of this kind are taken apart element
+// by element where the machine does not have them; four times four are vector code everywhere.
+typedef float FloatVector __attribute__((vector_size(16)));
+typedef float FloatVectorInMemory __attribute__((vector_size(16), aligned(4), may_alias));
 
 struct Sum {
   static constexpr float identity = 0.0f;
@@ -61,14 +62,18 @@ struct Min {
 // One block of kTile values.
 template <typename Reducer>
 TF_HIPS_INLINE float reduce_block(const float* values) {
-  const FloatLanesInMemory* rows = reinterpret_cast<const FloatLanesInMemory*>(values);
-  FloatLanes lanes = rows[0];
+  const FloatVectorInMemory* in = reinterpret_cast<const FloatVectorInMemory*>(values);
+  FloatVector a = in[0], b = in[1], c = in[2], d = in[3];
   for (int64_t row = 1; row < kTile / kLanes; ++row) {
-    const FloatLanes next = rows[row];
-    Reducer::fold(lanes, next);
+    const FloatVector next[4] = {in[4 * row], in[4 * row + 1], in[4 * row + 2], in[4 * row + 3]};
+    Reducer::fold(a, next[0]);
+    Reducer::fold(b, next[1]);
+    Reducer::fold(c, next[2]);
+    Reducer::fold(d, next[3]);
   }
+  const FloatVector lanes[4] = {a, b, c, d};
   float lane[kLanes];
-  std::memcpy(lane, &lanes, sizeof lane);
+  std::memcpy(lane, lanes, sizeof lane);
   for (int64_t width = kLanes / 2; width > 0; width /= 2) {
     for (int64_t l = 0; l < width; ++l) Reducer::fold(lane[l], lane[l + width]);
   }

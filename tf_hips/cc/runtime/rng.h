@@ -22,18 +22,25 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u;
+constexpr uint32_t kPhiloxWeyl1 = 0xBB67AE85u;
+
+TF_HIPS_INLINE void philox_round(uint32_t& c0, uint32_t& c1, uint32_t& c2, uint32_t& c3,
+                                 uint32_t k0, uint32_t k1) {
+  const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
+  const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2;
+  c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+  c1 = static_cast<uint32_t>(p1);
+  c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+  c3 = static_cast<uint32_t>(p0);
+}
+
 TF_HIPS_INLINE PhiloxBlock philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
                                       uint32_t k0, uint32_t k1) {
-#pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
-    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2;
-    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(p1);
-    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(p0);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    philox_round(c0, c1, c2, c3, k0, k1);
+    k0 += kPhiloxWeyl0;
+    k1 += kPhiloxWeyl1;
   }
   return {{c0, c1, c2, c3}};
 }
@@ -54,15 +61,25 @@ TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, i
   // The high word of the block's number is the same for a whole tile but where the low one wraps.
   const uint32_t low = static_cast<uint32_t>(first);
   const uint32_t high = static_cast<uint32_t>(first >> 32);
+  // Round by round over all blocks, one array per word: loops that compile to vector code.
+  alignas(64) uint32_t c0[kNoiseBlocks], c1[kNoiseBlocks], c2[kNoiseBlocks], c3[kNoiseBlocks];
+  for (int64_t b = 0; b < blocks; ++b) {
+    c0[b] = low + static_cast<uint32_t>(b);
+    c1[b] = high + (c0[b] < low ? 1u : 0u);
+    c2[b] = key.step;
+    c3[b] = key.tensor_id;
+  }
+  for (uint32_t round = 0; round < 10; ++round) {
+    const uint32_t r0 = k0 + round * kPhiloxWeyl0;
+    const uint32_t r1 = k1 + round * kPhiloxWeyl1;
+    for (int64_t b = 0; b < blocks; ++b) philox_round(c0[b], c1[b], c2[b], c3[b], r0, r1);
+  }
   alignas(64) uint32_t words[kNoiseBlocks * 4];
   for (int64_t b = 0; b < blocks; ++b) {
-    const uint32_t c0 = low + static_cast<uint32_t>(b);
-    const PhiloxBlock block =
-        philox4x32(c0, high + (c0 < low ? 1u : 0u), key.step, key.tensor_id, k0, k1);
-    words[4 * b] = block.word[0];
-    words[4 * b + 1] = block.word[1];
-    words[4 * b + 2] = block.word[2];
-    words[4 * b + 3] = block.word[3];
+    words[4 * b] = c0[b];
+    words[4 * b + 1] = c1[b];
+    words[4 * b + 2] = c2[b];
+    words[4 * b + 3] = c3[b];
   }
   std::memcpy(buffer, words, static_cast<size_t>(blocks) * 16);
   return buffer + element % 8;
