@@ -26,7 +26,7 @@ check 'mypy' "$bin/mypy"
 check 'import contracts' "$bin/lint-imports"
 check 'clang-format' clang_format
 check 'quick tests' "$bin/python" -m pytest -q -n auto \
-  -m 'not tf and not ranks and not net and not gpu and not slow'
+  -m 'not tf and not ranks and not heavy and not net and not gpu and not slow'
 
 if ((${#failed[@]})); then
   printf 'failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(180)
 def test_runtime_under_sanitizers(tmp_path: Path) -> None:
     specs = sorted((ROOT / "tf_hips/ops/specs").glob("*.pse"))

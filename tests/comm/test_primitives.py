@@ -62,6 +62,8 @@ def test_collectives_on_three_ranks():
         primitives.allreduce(tf.zeros(1), "name", "max")
 
 
+@pytest.mark.tf
+@pytest.mark.timeout(120)
 def test_without_a_launcher_there_is_one_rank():
     code = (
         "import tensorflow as tf\n"

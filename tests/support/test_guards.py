@@ -37,6 +37,7 @@ def assert_gone(pid_file: Path) -> None:
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.heavy
 def test_an_orphan_fails_the_session_and_is_ended(tmp_path: Path) -> None:
     done = run_planted(
         tmp_path,
@@ -51,6 +52,7 @@ def test_an_orphan_fails_the_session_and_is_ended(tmp_path: Path) -> None:
     assert_gone(tmp_path / "pid")
 
 
+@pytest.mark.heavy
 def test_a_late_test_is_unwound(tmp_path: Path) -> None:
     done = run_planted(
         tmp_path,
@@ -67,6 +69,7 @@ def test_a_late_test_is_unwound(tmp_path: Path) -> None:
     assert (tmp_path / "unwound").exists()
 
 
+@pytest.mark.heavy
 def test_a_test_that_no_signal_reaches_is_ended_with_its_children(tmp_path: Path) -> None:
     done = run_planted(
         tmp_path,

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.ranks import ranks
 
+pytestmark = pytest.mark.tf
+
 
 @ranks(2)
 def _one_rank_fails(folder):
