@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compll_op(): from one specification to two libraries, one without and one with TensorFlow."""
+"""compll_op() and compll_tf_library(): from specifications to codecs, without and with TensorFlow."""
 
 load("@local_tensorflow//:config.bzl", "PYTHON")
 
@@ -17,8 +17,9 @@ COPTS = [
 def compll_op(name, spec):
     """Compiles `spec` with the compiler of this tree. The output is never committed.
 
-    Makes NAME_codec (the plain C codec, registered when loaded) and NAME_tf (its TensorFlow ops); NAME is the stem
-    of the specification's file, because the compiler names its output and its symbols after it.
+    Makes NAME_codec, the plain C codec, registered when loaded, and gen/NAME.tf.cc, its TensorFlow ops, for
+    compll_tf_library(). NAME is the stem of the specification's file, because the compiler names its output and
+    its symbols after it.
 
     Args:
       name: stem of the specification's file.
@@ -40,14 +41,29 @@ def compll_op(name, spec):
         deps = ["//tf_hips/cc:runtime"],
         alwayslink = True,
     )
+
+def compll_tf_library(name, specs):
+    """The TensorFlow ops of several compll_op()s, compiled as one file.
+
+    TensorFlow's headers take eight seconds to read, whatever follows them; so they are read once for all.
+
+    Args:
+      name: of the library.
+      specs: names of compll_op()s of this folder.
+    """
+    include = "#include \"" + native.package_name() + "/gen/{}.tf.cc\""
+    lines = ["// SPDX-License-Identifier: Apache-2.0"] + [include.format(spec) for spec in specs]
+    native.genrule(
+        name = name + "_gen",
+        outs = ["gen/" + name + ".cc"],
+        cmd = "printf '%s\\n' " + " ".join(["'" + line + "'" for line in lines]) + " > $@",
+    )
     native.cc_library(
-        name = name + "_tf",
-        srcs = ["gen/" + name + ".tf.cc"],
+        name = name,
+        srcs = ["gen/" + name + ".cc"],
         copts = COPTS,
         linkstatic = True,
-        deps = [
-            ":" + name + "_codec",
-            "//tf_hips/cc:tf_glue",
-        ],
+        textual_hdrs = ["gen/" + spec + ".tf.cc" for spec in specs],
+        deps = [":" + spec + "_codec" for spec in specs] + ["//tf_hips/cc:tf_glue"],
         alwayslink = True,
     )
