@@ -134,7 +134,11 @@ class HierarchicalPS(PartyStrategy):
             raise ProtocolError("A party joins a server only with an uplink in its configuration.")
         began = time.monotonic()
         client = Client(uplink, self._run.run, primitives.size())
-        welcome = client.join(self._up.text, self._down.text, self._run.seed)
+        try:
+            welcome = client.join(self._up.text, self._down.text, self._run.seed)
+        except BaseException:
+            client.close()  # gRPC waits for a channel left open when the process ends, for ever
+            raise
         self._client = client
         facts = dataclasses.asdict(welcome)
         self.write_event("joined", seconds=time.monotonic() - began, **facts)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real certificates and a real server: who may join, who may not, and that both come to an end."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tf_hips.config import Tls
+
+COMMAND = (sys.executable, "-m", "tf_hips.cli")
+TRAIN = """
+import sys
+import keras, numpy as np
+import tf_hips
+strategy = tf_hips.HierarchicalPS(compression=sys.argv[1])
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((4, 3), "float32"), np.ones(4, "float32"), batch_size=2, verbose=0)
+print("trained on", strategy.num_replicas_in_sync)
+"""
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    names = ("--server", "hub", "--party", "west", "--party", "east")
+    subprocess.run(
+        [*COMMAND, "certs", "--out", str(tmp_path / "pem"), *names],
+        check=True,
+        timeout=30,
+        capture_output=True,
+    )
+    return tmp_path / "pem"
+
+
+def identity(folder: Path, name: str) -> list[str]:
+    tls = Tls(*(str(folder / file) for file in ("authority.pem", f"{name}.pem", f"{name}.key")))
+    return ["--authority", tls.authority, "--certificate", tls.certificate, "--key", tls.key]
+
+
+@pytest.fixture
+def server(certificates: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [
+            *(*COMMAND, "server", "--parties", "west", "--run", "r1", "--bind", "127.0.0.1:0"),
+            *("--compression", "onebit", "--announce", str(tmp_path / "address")),
+            *identity(certificates, "global-server-hub"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "address").exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def party(folder: Path, name: str, compression: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    address = (folder / "address").read_text().strip()
+    return subprocess.run(
+        [
+            *(*COMMAND, "party", "--server", address, "--site", "west", "--run", "r1"),
+            *identity(folder / "pem", f"party-{name}"),
+            *("--", str(script), compression),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.tf
+@pytest.mark.timeout(150)
+def test_a_server_refuses_and_goes_on(server: subprocess.Popen[str], tmp_path: Path) -> None:
+    impostor = party(tmp_path, "east", "onebit")
+    assert impostor.returncode == 1
+    assert "must be `party/west`. Received: `party/east`" in impostor.stderr
+    assert impostor.stderr.splitlines()[-1].startswith("tf-hips: west/worker0 failed first")
+
+    other = party(tmp_path, "west", "terngrad")
+    assert other.returncode == 1
+    assert "onebit" in other.stderr
+    assert "terngrad" in other.stderr
+
+    welcome = party(tmp_path, "west", "onebit")
+    assert welcome.returncode == 0, welcome.stderr
+    assert "[west/worker0] trained on 1" in welcome.stdout
+
+    assert server.poll() is None
+    server.send_signal(signal.SIGTERM)
+    _, errors = server.communicate(timeout=20)
+    assert server.returncode == 0, errors
