@@ -2,6 +2,7 @@
 """The committed results hold every target of `benchmarks/targets.toml`, and meet it."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 TARGETS = tomllib.loads((FOLDER / "targets.toml").read_text(encoding="utf-8"))["target"]
+
+
+needs_results = pytest.mark.skipif(
+    "TF_HIPS_MEASURING" in os.environ, reason="benchmarks.first_run is making the result"
+)
 
 
 def measured() -> dict[str, float]:
@@ -23,6 +29,7 @@ def measured() -> dict[str, float]:
     return {name: value for name, (_, value) in values.items()}
 
 
+@needs_results
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target["id"])
 def test_committed_result_meets_the_target(target: dict) -> None:
     values = measured()
@@ -41,6 +48,7 @@ def test_targets_say_what_they_are() -> None:
         assert target["command"].startswith("make "), target["id"]
 
 
+@needs_results
 def test_every_result_names_its_command_and_machine() -> None:
     paths = list(FOLDER.glob("results/*.json"))
     assert paths
