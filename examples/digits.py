@@ -66,7 +66,7 @@ def main() -> None:
             optimizer=keras.optimizers.Adam(rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            steps_per_execution=4,
+            steps_per_execution=8,
         )
 
     def record(epoch: int, logs: dict[str, float]) -> None:
@@ -78,10 +78,11 @@ def main() -> None:
         batch_size=options.batch_size,
         epochs=options.epochs,
         validation_data=test,
+        validation_batch_size=len(test[0]),
         verbose=2 if rank == 0 else 0,
         callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=record)],
     )
-    accuracy = model.evaluate(*test, verbose=0, return_dict=True)["accuracy"]
+    accuracy = model.evaluate(*test, len(test[0]), verbose=0, return_dict=True)["accuracy"]
     fingerprint = tf_hips.fingerprint(model)
     strategy.write_event("result", test_accuracy=float(accuracy), fingerprint=fingerprint)
     print(f"worker {rank} of {workers}: test accuracy {accuracy:.4f}, weights {fingerprint}")
