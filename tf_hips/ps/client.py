@@ -438,8 +438,8 @@ class Client:
         text = _detail(error)
         if code == grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in text:
             waited = time.monotonic() - began
-            text = f"The server {self._uplink.server} did not answer within {waited:.0f} s."
-        return _ERRORS.get(code, PeerError)(f"{method}: {text}")
+            text = f"no answer within {waited:.0f} s."
+        return _ERRORS.get(code, PeerError)(f"Server {self._uplink.server}, {method}: {text}")
 
 
 class _Exchange:
