@@ -406,7 +406,7 @@ class Client:
                 code = error.code()
                 if code != grpc.StatusCode.UNAVAILABLE:
                     self._has_connected = True
-                    raise self._translate(method, code, error, began) from error
+                    raise self._translate(method, code, error, began) from None
                 self._pause(method, attempt, began, deadline, error)
             attempt += 1
 
@@ -422,7 +422,7 @@ class Client:
         pause_s = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
         if not found.may_pass or time.monotonic() + pause_s > deadline:
             waited = f" Tried for {time.monotonic() - began:.0f} s." if found.may_pass else ""
-            raise PeerError(f"{method}: {found.text}{waited}") from error
+            raise PeerError(f"{method}: {found.text}{waited}") from None
         if attempt == 0:
             log.warning(
                 "%s: the connection to %s failed (%s). Trying again.",
