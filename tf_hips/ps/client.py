@@ -407,12 +407,10 @@ class Client:
                 if code != grpc.StatusCode.UNAVAILABLE:
                     self._has_connected = True
                     raise self._translate(method, code, error, began) from None
-                self._pause(method, attempt, began, deadline, error)
+                self._pause(method, attempt, began, deadline)
             attempt += 1
 
-    def _pause(
-        self, method: str, attempt: int, began: float, deadline: float, error: grpc.RpcError
-    ) -> None:
+    def _pause(self, method: str, attempt: int, began: float, deadline: float) -> None:
         """After a broken connection: finds out why, and waits a moment or raises."""
         self._disconnect()
         name = tls.server_name(tls.SERVER_ROLE)
