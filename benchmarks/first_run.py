@@ -67,7 +67,9 @@ def measure(folder: Path) -> dict[str, float]:
     }
     environment.pop("PIP_CACHE_DIR", None)
     environment["HOME"] = str(home)
-    environment["TF_HIPS_MEASURING"] = "1"  # the result that is made here cannot be held against its targets yet
+    environment["TF_HIPS_MEASURING"] = (
+        "1"  # the result that is made here cannot be held against its targets yet
+    )
 
     def make(verb: str) -> tuple[float, str]:
         start = time.monotonic()

@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import rich
 import rich.box
+import rich.console
 import rich.table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,11 +82,14 @@ def write(theme: str, rows: Sequence[dict[str, Any]], *, command: str, note: str
     stem.with_suffix(".md").write_text(_markdown(result), encoding="utf-8")
     table = rich.table.Table(title=theme, box=rich.box.SIMPLE_HEAD)
     for key in rows[0]:
-        table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
+        is_text = isinstance(rows[0][key], str)
+        table.add_column(key, justify="left" if is_text else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    rich.print(table)
-    rich.print(f"written to {path.relative_to(ROOT)}")
+    # As wide as its content: a table in a log file or a narrow terminal must not lose columns.
+    console = rich.console.Console(width=max(rich.console.Console().width, 160), soft_wrap=True)
+    console.print(table)
+    console.print(f"written to {path.relative_to(ROOT)}")
     return path
 
 
