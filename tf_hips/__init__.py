@@ -11,6 +11,7 @@ TensorFlow.
 """
 
 import importlib
+import os
 from typing import Any
 
 __version__ = "0.1.0"
@@ -26,6 +27,10 @@ _HOMES = {
 }
 
 __all__ = sorted([*_HOMES, "__version__"])
+
+
+if "TF_HIPS_CONFIG" in os.environ:  # a worker of the launcher's, one of many
+    importlib.import_module("tf_hips.errors").print_in_one_line()
 
 
 def __getattr__(name: str) -> Any:

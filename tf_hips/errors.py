@@ -3,7 +3,16 @@
 
 Bad arguments are plain `ValueError` or `TypeError`; the classes here are for what an argument check
 cannot see: files, libraries, peers and packets. Every message says what was expected and what came.
+
+A job has many workers, and most of them fail because one did. `print_in_one_line` makes each of
+them say so in one line; `TF_HIPS_TRACEBACK=1` brings the tracebacks back.
 """
+
+import os
+import sys
+from types import TracebackType
+
+TRACEBACK_VARIABLE = "TF_HIPS_TRACEBACK"
 
 
 class TfHipsError(Exception):
@@ -32,3 +41,20 @@ class ProtocolError(TfHipsError, RuntimeError):
 
 class NonFiniteError(TfHipsError, ArithmeticError):
     """A gradient holds NaN or an infinity and `nonfinite="raise"` is set."""
+
+
+def print_in_one_line() -> None:
+    """Makes this process print an uncaught `TfHipsError` as one line, `module.Class: text`.
+
+    Other exceptions go where they went before, and so do all with `TF_HIPS_TRACEBACK=1`.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, TfHipsError) or os.environ.get(TRACEBACK_VARIABLE) == "1":
+            before(kind, error, trace)
+            return
+        text = " ".join(str(error).split())
+        sys.stderr.write(f"{kind.__module__}.{kind.__qualname__}: {text}\n")
+
+    sys.excepthook = hook

@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,26 +132,51 @@ def test_a_child_killed_by_a_signal_is_named_with_it() -> None:
     assert failure == Failure("b", 128 + 9, "killed by SIGKILL")
 
 
+class Marking(io.BytesIO):
+    """A stream that touches a file when a text has been written to it."""
+
+    def __init__(self, text: bytes, mark: Path) -> None:
+        super().__init__()
+        self._text, self._mark = text, mark
+
+    def write(self, data: Any) -> int:
+        if self._text in data:
+            self._mark.touch()
+        return super().write(data)
+
+
+@pytest.mark.parametrize(
+    "exception", ["Traceback (most recent call last):", "tf_hips.errors.PeerError: gone"]
+)
 def test_the_exception_that_came_first_is_named_even_when_its_process_ends_last(
-    tmp_path: Path,
+    tmp_path: Path, exception: str
 ) -> None:
-    mark = tmp_path / "raised"
-    slow_to_end = f"""
-        import atexit, pathlib, sys, time
-        atexit.register(time.sleep, 1.0)
-        sys.stderr.write("Traceback (most recent call last):\\nValueError\\n")
+    seen, pid = tmp_path / "seen", tmp_path / "pid"
+    culprit = f"""
+        import os, pathlib, sys, time
+        sys.stderr.write({exception!r} + "\\nraised\\n")
         sys.stderr.flush()
-        pathlib.Path({str(mark)!r}).touch()
-        sys.exit(4)
+        path = pathlib.Path({str(pid)!r})
+        while not path.exists() or not path.read_text().endswith("\\n"):
+            time.sleep(0.01)
+        try:
+            while True:  # until the launcher has seen the end of the victim
+                os.kill(int(path.read_text()), 0)
+                time.sleep(0.01)
+        except ProcessLookupError:
+            sys.exit(4)
         """
     victim = f"""
-        import pathlib, sys, time
-        while not pathlib.Path({str(mark)!r}).exists():
+        import os, pathlib, sys, time
+        while not pathlib.Path({str(seen)!r}).exists():
             time.sleep(0.01)
-        time.sleep(0.2)
+        pathlib.Path({str(pid)!r}).write_text(f"{{os.getpid()}}\\n")
         sys.exit("Traceback (most recent call last):\\nConnectionError: peer gone")
         """
-    failure, _ = run({"victim": victim, "culprit": slow_to_end})
+    with Job(out=io.BytesIO(), err=Marking(b"raised", seen)) as job:
+        job.start("victim", python(victim), os.environ)
+        job.start("culprit", python(culprit), os.environ)
+        failure = job.wait()
     assert failure == Failure("culprit", 4, "exit code 4")
 
 
@@ -175,22 +201,39 @@ def test_a_failing_service_fails_the_job() -> None:
     assert failure == Failure("server", 5, "exit code 5")
 
 
-def test_a_child_that_ignores_sigterm_is_killed() -> None:
-    deaf = """
-        import pathlib, signal, sys, time
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    mark = tmp_path / "deaf"
+    deaf = f"""
+        import pathlib, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("deaf", flush=True)
+        pathlib.Path({str(mark)!r}).touch()
         time.sleep(600)
+        """
+    failing = f"""
+        import pathlib, time
+        while not pathlib.Path({str(mark)!r}).exists():
+            time.sleep(0.01)
+        raise SystemExit(1)
         """
     begin = time.monotonic()
     output = Output()
     with Job(out=output.out, err=output.err, grace_s=0.3) as job:
         deaf_pid = job.start("deaf", python(deaf), os.environ)
-        job.start("b", python("import time; time.sleep(0.5); raise SystemExit(1)"), os.environ)
+        job.start("b", python(failing), os.environ)
         failure = job.wait()
     assert failure == Failure("b", 1, "exit code 1")
     assert is_gone(deaf_pid)
     assert time.monotonic() - begin < DEADLINE_S
+
+
+def test_a_service_that_stays_is_ended_and_fails_the_job() -> None:
+    output = Output()
+    with Job(out=output.out, err=output.err) as job:
+        pid = job.start("server", python(SLEEP), os.environ, is_service=True)
+        job.start("a", python("pass"), os.environ)
+        failure = job.wait(service_grace_s=0.3)
+    assert failure == Failure("server", 1, "still there 0.3 s after the last worker")
+    assert is_gone(pid)
 
 
 def test_grandchildren_end_with_their_parent(tmp_path: Path) -> None:
@@ -275,6 +318,51 @@ def test_a_signal_to_the_launcher_ends_all(
     assert launcher.returncode == code
     assert errors.splitlines()[-1] == f"tf-hips: got {number.name}; all processes ended"
     assert all(is_gone(pid) for pid in pids)
+
+
+WAITS_FOR_A_SERVICE = """
+import os, sys
+from tf_hips.cli import party
+from tf_hips.cli.processes import Job
+with Job(grace_s=1.0) as job:
+    job.start("server", [sys.executable, "-c", {service!r}], os.environ, is_service=True)
+    job.start("a", [sys.executable, "-c", {worker!r}], os.environ)
+    failure = job.wait(service_grace_s=600.0)
+sys.exit(party.report(failure))
+"""
+
+
+def test_a_signal_is_heard_while_a_service_ends(tmp_path: Path) -> None:
+    """The service signals its launcher as soon as the launcher has seen the worker's end."""
+    mark = tmp_path / "watching"
+    worker = f"""
+        import pathlib, time
+        while not pathlib.Path({str(mark)!r}).exists():
+            time.sleep(0.01)
+        """
+    service = f"""
+        import os, pathlib, signal, time
+        children = pathlib.Path(f"/proc/{{os.getppid()}}/task/{{os.getppid()}}/children")
+        while len(children.read_text().split()) != 2:
+            time.sleep(0.01)
+        pathlib.Path({str(mark)!r}).touch()
+        while len(children.read_text().split()) != 1:
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(600)
+        """
+    script = WAITS_FOR_A_SERVICE.format(
+        service=textwrap.dedent(service), worker=textwrap.dedent(worker)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == "tf-hips: got SIGINT; all processes ended\n"
 
 
 def test_children_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import re
 import selectors
 import signal
 import socket
@@ -32,12 +33,14 @@ _PRCTL = ctypes.CDLL(None).prctl
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # A process whose exception takes down its peers can outlive them, because an interpreter with
-# TensorFlow in it takes its time to end. One that began a traceback at most so many seconds before
-# the first exit is given as many to end itself.
+# TensorFlow in it takes its time to end. One that printed an exception at most so many seconds
+# before the first exit is given as many to end itself.
 _TRACEBACK_WINDOW_S = 10.0
 # After the last worker, a server of one run ends by itself; this is how long it may take.
 _SERVICE_GRACE_S = 15.0
 _READ_BYTES = 1 << 16
+# How the text of an uncaught exception begins: Python's own way, and `errors.print_in_one_line`'s.
+_EXCEPTION = re.compile(r"Traceback \(most recent call last\)|tf_hips\.errors\.\w+: ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,23 +200,30 @@ class Job:
             self._turn(0.05)
         return None
 
-    def wait(self) -> Failure | None:
-        """Waits for the end of the job, ends what is left; returns the first failure, if any."""
+    def wait(self, service_grace_s: float = _SERVICE_GRACE_S) -> Failure | None:
+        """Waits for the end of the job, ends what is left; returns the first failure, if any.
+
+        A service that is still there `service_grace_s` seconds after the last of the others is a
+        failure, too. A signal to the launcher cuts every wait short.
+        """
         self._turn_until(self._is_decided, None)
-        if self._signal is not None:
-            ended_by = signal.Signals(self._signal)
-            self.stop()
-            return Failure("launcher", 128 + ended_by, f"got {ended_by.name}")
+        if self._is_told_to_end():
+            return self._end_by_signal()
         if not any(child.failed for child in self._children):
-            self._turn_until(self._is_over, _SERVICE_GRACE_S)
-            for child in self._children:
-                if child.code is None:
-                    self._printer.line(
-                        child.role, "still there after the last worker; stopped.", is_error=True
-                    )
+            self._turn_until(lambda: self._is_over() or self._is_told_to_end(), service_grace_s)
+            if self._is_told_to_end():
+                return self._end_by_signal()
+            stuck = self._running()
+            if stuck:
+                self.stop()
+                reason = f"still there {service_grace_s:g} s after the last worker"
+                return Failure(stuck[0].role, 1, reason)
         first = min((c for c in self._children if c.failed), key=lambda c: c.ended_s, default=None)
         if first is not None:
-            self._turn_until(lambda: not self._running_suspects(first), _TRACEBACK_WINDOW_S)
+            self._turn_until(
+                lambda: self._is_told_to_end() or not self._running_suspects(first),
+                _TRACEBACK_WINDOW_S,
+            )
         # Those that fail from here on were ended by us.
         failed = [child for child in self._children if child.failed]
         self.stop()
@@ -222,6 +232,11 @@ class Job:
         # At the same instant, a signal is the cause and an exit code the consequence.
         culprit = min(failed, key=lambda c: (c.trouble_s, (c.code or 0) > 0))
         return _failure(culprit)
+
+    def _end_by_signal(self) -> Failure:
+        ended_by = signal.Signals(self._signal or signal.SIGTERM)
+        self.stop()
+        return Failure("launcher", 128 + ended_by, f"got {ended_by.name}")
 
     def stop(self) -> None:
         """Ends all processes: SIGTERM to their groups, after the grace (or a signal) SIGKILL."""
@@ -240,6 +255,9 @@ class Job:
 
     def _running(self) -> list[_Child]:
         return [child for child in self._children if child.code is None]
+
+    def _is_told_to_end(self) -> bool:
+        return self._signal is not None
 
     def _is_over(self) -> bool:
         return not self._running()
@@ -305,7 +323,7 @@ class Job:
                 return
             lines = splitter.feed(data) if data else splitter.finish()
             for line in lines:
-                if line.startswith("Traceback (most recent call last)"):
+                if _EXCEPTION.match(line):
                     self._note_traceback(child)
                 self._printer.line(child.role, line, is_error=is_error)
             self._printer.state(child.role, splitter.state)
