@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `tf-hips` says to a wrong command line: one line, exit code 2."""
 
+import datetime
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tf_hips import cli
+from tf_hips.cli import certs
+from tf_hips.ps.settings import ServerConfig
 
 
 def tf_hips(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +67,22 @@ WRONG = {
         "--hostfile no cannot be read",
     ),
     "certificate for nobody": (["certs", "--out", "x"], "--server and --party"),
-    "host of nobody": (["certs", "--out", "x", "--party", "a", "--host", "h"], "needs --server"),
+    "no days": (["certs", "--out", "x", "--party", "a", "--days", "0"], "number >= 1. Received"),
+    "longer than the authority": (
+        ["certs", "--out", "x", "--party", "a", "--days", "9999"],
+        "at most 3650",
+    ),
+    "deadline for nothing": (["party", "--deadline", "5", "--", "{script}"], "needs --server"),
+    "no time": (["run", "--deadline", "0", "x.py"], "seconds > 0. Received: '0'"),
+    "bad run": (["party", "--run", "a/b", "--", "x.py"], "Received: 'a/b'"),
+    "unknown downlink": (
+        ["server", "--parties", "a", "--downlink", "onebti", "--insecure"],
+        "onebit",
+    ),
+    "plain text to a public address": (
+        ["party", "--server", "8.8.8.8:7", "--insecure", "--", "{script}"],
+        "--insecure is for a --server on loopback. Received: '8.8.8.8:7'",
+    ),
 }
 
 
@@ -81,6 +101,50 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(
     assert output.err.count("\n") == 1
     assert output.err.startswith("tf-hips")
     assert expected in output.err
+
+
+@pytest.mark.parametrize("command", ["server", "party"])
+def test_certificates_are_loaded_before_anything_starts(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
+    (tmp_path / "text.pem").write_text("no certificate")
+    west, east = certs.make(tmp_path, server=None, parties=["west", "east"], days=1)
+    text = str(tmp_path / "text.pem")
+    start = {
+        "server": ["server", "--parties", "west"],
+        "party": ["party", "--server", "127.0.0.1:1", "--site", "west"],
+    }[command]
+    script = ["--", str(tmp_path / "train.py")] if command == "party" else []
+    for authority, certificate, key, expected in (
+        (text, west.certificate, west.key, f"--authority must be a PEM certificate. .*{text}"),
+        (west.authority, text, west.key, f"--certificate and --key must be PEM files, .*{text}"),
+        (west.authority, west.certificate, text, f"--certificate and --key must be PEM .*{text}"),
+        (west.authority, west.certificate, east.key, "--key must be the key of --certificate"),
+    ):
+        files = ["--authority", authority, "--certificate", certificate, "--key", key]
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*start, *files, *script])
+        output = capsys.readouterr()
+        assert ended.value.code == 2
+        assert output.out == ""
+        assert output.err.count("\n") == 1
+        assert re.search(expected, output.err)
+
+
+def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[ServerConfig] = []
+    monkeypatch.setattr("tf_hips.ps.server.serve", lambda config, announce: seen.append(config))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    options = ["--compression", "onebit", "--downlink", "same", "--join-timeout", "7"]
+    options += ["--round-timeout", "8", "--lost-after", "9", "--max-model-mb", "2"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["server", "--parties", "a,b", "--insecure", *options])
+    assert ended.value.code == 0
+    [config] = seen
+    assert (config.compression, config.downlink) == ("onebit", "same")
+    assert (config.join_timeout_s, config.round_timeout_s, config.lost_after_s) == (7.0, 8.0, 9.0)
+    assert config.max_model_bytes == 2 << 20
 
 
 def test_plain_text_on_a_public_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,3 +197,20 @@ def test_certs_are_made_once_and_added_to(tmp_path: Path) -> None:
     assert more.returncode == 0
     assert (folder / "authority.pem").read_bytes() == authority
     assert (folder / "party-east.pem").is_file()
+
+
+def test_certificates_last_as_long_as_they_are_asked_to(tmp_path: Path) -> None:
+    x509 = pytest.importorskip("cryptography.x509")
+
+    def days_left(name: str) -> float:
+        end = x509.load_pem_x509_certificate((tmp_path / name).read_bytes()).not_valid_after_utc
+        left = end - datetime.datetime.now(datetime.UTC)
+        return round(left / datetime.timedelta(days=1), 2)
+
+    for arguments in (["--party", "west"], ["--server", "hub", "--days", "7"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["certs", "--out", str(tmp_path), *arguments])
+        assert ended.value.code == 0
+    assert days_left("party-west.pem") == 365
+    assert days_left("global-server-hub.pem") == 7
+    assert days_left("authority.pem") == 3650

@@ -3,8 +3,12 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,8 @@ print(json.dumps({
     "rank": os.environ.get("HOROVOD_RANK"),
     "size": os.environ.get("HOROVOD_SIZE"),
     "role": config.role(),
-    "run": [run.run, run.seed, run.uplink and [run.uplink.server, run.uplink.site, run.uplink.tls]],
+    "run": [run.run, run.seed, run.uplink and [run.uplink.server, run.uplink.site, run.uplink.tls,
+                                                run.uplink.deadline_s]],
     "log_dir": run.log_dir,
     "config": os.environ["TF_HIPS_CONFIG"],
     "arguments": sys.argv[1:],
@@ -50,15 +55,15 @@ def told(output: str, role: str) -> dict[str, object]:
 
 def test_workers_are_told_the_run_and_keep_their_arguments(tell: str, tmp_path: Path) -> None:
     done = party(
-        *("--server", "hub.example:7070", "--site", "west", "--run", "r7", "--seed", "5"),
-        *("--insecure", "--log-dir", str(tmp_path / "log"), "-np", "2"),
+        *("--server", "127.0.0.1:7070", "--site", "west", "--run", "r7", "--seed", "5"),
+        *("--insecure", "--log-dir", str(tmp_path / "log"), "-np", "2", "--deadline", "1800"),
         *("--", tell, "--epochs", "3", "--", "-np"),
     )
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         facts = told(done.stdout, f"west/worker{rank}")
         assert (facts["rank"], facts["size"], facts["role"]) == (str(rank), "2", "worker")
-        assert facts["run"] == ["r7", 5, ["hub.example:7070", "west", None]]
+        assert facts["run"] == ["r7", 5, ["127.0.0.1:7070", "west", None, 1800.0]]
         assert facts["log_dir"] == str(tmp_path / "log")
         assert facts["arguments"] == ["--epochs", "3", "--", "-np"]
         assert not Path(str(facts["config"])).exists()
@@ -92,14 +97,14 @@ def test_other_hosts_go_through_horovodrun(tell: str, tmp_path: Path) -> None:
     )
     fake.chmod(0o755)
     done = party(
-        *("--server", "hub.example:7070", "--site", "west", "--insecure"),
+        *("--server", "localhost:7070", "--site", "west", "--insecure"),
         *("-np", "3", "-H", "far.example:2,near.example:2", "--", tell, "--epochs", "3"),
         PATH=f"{programs}:{os.environ['PATH']}",
     )
     assert done.returncode == 0, done.stderr
     assert "[west] ARGUMENTS --gloo -np 3 -H far.example:2,near.example:2" in done.stdout
     facts = told(done.stdout, "west")
-    assert facts["run"] == ["local", 0, ["hub.example:7070", "west", None]]
+    assert facts["run"] == ["local", 0, ["localhost:7070", "west", None, 600.0]]
     assert facts["role"] == "worker"
     assert facts["arguments"] == ["--epochs", "3"]
 
@@ -110,3 +115,96 @@ def test_a_hostfile_is_read(tell: str, tmp_path: Path) -> None:
     done = party("--hostfile", str(hosts), "--", tell)
     assert done.returncode == 0, done.stderr
     assert told(done.stdout, "local/worker1")["size"] == "2"
+
+
+@pytest.mark.parametrize("text", ["", "# nobody\n\n"])
+def test_a_hostfile_without_a_host_is_refused(text: str, tell: str, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(text)
+    done = party("--hostfile", str(hosts), "--", tell)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "--hostfile must name a host" in done.stderr
+
+
+RAISE = """
+import os
+import tf_hips
+from tf_hips.errors import ConfigError, PeerError
+raise {error} from ValueError("inner")
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            "PeerError('Join: nobody\\n  listens.')",
+            "tf_hips.errors.PeerError: Join: nobody listens.",
+        ),
+        ("ConfigError('no such key')", "tf_hips.errors.ConfigError: no such key"),
+    ],
+)
+def test_an_error_of_ours_is_one_line(error: str, line: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RAISE.format(error=error))
+    done = party("-np", "2", "--", str(script))
+    assert done.returncode == 1
+    *said, last = done.stderr.splitlines()
+    assert set(said) <= {f"[local/worker{rank}] {line}" for rank in range(2)}
+    assert re.fullmatch(r"tf-hips: local/worker\d failed first \(exit code 1\); .*", last)
+
+    whole = party("--", str(script), TF_HIPS_TRACEBACK="1")
+    assert whole.returncode == 1
+    assert "Traceback (most recent call last)" in whole.stderr
+
+
+def test_an_error_of_the_script_keeps_its_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RAISE.format(error="KeyError('x')"))
+    done = party("--", str(script))
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "KeyError: 'x'" in done.stderr
+
+
+def test_horovodrun_may_end_its_workers_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    """SIGKILL of the launcher reaches `horovodrun` as SIGTERM, which it can act on."""
+    programs, told, began = tmp_path / "bin", tmp_path / "told", tmp_path / "began"
+    programs.mkdir()
+    fake = programs / "horovodrun"
+    fake.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, signal, sys, time\n"
+        "def end(number, frame):\n"
+        f"    pathlib.Path({str(told)!r}).write_text(f'{{number}}\\n')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        f"pathlib.Path({str(began)!r}).touch()\n"
+        "time.sleep(600)\n"
+    )
+    fake.chmod(0o755)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    launcher = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tf_hips.cli", "party"),
+            *("-H", "far.example:2", "--", str(script)),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+    )
+    try:
+        wait_for(began.exists)
+    finally:
+        launcher.kill()
+        launcher.wait(timeout=20)
+    wait_for(lambda: told.exists() and told.read_text() == f"{int(signal.SIGTERM)}\n")
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline, "not within the deadline"
+        time.sleep(0.02)

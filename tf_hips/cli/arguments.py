@@ -4,6 +4,7 @@
 import argparse
 import re
 import shutil
+import ssl
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -101,6 +102,11 @@ def codec(text: str) -> str:
     return canonical
 
 
+def downlink(text: str) -> str:
+    """The text of a compression, or `same`: what the way up has."""
+    return text if text == "same" else codec(text)
+
+
 def add_identity(parser: argparse.ArgumentParser, owner: str) -> None:
     """Adds `--authority`, `--certificate`, `--key` and `--insecure` of `owner`."""
     parser.add_argument(
@@ -131,7 +137,41 @@ def identity(options: argparse.Namespace) -> Tls | None:
     for name, path in files.items():
         if not Path(path).is_file():
             raise UsageError(f"--{name} must be a file. Received: {path!r}")
-    return Tls(**{name: str(Path(path).resolve()) for name, path in files.items()})
+    found = Tls(**{name: str(Path(path).resolve()) for name, path in files.items()})
+    _check_loads(found)
+    return found
+
+
+def _check_loads(identity: Tls) -> None:
+    """Loads the files as a TLS handshake will, before anything is started.
+
+    Raises:
+        UsageError: one of them is no PEM of its kind, or the key belongs to another certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(identity.authority)
+    except OSError as error:
+        raise UsageError(
+            f"--authority must be a PEM certificate. Received: {identity.authority!r}"
+        ) from error
+    try:
+        # Without a passphrase OpenSSL would ask for one on the terminal; gRPC takes no such key.
+        context.load_cert_chain(identity.certificate, identity.key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(
+                f"--key must be the key of --certificate. Received: {identity.key!r}, which is "
+                "another's"
+            ) from error
+        raise UsageError(
+            "--certificate and --key must be PEM files, the key without a passphrase. "
+            f"Received: {identity.certificate!r}, {identity.key!r}"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"--certificate and --key must be readable. Received: {error.strerror}"
+        ) from error
 
 
 def script_command(script: str, arguments: list[str]) -> list[str]:

@@ -11,6 +11,8 @@ from tf_hips.cli import arguments
 from tf_hips.config import Tls
 
 _AUTHORITY_KEY = "authority.key"
+_DAYS = 365
+_AUTHORITY_DAYS = 3650
 
 
 def add(commands: Any) -> None:
@@ -26,19 +28,20 @@ def add(commands: Any) -> None:
         "--server", type=arguments.site, metavar="NAME", help="name of the global server"
     )
     parser.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        metavar="H",
-        help="name or address of the server; may be repeated",
-    )
-    parser.add_argument(
         "--party",
         type=arguments.site,
         action="append",
         default=[],
         metavar="NAME",
         help="a party; may be repeated",
+    )
+    parser.add_argument(
+        "--days",
+        type=days,
+        default=_DAYS,
+        metavar="N",
+        help=f"days that the certificates are valid (default {_DAYS}); "
+        f"a new authority is valid for {_AUTHORITY_DAYS}",
     )
     parser.set_defaults(run=run)
 
@@ -47,13 +50,11 @@ def run(options: argparse.Namespace) -> int:
     """Makes the certificates and says where they are."""
     if options.server is None and not options.party:
         raise arguments.UsageError("at least one of --server and --party is needed")
-    if options.host and options.server is None:
-        raise arguments.UsageError("--host belongs to the server's certificate and needs --server")
     if len(set(options.party)) != len(options.party):
         raise arguments.UsageError(
             f"every --party must be named once. Received: {', '.join(options.party)}"
         )
-    made = make(Path(options.out), server=options.server, hosts=options.host, parties=options.party)
+    made = make(Path(options.out), server=options.server, parties=options.party, days=options.days)
     for identity in made:
         sys.stdout.write(f"{identity.certificate}  {identity.key}\n")
     sys.stdout.write(
@@ -63,16 +64,32 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def days(text: str) -> int:
+    """A number of days that a certificate can be valid."""
+    value = arguments.count(text)
+    if value > _AUTHORITY_DAYS:
+        raise argparse.ArgumentTypeError(
+            f"must be at most {_AUTHORITY_DAYS}, the days of an authority. Received: {text!r}"
+        )
+    return value
+
+
 def make(
-    folder: Path, *, server: str | None, hosts: Sequence[str], parties: Sequence[str]
+    folder: Path,
+    *,
+    server: str | None,
+    parties: Sequence[str],
+    days: int,
+    authority_days: int = _AUTHORITY_DAYS,
 ) -> list[Tls]:
     """Makes the certificate of `server`, if any, then of every party; the authority if need be.
 
     Args:
         folder: where to write; made, for its owner alone, if need be.
         server: name of the global server, or None.
-        hosts: names and addresses of the server.
         parties: names of the parties.
+        days: how long the certificates are valid.
+        authority_days: how long an authority is valid that has to be made.
 
     Raises:
         UsageError: a certificate is there already.
@@ -80,12 +97,12 @@ def make(
     """
     from tf_hips.ps import tls
 
-    wanted = [(tls.SERVER_ROLE, server, tuple(hosts))] if server is not None else []
-    wanted += [(tls.CHILD_ROLE, party, ()) for party in parties]
-    for role, site, _ in wanted:
+    wanted = [(tls.SERVER_ROLE, server)] if server is not None else []
+    wanted += [(tls.CHILD_ROLE, party) for party in parties]
+    for role, site in wanted:
         path = folder / f"{role}-{site}.pem"
         if path.exists():
             raise arguments.UsageError(f"{path} is there already; remove it to make a new one")
     if not (folder / _AUTHORITY_KEY).exists():
-        tls.make_authority(folder)
-    return [tls.make_certificate(role, site, names, folder=folder) for role, site, names in wanted]
+        tls.make_authority(folder, days=authority_days)
+    return [tls.make_certificate(role, site, folder=folder, days=days) for role, site in wanted]

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -22,6 +23,11 @@ from tf_hips.cli import arguments
 from tf_hips.cli.processes import Failure, Job
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+# Seconds between SIGTERM and SIGKILL. `horovodrun` ends the workers of other hosts on SIGTERM and
+# gives them 5 s; killed before, it would leave them behind.
+_GRACE_S = 5.0
+_HOROVODRUN_GRACE_S = 15.0
+_DEADLINE_S = config.Uplink.deadline_s
 
 
 def add(commands: Any) -> None:
@@ -42,9 +48,15 @@ def add(commands: Any) -> None:
         help="the site's name, as the server lists it",
     )
     parser.add_argument(
-        "--run", dest="run_name", metavar="NAME", default="local", help="the run to join"
+        "--run",
+        dest="run_name",
+        type=arguments.site,
+        metavar="NAME",
+        default="local",
+        help="the run to join",
     )
     parser.add_argument("--seed", type=arguments.seed, default=0, help="seed of the run")
+    add_deadline(parser)
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument(
         "-np",
@@ -75,9 +87,13 @@ def run(options: argparse.Namespace) -> int:
     command = arguments.script_command(options.script, options.arguments)
     uplink = None
     if options.server is not None:
-        uplink = config.Uplink(options.server, options.site, arguments.identity(options))
+        uplink = config.Uplink(
+            options.server, options.site, _identity(options), options.deadline or _DEADLINE_S
+        )
     elif options.insecure or options.authority or options.certificate or options.key:
         raise arguments.UsageError("--authority, --certificate, --key and --insecure need --server")
+    elif options.deadline is not None:
+        raise arguments.UsageError("--deadline is for the server's answers and needs --server")
     hosts = _hosts(options)
     slots = sum(number for _, number in hosts) if hosts else options.num_proc or 1
     number = options.num_proc or slots
@@ -92,8 +108,10 @@ def run(options: argparse.Namespace) -> int:
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
     )
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
-        job = stack.enter_context(Job(progress_role=worker_role(options.site, 0)))
-        if all(_is_here(host) for host, _ in hosts):
+        is_local = all(_is_here(host) for host, _ in hosts)
+        grace_s = _GRACE_S if is_local else _HOROVODRUN_GRACE_S
+        job = stack.enter_context(Job(progress_role=worker_role(options.site, 0), grace_s=grace_s))
+        if is_local:
             start_local_workers(
                 job,
                 stack,
@@ -108,6 +126,17 @@ def run(options: argparse.Namespace) -> int:
             _start_remote_workers(job, options, told, number, command)
         failure = job.wait()
     return report(failure)
+
+
+def add_deadline(parser: argparse.ArgumentParser) -> None:
+    """Adds `--deadline`."""
+    parser.add_argument(
+        "--deadline",
+        type=arguments.seconds,
+        metavar="S",
+        help="seconds that a party waits for a round, for the others to join and for the first "
+        f"synchronisation (default {_DEADLINE_S:g})",
+    )
 
 
 def worker_role(site: str, rank: int) -> str:
@@ -182,6 +211,17 @@ def report(failure: Failure | None) -> int:
     return failure.code
 
 
+def _identity(options: argparse.Namespace) -> config.Tls | None:
+    from tf_hips.ps.sockets import is_loopback, split_address
+
+    found = arguments.identity(options)
+    if found is None and not is_loopback(split_address(options.server)[0]):
+        raise arguments.UsageError(
+            f"--insecure is for a --server on loopback. Received: {options.server!r}"
+        )
+    return found
+
+
 def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:
     if options.hosts and options.hostfile:
         raise arguments.UsageError("-H and --hostfile exclude each other")
@@ -197,6 +237,10 @@ def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:
         lines = [
             line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")
         ]
+        if not lines:
+            raise arguments.UsageError(
+                f"--hostfile must name a host at least. Received: {options.hostfile!r}, empty"
+            )
         return [_host(line, line.split()[0], line.partition("slots=")[2]) for line in lines]
     return []
 
@@ -246,4 +290,6 @@ def _start_remote_workers(
             *command,
         ],
         environment,
+        # It ends what it started on other hosts when it is told to; killed, it could not.
+        death_signal=signal.SIGTERM,
     )

@@ -21,6 +21,10 @@ from tf_hips.cli.processes import Failure, Job
 
 _SERVER = "server"
 _SERVER_START_S = 30.0
+# The certificates go away with the run; a connection can be made anew for as long as they hold.
+_CERTIFICATE_DAYS = 90
+# The server knows whom a round waits for, so its time ends first.
+_SERVER_SPEAKS_FIRST_S = 10.0
 
 
 def add(commands: Any) -> None:
@@ -54,6 +58,7 @@ def add(commands: Any) -> None:
         metavar="TEXT",
         help="the only compression the server takes",
     )
+    party.add_deadline(parser)
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument("script", help="the training script, or a program")
     parser.add_argument(
@@ -79,7 +84,13 @@ def _start(
     folder: Path,
 ) -> Failure | None:
     sites = [f"party{index}" for index in range(options.parties)]
-    own, *others = certs.make(folder / "certificates", server=_SERVER, hosts=(), parties=sites)
+    own, *others = certs.make(
+        folder / "certificates",
+        server=_SERVER,
+        parties=sites,
+        days=_CERTIFICATE_DAYS,
+        authority_days=_CERTIFICATE_DAYS,
+    )
     name = f"run-{uuid.uuid4().hex[:12]}"
     log_dir = str(Path(options.log_dir).resolve()) if options.log_dir else None
     address_file = folder / "address"
@@ -99,6 +110,10 @@ def _start(
     server += ["--authority", own.authority, "--certificate", own.certificate, "--key", own.key]
     server += ["--compression", options.compression] if options.compression else []
     server += ["--log-dir", log_dir] if log_dir else []
+    deadline_s = config.Uplink.deadline_s
+    if options.deadline is not None:
+        server += [f"--{name}-timeout={options.deadline}" for name in ("round", "join")]
+        deadline_s = options.deadline + _SERVER_SPEAKS_FIRST_S
     job.start(
         _SERVER,
         server,
@@ -112,7 +127,7 @@ def _start(
     if address is None:
         return job.wait()
     for site, identity in zip(sites, others, strict=True):
-        uplink = config.Uplink(address, site, identity)
+        uplink = config.Uplink(address, site, identity, deadline_s)
         party.start_local_workers(
             job,
             stack,

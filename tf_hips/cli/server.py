@@ -40,6 +40,12 @@ def add(commands: Any) -> None:
         help="the only compression taken (default: the first party's)",
     )
     parser.add_argument(
+        "--downlink",
+        type=arguments.downlink,
+        metavar="TEXT",
+        help="the only compression of the way down, or `same` (default: the first party's)",
+    )
+    parser.add_argument(
         "--max-model-mb", type=arguments.count, metavar="N", help="limit of a model in MiB"
     )
     parser.add_argument(
@@ -50,6 +56,12 @@ def add(commands: Any) -> None:
         type=arguments.seconds,
         metavar="S",
         help="seconds to wait for all parties",
+    )
+    parser.add_argument(
+        "--lost-after",
+        type=arguments.seconds,
+        metavar="S",
+        help="seconds without a sign of life after which a party is lost and the run ends",
     )
     parser.add_argument("--once", action="store_true", help="end with the run")
     parser.add_argument("--announce", metavar="FILE", help="write HOST:PORT to FILE when listening")
@@ -70,12 +82,14 @@ def run(options: argparse.Namespace) -> int:
         "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,
         "round_timeout_s": options.round_timeout,
         "join_timeout_s": options.join_timeout,
+        "lost_after_s": options.lost_after,
     }
     config = ServerConfig(
         parties=options.parties,
         run=options.run_name,
         bind=options.bind,
         compression=options.compression,
+        downlink=options.downlink,
         tls=tls,
         insecure=options.insecure,
         once=options.once,
