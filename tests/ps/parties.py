@@ -90,6 +90,10 @@ class Party:
         self.child = welcome.child
         self.client.agree_model(self.shapes)
 
+    def call(self, number: int) -> wire.Call:
+        """The identity of one of this party's calls."""
+        return wire.Call("local", self.client._uplink.site, self.client._process, number)
+
     def packets(self, number: int) -> npt.NDArray[np.uint8]:
         generator = np.random.default_rng((self.child, number))
         has_residual = self.compressor.has_residual

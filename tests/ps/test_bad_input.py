@@ -122,7 +122,7 @@ def test_a_bad_stream_is_refused_and_the_round_goes_on(
         good = split(b, 1)
         b.residuals = kept
         with raw_channel(server.address, certificates.party("b")) as channel:
-            found = raw_exchange(channel, Call("local", "b", 1), make(good))
+            found = raw_exchange(channel, b.call(1), make(good))
         assert found[0] == code
         assert text in found[1]
         after = train_all((a, b), 1, 2)
@@ -147,7 +147,7 @@ def test_a_message_beyond_the_limit_is_refused(certificates: Certificates) -> No
                 stub(
                     b" " * (wire.MESSAGE_BYTES + 1),
                     timeout=DEADLINE_S,
-                    metadata=((wire.METADATA_KEY, "local/b/0/0"),),
+                    metadata=((wire.METADATA_KEY, "local/b/p/0/0"),),
                 )
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         train_all((a, b), 1, 1)
@@ -173,13 +173,13 @@ def test_a_bad_control_message_is_refused(trained, certificates, method, message
         pytest.raises(grpc.RpcError) as caught,
     ):
         channel.unary_unary(f"/{wire.SERVICE}/{method}")(
-            message, timeout=DEADLINE_S, metadata=((wire.METADATA_KEY, "local/b/0/0"),)
+            message, timeout=DEADLINE_S, metadata=((wire.METADATA_KEY, "local/b/p/0/0"),)
         )
     assert caught.value.code() == WRONG
     assert text in caught.value.details()
 
 
-@pytest.mark.parametrize("text", ["", "local/b", "local/b/x/0", "local/b/0/0/0"])
+@pytest.mark.parametrize("text", ["", "local/b", "local/b/p/x/0", "local/b/p/0/0/0"])
 def test_a_call_without_an_identity_is_refused(trained, certificates, text) -> None:
     server, _ = trained
     with (
@@ -190,14 +190,14 @@ def test_a_call_without_an_identity_is_refused(trained, certificates, text) -> N
             b"", timeout=DEADLINE_S, metadata=((wire.METADATA_KEY, text),) if text else ()
         )
     assert caught.value.code() == WRONG
-    assert "must be run/site/number/attempt" in caught.value.details()
+    assert "must be run/site/process/number/attempt" in caught.value.details()
 
 
 @pytest.mark.parametrize(("number", "text"), [(7, "must be one of"), (10**14, "must be one of")])
 def test_a_round_out_of_turn_is_refused(trained, certificates, number, text) -> None:
-    server, _ = trained
+    server, (_, b) = trained
     with raw_channel(server.address, certificates.party("b")) as channel:
-        code, found = raw_exchange(channel, Call("local", "b", number), [])
+        code, found = raw_exchange(channel, b.call(number), [])
     assert code == WRONG
     assert text in found
 
@@ -209,6 +209,7 @@ def test_weights_from_the_wrong_party_or_place_are_refused(certificates: Certifi
             ("a", 0, b"x", "have 0 bytes"),
             ("a", 5, b"", "have 0 bytes"),
         ]:
+            process = {"a": a, "b": b}[site].call(0).process
             with (
                 raw_channel(server.address, certificates.party(site)) as channel,
                 pytest.raises(grpc.RpcError) as caught,
@@ -216,7 +217,7 @@ def test_weights_from_the_wrong_party_or_place_are_refused(certificates: Certifi
                 channel.stream_unary(f"/{wire.SERVICE}/Upload")(
                     iter([data]),
                     timeout=DEADLINE_S,
-                    metadata=((wire.METADATA_KEY, f"local/{site}/{position}/0"),),
+                    metadata=((wire.METADATA_KEY, f"local/{site}/{process}/{position}/0"),),
                 )
             assert caught.value.code() == WRONG
             assert text in caught.value.details()
@@ -362,7 +363,7 @@ def test_a_sum_that_overflows_is_told_to_all_and_can_be_sent_again(
 def test_calls_before_their_turn_are_refused(certificates: Certificates) -> None:
     with serving(certificates) as server:
         with raw_channel(server.address, certificates.party("b")) as channel:
-            code, text = raw_exchange(channel, Call("local", "b", 0), [])
+            code, text = raw_exchange(channel, Call("local", "b", "p", 0), [])
             assert (code, text) == (WRONG, "Site `b` must join before anything else.")
         party = Party(server.address, "b", certificates.party("b"))
         with pytest.raises(ProtocolError, match="`join` must come before"):

@@ -132,7 +132,7 @@ def test_every_call_is_checked(certificates: Certificates) -> None:
             ("stream_stream", "Exchange"),
         ]:
             request = iter([b""]) if kind.startswith("stream") else b""
-            metadata = ((wire.METADATA_KEY, "local/b/0/0"),)
+            metadata = ((wire.METADATA_KEY, "local/b/p/0/0"),)
             stub = getattr(channel, kind)(f"/{wire.SERVICE}/{method}")
             with pytest.raises(grpc.RpcError) as caught:
                 answer = stub(request, timeout=10, metadata=metadata)
@@ -145,7 +145,7 @@ def test_another_run_is_refused(certificates: Certificates) -> None:
         undisturbed(certificates) as address,
         raw_channel(address, certificates.party("b")) as channel,
     ):
-        code, text = raw_exchange(channel, wire.Call("other", "b", 1), [])
+        code, text = raw_exchange(channel, wire.Call("other", "b", "p", 1), [])
     assert (code, text) == (
         grpc.StatusCode.PERMISSION_DENIED,
         "The run must be `local`. Received: `other`",

@@ -114,13 +114,15 @@ def test_bad_frames_are_refused(messages: list[bytes], text: str) -> None:
 
 @given(NAMES, NAMES, st.integers(0, 10**15 - 1), st.integers(0, 10**15 - 1))
 def test_a_call_survives_its_text(run: str, site: str, number: int, attempt: int) -> None:
-    call = Call(run, site, number, attempt)
+    call = Call(run, site, "p0", number, attempt)
     assert Call.from_text(call.to_text()) == call
 
 
-@pytest.mark.parametrize("text", ["", "a/b/0", "a/b/0/0/0", "a/b/-1/0", "a b/b/0/0", "a/b/x/0"])
+@pytest.mark.parametrize(
+    "text", ["", "a/b/0", "a/b/p/0/0/0", "a/b/p/-1/0", "a b/b/p/0/0", "a/b/p/x/0"]
+)
 def test_other_texts_are_no_call(text: str) -> None:
-    with pytest.raises(ProtocolError, match="run/site/number/attempt"):
+    with pytest.raises(ProtocolError, match="run/site/process/number/attempt"):
         Call.from_text(text)
 
 

@@ -128,7 +128,9 @@ class Client:
         self._uplink = uplink
         self._run = run
         self._workers = workers
-        self._process = uuid.uuid4().hex
+        # Goes with every call, so it is short: it only tells this process from one that was, or is
+        # by mistake, the same site's.
+        self._process = uuid.uuid4().hex[:8]
         self._meter = Meter(self._host, self._port)
         self._channel: grpc.Channel | None = None
         self._has_connected = False
@@ -152,7 +154,6 @@ class Client:
                 come.
         """
         request = wire.to_json(
-            process=self._process,
             workers=self._workers,
             compression=compression,
             downlink=downlink,
@@ -334,7 +335,8 @@ class Client:
         return self._welcome
 
     def _metadata(self, number: int = 0, attempt: int = 0) -> tuple[tuple[str, str], ...]:
-        return ((wire.METADATA_KEY, Call(self._run, self._uplink.site, number, attempt).to_text()),)
+        call = Call(self._run, self._uplink.site, self._process, number, attempt)
+        return ((wire.METADATA_KEY, call.to_text()),)
 
     def _stub(self, kind: str, method: str, timeout_s: float) -> Callable[..., Any]:
         if self._is_closed:

@@ -243,7 +243,7 @@ class Server:
         if left is not None:
             # A little before the caller gives up, so that it hears what it has waited for.
             limit = min(limit, left - min(1.0, 0.1 * left))
-        caller = Caller(self._config.parties.index(call.site), time.monotonic() + limit)
+        caller = Caller(self._config.parties.index(call.site), call.process, limit)
         with self._lock:
             if is_join and self._session.is_over and not self._config.once:
                 self._session = Session(self._terms)
@@ -253,9 +253,7 @@ class Server:
         return call, caller, session
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
-        fields = wire.from_json(
-            request, process=str, workers=int, compression=str, downlink=str, seed=int
-        )
+        fields = wire.from_json(request, workers=int, compression=str, downlink=str, seed=int)
         answer = session.join(caller, **fields)
         self._events.write(
             "join", child=caller.child, child_site=call.site, attempt=call.attempt, **fields

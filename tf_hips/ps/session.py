@@ -35,14 +35,23 @@ class Terms:
     compression: str | None
     downlink: str | None
     max_model_bytes: int
+    lost_after_s: float = 120.0
 
 
 @dataclasses.dataclass
 class Caller:
-    """One call in progress: whose it is, until when it may wait, whether its other end is gone."""
+    """One call in progress.
+
+    Attributes:
+        child: position of the site that calls.
+        process: which process of that site calls.
+        patience_s: seconds the call may wait while nothing comes that it waits for.
+        is_gone: whether its other end has hung up.
+    """
 
     child: int
-    deadline: float
+    process: str
+    patience_s: float
     is_gone: bool = False
 
 
@@ -55,6 +64,7 @@ class _Child:
     seed: int
     model: Model | None = None
     has_left: bool = False
+    num_joining: int = 0  # Join calls that wait; one may be a lost connection's
 
     def terms(self) -> tuple[object, ...]:
         """What two joins of one child must have in common to be one."""
@@ -113,7 +123,7 @@ class Session:
             self.changed.notify_all()
 
     def join(
-        self, caller: Caller, process: str, workers: int, compression: str, downlink: str, seed: int
+        self, caller: Caller, workers: int, compression: str, downlink: str, seed: int
     ) -> dict[str, object]:
         """Takes in a child and waits for the others; the same process may ask again.
 
@@ -133,34 +143,34 @@ class Session:
             )
         uplink = self._canonical("compression", compression)
         down = uplink if downlink == SAME else self._canonical("downlink", downlink)
-        child = _Child(process, workers, uplink, down, seed)
+        child = _Child(caller.process, workers, uplink, down, seed)
         with self.changed:
             self._check_running(caller)
             known = self._children.get(caller.child)
             if known is None or known.terms() != child.terms():
                 if self._is_started:
-                    raise ProtocolError(
-                        f"Site `{self._site(caller.child)}` is in this run already, as "
-                        f"another process or on other "
-                        "terms. A run that has started takes no second one; start a new run."
-                    )
+                    raise self._second_process(caller)
                 self._check_terms(caller.child, child)
                 self._children[caller.child] = known = child
             if len(self._children) == len(self._terms.parties):
-                self._is_started = True
+                self._start()
             self.changed.notify_all()
+            known.num_joining += 1
             try:
                 self._wait(
                     caller,
-                    lambda: self._is_started,
+                    lambda: self._is_started or self._children.get(caller.child) is not known,
                     lambda: f"the parties {self._names(self._absent())} have not joined",
                 )
-            except PeerError:
-                if not self._is_started and self._children.get(caller.child) is known:
-                    del self._children[
-                        caller.child
-                    ]  # nobody must wait for a party that has given up
-                raise
+            finally:
+                known.num_joining -= 1
+                is_known = self._children.get(caller.child) is known
+                if is_known and not self._is_started and known.num_joining == 0:
+                    # Nobody must wait for a party that has given up. One that has come again over
+                    # another connection has not: the end of the first may be noticed late.
+                    del self._children[caller.child]
+            if not is_known:
+                raise self._second_process(caller)
             return {
                 "child": caller.child,
                 "parties": list(self._terms.parties),
@@ -286,6 +296,7 @@ class Session:
                         f"site `{self._site(0)}` has sent {weights.held} of {weights.num_bytes} "
                         "bytes of the first weights"
                     ),
+                    lambda: weights.held,
                 )
                 message = weights.message(position)
             yield message
@@ -376,6 +387,8 @@ class Session:
             child = self._children.get(caller.child)
             if child is None:
                 raise ProtocolError(f"Site `{self._site(caller.child)}` has not joined this run.")
+            if child.process != caller.process:
+                raise self._second_process(caller)
             child.has_left = True
             self.last_call = time.monotonic()
             if reason is not None and self.ended is None:
@@ -383,17 +396,24 @@ class Session:
             self.changed.notify_all()
 
     def _wait(
-        self, caller: Caller, is_ready: Callable[[], bool], missing: Callable[[], str]
+        self,
+        caller: Caller,
+        is_ready: Callable[[], bool],
+        missing: Callable[[], str],
+        progress: Callable[[], int] = int,
     ) -> None:
-        """Waits with the lock held until `is_ready()`."""
+        """Waits with the lock held until `is_ready()`; any change of `progress()` buys time."""
         began = time.monotonic()
+        seen = progress()
         self._waiting += 1
         try:
             while True:
                 self._check_running(caller)
                 if is_ready():
                     return
-                left = caller.deadline - time.monotonic()
+                if progress() != seen:
+                    began, seen = time.monotonic(), progress()
+                left = began + caller.patience_s - time.monotonic()
                 if left <= 0:
                     raise PeerError(f"Waited {time.monotonic() - began:.0f} s; {missing()}.")
                 self.changed.wait(left)
@@ -415,9 +435,20 @@ class Session:
             raise ProtocolError(
                 f"Site `{self._site(caller.child)}` must join before anything else."
             )
+        if child.process != caller.process:
+            raise self._second_process(caller)
         if child.has_left:
             raise ProtocolError(f"Site `{self._site(caller.child)}` has left this run.")
         return child
+
+    def _start(self) -> None:
+        self._is_started = True
+
+    def _second_process(self, caller: Caller) -> ProtocolError:
+        return ProtocolError(
+            f"Site `{self._site(caller.child)}` is in this run already, as another process or on "
+            "other terms. A run takes one process of each site; start a new run."
+        )
 
     def _canonical(self, what: str, text: str) -> str:
         try:

@@ -191,18 +191,20 @@ class Call:
     Attributes:
         run: the run.
         site: who calls; the server compares it with the caller's certificate.
+        process: which process of the site calls, a few letters and digits drawn at its start.
         number: the round of an exchange, the first byte of a first synchronisation, else 0.
         attempt: how often this call was tried before; informs only.
     """
 
     run: str
     site: str
+    process: str
     number: int = 0
     attempt: int = 0
 
     def to_text(self) -> str:
         """The text that `from_text` reads."""
-        return f"{self.run}/{self.site}/{self.number}/{self.attempt}"
+        return f"{self.run}/{self.site}/{self.process}/{self.number}/{self.attempt}"
 
     @classmethod
     def from_text(cls, text: str) -> "Call":
@@ -213,16 +215,15 @@ class Call:
         """
         parts = text.split("/")
         if (
-            len(parts) != 4
-            or not _NAME.fullmatch(parts[0])
-            or not _NAME.fullmatch(parts[1])
-            or not all(re.fullmatch(r"[0-9]{1,15}", part) for part in parts[2:])
+            len(parts) != 5
+            or not all(_NAME.fullmatch(part) for part in parts[:3])
+            or not all(re.fullmatch(r"[0-9]{1,15}", part) for part in parts[3:])
         ):
             raise ProtocolError(
-                f"A call's `{METADATA_KEY}` must be run/site/number/attempt. Received: "
+                f"A call's `{METADATA_KEY}` must be run/site/process/number/attempt. Received: "
                 f"{text[:200]!r}"
             )
-        return cls(parts[0], parts[1], int(parts[2]), int(parts[3]))
+        return cls(parts[0], parts[1], parts[2], int(parts[3]), int(parts[4]))
 
 
 def ranges_to_text(numbers: Iterable[int]) -> str:
