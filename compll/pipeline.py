@@ -15,6 +15,7 @@ from compll.frontend.parser import parse
 from compll.ir import nodes
 from compll.ir.verify import verify
 from compll.passes import optimise
+from compll.passes.inline import TooLargeError, inline
 from compll.source import SourceFile, Span
 
 
@@ -53,6 +54,12 @@ def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
     if program is None:
         raise CompileError(source, ())
     verify(program)
+    try:
+        # What is accepted can be generated: size is a property of the specification.
+        inline(program)
+    except TooLargeError as error:
+        report.add("E102", str(error), error.span)
+        report.raise_if_any()
     return program
 
 

@@ -18,7 +18,7 @@ from compll.frontend.lower import Frame, Refused
 from compll.frontend.scope import POISONED, Scope, Variable, nearest
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
-from compll.ir.sizes import size_of
+from compll.ir.sizes import SizeError, size_of
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
 from compll.source import Span
 
@@ -66,6 +66,13 @@ class _Body:
             names[gradient.name] = Variable(Array(FLOAT), "output", gradient.span, None, whole)
         names[packet.name] = Variable(Array(UInt(8)), "packet", packet.span, None)
 
+    def size(self, vector: nodes.Expr) -> nodes.Expr:
+        """The length of a vector over parameters and the gradient's size."""
+        try:
+            return size_of(vector, self.lower.lets, self.params, self.lower.sizes)
+        except SizeError as error:
+            raise self.lower.refuse_size(error) from error
+
     def refuse_formless(self, kind: Type, span: Span) -> None:
         """Refuses a field that is neither float nor uint: its width should be written down."""
         element = kind.element if isinstance(kind, Array) else kind
@@ -102,11 +109,12 @@ class _Encoder(_Body):
         if fields is None:
             return None
         lets = tuple(self.frame.lets)
-        known = self.lower.lets
-        sizes = tuple(
-            size_of(value, known, self.params, {}) if isinstance(value.type, Array) else None
-            for value in fields
-        )
+        try:
+            sizes = tuple(
+                self.size(value) if isinstance(value.type, Array) else None for value in fields
+            )
+        except Refused:
+            return None
         return nodes.Encode(
             self.tree.name, self.interface.gradient, lets, fields, sizes, self.tree.span
         )
@@ -241,7 +249,7 @@ class _Decoder(_Body):
         self._finish(value)
 
     def _finish(self, value: nodes.Expr) -> None:
-        size = size_of(value, self.lower.lets, self.params, self.lower.sizes)
+        size = self.size(value)
         if size != self._whole(value.span):
             message = f"this vector does not have `{self.gradient}.size` elements"
             raise self.lower.refuse("E508", message, value.span)

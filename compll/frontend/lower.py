@@ -6,10 +6,12 @@ operands of equal types. An error is reported where it is found and unwinds to t
 (`Refused`), which goes on with the next one.
 
 Lambdas are lowered at each use, with the values that their captured variables have there (`[&]`
-captures by reference), and once more at their definition, so that unused ones are checked too.
+captures by reference), and once more at their declaration, so that unused ones are checked too.
+Which variables those are is decided by where the lambda is declared, not by where it is used.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +21,7 @@ from compll.frontend import ast
 from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest
 from compll.ir import nodes, semantics
 from compll.ir.reducers import REDUCERS, recognise
-from compll.ir.sizes import DataDependentError, scalar_of
+from compll.ir.sizes import MAX_NODES, DataDependentError, LongSizeError, SizeError, scalar_of
 from compll.ir.types import (
     BOOL,
     FIXED_WIDTHS,
@@ -31,6 +33,7 @@ from compll.ir.types import (
     UInt,
     joined,
 )
+from compll.ir.walk import walk
 from compll.source import Span
 
 MATH = {"abs": 1, "sqrt": 1, "floor": 1, "ceil": 1, "round": 1, "min": 2, "max": 2}
@@ -51,6 +54,8 @@ LATER = (
 BUILT_IN = (*MATH, *VECTOR, *STATEMENTS, "random")
 MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_EXPANSION = 20_000
+# Keeps every later stage, which recurses too, far from the end of Python's stack.
+_MAX_DEPTH = 128
 
 
 class Refused(Exception):
@@ -94,11 +99,24 @@ class Lowerer:
         self._run_lambda = run_lambda
         self._sites: dict[int, int] = {}
         self._budget = _MAX_EXPANSION
+        self._depth = 0
 
     def refuse(self, code: str, message: str, span: Span, *notes: str) -> Refused:
         """Reports an error; the caller raises what is returned."""
         self.report.add(code, message, span, *notes)
         return Refused()
+
+    @contextlib.contextmanager
+    def nested(self, span: Span) -> Iterator[None]:
+        """Counts a level of nesting, calls of lambdas included; refuses one too many."""
+        if self._depth == _MAX_DEPTH:
+            message = f"nested more than {_MAX_DEPTH} levels deep once lambdas are expanded"
+            raise self.refuse("E102", message, span)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     def bind(self, frame: Frame, name: str, value: nodes.Expr, span: Span) -> nodes.Expr:
         """Gives a new variable a value; returns the reference to it."""
@@ -142,13 +160,17 @@ class Lowerer:
         width = self.scalar(tree.width, frame)
         if width.type == FLOAT:
             raise self.refuse("E304", "the width of `uint` must be an integer", tree.width.span)
+        note = "note: the packet's layout must be known before its contents"
+        message = "a width must be made of numbers and parameters"
         try:
             width = scalar_of(self.convert(width, INT), self.lets, self.params, self.sizes)
+        except LongSizeError as error:
+            raise self.refuse("E304", _too_long("width"), error.span) from error
         except DataDependentError as error:
-            note = "note: the packet's layout must be known before its contents"
-            raise self.refuse(
-                "E304", "a width must be made of numbers and parameters", error.span, note
-            ) from error
+            raise self.refuse("E304", message, error.span, note) from error
+        size = next((found for found in walk(width) if isinstance(found, nodes.Size)), None)
+        if size is not None:
+            raise self.refuse("E304", message, tree.width.span, note)
         value = _constant(width)
         if value is None:
             return width
@@ -201,6 +223,10 @@ class Lowerer:
                 f"more than {_MAX_EXPANSION} operations once lambdas are expanded",
                 tree.span,
             )
+        with self.nested(tree.span):
+            return self._expr(tree, frame)
+
+    def _expr(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         match tree:
             case ast.Number():
                 return self._literal(tree)
@@ -318,6 +344,8 @@ class Lowerer:
 
     def _call(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
         found = frame.scope.find(tree.name)
+        if found is POISONED:
+            raise Refused
         if isinstance(found, Function):
             return self._apply(tree, found, frame)
         if tree.name in MATH:
@@ -365,7 +393,7 @@ class Lowerer:
 
     def _apply(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Expr:
         self._arity(tree, len(found.tree.parameters))
-        function = self.lambda_(found.tree, frame, frame.position)
+        function = self.lambda_(found, frame, frame.position)
         values = [self.scalar(argument, frame) for argument in tree.arguments]
         arguments = tuple(
             self.convert(v, p.type) for v, p in zip(values, function.params, strict=True)
@@ -417,10 +445,16 @@ class Lowerer:
         count = self.integer(tree.arguments[0], frame, "the argument of `range`")
         try:
             resolved = scalar_of(count, self.lets, self.params, self.sizes)
-        except DataDependentError as error:
-            note = "note: lengths may depend on parameters and on the gradient's size"
-            raise self.refuse("E403", "this length depends on data", error.span, note) from error
+        except SizeError as error:
+            raise self.refuse_size(error) from error
         return nodes.Range(Array(INT), tree.span, resolved)
+
+    def refuse_size(self, error: SizeError) -> Refused:
+        """Reports a length that cannot be used; the caller raises what is returned."""
+        if isinstance(error, LongSizeError):
+            return self.refuse("E403", _too_long("length"), error.span)
+        note = "note: lengths may depend on parameters and on the gradient's size"
+        return self.refuse("E403", "this length depends on data", error.span, note)
 
     def vector(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         """Lowers an expression that must be a vector."""
@@ -429,14 +463,16 @@ class Lowerer:
             raise self.refuse("E301", f"expected a vector, found a `{value.type}`", tree.span)
         return value
 
-    def _function(self, tree: ast.Expr, frame: Frame) -> ast.Lambda | str | None:
+    def _function(self, tree: ast.Expr, frame: Frame) -> Function | str | None:
         """The lambda or the name of a reducer that an argument is."""
         if isinstance(tree, ast.Lambda):
-            return tree
+            return Function(tree, "", tree.span, frame.scope)
         if isinstance(tree, ast.Name):
             found = frame.scope.find(tree.name)
+            if found is POISONED:
+                raise Refused
             if isinstance(found, Function):
-                return found.tree
+                return found
             if tree.name in REDUCERS:
                 return tree.name
             if found is None:
@@ -450,12 +486,11 @@ class Lowerer:
     def _map(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
         source = self.vector(tree.arguments[0], frame)
         function = self._function(tree.arguments[1], frame)
-        if not isinstance(function, ast.Lambda):
+        if not isinstance(function, Function):
             raise self.refuse("E305", "`map` takes a lambda", tree.arguments[1].span)
-        if len(function.parameters) != 1:
-            message = (
-                f"the lambda of a `map` takes one argument, this one {len(function.parameters)}"
-            )
+        found = len(function.tree.parameters)
+        if found != 1:
+            message = f"the lambda of a `map` takes one argument, this one {found}"
             raise self.refuse("E305", message, tree.arguments[1].span)
         position = nodes.Var("i", INT, tree.span)
         lowered = self.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
@@ -483,14 +518,13 @@ class Lowerer:
         return nodes.Reduce(kind, tree.span, reducer, self.convert(init, kind), source)
 
     def _reducer(
-        self, tree: ast.Lambda, element: Type, span: Span, frame: Frame
+        self, declared: Function, element: Type, span: Span, frame: Frame
     ) -> tuple[str, Type]:
-        if len(tree.parameters) != 2:
-            message = (
-                f"the lambda of a `reduce` takes two arguments, this one {len(tree.parameters)}"
-            )
+        found = len(declared.tree.parameters)
+        if found != 2:
+            message = f"the lambda of a `reduce` takes two arguments, this one {found}"
             raise self.refuse("E305", message, span)
-        function = self.lambda_(tree, frame, None)
+        function = self.lambda_(declared, frame, None)
         kind, value = function.params[0].type, function.params[1].type
         reducer = recognise(function)
         if (
@@ -512,14 +546,23 @@ class Lowerer:
             raise self.refuse("E305", f"the reducer `{reducer}` gives an `int`", span)
         return reducer, kind
 
-    def lambda_(self, tree: ast.Lambda, frame: Frame, position: nodes.Expr | None) -> nodes.Lambda:
+    def lambda_(
+        self, function: Function, frame: Frame, position: nodes.Expr | None
+    ) -> nodes.Lambda:
         """Lowers a lambda as it is used in `frame`."""
-        inner = Frame(
-            Scope(frame.scope), [], is_lambda=True, position=position, lenient=frame.lenient
+        with self.nested(function.declared):
+            return self._lambda(function, frame, position)
+
+    def _lambda(
+        self, function: Function, frame: Frame, position: nodes.Expr | None
+    ) -> nodes.Lambda:
+        tree, at = function.tree, function.declared.start
+        inner, around = (
+            Frame(Scope(function.scope, at), [], True, position, frame.lenient) for _ in range(2)
         )
         params = []
         for parameter in tree.parameters:
-            kind = self.type_of(parameter.type, frame)
+            kind = self.type_of(parameter.type, around)
             if isinstance(kind, Array):
                 raise self.refuse(
                     "E305", "a lambda takes scalars; it captures vectors", parameter.type.span
@@ -530,11 +573,15 @@ class Lowerer:
             params.append(var)
             value = nodes.Ref(kind, parameter.span, var)
             inner.scope.names[parameter.name] = Variable(kind, "local", parameter.span, value)
-        kind = self.type_of(tree.result, frame)
+        kind = self.type_of(tree.result, around)
         if isinstance(kind, Array):
             raise self.refuse("E305", "a lambda returns a scalar", tree.result.span)
         result = self._run_lambda(tree, inner, kind)
         return nodes.Lambda(tuple(params), tuple(inner.lets), result, tree.span)
+
+
+def _too_long(what: str) -> str:
+    return f"a {what} must have at most {MAX_NODES} operations, variables replaced by their values"
 
 
 def _output(variable: Variable) -> nodes.Expr:

@@ -38,11 +38,15 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A lambda of the text, lowered anew at each use, with the values captured then."""
+    """A lambda of the text, lowered anew at each use, with the values captured then.
+
+    `scope` is where it was declared: its names mean what they mean there, wherever it is used.
+    """
 
     tree: ast.Lambda
     name: str
     declared: Span
+    scope: "Scope"
 
 
 # A variable whose declaration or assignment was refused: its uses are refused silently.
@@ -50,25 +54,39 @@ POISONED = Variable(FLOAT, "poisoned", Span(0, 0), None)
 
 
 class Scope:
-    """Names of a function or lambda, with those of the function around it."""
+    """Names of a function or lambda, with those of the function around it.
 
-    def __init__(self, outer: "Scope | None" = None) -> None:
-        """An empty scope inside `outer`; in a lambda, `outer` is the scope at its use."""
+    A lambda sees what was declared before it, so it cannot call itself.
+    """
+
+    def __init__(self, outer: "Scope | None" = None, at: int = 0) -> None:
+        """An empty scope; for a lambda, `outer` is where it is declared, at offset `at`."""
         self.names: dict[str, Variable | Function] = {}
         self.outer = outer
+        self._at = at
 
-    def find(self, name: str) -> Variable | Function | None:
-        """What `name` stands for; inside a lambda, locals of the outside are "captured"."""
-        if name in self.names:
-            return self.names[name]
-        found = self.outer.find(name) if self.outer is not None else None
+    def find(self, name: str, before: int | None = None) -> Variable | Function | None:
+        """What `name` stands for; inside a lambda, locals of the outside are "captured".
+
+        `before`: an offset; locals that are declared there or later are not seen.
+        """
+        found = self.names.get(name)
+        if found is not None and _is_seen(found, before):
+            return found
+        found = self.outer.find(name, self._at) if self.outer is not None else None
         if isinstance(found, Variable) and found.kind in ("local", "captured"):
             return replace(found, kind="captured")
         return found
 
-    def all_names(self) -> list[str]:
+    def all_names(self, before: int | None = None) -> list[str]:
         """Every visible name."""
-        return [*self.names, *(self.outer.all_names() if self.outer is not None else [])]
+        outside = self.outer.all_names(self._at) if self.outer is not None else []
+        return [*(name for name, found in self.names.items() if _is_seen(found, before)), *outside]
+
+
+def _is_seen(found: Variable | Function, before: int | None) -> bool:
+    is_local = isinstance(found, Function) or found.kind == "local"
+    return before is None or not is_local or found.declared.start < before
 
 
 def nearest(name: str, known: Iterable[str]) -> tuple[str, ...]:

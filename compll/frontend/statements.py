@@ -149,16 +149,9 @@ class Statements:
             )
         position = nodes.Ref(INT, statement.span, nodes.Var("i", INT, statement.span))
         trial = Frame(frame.scope, [], frame.is_lambda, None, lenient=True)
-        # A lambda that was refused is still known by name, so that its uses are not reported as
-        # well.
-        frame.scope.names[statement.name] = Function(
-            statement.value, statement.name, statement.span
-        )
-        hidden = frame.scope.names.pop(statement.name)
-        try:
-            lower.lambda_(statement.value, trial, position)
-        finally:
-            frame.scope.names[statement.name] = hidden
+        declared = Function(statement.value, statement.name, statement.span, frame.scope)
+        lower.lambda_(declared, trial, position)
+        frame.scope.names[statement.name] = declared
 
     def assign(self, statement: ast.Assign, frame: Frame) -> None:
         """A new value for a variable."""
@@ -220,7 +213,8 @@ class Statements:
         for body in (statement.yes, statement.no):
             frame.scope.names = dict(before)
             end = _State(state.done, state.result)
-            is_good = self._block(body, frame, end, kind) and is_good
+            with lower.nested(statement.span):
+                is_good = self._block(body, frame, end, kind) and is_good
             ends.append((frame.scope.names, end))
         self._branches -= 1
         (yes_names, yes), (no_names, no) = ends

@@ -6,6 +6,7 @@ A packet's layout must be known before its contents are, so a length may not dep
 refuses anything else.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,13 +17,21 @@ from compll.source import Span
 MAX_NODES = 256
 
 
-class DataDependentError(Exception):
-    """A length depends on data, or is too long an expression; `span` says where."""
+class SizeError(Exception):
+    """A length or width cannot be used; `span` says where."""
 
     def __init__(self, span: Span) -> None:
-        """`span`: the part that cannot be known beforehand."""
+        """`span`: the part that is at fault."""
         super().__init__()
         self.span = span
+
+
+class DataDependentError(SizeError):
+    """It depends on data, so it cannot be known beforehand."""
+
+
+class LongSizeError(SizeError):
+    """It is made of more than MAX_NODES operations, written out over parameters."""
 
 
 _Values = Mapping[nodes.Var, nodes.Expr]
@@ -38,37 +47,47 @@ def size_of(
     Raises:
         DataDependentError: the length depends on more than parameters and vectors' sizes.
     """
-    return _Resolver(lets, params, sizes).size(vector)
+    # As long as the ranges it is made from, whose lengths `scalar_of` has limited.
+    return _Resolver(lets, params, sizes, math.inf).size(vector)
 
 
 def scalar_of(
     value: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values
 ) -> nodes.Expr:
-    """`value` over parameters and sizes alone; raises DataDependentError as `size_of` does."""
-    return _Resolver(lets, params, sizes).scalar(value)
+    """`value` over parameters and sizes alone; raises SizeError."""
+    return _Resolver(lets, params, sizes, MAX_NODES).scalar(value)
 
 
 class _Resolver:
-    def __init__(self, lets: _Values, params: frozenset[nodes.Var], sizes: _Values) -> None:
+    def __init__(
+        self, lets: _Values, params: frozenset[nodes.Var], sizes: _Values, limit: float
+    ) -> None:
         self._sizes = sizes
         self._lets = lets
         self._params = params
-        self._left = MAX_NODES
+        self._left = limit
 
     def size(self, vector: nodes.Expr) -> nodes.Expr:
+        # Chains of maps are long: a loop, not recursion.
+        while True:
+            if isinstance(vector, nodes.Map):
+                vector = vector.source
+            elif isinstance(vector, nodes.Ref) and vector.var in self._lets:
+                vector = self._lets[vector.var]
+            else:
+                break
         match vector:
-            case nodes.Map():
-                return self.size(vector.source)
             case nodes.Elementwise():
                 return self.scalar(vector.size)
             case nodes.Range():
                 count = self.scalar(vector.count)
-                if isinstance(count, nodes.Size):
-                    return count
                 zero = nodes.Const(INT, vector.span, 0)
+                is_clamped = isinstance(count, nodes.Math) and (
+                    count.function == "max" and count.arguments[1] == zero
+                )
+                if isinstance(count, nodes.Size) or is_clamped:
+                    return count
                 return nodes.Math(INT, vector.span, "max", (count, zero))
-            case nodes.Ref() if vector.var in self._lets:
-                return self.size(self._lets[vector.var])
             case nodes.Ref() if vector.var in self._sizes:
                 return self._sizes[vector.var]
             case nodes.Ref():
@@ -79,7 +98,7 @@ class _Resolver:
     def scalar(self, value: nodes.Expr) -> nodes.Expr:
         self._left -= 1
         if self._left < 0:
-            raise DataDependentError(value.span)
+            raise LongSizeError(value.span)
         match value:
             case nodes.Const():
                 return value

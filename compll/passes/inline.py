@@ -9,7 +9,7 @@
 
 Every vector that is computed is computed again wherever it is used, so nothing is stored between
 loops. That is right because expressions are pure, random ones included: their value depends on the
-element's position alone.
+element's position alone. It can multiply operations, so their number is limited.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,20 @@ from compll.ir import nodes
 from compll.ir.sizes import size_of
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 from compll.source import Span
+
+# The C++ compiler sees all operations; their depth is kept far from the end of Python's stack.
+MAX_OPERATIONS = 4000
+MAX_DEPTH = 200
+
+
+class TooLargeError(Exception):
+    """A function grows beyond what is reasonable; `span` says where it became too much."""
+
+    def __init__(self, message: str, span: Span) -> None:
+        """`message`: which limit, in the words of a diagnostic."""
+        super().__init__(message)
+        self.span = span
+
 
 # What an element of a vector is, given its index and the list that takes the lets it needs.
 Element = Callable[[nodes.Expr, list[nodes.Let]], nodes.Expr]
@@ -34,7 +48,12 @@ class _Vector:
 
 
 def inline(program: nodes.Program) -> nodes.Program:
-    """Rewrites both functions to elementwise form."""
+    """Rewrites both functions to elementwise form.
+
+    Raises:
+        TooLargeError: a function has more than MAX_OPERATIONS operations in that form, or they are
+            nested more than MAX_DEPTH deep, vectors that are computed from vectors counted in.
+    """
     params = frozenset(param.var for param in program.params)
     encode, decode = program.encode, program.decode
     if encode is not None:
@@ -58,6 +77,8 @@ class _Inliner:
         self._sizes = sizes
         self._values: dict[nodes.Var, nodes.Expr] = {}
         self._vectors: dict[nodes.Var, _Vector] = {}
+        self._left = MAX_OPERATIONS
+        self._depth = 0
 
     def function(self, lets: tuple[nodes.Let, ...]) -> None:
         """The lets at the top of a function: scalars stay, vectors are remembered."""
@@ -107,8 +128,11 @@ class _Inliner:
                 mapped = value
 
                 def element(i: nodes.Expr, lets: list[nodes.Let]) -> nodes.Expr:
+                    self._enter(mapped.span)
                     argument = source.element(i, lets)
-                    return self._apply(mapped.function, [argument], {mapped.position: i}, lets)
+                    value = self._apply(mapped.function, [argument], {mapped.position: i}, lets)
+                    self._depth -= 1
+                    return value
 
                 return _Vector(source.size, element, False)
             case _:
@@ -134,7 +158,25 @@ class _Inliner:
             inner[let.var] = _bind(let.var, self._scalar(let.value, inner, lets), lets)
         return self._scalar(function.result, inner, lets)
 
+    def _enter(self, span: Span) -> None:
+        """Counts an operation, and a level of nesting until the caller takes it back."""
+        self._left -= 1
+        self._depth += 1
+        end = "once vectors are written out"
+        if self._left < 0:
+            raise TooLargeError(f"more than {MAX_OPERATIONS} operations {end}", span)
+        if self._depth > MAX_DEPTH:
+            raise TooLargeError(f"nested more than {MAX_DEPTH} levels deep {end}", span)
+
     def _scalar(
+        self, expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr], lets: list[nodes.Let]
+    ) -> nodes.Expr:
+        self._enter(expr.span)
+        value = self._inside(expr, names, lets)
+        self._depth -= 1
+        return value
+
+    def _inside(
         self, expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr], lets: list[nodes.Let]
     ) -> nodes.Expr:
         match expr:
