@@ -34,7 +34,8 @@ def run_events(fingerprints: tuple[str, str] = ("f", "f")) -> list[dict[str, Any
         events.append(
             event(7, "result", site, test_accuracy=0.96, fingerprint=fingerprint, epoch=2)
         )
-    server = {"role": "global-server", "time_us": 3_500_000, "event": "round", "site": "s"}
+    facts = {"run": "r", "role": "global-server", "site": "s"}
+    server = {**facts, "time_us": 3_500_000, "event": "round"}
     return sorted([*events, server], key=lambda e: e["time_us"])
 
 
@@ -84,7 +85,45 @@ def test_the_figure_is_drawn(tmp_path: Path, suffix: str) -> None:
     assert data.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
     assert len(data) > 10_000
     if suffix == "svg":
-        assert b"4.9x less" in data
+        assert b"4.9x" in data
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 60])
+@pytest.mark.parametrize("first_sync_bytes", [10, 5000, 5_000_000])
+def test_no_label_crosses_a_line(rounds: int, first_sync_bytes: int) -> None:
+    events = []
+    for site in SITES:
+        events.append(event(1, "model", site, num_elements=NUM_ELEMENTS))
+        events.append(event(2, "first_sync", site, sent=first_sync_bytes, received=9))
+        for number in range(rounds):
+            events.append(event(3 + number, "round", site, round=number, sent=150, received=160))
+            events.append(
+                event(3.5 + number, "epoch", site, epoch=number + 1, test_accuracy=0.5 * number % 1)
+            )
+        events.append(event(4 + rounds, "result", site, test_accuracy=0.9, fingerprint="f"))
+    drawn = report.figure(sorted(events, key=lambda e: e["time_us"]), "a title")
+    drawn.canvas.draw()
+    for axes in drawn.axes:
+        legend = axes.get_legend()
+        labels = [*axes.texts, *(legend.get_texts() if legend else [])]
+        boxes = [label.get_window_extent() for label in labels if label.get_text()]
+        assert boxes
+        for line in axes.get_lines():
+            path = line.get_transform().transform_path(line.get_path())
+            assert not [box for box in boxes if path.intersects_bbox(box, filled=False)]
+        assert all(drawn.bbox.containsx(box.x0) and drawn.bbox.containsx(box.x1) for box in boxes)
+
+
+def test_a_folder_may_hold_older_runs() -> None:
+    alone = run_events()
+    older = [
+        {**e, "run": "older", "time_us": e["time_us"] - 5_000_000, "fingerprint": "other"}
+        for e in alone
+    ]
+    both = sorted([*older, *alone], key=lambda e: e["time_us"])
+    assert report.summarise(both) == report.summarise(alone)
+    assert report.traffic(both) == report.traffic(alone)
+    assert report.epochs(both) == report.epochs(alone)
 
 
 def test_a_report_needs_no_tensorflow() -> None:

@@ -54,7 +54,7 @@ class EventLog:
 
 
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
-    """All events of all processes under `folder`, in order of time."""
+    """All events of all processes and runs under `folder`, in order of time."""
     events = []
     for path in sorted(Path(folder).glob("*.jsonl")):
         with path.open(encoding="utf-8") as lines:

@@ -4,16 +4,20 @@
 Read here are the events of workers. Rank 0 of every party writes `model` (`num_elements` of its
 gradients), `first_sync` and `round` (bytes `sent` and `received` on its uplink's sockets since the
 event before; the first counts from the handshake), and `left` (the same from beginning to end).
-Every worker writes `epoch` (`test_accuracy`) and `result` (`test_accuracy`, `fingerprint`).
+Every worker writes `epoch` (`test_accuracy`) and `result` (`test_accuracy`, `fingerprint`). A
+folder may hold the events of several runs, one after the other: the newest is meant.
 Imports no TensorFlow; matplotlib (extra `plots`) only to draw.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_hips.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Event = Mapping[str, Any]
 
@@ -64,12 +68,26 @@ class Summary:
         return len(set(self.fingerprints.values())) == 1
 
 
+def newest_run(events: Sequence[Event]) -> list[Event]:
+    """The events of the run that began last, in the order given.
+
+    A process that appends to its file late, such as a server that is stopped after another run has
+    begun, does not make its run the newest.
+    """
+    began: dict[str, int] = {}
+    for event in events:
+        began[event["run"]] = min(event["time_us"], began.get(event["run"], event["time_us"]))
+    newest = max(began, key=lambda run: began[run], default=None)
+    return [event for event in events if event["run"] == newest]
+
+
 def summarise(events: Sequence[Event]) -> Summary:
-    """The summary of one finished run.
+    """The summary of the newest run, which must have finished.
 
     Raises:
         ConfigError: an event that every finished run has is missing.
     """
+    events = newest_run(events)
     results = [event for event in events if _is(event, "result")]
     if not results:
         raise ConfigError("The events must hold a `result` of every worker. Received: none")
@@ -82,11 +100,12 @@ def summarise(events: Sequence[Event]) -> Summary:
 
 
 def traffic(events: Sequence[Event]) -> Traffic:
-    """Bytes of the slow tier over time.
+    """Bytes of the slow tier of the newest run, over time.
 
     Raises:
         ConfigError: there is no `model` or no `round` event.
     """
+    events = newest_run(events)
     model = next((event for event in events if _is(event, "model")), None)
     if model is None:
         raise ConfigError("The events must hold the `model` of the run. Received: none")
@@ -109,9 +128,13 @@ def traffic(events: Sequence[Event]) -> Traffic:
     return Traffic(*zip(*points, strict=True))
 
 
-def epochs(events: Iterable[Event]) -> list[tuple[float, float]]:
-    """The end of every epoch of the first worker that logs them: (`time_us`, test accuracy)."""
-    found = [event for event in events if _is(event, "epoch")]
+def epochs(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """The end of every epoch of the newest run, as the first worker that logs them tells it.
+
+    Returns:
+        (`time_us`, test accuracy) of each.
+    """
+    found = [event for event in newest_run(events) if _is(event, "epoch")]
     if not found:
         return []
     first = min((event["site"], event["rank"]) for event in found)
@@ -126,9 +149,21 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
     """Draws accuracy and slow-tier bytes over time into a PNG or SVG file.
 
     Args:
-        events: of one finished run, in order of time.
+        events: in order of time; the newest run is drawn, which must have finished.
         path: the file to write.
         title: what was run, in a few words.
+
+    Raises:
+        ConfigError: matplotlib is missing, or events are.
+    """
+    figure(events, title).savefig(path, dpi=150)
+
+
+def figure(events: Sequence[Event], title: str) -> "Figure":
+    """The figure that `draw` writes.
+
+    Every label has a place of its own, above the axes or right of the last point, so none can cross
+    a line whatever the numbers are.
 
     Raises:
         ConfigError: matplotlib is missing, or events are.
@@ -140,6 +175,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
     except ImportError as error:
         raise ConfigError("Figures need matplotlib: pip install 'tf_hips[plots]'") from error
 
+    events = newest_run(events)
     summary = summarise(events)
     seen = summary.traffic
     # The clock starts with the first synchronisation: how long TensorFlow takes to load is another
@@ -149,19 +185,19 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
     seconds = [second - seen.seconds[0] for second in seen.seconds]
 
     ink, quiet, blue, orange = "#222222", "#8a8a8a", "#1f6fb4", "#d9822b"
-    figure = Figure(figsize=(8, 6.4), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=ink)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.15))
+    drawn = Figure(figsize=(8, 6.4), layout="constrained", facecolor="white")
+    FigureCanvasAgg(drawn)
+    drawn.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=ink)
+    top, bottom = drawn.subplots(2, 1, sharex=True, height_ratios=(1, 1.15))
 
     top.plot(*zip(*points, strict=True), color=blue, marker="o", markersize=4, linewidth=1.8)
     top.annotate(
         f"{summary.accuracy:.1%}",
         points[-1],
-        xytext=(0, -8),
+        xytext=(10, 0),
         textcoords="offset points",
-        ha="center",
-        va="top",
+        ha="left",
+        va="center",
         color=blue,
         fontweight="bold",
     )
@@ -169,32 +205,36 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
     top.set_ylim(max(0.0, min(accuracy for _, accuracy in points) - 0.1), 1.02)
     top.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
-    bottom.plot(seconds, seen.dense, color=quiet, linewidth=1.8, linestyle=(0, (5, 2)))
-    bottom.plot(seconds, seen.measured, color=orange, linewidth=2.2)
+    end = seconds[-1]
+    bottom.plot(
+        seconds,
+        seen.dense,
+        color=quiet,
+        linewidth=1.8,
+        linestyle=(0, (5, 2)),
+        label="dense fp32: rounds x 2 x 4N",
+    )
+    bottom.plot(
+        seconds,
+        seen.measured,
+        color=orange,
+        linewidth=2.2,
+        label="measured: TCP, with TLS and first synchronisation",
+    )
     bottom.set_yscale("log")
     bottom.margins(y=0.1)
-    bottom.set_ylabel("bytes on the slow tier")
+    bottom.set_xlim(right=end)
+    bottom.set_ylabel("bytes on the slow tier,\nall parties, both ways")
     bottom.set_xlabel("time since the first synchronisation [s]")
     bottom.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
-    end = seconds[-1]
-    for values, text, colour, side in (
-        (seen.dense, "dense fp32: rounds x 2 x 4N, all parties", quiet, 8),
-        (
-            seen.measured,
-            "measured: TCP, both ways, with TLS and first synchronisation",
-            orange,
-            -48,
-        ),
-    ):
-        bottom.annotate(
-            text,
-            (end, values[-1]),
-            xytext=(0, side),
-            textcoords="offset points",
-            ha="right",
-            va="bottom" if side > 0 else "top",
-            color=colour,
-        )
+    bottom.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=2,
+        frameon=False,
+        labelcolor="linecolor",
+        borderaxespad=0.2,
+    )
     bottom.annotate(
         "",
         (end, seen.measured[-1]),
@@ -208,9 +248,11 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
         },
     )
     bottom.annotate(
-        f"{seen.ratio:.1f}x less ",
+        f"{seen.ratio:.1f}x\nless",
         (end, (seen.measured[-1] * seen.dense[-1]) ** 0.5),
-        ha="right",
+        xytext=(10, 0),
+        textcoords="offset points",
+        ha="left",
         va="center",
         color=ink,
         fontweight="bold",
@@ -220,7 +262,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str) -> None:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=ink, which="both")
-    figure.savefig(path, dpi=150)
+    return drawn
 
 
 def _is(event: Event, *names: str) -> bool:
