@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tf_hips import log, report
+from tf_hips.errors import TfHipsError
 
 HERE = Path(__file__).resolve().parent
 MIN_ACCURACY = 0.95
@@ -29,7 +30,7 @@ TAIL_LINES = 30
 def main() -> int:
     """Runs, checks, draws; returns the exit code."""
     parser = argparse.ArgumentParser(
-        description="Train on digits over two parties, and check the claims."
+        prog="demo", description="Train on digits over two parties, and check the claims."
     )
     parser.add_argument("--parties", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2, help="workers per party")
@@ -37,7 +38,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
     options = parser.parse_args()
+    try:
+        return demonstrate(options)
+    except (TfHipsError, OSError) as error:
+        sys.stderr.write(f"demo: failed: {' '.join(str(error).split())}\n")
+        return 1
 
+
+def demonstrate(options: argparse.Namespace) -> int:
+    """Runs, checks, draws; returns the exit code.
+
+    Raises:
+        TfHipsError: the run's events lack what a report needs, or matplotlib is missing.
+    """
     console = Console(highlight=False)
     events_dir = options.out / "events"
     shutil.rmtree(events_dir, ignore_errors=True)
@@ -99,7 +112,10 @@ def show_epochs(events_dir: Path, shown: int, epochs: int, console: Console) -> 
     except ValueError:  # a line that is being written
         return shown
     for time_us, accuracy in report.epochs(events)[shown:]:
-        so_far = report.traffic([event for event in events if event["time_us"] <= time_us])
+        try:
+            so_far = report.traffic([event for event in events if event["time_us"] <= time_us])
+        except TfHipsError:  # no round yet: there is nothing to show, the end will say why
+            return shown
         shown += 1
         console.print(
             f"epoch {shown:2}/{epochs}   test accuracy {accuracy:.3f}   "
@@ -126,7 +142,7 @@ def conclude(
             summary.accuracy >= MIN_ACCURACY,
         ),
         ("slow-tier bytes", f"{measured:,}", "", True),
-        ("dense fp32 bytes", f"{dense:,}", f"{traffic.rounds[-1]} rounds", True),
+        (f"dense fp32 bytes, {traffic.rounds[-1]} rounds", f"{dense:,}", "", True),
         ("times less", f"{traffic.ratio:.1f}x", f">= {MIN_RATIO:g}x", traffic.ratio >= MIN_RATIO),
         (
             "replicas",
