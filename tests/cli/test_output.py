@@ -91,3 +91,37 @@ def test_a_reader_that_has_gone_is_noted() -> None:
     printer = Printer(Closed(), io.BytesIO(), None)
     printer.line("a", "x", is_error=False)
     assert printer.is_broken
+
+
+NOTICES = [
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    "I0000 00:00:1795252278.001998    2297 port.cc:153] oneDNN custom operations are on. You may",
+    "2026-11-21 09:00:00.123456: I tensorflow/core/util/port.cc:153] oneDNN custom operations are",
+    "I0000 00:00:1795252278.1    97 cpu_feature_guard.cc:227] This TensorFlow binary is optimized",
+    "2026-11-21 09:00:00.1: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow "
+    "binary is optimized to use available CPU instructions in performance-critical operations.",
+    "To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with",
+]
+OTHERS = [
+    "W0000 00:00:1795252278.001998    2297 port.cc:153] something else",
+    "WARNING: All log messages are lost",
+    "Traceback (most recent call last):",
+]
+
+
+def test_notices_of_tensorflow_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    out, error = io.BytesIO(), io.BytesIO()
+    printer = Printer(out, error, None)
+    for text in (*NOTICES, *OTHERS):
+        printer.line("a", text, is_error=True)
+    assert shown(error).splitlines() == [f"[a] {text}" for text in OTHERS]
+    printer.line("a", NOTICES[0], is_error=False)
+    assert shown(out) == f"[a] {NOTICES[0]}\n"
+
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    everything = io.BytesIO()
+    printer = Printer(io.BytesIO(), everything, None)
+    for text in NOTICES:
+        printer.line("a", text, is_error=True)
+    assert len(shown(everything).splitlines()) == len(NOTICES)

@@ -4,6 +4,9 @@ r"""The output of many processes on one terminal: whole lines, each with the rol
 A progress bar rewrites its line (`\r`, backspaces) or, where Keras sees no terminal, prints a line
 per update. Of either only the last state is a line worth keeping. On a terminal, one role's bar is
 shown live in the bottom line.
+
+TensorFlow greets whoever loads it with notices about its own build, in every worker, whatever
+`TF_CPP_MIN_LOG_LEVEL` says: they are logged before it is read. They are left out here.
 """
 
 import os
@@ -15,6 +18,13 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Keras: "  7/24 <bar> 1s 20ms/step - loss: ...". The bar's glyph is U+2501.
 _KERAS_BAR = re.compile(r"^\s*(\d+)/(\d+|Unknown)\s.*\u2501")
+# Known notices only; any other line of that kind may matter.
+_NOTICE = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
+    r"|(?:[0-9-]+ [0-9:.]+: )?I[0-9. :]*\s+(?:\d+ )?\S*(?:port\.cc:\d+\] oneDNN custom operations"
+    r"|cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized)"
+    r"|To enable the following instructions: .* rebuild TensorFlow"
+)
 _MAX_LINE_BYTES = 1 << 16
 
 
@@ -64,11 +74,15 @@ class Printer:
         self._is_terminal = out.isatty()
         self._colours: dict[str, int] | None = None if "NO_COLOR" in os.environ else {}
         self._live = ""
+        # Zero is the level of those who want to see everything.
+        self._hides_notices = os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
         self.is_broken = False
 
     def line(self, role: str, text: str, *, is_error: bool) -> None:
-        """Writes one line; an update of a progress bar is shown live or not at all."""
+        """Writes one line; a bar's update is shown live or not at all, a notice is left out."""
         plain = _ESCAPE.sub("", text).replace("\b", "")
+        if is_error and self._hides_notices and _NOTICE.match(plain):
+            return
         bar = _KERAS_BAR.match(plain)
         if bar and bar[1] != bar[2]:
             self.state(role, plain)

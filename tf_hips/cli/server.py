@@ -2,6 +2,7 @@
 """`tf-hips server`: the global server of a run, in the foreground."""
 
 import argparse
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -73,7 +74,8 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves; SIGTERM ends in peace."""
     tls = arguments.identity(options)
-    from absl import flags, logging
+    from absl import flags
+    from absl import logging as absl_logging
 
     from tf_hips.ps.server import serve
     from tf_hips.ps.settings import ServerConfig
@@ -97,11 +99,21 @@ def run(options: argparse.Namespace) -> int:
         **{name: value for name, value in limits.items() if value is not None},
     )
     flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults
-    logging.use_absl_handler()
-    logging.set_verbosity(logging.INFO)
+    absl_logging.use_absl_handler()
+    absl_logging.get_absl_handler().setFormatter(_Formatter())
+    absl_logging.set_verbosity(absl_logging.INFO)
     signal.signal(signal.SIGTERM, _end)
     serve(config, Path(options.announce) if options.announce else None)
     return 0
+
+
+class _Formatter(logging.Formatter):
+    """`date time text`; the level is named from warnings on."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of one message."""
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} {level}{record.getMessage()}"
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
