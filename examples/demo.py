@@ -62,10 +62,15 @@ def demonstrate(options: argparse.Namespace) -> int:
     events = log.read_events(events_dir)
     summary = report.summarise(events)
     figure = options.out / "accuracy_and_bytes.png"
-    kind = f"{options.parties} parties x {options.workers} workers"
-    report.draw(events, figure, f"Digits over {kind}, 1 bit per gradient element")
+    report.draw(events, figure, f"Digits over {kind(options)}, 1 bit per gradient element")
     workers = options.parties * options.workers
     return conclude(summary, workers, time.monotonic() - begin, figure, console)
+
+
+def kind(options: argparse.Namespace) -> str:
+    """Parties and workers in words."""
+    parties = "1 party" if options.parties == 1 else f"{options.parties} parties"
+    return f"{parties} x {options.workers} worker{'s' if options.workers > 1 else ''}"
 
 
 def train(options: argparse.Namespace, events_dir: Path, console: Console) -> int:
@@ -76,8 +81,7 @@ def train(options: argparse.Namespace, events_dir: Path, console: Console) -> in
     command += ["--epochs", str(options.epochs), "--seed", str(options.seed)]
     log_file = options.out / "run.log"
     console.print(
-        f"1 global server, {options.parties} parties x {options.workers} workers, mutual TLS; "
-        f"output in {log_file}",
+        f"1 global server, {kind(options)}, mutual TLS; output in {log_file}",
         soft_wrap=True,
     )
     shown = 0

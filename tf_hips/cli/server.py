@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
         "--lost-after",
         type=arguments.seconds,
         metavar="S",
-        help="seconds without a sign of life after which a party is lost and the run ends",
+        help="seconds that a party whose connection ended may take to come back (default 120)",
     )
     parser.add_argument("--once", action="store_true", help="end with the run")
     parser.add_argument("--announce", metavar="FILE", help="write HOST:PORT to FILE when listening")
