@@ -2,12 +2,12 @@
 """The command line: gen, check, ir, run, includes.
 
 Whatever the input, a mistake is one message on stderr and exit code 1 (2 when the command itself is
-misspelt), never a
-traceback: one comes only from a fault of the compiler.
+misspelt), never a traceback: one comes only from a fault of the compiler.
 """
 
 import argparse
 import sys
+import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from compll.backends.library import BuildError, CompiledCodec, build, include_folder
-from compll.backends.reference import MAX_ELEMENTS, Reference
+from compll.backends.reference import Reference
 from compll.errors import CompileError
 from compll.ir import nodes
 from compll.ir.printer import print_plan, print_program, spec_hash
-from compll.packet import PacketError
+from compll.packet import MAX_ELEMENTS, PacketError
 from compll.passes import optimise
 from compll.pipeline import compile_spec, generate
 
@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (CommandError, PacketError, BuildError, ValueError) as error:
         sys.stderr.write(f"compll: error: {error}\n")
+        return 1
+    except MemoryError as error:
+        sys.stderr.write(f"compll: error: not enough memory: {str(error) or 'no more is known'}\n")
         return 1
     except OSError as error:
         sys.stderr.write(f"compll: error: {error.filename or 'file'}: {error.strerror or error}\n")
@@ -78,8 +81,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="a parameter",
     )
-    run.add_argument("--seed", type=_word(64), default=0, help="of the noise (default: 0)")
-    run.add_argument("--step", type=_word(32), default=0, help="of the noise (default: 0)")
+    for name, bits in _KEY.items():
+        run.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=_word(bits),
+            metavar="N",
+            help=f"of the noise, in [0, 2^{bits}), when encoding (default: 0)",
+        )
     run.add_argument("--size", type=int, metavar="N", help="elements to decode")
     run.add_argument("--backend", choices=("numpy", "cpp"), default="numpy")
     run.set_defaults(command=_run)
@@ -88,6 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     includes.set_defaults(command=lambda _: sys.stdout.write(f"{include_folder()}\n"))
     return parser
+
+
+# What the noise of an encoding depends on, with the bits of each.
+_KEY = {"seed": 64, "step": 32, "tensor_id": 32, "offset": 63}
 
 
 def _word(bits: int) -> Callable[[str], int]:
@@ -103,6 +115,16 @@ def _word(bits: int) -> Callable[[str], int]:
 
 def _gen(options: argparse.Namespace) -> None:
     programs = [compile_spec(spec) for spec in options.specs]
+    stems: dict[str, str] = {}
+    prefixes: dict[str, str] = {}
+    for spec, program in zip(options.specs, programs, strict=True):
+        if program.name in stems:
+            files = f"{stems[program.name]} and {spec}"
+            raise CommandError(f"{files} would both be written to {program.name}.codec.cc")
+        if program.prefix in prefixes:
+            files = f"{prefixes[program.prefix]} and {spec}"
+            raise CommandError(f"{files} would both register operations of {program.prefix}")
+        stems[program.name] = prefixes[program.prefix] = spec
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     for program in programs:
@@ -139,16 +161,18 @@ def _run(options: argparse.Namespace) -> None:
         )
     codec = _codec(program, _values(options.values), options.backend)
     data = _load(options.input)
+    key = {name: value for name in _KEY if (value := getattr(options, name)) is not None}
     result: npt.NDArray[Any]
     if isinstance(functions[options.function], nodes.Encode):
         if options.size is not None:
             raise CommandError(
                 "`--size` is for decoding only: an encode takes its size from its input"
             )
-        result = codec.encode(
-            _vector(data, np.float32, options.input), seed=options.seed, step=options.step
-        )
+        result = codec.encode(_vector(data, np.float32, options.input), **key)
     else:
+        if key:
+            shown = ", ".join(f"`--{name.replace('_', '-')}`" for name in key)
+            raise CommandError(f"{shown} is for encoding only: a decode draws no noise")
         if options.size is None or not 0 <= options.size <= MAX_ELEMENTS:
             shown = "nothing" if options.size is None else options.size
             raise CommandError(
@@ -179,17 +203,24 @@ def _values(settings: list[str]) -> dict[str, float]:
             equals = ""
         if not equals or not name.isidentifier():
             raise CommandError(f"`--set` must be NAME=NUMBER. Received: {setting}")
+        if name in values:
+            raise CommandError(f"`--set` must give {name} once. Received: {' '.join(settings)}")
         values[name] = value
     return values
 
 
+# What NumPy raises for headers that are no Python literal, or name no type or shape.
+_BAD_HEADER = (SyntaxError, tokenize.TokenError, TypeError, OverflowError, RecursionError)
+
+
 def _load(path: str) -> npt.NDArray[Any]:
-    try:
-        data = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise CommandError(f"{path} must be a .npy file: {error}") from error
-    if not isinstance(data, np.ndarray):
-        raise CommandError(f"{path} must be a .npy file. Received: an archive of several arrays")
+    with Path(path).open("rb") as file:
+        try:
+            # Not np.load, which also takes archives and advises to load pickles.
+            data: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        except (*_BAD_HEADER, ValueError, EOFError, MemoryError) as error:
+            reason = " ".join(str(error).split())
+            raise CommandError(f"{path} must be a .npy file of numbers: {reason}") from error
     return data
 
 

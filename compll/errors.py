@@ -12,8 +12,8 @@ and each one has a test case under tests/compll/errors. The form is
        |                             ^^^
        = help: did you mean `gap`?
 
-Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operators, 5 functions, 6
-parameters.
+Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operators, 5 functions,
+6 parameters.
 """
 
 from collections.abc import Sequence

@@ -15,18 +15,56 @@ packets, concatenated.
 import struct
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from compll.ir import nodes
 from compll.ir.printer import fnv1a32, spec_hash
 from compll.ir.types import FLOAT
 
 CHUNK = 1 << 20
+MAX_ELEMENTS = 1 << 40
 MAGIC = b"HIPS"
 VERSION = 1
+_MAX_FLOAT = float(np.finfo(np.float32).max)
 PREFIX = struct.Struct("<4sHHII")
 
 
 class PacketError(ValueError):
     """A packet is truncated, too long, made by another codec, or contradicts its parameters."""
+
+
+def check_vector(array: object, kind: type, name: str) -> None:
+    """Raises ValueError unless `array` is a vector of that dtype."""
+    if not isinstance(array, np.ndarray) or array.dtype != kind or array.ndim != 1:
+        found = type(array).__name__
+        if isinstance(array, np.ndarray):
+            found = f"{array.dtype} of shape {array.shape}"
+        raise ValueError(f"`{name}` must be a {np.dtype(kind).name} vector. Received: {found}")
+
+
+def check_key(seed: int, step: int, tensor_id: int, offset: int) -> None:
+    """Raises ValueError unless randomness can come from there."""
+    bits = {"seed": 64, "step": 32, "tensor_id": 32, "offset": 63}
+    for (name, width), value in zip(bits.items(), (seed, step, tensor_id, offset), strict=True):
+        _check_integer(name, value, 1 << width, f"2^{width}")
+
+
+def check_size(n: int) -> None:
+    """Raises ValueError unless a tensor can have `n` elements."""
+    _check_integer("n", n, MAX_ELEMENTS + 1, "2^40 + 1")
+
+
+def _check_integer(name: str, value: object, end: int, shown: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < end:
+        raise ValueError(f"`{name}` must be an integer in [0, {shown}). Received: {name}={value!r}")
+
+
+def wire_bytes(n: int, body_bytes: Callable[[int], int]) -> int:
+    """Bytes of the packets of n elements, prefixes included; `body_bytes`: of a chunk's body."""
+    check_size(n)
+    full, rest = divmod(n, CHUNK)
+    total = full * (PREFIX.size + body_bytes(CHUNK)) if full else 0
+    return total + (PREFIX.size + body_bytes(rest) if rest or not full else 0)
 
 
 def chunk_sizes(n: int) -> list[int]:
@@ -79,17 +117,16 @@ def split(
         PacketError: a prefix is wrong, or `data` is shorter or longer than the packets of n
         elements.
     """
-    sizes = chunk_sizes(n)
-    expected = sum(PREFIX.size + body_bytes(size) for size in sizes)
+    expected = wire_bytes(n, body_bytes)
     # A foreign packet mostly has another length too; that it is foreign is the better message.
-    check_prefix(data, codec, sizes[0])
+    check_prefix(data, codec, min(n, CHUNK))
     if len(data) != expected:
         raise PacketError(
             f"the packets of {n} elements must have {expected} bytes. Received: {len(data)}"
         )
     parts = []
     at = 0
-    for size in sizes:
+    for size in chunk_sizes(n):
         check_prefix(data[at : at + PREFIX.size], codec, size)
         at += PREFIX.size
         end = at + body_bytes(size)
@@ -99,7 +136,7 @@ def split(
 
 
 def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict[str, float]:
-    """Checked values of all parameters, in declaration order.
+    """Checked values of all parameters, in declaration order; floats as binary32 holds them.
 
     Raises:
         ValueError: a name is unknown, a value is missing, out of range, or no integer where it must
@@ -122,6 +159,8 @@ def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict
             raise ValueError(f"`{name}` must be a number. Received: {name}={value!r}")
         if param.var.type != FLOAT and value != value // 1:
             raise ValueError(f"`{name}` must be an integer. Received: {name}={value}")
+        if param.var.type == FLOAT and abs(value) <= _MAX_FLOAT:
+            value = float(np.float32(value))
         if not param.low <= value <= param.high:
             raise ValueError(
                 f"`{name}` must be in [{param.low:.9g}, {param.high:.9g}]. Received: {name}={value}"

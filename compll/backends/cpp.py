@@ -67,6 +67,7 @@ class _Function:
     def __post_init__(self) -> None:
         self.loops = Loops(self.lines, self.names, self.program.params, self.stored, self.widths)
         self.c = self.loops.c
+        self.fields = field_names(self.program)
 
     def unpack_params(self, used: set[nodes.Var]) -> None:
         """Makes the parameters that are used local variables."""
@@ -74,7 +75,7 @@ class _Function:
             if param.var in used:
                 kind = self.c.type(param.var.type)
                 self.lines.add(
-                    f"const {kind} {self.names.of(param.var)} = params.{field_name(param)};"
+                    f"const {kind} {self.names.of(param.var)} = params.{self.fields[param.var]};"
                 )
 
 
@@ -97,9 +98,10 @@ def _vars(exprs: Iterable[nodes.Expr]) -> set[nodes.Var]:
     return set().union(*map(free_vars, exprs))
 
 
-def field_name(param: nodes.Param) -> str:
-    """Name of a parameter in the struct of all of them."""
-    return Names().of(param.var)
+def field_names(program: nodes.Program) -> dict[nodes.Var, str]:
+    """Names of the parameters in the struct of all of them."""
+    names = Names()
+    return {param.var: names.of(param.var) for param in program.params}
 
 
 class _Emitter:
@@ -163,7 +165,7 @@ class _Emitter:
         lines.open("struct Params {")
         function = _Function(self._program, lines)
         for param in params:
-            lines.add(f"{function.c.type(param.var.type)} {field_name(param)};")
+            lines.add(f"{function.c.type(param.var.type)} {function.fields[param.var]};")
         lines.close("};")
         lines.add("")
         values, target = ("values", "params") if params else ("", "")
@@ -174,7 +176,8 @@ class _Emitter:
                 "return TF_HIPS_BAD_PARAMETER;"
             )
             kind = function.c.type(param.var.type)
-            lines.add(f"params->{field_name(param)} = static_cast<{kind}>(values[{number}]);")
+            field = function.fields[param.var]
+            lines.add(f"params->{field} = static_cast<{kind}>(values[{number}]);")
         lines.add("return TF_HIPS_OK;")
         lines.close()
         lines.add("")
@@ -239,11 +242,7 @@ class _Emitter:
 
     def _all_widths(self) -> list[UInt]:
         """Every width that depends on parameters, fields' first; make_layout checks them all."""
-        kinds = [item.element for item in self._fields]
-        for steps in (self._plan.encode, self._plan.decode):
-            kinds += [expr.type for root in _roots(steps) for expr in walk(root)]
-        if self._program.encode is not None:
-            kinds += [expr.type for root in self._program.encode.fields for expr in walk(root)]
+        kinds = [*(item.element for item in self._fields), *self._program.widths]
         found = {
             kind: None
             for kind in kinds
@@ -450,17 +449,17 @@ class _Emitter:
         )
 
     def _check_equals(self, decode: nodes.Decode) -> None:
+        names = field_names(self._program)
         for number, item in enumerate(decode.fields):
             if item.equals is None:
                 continue
-            param = next(param for param in self._program.params if param.var is item.equals)
             kind = item.var.type
             bits = kind.bits if isinstance(kind, UInt) else 32
             load = "load_float(" if kind == FLOAT else "load_code("
             end = ")" if kind == FLOAT else f", {bits})"
             text = f"{load}body + layout.offset[{number}]{end}"
             self._lines.add(
-                f"if (!({text} == params.{field_name(param)})) {{",
+                f"if (!({text} == params.{names[item.equals]})) {{",
                 "  return TF_HIPS_BODY_CONTRADICTS_PARAMS;",
                 "}",
             )

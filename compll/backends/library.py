@@ -158,7 +158,7 @@ class CompiledCodec:
 
     def wire_bytes(self, n: int) -> int:
         """Bytes of the packets of n elements, prefixes included."""
-        return sum(packet.PREFIX.size + self.body_bytes(size) for size in packet.chunk_sizes(n))
+        return packet.wire_bytes(n, self.body_bytes)
 
     def _checked(self, result: int) -> int:
         if result >= 0:
@@ -189,7 +189,9 @@ class CompiledCodec:
         self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0
     ) -> Bytes:
         """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]."""
-        x = np.ascontiguousarray(x, np.float32)
+        packet.check_vector(x, np.float32, "x")
+        packet.check_key(seed, step, tensor_id, offset)
+        x = np.ascontiguousarray(x)
         parts = []
         start = 0
         for size in packet.chunk_sizes(x.size):
@@ -202,10 +204,11 @@ class CompiledCodec:
 
     def decode(self, packets: Bytes, n: int) -> Floats:
         """The float32 vector [n] in `packets` (uint8); raises PacketError."""
-        packets = np.ascontiguousarray(packets)
+        packet.check_vector(packets, np.uint8, "packets")
+        parts = packet.split(packets.tobytes(), self.codec_hash, n, self.body_bytes)
         out = np.empty(n, np.float32)
         start = 0
-        for size, body in packet.split(packets.tobytes(), self.codec_hash, n, self.body_bytes):
+        for size, body in parts:
             self.decode_body(np.frombuffer(body, np.uint8), out[start : start + size])
             start += size
         return out

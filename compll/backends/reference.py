@@ -17,9 +17,7 @@ from compll.backends import bits, philox, reduction
 from compll.ir import nodes, semantics
 from compll.ir.semantics import Value
 from compll.ir.types import FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt
-from compll.packet import PacketError
-
-MAX_ELEMENTS = 1 << 40
+from compll.packet import MAX_ELEMENTS, PacketError
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -191,7 +189,10 @@ class Reference:
             values[param.var] = semantics.constant(
                 value if param.var.type == FLOAT else int(value), param.var.type
             )
-        return Interpreter(values, key)
+        interpreter = Interpreter(values, key)
+        for kind in self.program.widths:
+            interpreter.width(kind)
+        return interpreter
 
     def encode_body(self, gradient: Floats, key: Key) -> bytes:
         """The body of the packet of one chunk."""
@@ -275,10 +276,8 @@ class Reference:
         self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0
     ) -> Bytes:
         """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]."""
-        if x.dtype != np.float32 or x.ndim != 1:
-            raise ValueError(
-                f"`x` must be a float32 vector. Received: {x.dtype} of shape {x.shape}"
-            )
+        packet.check_vector(x, np.float32, "x")
+        packet.check_key(seed, step, tensor_id, offset)
         parts = []
         start = 0
         for size in packet.chunk_sizes(x.size):
@@ -292,18 +291,15 @@ class Reference:
 
     def decode(self, packets: Bytes, n: int) -> Floats:
         """The float32 vector [n] in `packets` (uint8); raises PacketError."""
-        if packets.dtype != np.uint8 or packets.ndim != 1:
-            raise ValueError(
-                f"`packets` must be a uint8 vector. "
-                f"Received: {packets.dtype} of shape {packets.shape}"
-            )
+        packet.check_vector(packets, np.uint8, "packets")
+        parts = packet.split(packets.tobytes(), self.codec_hash, n, self.body_bytes)
         out = np.empty(n, np.float32)
         start = 0
-        for size, body in packet.split(packets.tobytes(), self.codec_hash, n, self.body_bytes):
+        for size, body in parts:
             out[start : start + size] = self.decode_body(body, size)
             start += size
         return out
 
     def wire_bytes(self, n: int) -> int:
         """Bytes of the packets of n elements, prefixes included."""
-        return sum(packet.PREFIX.size + self.body_bytes(size) for size in packet.chunk_sizes(n))
+        return packet.wire_bytes(n, self.body_bytes)

@@ -28,13 +28,18 @@ def check(tree: ast.File, name: str, report: Report) -> nodes.Program | None:
     interface = read_interface(tree, report)
     if interface is None:
         return None
-    encode = (
-        None if interface.encode is None else _Encoder(interface.encode, interface, report).run()
-    )
-    decode = None
+    encode = decode = None
+    widths: dict[UInt, None] = {}
+    if interface.encode is not None:
+        encoder = _Encoder(interface.encode, interface, report)
+        encode = encoder.run()
+        widths |= encoder.lower.widths
     if interface.decode is not None:
-        decode = _Decoder(interface.decode, interface, report, encode).run()
-    return nodes.Program(name, interface.prefix, tuple(interface.params), encode, decode)
+        decoder = _Decoder(interface.decode, interface, report, encode)
+        decode = decoder.run()
+        widths |= decoder.lower.widths
+    params = tuple(interface.params)
+    return nodes.Program(name, interface.prefix, params, encode, decode, tuple(widths))
 
 
 class _Body:
@@ -194,7 +199,15 @@ class _Decoder(_Body):
             raise self.lower.refuse(
                 "E303", f"the form is `extract({self.packet}, a, b, ...)`", call.span
             )
-        targets = [self._target(argument) for argument in call.arguments[1:]]
+        targets: list[tuple[nodes.Var, nodes.Var | None]] = []
+        for argument in call.arguments[1:]:
+            target = self._target(argument)
+            if target[0].name == self.gradient and any(
+                var.name == self.gradient for var, _ in targets
+            ):
+                message = f"`{self.gradient}` must be assigned once"
+                raise self.lower.refuse("E505", message, argument.span)
+            targets.append(target)
         sizes = self._sizes([var.type for var, _ in targets], call.span)
         fields = []
         for (var, equals), size in zip(targets, sizes, strict=True):

@@ -6,8 +6,11 @@ codec gives them defaults and ranges. Without one, a parameter has no default, a
 of its type.
 """
 
+import keyword
 import re
 from dataclasses import dataclass
+
+import numpy as np
 
 from compll.errors import Report
 from compll.frontend import ast
@@ -16,10 +19,12 @@ from compll.frontend.scope import nearest
 from compll.ir import nodes
 from compll.ir.types import FIXED_WIDTHS, FLOAT, INT, Array, Type, UInt
 
-# Attributes and inputs that the generated operations have anyway.
+# Inputs, outputs and attributes that the generated operations have anyway, and what TensorFlow's
+# wrappers of operations call their own arguments and variables.
 RESERVED = (
-    *("gradient", "packet", "packets", "residual", "new_residual", "seed", "step"),
+    *("gradient", "packet", "packets", "residual", "new_residual", "sum", "seed", "step"),
     *("tensor_id", "offset", "num_elements"),
+    *("name", "ctx", "tld"),
 )
 # Integers travel as binary64.
 _MAX_INT = 2**53
@@ -112,8 +117,11 @@ def _has_signature(function: ast.Function, kind: str, report: Report) -> bool:
             report.add("E203", f"`{parameter.name}` is declared twice", parameter.span)
             return False
     for parameter in function.parameters[2:]:
-        if parameter.name in RESERVED or parameter.name.startswith("_"):
+        name = parameter.name
+        if name in RESERVED or name.startswith("_") or keyword.iskeyword(name):
             note = f"note: the generated operations use {', '.join(RESERVED)} themselves"
+            if name not in RESERVED:
+                note = "note: the generated operations must be callable from Python with it"
             report.add(
                 "E603",
                 f"`{parameter.name}` cannot be the name of a parameter",
@@ -182,6 +190,13 @@ def _read_params(
     return params
 
 
+def _held(value: float, kind: Type) -> float:
+    """A number as a parameter holds it; what no float can hold has been reported."""
+    if kind != FLOAT or abs(value) > MAX_FLOAT:
+        return float(value)
+    return float(np.float32(value))
+
+
 def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> nodes.Param:
     if isinstance(var.type, UInt) and isinstance(var.type.bits, int):
         low, high = 0.0, float((1 << var.type.bits) - 1)
@@ -202,7 +217,7 @@ def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> node
                 "E602", f"a `{var.type}` holds {type_low:.9g} to {type_high:.9g}", number.span
             )
     if item.low is not None and item.high is not None:
-        low, high = float(item.low.value), float(item.high.value)
+        low, high = _held(item.low.value, var.type), _held(item.high.value, var.type)
         if low > high:
             report.add(
                 "E602",
@@ -211,7 +226,7 @@ def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> node
             )
     if item.default is None:
         return nodes.Param(var, low, high, None)
-    default = float(item.default.value)
+    default = _held(item.default.value, var.type)
     if not low <= default <= high:
         report.add("E602", f"the default must be in [{low:.9g}, {high:.9g}]", item.default.span)
     return nodes.Param(var, low, high, default)

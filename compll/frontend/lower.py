@@ -100,6 +100,7 @@ class Lowerer:
         self._sites: dict[int, int] = {}
         self._budget = _MAX_EXPANSION
         self._depth = 0
+        self.widths: dict[UInt, None] = {}
 
     def refuse(self, code: str, message: str, span: Span, *notes: str) -> Refused:
         """Reports an error; the caller raises what is returned."""
@@ -173,6 +174,7 @@ class Lowerer:
             raise self.refuse("E304", message, tree.width.span, note)
         value = _constant(width)
         if value is None:
+            self.widths[UInt(width)] = None
             return width
         if not 1 <= value <= MAX_PACKED_BITS:
             message = f"a width must be from 1 to {MAX_PACKED_BITS}. Received: {value}"

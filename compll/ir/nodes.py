@@ -33,7 +33,7 @@ written.
 
 from dataclasses import dataclass, field
 
-from compll.ir.types import Type
+from compll.ir.types import Type, UInt
 from compll.source import Span
 
 
@@ -251,13 +251,18 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One codec: `name` is the stem of its file, `prefix` what its functions' names share."""
+    """One codec: `name` is the stem of its file, `prefix` what its functions' names share.
+
+    `widths`: every type of the text whose width depends on parameters, used or not. A call checks
+    them all, so that what a program accepts does not depend on what a pass removes.
+    """
 
     name: str
     prefix: str
     params: tuple[Param, ...]
     encode: Encode | None
     decode: Decode | None
+    widths: tuple[UInt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@
     type    = Float | Int | Bool | UInt(bits) | Array(element)
 
 Values are computed as Float (IEEE binary32), Int (64 bits, two's complement, wrapping) or Bool.
-`UInt` is a storage
-type: an unsigned integer of 1 to 32 bits that becomes an Int as soon as it is computed with. Its
-width is a number or, for `uint<expr>`, an expression over parameters.
+`UInt` is a storage type: an unsigned integer of 1 to 32 bits that becomes an Int as soon as it is
+computed with. Its width is a number or, for `uint<expr>`, an expression over parameters.
 """
 
 from dataclasses import dataclass

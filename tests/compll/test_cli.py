@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+import compll
 from compll.cli import main
 from tests.compll.support import SPECS
 
@@ -62,7 +63,22 @@ def test_backends_write_the_same_packet(tmp_path, gradient):
     assert made["numpy"] == made["cpp"]
 
 
+def npy(header: str, data: bytes = b"") -> bytes:
+    """A .npy file with any header."""
+    text = header.encode() + b" " * (-(len(header) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+
+
+HEADER = "{{'descr': '{}', 'fortran_order': False, 'shape': {}}}"
+
+
 def files(tmp_path):
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04" + b"x" * 60)
+    (tmp_path / "text.npy").write_text("1.0 2.0 3.0\n")
+    (tmp_path / "broken.npy").write_bytes(npy("{'descr': ("))
+    (tmp_path / "string.npy").write_bytes(npy("{'descr': '"))
+    (tmp_path / "long.npy").write_bytes(npy(HEADER.format("<f4", f"({10**30},)")))
+    (tmp_path / "huge.npy").write_bytes(npy(HEADER.format("<f4", f"({10**15},)")))
     x = np.ones(100, np.float32)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "double.npy", x.astype(np.float64))
@@ -76,7 +92,7 @@ def files(tmp_path):
     main([*run, "--out", str(tmp_path / "packet.npy")])
     packet = np.load(tmp_path / "packet.npy")
     np.save(tmp_path / "short.npy", packet[:-1])
-    np.save(tmp_path / "long.npy", np.append(packet, packet))
+    np.save(tmp_path / "twice.npy", np.append(packet, packet))
     run = ["run", str(SPECS / "onebit.pse"), "OnebitEncode", "--in", str(tmp_path / "x.npy")]
     main([*run, "--out", str(tmp_path / "foreign.npy")])
 
@@ -91,7 +107,23 @@ MISTAKES = [
     ("junk", ENCODE, "junk.npy", [], "must be a .npy file"),
     ("empty", ENCODE, "empty.npy", [], "must be a .npy file"),
     ("truncated", DECODE, "short.npy", ["--size", "100"], "must have 51 bytes. Received: 50"),
-    ("too long", DECODE, "long.npy", ["--size", "100"], "must have 51 bytes. Received: 102"),
+    ("zip", ENCODE, "zip.npy", [], "must be a .npy file"),
+    ("text", ENCODE, "text.npy", [], "must be a .npy file"),
+    ("broken header", ENCODE, "broken.npy", [], "must be a .npy file"),
+    ("open string", ENCODE, "string.npy", [], "must be a .npy file"),
+    ("shape beyond 64 bits", ENCODE, "long.npy", [], "must be a .npy file"),
+    ("shape beyond memory", ENCODE, "huge.npy", [], "must be a .npy file"),
+    ("much to decode", DECODE, "packet.npy", ["--size", "1000000000000"], "must hold 1048576"),
+    ("seed", DECODE, "packet.npy", ["--size", "100", "--seed", "0"], "`--seed` is for encoding"),
+    ("offset", DECODE, "packet.npy", ["--size", "9", "--offset", "1"], "`--offset` is for enc"),
+    (
+        "twice set",
+        ENCODE,
+        "x.npy",
+        ["--set", "bitwidth=2", "--set", "bitwidth=3"],
+        "must give bitwidth once",
+    ),
+    ("too long", DECODE, "twice.npy", ["--size", "100"], "must have 51 bytes. Received: 102"),
     ("another codec", DECODE, "foreign.npy", ["--size", "100"], "another codec"),
     (
         "other width",
@@ -133,6 +165,45 @@ def test_mistakes_are_one_line_each(tmp_path, capsys, backend):
         assert message.startswith("compll: error: "), what
         assert message.count("\n") == 1, message
         assert expected in message, what
+        assert "ickle" not in message or what == "pickle", message
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpp"])
+def test_too_much_memory_is_one_line(tmp_path, capsys, gradient, backend):
+    spec = tmp_path / "huge.pse"
+    spec.write_text(
+        "void HugeEncode(float* g, uint8* o) { uint8* v = "
+        "map(range(1 << 40), [&](int i) -> uint8 { return i; }); o = concat(v); }"
+    )
+    run = ["run", str(spec), "HugeEncode", "--in", gradient, "--out", str(tmp_path / "o")]
+    assert main([*run, "--backend", backend]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("compll: error: not enough memory")
+    assert message.count("\n") == 1
+
+
+def test_gen_does_not_write_two_codecs_to_one_place(tmp_path, capsys):
+    text = "void {}Encode(float* g, uint8* o) {{ o = concat(g); }}"
+    for path, prefix in (("a/x.pse", "Foo"), ("b/x.pse", "Bar"), ("b/y.pse", "Foo")):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text.format(prefix))
+    made = tmp_path / "made"
+    for pair, what in (
+        (("a/x.pse", "b/x.pse"), "both be written to x.codec.cc"),
+        (("a/x.pse", "b/y.pse"), "both register operations of Foo"),
+        (("a/x.pse", "a/x.pse"), "both be written to x.codec.cc"),
+    ):
+        assert main(["gen", *(str(tmp_path / path) for path in pair), "-o", str(made)]) == 1
+        assert what in capsys.readouterr().err
+    assert not made.exists()
+
+
+def test_the_whole_key_can_be_given(tmp_path, gradient):
+    out = tmp_path / "p.npy"
+    run = ["run", TERNGRAD, ENCODE, "--in", gradient, "--out", str(out)]
+    assert main([*run, "--seed", "1", "--step", "2", "--tensor-id", "3", "--offset", "4"]) == 0
+    expected = compll.Reference(compll.compile_spec(TERNGRAD)).encode(np.load(gradient), 1, 2, 3, 4)
+    np.testing.assert_array_equal(np.load(out), expected)
 
 
 def test_a_bad_specification_shows_the_program(tmp_path, capsys):

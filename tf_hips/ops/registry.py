@@ -38,13 +38,25 @@ class Parameter:
         kind = "an integer" if is_integer else "a number"
         if isinstance(value, bool) or not isinstance(value, int if is_integer else (int, float)):
             raise TypeError(f"`{self.name}` must be {kind}. Received: {self.name}={value!r}")
-        if not self.minimum <= value <= self.maximum:
+        # Attributes of TensorFlow ops are float32, and the value enters the hash in each packet.
+        low, high = self.minimum, self.maximum
+        if not is_integer:
+            low, high, value = (_as_float32(number) for number in (low, high, value))
+        if not low <= value <= high:
             raise ValueError(
                 f"`{self.name}` must be in [{self.minimum}, {self.maximum}]. "
                 f"Received: {self.name}={value!r}"
             )
-        # Attributes of TensorFlow ops are float32, and the value enters the hash in each packet.
-        return value if is_integer else struct.unpack("<f", struct.pack("<f", value))[0]
+        return value
+
+
+def _as_float32(value: int | float) -> int | float:
+    """The nearest float32; what is too large for one, as it is."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return value
+    return rounded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,9 @@
 // The C interface of libtf_hips_native.so: codecs applied to whole tensors.
 //
 // A tensor of n elements is cut into chunks of 2^20 elements; each chunk becomes one packet: a
-// 16-byte prefix
-// (`<4sHHII`: magic "HIPS", version, flags, codec hash, element count), then the codec's body. The
-// encoding of a tensor is its packets, concatenated; an empty tensor is one packet of zero
-// elements. Chunks share nothing, so results do not depend on the number of threads.
+// 16-byte prefix (`<4sHHII`: magic "HIPS", version, flags, codec hash, element count), then the
+// codec's body. The encoding of a tensor is its packets, concatenated; an empty tensor is one
+// packet of zero elements. Chunks share nothing, so results do not depend on the number of threads.
 //
 // All functions are thread-safe. The caller owns every buffer; buffers of one call must not
 // overlap. Packets may hold any bytes: they are checked before `out` is touched, and nothing
@@ -24,7 +23,7 @@
 extern "C" {
 #endif
 
-// Continues TfHipsStatus of codec.h, whose codes 1 to 4 come from the codecs.
+// Continues TfHipsStatus of codec.h, whose codes, below 16, come from the codecs.
 enum TfHipsApiStatus {
   TF_HIPS_BAD_ARGUMENT = 16,         // a size is negative or absurd, or a buffer is missing
   TF_HIPS_BAD_MAGIC = 17,            // does not start with "HIPS": not a packet

@@ -7,7 +7,8 @@
 // and threads belong to api.h. All functions are thread-safe and reentrant, keep no state, and read
 // nothing outside the buffers they are given, whatever these hold.
 //
-// Parameters travel as double[num_params] in the order of `params`; integers are exact.
+// Parameters travel as double[num_params] in the order of `params`; integers are exact, the others
+// are rounded to binary32 before anything else is done with them.
 
 #ifndef TF_HIPS_CC_RUNTIME_CODEC_H_
 #define TF_HIPS_CC_RUNTIME_CODEC_H_
@@ -26,10 +27,10 @@ enum TfHipsStatus {
   TF_HIPS_OK = 0,
   TF_HIPS_BUFFER_TOO_SMALL = 1,  // the output buffer is smaller than the body
   TF_HIPS_BODY_LENGTH = 2,       // the body is shorter or longer than its element count asks for
-  TF_HIPS_BODY_CONTRADICTS_PARAMS =
-      3,  // the body was made with other parameters, or holds a value they rule out
-  TF_HIPS_BAD_PARAMETER =
-      4,  // a parameter or n is out of its range, or not an integer where it must be one
+  // the body was made with other parameters, or holds a value they rule out
+  TF_HIPS_BODY_CONTRADICTS_PARAMS = 3,
+  // a parameter or n is out of its range, or not an integer where it must be one
+  TF_HIPS_BAD_PARAMETER = 4,
   TF_HIPS_NOT_PROVIDED = 5  // the specification has no such function
 };
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "tf_hips/cc/runtime/codec.h"
 
@@ -14,8 +15,17 @@ namespace tf_hips {
 // Longer vectors are refused, so that no sum of sizes can overflow.
 constexpr int64_t kMaxElements = int64_t{1} << 40;
 
+// A value as its parameter holds it. What is not an integer is a binary32: attributes of TensorFlow
+// and the codec's arithmetic have no more, and the value enters the hash in each packet.
+inline double held_value(const TfHipsParam& param, double value) {
+  constexpr double kMax = std::numeric_limits<float>::max();
+  if (param.is_integer != 0 || !(value >= -kMax && value <= kMax)) return value;
+  return static_cast<double>(static_cast<float>(value));
+}
+
 // NaN compares false, so it is not allowed.
 inline bool is_allowed(const TfHipsParam& param, double value) {
+  value = held_value(param, value);
   if (!(value >= param.minimum && value <= param.maximum)) return false;
   return param.is_integer == 0 || std::floor(value) == value;
 }

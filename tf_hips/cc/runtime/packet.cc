@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tf_hips/cc/runtime/packet.h"
 
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <string>
 
 #include "tf_hips/cc/runtime/api.h"
+#include "tf_hips/cc/runtime/layout.h"
 
 namespace tf_hips {
 namespace {
@@ -59,10 +59,7 @@ std::string Describe(const TfHipsCodec& codec, const double* params) {
 int32_t CheckParams(const TfHipsCodec& codec, const double* params) {
   if (codec.num_params > 0 && params == nullptr) return TF_HIPS_BAD_ARGUMENT;
   for (int32_t i = 0; i < codec.num_params; ++i) {
-    const TfHipsParam& param = codec.params[i];
-    // Written so that NaN fails.
-    if (!(params[i] >= param.minimum && params[i] <= param.maximum)) return TF_HIPS_BAD_PARAMETER;
-    if (param.is_integer && std::floor(params[i]) != params[i]) return TF_HIPS_BAD_PARAMETER;
+    if (!is_allowed(codec.params[i], params[i])) return TF_HIPS_BAD_PARAMETER;
   }
   return TF_HIPS_OK;
 }
@@ -72,8 +69,9 @@ uint32_t CodecHash(const TfHipsCodec& codec, const double* params) {
   Store(bytes, codec.spec_hash, 4);
   uint32_t hash = Fnv1a(2166136261u, bytes, 4);
   for (int32_t i = 0; i < codec.num_params; ++i) {
+    const double value = held_value(codec.params[i], params[i]);
     uint64_t bits;
-    std::memcpy(&bits, &params[i], sizeof(bits));
+    std::memcpy(&bits, &value, sizeof(bits));
     Store(bytes, bits, 8);
     hash = Fnv1a(hash, bytes, 8);
   }
