@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_hips import cli
+from tf_hips import cli, config
 from tf_hips.cli import certs
 from tf_hips.ps.settings import ServerConfig
 
@@ -145,6 +145,58 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.compression, config.downlink) == ("onebit", "same")
     assert (config.join_timeout_s, config.round_timeout_s, config.lost_after_s) == (7.0, 8.0, 9.0)
     assert config.max_model_bytes == 2 << 20
+
+
+class RecordingJob:
+    """Takes note of what would be started."""
+
+    def __init__(self) -> None:
+        self.commands: dict[str, list[str]] = {}
+        self.told: dict[str, config.Run] = {}
+
+    def __enter__(self) -> "RecordingJob":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def start(
+        self, role: str, command: list[str], environment: dict[str, str], **options: object
+    ) -> None:
+        self.commands[role] = list(command)
+        if config.CONFIG_VARIABLE in environment:
+            self.told[role] = config.load(environment[config.CONFIG_VARIABLE])
+
+    def wait_for_file(self, path: Path, seconds: float) -> str:
+        return "127.0.0.1:1"
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "timeout_s", "deadline_s"), [([], None, 600.0), (["--deadline", "900"], 900, 910.0)]
+)
+def test_a_deadline_bounds_the_parties_and_before_them_the_server(
+    options: list[str],
+    timeout_s: float | None,
+    deadline_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    job = RecordingJob()
+    monkeypatch.setattr("tf_hips.cli.run.Job", lambda **_: job)
+    (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--workers", "1", *options, str(tmp_path / "train.py")])
+    assert ended.value.code == 0
+    deadlines = {
+        role: told.uplink and told.uplink.deadline_s for role, told in sorted(job.told.items())
+    }
+    assert deadlines == {"party0/worker0": deadline_s, "party1/worker0": deadline_s}
+    given = [part for part in job.commands["server"] if "-timeout" in part]
+    names = [] if timeout_s is None else ["round", "join"]
+    assert given == [f"--{name}-timeout={timeout_s:.1f}" for name in names]
 
 
 def test_plain_text_on_a_public_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real certificates and a real server: who may join, who may not, and that both come to an end."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,10 @@ def test_a_server_refuses_and_goes_on(server: subprocess.Popen[str], tmp_path: P
     impostor = party(tmp_path, "east", "onebit")
     assert impostor.returncode == 1
     assert "must be `party/west`. Received: `party/east`" in impostor.stderr
-    assert impostor.stderr.splitlines()[-1].startswith("tf-hips: west/worker0 failed first")
+    *said, last = impostor.stderr.splitlines()
+    assert last.startswith("tf-hips: west/worker0 failed first")
+    assert re.fullmatch(r"\[west/worker0\] tf_hips\.errors\.PeerError: .*", said[-1])
+    assert "Traceback" not in impostor.stderr
 
     other = party(tmp_path, "west", "terngrad")
     assert other.returncode == 1
