@@ -45,7 +45,8 @@ class Uplink:
         server: `host:port` of the server.
         site: this party's name, as the server lists it.
         tls: identity of the party; None means plain text, which is allowed on loopback only.
-        deadline_s: seconds to wait for one round or for the other parties to join.
+        deadline_s: seconds to wait for an answer of the server. Where the server itself waits for
+            other parties, a party waits at least as long as it does.
     """
 
     server: str

@@ -175,9 +175,9 @@ class RecordingJob:
 
 
 @pytest.mark.parametrize(
-    ("options", "timeout_s", "deadline_s"), [([], None, 600.0), (["--deadline", "900"], 900, 910.0)]
+    ("options", "timeout_s", "deadline_s"), [([], None, 600.0), (["--deadline", "900"], 900, 900.0)]
 )
-def test_a_deadline_bounds_the_parties_and_before_them_the_server(
+def test_a_deadline_bounds_the_server_and_the_parties(
     options: list[str],
     timeout_s: float | None,
     deadline_s: float,

@@ -56,7 +56,13 @@ def add(commands: Any) -> None:
         help="the run to join",
     )
     parser.add_argument("--seed", type=arguments.seed, default=0, help="seed of the run")
-    add_deadline(parser)
+    parser.add_argument(
+        "--deadline",
+        type=arguments.seconds,
+        metavar="S",
+        help="seconds that the site waits for an answer of the server "
+        f"(default {_DEADLINE_S:g}); at least as long as the server waits for the others",
+    )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument(
         "-np",
@@ -126,17 +132,6 @@ def run(options: argparse.Namespace) -> int:
             _start_remote_workers(job, options, told, number, command)
         failure = job.wait()
     return report(failure)
-
-
-def add_deadline(parser: argparse.ArgumentParser) -> None:
-    """Adds `--deadline`."""
-    parser.add_argument(
-        "--deadline",
-        type=arguments.seconds,
-        metavar="S",
-        help="seconds that a party waits for a round, for the others to join and for the first "
-        f"synchronisation (default {_DEADLINE_S:g})",
-    )
 
 
 def worker_role(site: str, rank: int) -> str:

@@ -23,8 +23,6 @@ _SERVER = "server"
 _SERVER_START_S = 30.0
 # The certificates go away with the run; a connection can be made anew for as long as they hold.
 _CERTIFICATE_DAYS = 90
-# The server knows whom a round waits for, so its time ends first.
-_SERVER_SPEAKS_FIRST_S = 10.0
 
 
 def add(commands: Any) -> None:
@@ -58,7 +56,12 @@ def add(commands: Any) -> None:
         metavar="TEXT",
         help="the only compression the server takes",
     )
-    party.add_deadline(parser)
+    parser.add_argument(
+        "--deadline",
+        type=arguments.seconds,
+        metavar="S",
+        help="seconds that a party waits for the others, in a round and to join (default 600)",
+    )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument("script", help="the training script, or a program")
     parser.add_argument(
@@ -113,7 +116,7 @@ def _start(
     deadline_s = config.Uplink.deadline_s
     if options.deadline is not None:
         server += [f"--{name}-timeout={options.deadline}" for name in ("round", "join")]
-        deadline_s = options.deadline + _SERVER_SPEAKS_FIRST_S
+        deadline_s = options.deadline
     job.start(
         _SERVER,
         server,
