@@ -15,7 +15,8 @@ from tf_hips.config import Tls, Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import tls, wire
-from tf_hips.ps.client import CHANNEL_OPTIONS, Client
+from tf_hips.ps.client import Client
+from tf_hips.ps.link import CHANNEL_OPTIONS
 from tf_hips.ps.server import Server, ServerConfig
 
 FEEDBACK = "error_feedback(onebit)"

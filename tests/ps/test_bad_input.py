@@ -22,7 +22,7 @@ from tests.ps.parties import (
     train_all,
 )
 from tests.support.certs import Certificates
-from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
+from tf_hips.errors import NonFiniteError, PacketError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import wire
 from tf_hips.ps.model import Model
@@ -297,9 +297,12 @@ def test_a_party_that_wants_something_else_is_refused(
             joined_by_a(server)
             with pytest.raises(ProtocolError, match=text):
                 b.client.join(compression, downlink, seed)
-            b.join()
+            with pytest.raises(PeerError, match="has left the run"):
+                b.join()
 
-        together(a.join, mistaken)
+        good = Party(server.address, "b", certificates.party("b"))
+        together(a.join, lambda: (mistaken(), good.join()))
+        b = good
         assert train_all((a, b), 0, 2) == undisturbed_rounds(certificates)
         a.client.close()
         b.client.close()

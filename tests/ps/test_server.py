@@ -168,7 +168,7 @@ def test_bytes_are_measured_and_the_overhead_is_small(certificates: Certificates
             member.client.close()
             closed = member.client.wire_bytes()
             assert end.sent <= closed.sent < end.sent + 200
-            assert not member.client._meter._live
+            assert not member.client._link.meter._live
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
@@ -241,9 +241,9 @@ def test_a_party_that_delivers_nothing_is_named(certificates: Certificates) -> N
 
 def test_the_server_answers_before_the_client_gives_up(certificates: Certificates) -> None:
     with (
-        serving(certificates) as server,
-        parties(server, certificates, deadline_s=3.0) as (_, b),
-        pytest.raises(PeerError, match="in round 0 these have not delivered"),
+        serving(certificates, round_timeout_s=2.0) as server,
+        parties(server, certificates, deadline_s=0.5) as (_, b),
+        pytest.raises(PeerError, match="Waited 2 s; in round 0 these have not delivered"),
     ):
         b.train(0, 0)
 

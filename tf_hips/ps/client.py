@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child's end of the protocol: join, agree on the model, first synchronisation, rounds, leave.
 
-Every call has a deadline. A connection that breaks is made again within that deadline, and only
-what the other side lacks is sent again: the server drops what it has had, so a round counts once
-however often its bytes travel. A connection that cannot come about is diagnosed, and the error says
-what is wrong.
+Calls go over a `link`, which connects again where a connection breaks. Only what the other side
+lacks is sent again: the server drops what it has had, so a round counts once however often its
+bytes travel.
+
+A client waits for the others at least as long as the server does, so it is the server that gives up
+first and says whom it has waited for. The first synchronisation may take as long as bytes move.
 
 A client is used by one thread at a time; `leave` and `close` may come from another one and end the
 call in progress.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import grpc
 import numpy as np
@@ -25,51 +25,18 @@ import numpy.typing as npt
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import (
-    ConfigError,
-    NonFiniteError,
-    PacketError,
-    PeerError,
-    ProtocolError,
-    TfHipsError,
-)
+from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import tls, wire
+from tf_hips.ps.link import Link, Patience, detail
 from tf_hips.ps.model import Model
-from tf_hips.ps.sockets import Meter, WireBytes, diagnose, is_loopback, split_address
+from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
 from tf_hips.ps.weights import cut_weights, kind_of, restore_weights
-from tf_hips.ps.wire import Call
 
-# Pings cost 100 bytes a minute on an idle uplink; they keep routers from forgetting it and find a
-# dead peer.
-CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", wire.MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", wire.MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 60_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.client_idle_timeout_ms", 2**31 - 1),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),  # the uplink goes where the configuration says
-    ("grpc.use_local_subchannel_pool", 1),
-    # The window is fixed and wide enough for 100 Mbit/s at 300 ms, so the prober that would widen
-    # it can be off.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 4 << 20),
-)
-_FIRST_CONTACT_S = (
-    30.0  # a server that never answered may still be starting, but not for a whole round's deadline
-)
-_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
-_ERRORS: dict[grpc.StatusCode, type[TfHipsError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: PacketError,
-    grpc.StatusCode.OUT_OF_RANGE: NonFiniteError,
-    grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
-}
+# Seconds that a client waits for longer than the server: its answer has to travel.
+_MARGIN_S = 10.0
+_LEAVE_S = 10.0
 
-_Result = TypeVar("_Result")
 _Packets = npt.NDArray[np.uint8]
 
 
@@ -112,36 +79,33 @@ class Client:
                 another's, or plain text is asked for beyond loopback.
         """
         try:
-            self._host, self._port = split_address(uplink.server)
+            address = split_address(uplink.server)
             wire.check_name("site", uplink.site)
             wire.check_name("run", run)
         except ValueError as error:
             raise ConfigError(f"The uplink is wrong. {error}") from error
-        if uplink.tls is None and not is_loopback(self._host):
+        if uplink.tls is None and not is_loopback(address[0]):
             raise ConfigError(
                 f"Plain text is for loopback only: `uplink.tls` must be set. Received: "
                 f"server={uplink.server!r}"
             )
         if not uplink.deadline_s > 0:
             raise ConfigError(f"`deadline_s` must be > 0. Received: deadline_s={uplink.deadline_s}")
-        self._credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
+        credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
         self._uplink = uplink
-        self._run = run
         self._workers = workers
         # Goes with every call, so it is short: it only tells this process from one that was, or is
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
-        self._meter = Meter(self._host, self._port)
-        self._channel: grpc.Channel | None = None
-        self._has_connected = False
-        self._is_closed = False
+        self._link = Link(uplink, address, credentials, run, self._process)
+        self._wait_s = uplink.deadline_s
         self._is_synced = False
         self._welcome: Welcome | None = None
         self._up: tuple[int, ...] | None = None
         self._down: tuple[int, ...] = ()
 
     def join(self, compression: str, downlink: str, seed: int) -> Welcome:
-        """Joins the run and waits for all other parties.
+        """Joins the run and waits for all other parties. A client that fails to is closed.
 
         Args:
             compression: text of the compressor of the way up, such as `error_feedback(onebit)`.
@@ -153,14 +117,27 @@ class Client:
             PeerError: the server cannot be reached or refuses this party, or another party did not
                 come.
         """
+        try:
+            return self._join(compression, downlink, seed)
+        except BaseException:
+            self.close()  # gRPC waits for a channel left open when the process ends, for ever
+            raise
+
+    def _join(self, compression: str, downlink: str, seed: int) -> Welcome:
+        deadline_s = self._uplink.deadline_s
+        terms = wire.from_json(
+            self._link.control("Terms", b"", deadline_s),
+            join_timeout_s=float,
+            round_timeout_s=float,
+        )
+        self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
         request = wire.to_json(
-            workers=self._workers,
-            compression=compression,
-            downlink=downlink,
-            seed=seed,
+            workers=self._workers, compression=compression, downlink=downlink, seed=seed
         )
         fields = wire.from_json(
-            self._control("Join", request),
+            self._link.control(
+                "Join", request, max(deadline_s, terms["join_timeout_s"] + _MARGIN_S)
+            ),
             child=int,
             parties=list,
             workers=list,
@@ -172,6 +149,7 @@ class Client:
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))
         self._welcome = Welcome(**fields)
+        self._link.watch()
         return self._welcome
 
     def agree_model(self, shapes: Sequence[Sequence[int]]) -> None:
@@ -183,7 +161,7 @@ class Client:
         """
         welcome = self._joined()
         model = Model(tuple(tuple(int(size) for size in shape) for shape in shapes))
-        self._control("AgreeModel", wire.to_json(shapes=model.shapes))
+        self._link.control("AgreeModel", wire.to_json(shapes=model.shapes), self._wait_s)
         self._up = model.packet_bytes(compressors.parse(welcome.compression))
         self._down = model.packet_bytes(compressors.parse(welcome.downlink))
 
@@ -211,29 +189,39 @@ class Client:
         kinds = [kind_of(value.dtype, shape) for value, shape in zip(arrays, shapes, strict=True)]
         request = wire.to_json(kinds=kinds, bytes=total)
 
-        def upload(attempt: int, timeout_s: float) -> None:
-            answer = self._once("BeginSync", request, attempt, timeout_s)
+        def moving(messages: Iterable[bytes], patience: Patience) -> Iterator[bytes]:
+            for message in messages:
+                patience.renew()
+                yield message
+
+        def upload(attempt: int, patience: Patience) -> None:
+            answer = self._link.once("BeginSync", request, attempt, patience.left_s)
             held = wire.from_json(answer, held=int)["held"]
-            call = self._stub("stream_unary", "Upload", timeout_s)
-            messages = self._metered(cut_weights(arrays, held))
-            call(messages, timeout=timeout_s, metadata=self._metadata(held, attempt))
+            call = self._link.stub("stream_unary", "Upload", patience.left_s).future(  # type: ignore[attr-defined]
+                self._link.metered(moving(cut_weights(arrays, held), patience)),
+                metadata=self._link.metadata(held, attempt),
+            )
+            with patience.bounding(call):
+                call.result()
 
         content = bytearray()
 
-        def download(attempt: int, timeout_s: float) -> None:
-            self._once("BeginSync", request, attempt, timeout_s)
-            call = self._stub("unary_stream", "Download", timeout_s)
-            metadata = self._metadata(len(content), attempt)
-            for message in call(b"", timeout=timeout_s, metadata=metadata):
-                if len(content) + len(message) > total:
-                    raise ProtocolError(f"The weights have {total} bytes. Received: more")
-                content.extend(message)
+        def download(attempt: int, patience: Patience) -> None:
+            self._link.once("BeginSync", request, attempt, patience.left_s)
+            call = self._link.stub("unary_stream", "Download", patience.left_s)
+            stream = call(b"", metadata=self._link.metadata(len(content), attempt))
+            with patience.bounding(stream):
+                for message in stream:
+                    if len(content) + len(message) > total:
+                        raise ProtocolError(f"The weights have {total} bytes. Received: more")
+                    content.extend(message)
+                    patience.renew()
 
         if welcome.child == 0:
-            self._persist("Upload", upload)
+            self._link.persist("Upload", self._wait_s, upload)
             self._is_synced = True
             return [np.array(value) for value in weights]
-        self._persist("Download", download)
+        self._link.persist("Download", self._wait_s, download)
         if len(content) != total:
             raise ProtocolError(f"The weights have {total} bytes. Received: {len(content)}")
         self._is_synced = True
@@ -269,12 +257,13 @@ class Client:
         targets = _cut(result, self._down)
         have: set[int] = set()
 
-        def attempt(number: int, timeout_s: float) -> None:
+        def attempt(number: int, patience: Patience) -> None:
             call = _Exchange(views, resumes=number > 0)
-            stream = self._stub("stream_stream", "Exchange", timeout_s)(
-                self._metered(call.messages()),
+            timeout_s = patience.left_s
+            stream = self._link.stub("stream_stream", "Exchange", timeout_s)(
+                self._link.metered(call.messages()),
                 timeout=timeout_s,
-                metadata=(*self._metadata(round, number), *_held(have)),
+                metadata=(*self._link.metadata(round, number), *_held(have)),
             )
             try:
                 if number > 0:
@@ -299,7 +288,7 @@ class Client:
                     f"{len(have)}."
                 )
 
-        self._persist("Exchange", attempt)
+        self._link.persist("Exchange", self._wait_s, attempt)
         return result
 
     def leave(self, reason: str | None = None) -> None:
@@ -309,137 +298,28 @@ class Client:
         nothing.
         """
         try:
-            if self._welcome is not None and not self._is_closed:
-                self._once(
-                    "Leave", wire.to_json(reason=reason), 0, min(self._uplink.deadline_s, 10.0)
-                )
+            if self._welcome is not None and not self._link.is_closed and self._link.ended is None:
+                timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
+                self._link.once("Leave", wire.to_json(reason=reason), 0, timeout_s)
         except (grpc.RpcError, TfHipsError) as error:
             log.warning(
-                "Leaving the run was not heard by %s: %s", self._uplink.server, _detail(error)
+                "Leaving the run was not heard by %s: %s", self._uplink.server, detail(error)
             )
         finally:
             self.close()
 
     def close(self) -> None:
         """Closes the connection without leaving the run."""
-        self._is_closed = True
-        self._disconnect()
+        self._link.close()
 
     def wire_bytes(self) -> WireBytes:
         """Bytes that crossed this client's sockets so far, closed connections included."""
-        return self._meter.read()
+        return self._link.meter.read()
 
     def _joined(self) -> Welcome:
         if self._welcome is None:
             raise ProtocolError("`join` must come before anything else.")
         return self._welcome
-
-    def _metadata(self, number: int = 0, attempt: int = 0) -> tuple[tuple[str, str], ...]:
-        call = Call(self._run, self._uplink.site, self._process, number, attempt)
-        return ((wire.METADATA_KEY, call.to_text()),)
-
-    def _stub(self, kind: str, method: str, timeout_s: float) -> Callable[..., Any]:
-        if self._is_closed:
-            raise PeerError(f"{method}: this party has left the run.")
-        if self._channel is None:
-            self._channel = self._connect(timeout_s)
-        stub: Callable[..., Any] = getattr(self._channel, kind)(f"/{wire.SERVICE}/{method}")
-        return stub
-
-    def _connect(self, timeout_s: float) -> grpc.Channel:
-        """A channel that has tried to connect; where that failed, the next call says so at once."""
-        settled = threading.Event()
-
-        def note(state: grpc.ChannelConnectivity) -> None:
-            if state in (
-                grpc.ChannelConnectivity.READY,
-                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-                grpc.ChannelConnectivity.SHUTDOWN,
-            ):
-                settled.set()
-
-        with self._meter.connecting():
-            if self._credentials is None:
-                channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
-            else:
-                name = ("grpc.ssl_target_name_override", tls.server_name(tls.SERVER_ROLE))
-                channel = grpc.secure_channel(
-                    self._uplink.server, self._credentials, (*CHANNEL_OPTIONS, name)
-                )
-            channel.subscribe(note, try_to_connect=True)
-            settled.wait(timeout_s)
-        channel.unsubscribe(note)
-        return channel
-
-    def _disconnect(self) -> None:
-        if self._channel is not None:
-            self._meter.scan()  # the last moment at which gRPC's descriptors can be seen
-            self._channel.close()
-            self._channel = None
-            self._meter.settle()
-
-    def _metered(self, messages: Iterable[bytes]) -> Iterator[bytes]:
-        yield from messages
-        self._meter.scan()  # a channel that was idle has connected anew by now, if it can
-
-    def _once(self, method: str, request: bytes, attempt: int, timeout_s: float) -> bytes:
-        answer: bytes = self._stub("unary_unary", method, timeout_s)(
-            request, timeout=timeout_s, metadata=self._metadata(0, attempt)
-        )
-        self._meter.scan()
-        return answer
-
-    def _control(self, method: str, request: bytes) -> bytes:
-        return self._persist(
-            method, lambda attempt, timeout_s: self._once(method, request, attempt, timeout_s)
-        )
-
-    def _persist(self, method: str, call: Callable[[int, float], _Result]) -> _Result:
-        """Runs `call(attempt, seconds left)` until it ends, over a new connection if need be."""
-        began = time.monotonic()
-        deadline = began + self._uplink.deadline_s
-        attempt = 0
-        while True:
-            try:
-                result = call(attempt, max(0.001, deadline - time.monotonic()))
-                self._has_connected = True
-                return result
-            except grpc.RpcError as error:
-                code = error.code()
-                if code != grpc.StatusCode.UNAVAILABLE:
-                    self._has_connected = True
-                    raise self._translate(method, code, error, began) from None
-                self._pause(method, attempt, began, deadline)
-            attempt += 1
-
-    def _pause(self, method: str, attempt: int, began: float, deadline: float) -> None:
-        """After a broken connection: finds out why, and waits a moment or raises."""
-        self._disconnect()
-        name = tls.server_name(tls.SERVER_ROLE)
-        found = diagnose(self._host, self._port, self._uplink.tls, name, meter=self._meter)
-        if not self._has_connected:
-            deadline = min(deadline, began + _FIRST_CONTACT_S)
-        pause_s = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
-        if not found.may_pass or time.monotonic() + pause_s > deadline:
-            waited = f" Tried for {time.monotonic() - began:.0f} s." if found.may_pass else ""
-            raise PeerError(f"{method}: {found.text}{waited}") from None
-        if attempt == 0:
-            log.warning(
-                "%s: the connection to %s failed (%s). Trying again.",
-                method,
-                self._uplink.server,
-                found.text,
-            )
-        threading.Event().wait(pause_s)
-
-    def _translate(
-        self, method: str, code: grpc.StatusCode, error: grpc.RpcError, began: float
-    ) -> TfHipsError:
-        text = _detail(error)
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in text:
-            waited = time.monotonic() - began
-            text = f"no answer within {waited:.0f} s."
-        return _ERRORS.get(code, PeerError)(f"Server {self._uplink.server}, {method}: {text}")
 
 
 class _Exchange:
@@ -479,9 +359,3 @@ def _read_held(metadata: Iterable[tuple[str, str | bytes]] | None, limit: int) -
         if key == wire.HELD_KEY:
             return wire.ranges_from_text(str(value), limit)
     return set()
-
-
-def _detail(error: Exception) -> str:
-    with contextlib.suppress(AttributeError):
-        return str(error.details())  # type: ignore[attr-defined]
-    return str(error)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The global server: gRPC calls of the parties in, the session's answers out.
 
-    Join, AgreeModel, BeginSync, Leave   unary, JSON
-    Upload, Download                     the first weights of child 0, raw bytes
-    Exchange                             both ways at once: packets up, merged packets down as soon
-    as they are there
+    Terms, Join, AgreeModel, BeginSync, Leave   unary, JSON
+    Upload, Download                            the first weights of child 0, raw bytes
+    Exchange                                    both ways at once: packets up, merged packets down
+                                                as soon as they are there
+    Watch                                       open for as long as a child takes part; brings the
+                                                reason when the run ends for one
 
 Every call names run, site and number in its metadata, and is refused unless the caller's
 certificate is `party/<site>` and the site is one of the run's. Plain text has no certificates, so
@@ -49,8 +51,6 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", wire.MESSAGE_BYTES),
     ("grpc.max_receive_message_length", wire.MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 120_000),
-    ("grpc.keepalive_timeout_ms", 60_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -63,8 +63,8 @@ _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
     (ProtocolError, grpc.StatusCode.FAILED_PRECONDITION),
     (PeerError, grpc.StatusCode.ABORTED),
 )
-# For the other children to hear why a run has ended, before a server of one run stops.
-_GRACE_S = 2.0
+# For children to hear why a run has ended, before a server of one run stops.
+_GRACE_S = 10.0
 
 
 class Server:
@@ -103,15 +103,15 @@ class Server:
         """
         _check_free(self._config.bind)
         children = len(self._config.parties)
-        # Per child: one exchange, one more whose connection is gone and which has not noticed, one
-        # control call.
+        # Per child: a watch and an exchange, the same again whose connection is gone and which have
+        # not noticed, control calls.
         self._pool = concurrent.futures.ThreadPoolExecutor(
-            4 * children + 4, thread_name_prefix="tf_hips-server"
+            6 * children + 4, thread_name_prefix="tf_hips-server"
         )
         server = grpc.server(
             self._pool,
             handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, self._handlers()),),
-            options=SERVER_OPTIONS,
+            options=(*SERVER_OPTIONS, *_keepalive(self._config.lost_after_s)),
             maximum_concurrent_rpcs=8 * children + 8,
         )
         try:
@@ -150,7 +150,7 @@ class Server:
                     if session.is_started and session.idle_s() > self._config.idle_timeout_s:
                         session.end(f"No party called for {self._config.idle_timeout_s:g} s.")
                     continue
-                session.changed.wait_for(session.has_emptied, _GRACE_S)
+                session.changed.wait_for(session.is_known_to_all, _GRACE_S)
             return None if self._stopped.is_set() else session.ended
         return None
 
@@ -170,12 +170,14 @@ class Server:
 
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         return {
+            "Terms": grpc.unary_unary_rpc_method_handler(self._unary(self._tell_terms)),
             "Join": grpc.unary_unary_rpc_method_handler(self._unary(self._join)),
             "AgreeModel": grpc.unary_unary_rpc_method_handler(self._unary(self._agree_model)),
             "BeginSync": grpc.unary_unary_rpc_method_handler(self._unary(self._begin_sync)),
             "Leave": grpc.unary_unary_rpc_method_handler(self._unary(self._leave)),
             "Upload": grpc.stream_unary_rpc_method_handler(self._unary(self._upload)),
             "Download": grpc.unary_stream_rpc_method_handler(self._stream(self._download)),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._stream(self._watch)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
         }
 
@@ -252,6 +254,12 @@ class Server:
             caller.is_gone = True
         return call, caller, session
 
+    def _tell_terms(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        return wire.to_json(
+            join_timeout_s=float(self._config.join_timeout_s),
+            round_timeout_s=float(self._config.round_timeout_s),
+        )
+
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         fields = wire.from_json(request, workers=int, compression=str, downlink=str, seed=int)
         answer = session.join(caller, **fields)
@@ -293,6 +301,18 @@ class Server:
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
         return session.download(caller, call.number)
+
+    def _watch(
+        self,
+        request: bytes,
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        context.send_initial_metadata(())  # the child knows that it has been heard
+        for reason in session.watch(caller):
+            yield wire.to_json(reason=reason)
 
     def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         reason = wire.from_json(request, reason=(str, type(None)))["reason"]
@@ -394,6 +414,15 @@ class _Reader(threading.Thread):
             raise ProtocolError(
                 f"A round has {total} chunks. The stream ended with {owed} delivered."
             )
+
+
+def _keepalive(lost_after_s: float) -> tuple[tuple[str, int], ...]:
+    """Options by which a link that is silently dead is noticed within half of `lost_after_s`.
+
+    A ping goes out only where nothing has come in for a while, so traffic pays nothing for it.
+    """
+    quarter_ms = int(250 * min(120.0, max(4.0, lost_after_s)))
+    return (("grpc.keepalive_time_ms", quarter_ms), ("grpc.keepalive_timeout_ms", quarter_ms))
 
 
 def _check_free(bind: str) -> None:

@@ -6,7 +6,8 @@
 
 No gRPC here: `server` turns calls into these methods and their errors into status codes. All
 waiting goes through `_wait`, which ends when the predicate holds, the run has ended, the caller is
-gone, or its patience is over.
+gone, or its patience is over. Only `watch` waits longer: a child holds it open to show that it is
+there, and to hear why the run has ended whatever it is doing.
 
 Invariant: a call that is refused changes nothing, so the children that behave can go on.
 """
@@ -21,6 +22,7 @@ from tf_hips.errors import NonFiniteError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import wire
 from tf_hips.ps.model import Model, first_difference
+from tf_hips.ps.presence import Presence
 from tf_hips.ps.store import Packet, Store
 from tf_hips.ps.weights import FirstWeights
 
@@ -83,6 +85,8 @@ class Session:
         self._terms = terms
         self._children: dict[int, _Child] = {}
         self._is_started = False
+        self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
+        self._told: set[int] = set()
         self._weights = FirstWeights()
         self._waiting = 0
 
@@ -104,6 +108,19 @@ class Session:
                 child.has_left for child in self._children.values()
             )
 
+    def is_known_to_all(self) -> bool:
+        """Whether every child has left, knows why the run has ended, or cannot be told."""
+        with self.changed:
+            return self.has_emptied() or (
+                self.ended is not None
+                and (
+                    not self._is_started
+                    or all(
+                        one.has_left or child in self._told for child, one in self._children.items()
+                    )
+                )
+            )
+
     def idle_s(self) -> float:
         """Seconds since the last call ended or began; 0 while one waits."""
         with self.changed:
@@ -120,6 +137,7 @@ class Session:
         with self.changed:
             if self.ended is None:
                 self.ended = reason
+            self._presence.stop()
             self.changed.notify_all()
 
     def join(
@@ -391,9 +409,40 @@ class Session:
                 raise self._second_process(caller)
             child.has_left = True
             self.last_call = time.monotonic()
-            if reason is not None and self.ended is None:
-                self.ended = f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}"
+            self._presence.release(caller.child)
+            if reason is not None:
+                self.end(f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}")
             self.changed.notify_all()
+
+    def watch(self, caller: Caller) -> Iterator[str]:
+        """Shows that a child is there, until it leaves or hangs up, or the run ends.
+
+        Yields:
+            Why the run has ended, if it has; the child counts as told when it asks for more.
+
+        Raises:
+            ProtocolError: the child is not in this run.
+        """
+        with self.changed:
+            if self.ended is None:
+                child = self._joined(caller)
+                self._presence.arrive(caller.child, caller)
+                self.changed.notify_all()
+                try:
+                    self.changed.wait_for(
+                        lambda: self.ended is not None or child.has_left or caller.is_gone
+                    )
+                finally:
+                    self._presence.depart(caller.child, caller)
+            reason = self.ended
+        if reason is None:
+            return
+        try:
+            yield reason
+        finally:
+            with self.changed:
+                self._told.add(caller.child)
+                self.changed.notify_all()
 
     def _wait(
         self,
@@ -442,7 +491,16 @@ class Session:
         return child
 
     def _start(self) -> None:
-        self._is_started = True
+        if not self._is_started:
+            self._is_started = True
+            self._presence.expect(self._children)
+
+    def _lose(self, child: int) -> None:
+        self._told.add(child)  # as far as it can be
+        self.end(
+            f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
+            f"within {self._terms.lost_after_s:g} s."
+        )
 
     def _second_process(self, caller: Caller) -> ProtocolError:
         return ProtocolError(

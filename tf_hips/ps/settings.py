@@ -2,6 +2,7 @@
 """What a server is told: one frozen value, checked when it is made."""
 
 import dataclasses
+import math
 
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError
@@ -26,6 +27,8 @@ class ServerConfig:
         insecure: plain text; allowed on loopback only, and only without `tls`.
         round_timeout_s: seconds from a child's first packets to the end of the round.
         join_timeout_s: seconds that a child waits for the others to join.
+        lost_after_s: seconds that a child may take to come back after its connection closed; then
+            the run ends for all.
         idle_timeout_s: seconds without any call after which a run that has started is given up.
         once: stop when the run is over.
         log_dir: folder for the event log, or None.
@@ -41,6 +44,7 @@ class ServerConfig:
     insecure: bool = False
     round_timeout_s: float = 600.0
     join_timeout_s: float = 600.0
+    lost_after_s: float = 120.0
     idle_timeout_s: float = 3600.0
     once: bool = False
     log_dir: str | None = None
@@ -67,9 +71,17 @@ class ServerConfig:
             raise ConfigError("Either `tls` must be set or `insecure`, and not both.")
         if self.insecure and not is_loopback(host):
             raise ConfigError(f"`insecure` is for loopback only. Received: bind={self.bind!r}")
-        for name in ("max_model_bytes", "round_timeout_s", "join_timeout_s", "idle_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"`{name}` must be > 0. Received: {name}={getattr(self, name)}")
+        for name in (
+            "max_model_bytes",
+            "round_timeout_s",
+            "join_timeout_s",
+            "lost_after_s",
+            "idle_timeout_s",
+        ):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"`{name}` must be > 0 and finite. Received: {name}={getattr(self, name)}"
+                )
 
 
 def terms_of(config: ServerConfig) -> Terms:
@@ -84,4 +96,4 @@ def terms_of(config: ServerConfig) -> Terms:
         downlink = compression
     elif downlink is not None:
         downlink = compressors.parse(downlink).text
-    return Terms(config.parties, compression, downlink, config.max_model_bytes)
+    return Terms(config.parties, compression, downlink, config.max_model_bytes, config.lost_after_s)
