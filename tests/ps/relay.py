@@ -39,6 +39,13 @@ class Relay:
         with self._lock:
             self._left[direction] = num_bytes
 
+    def cut(self) -> None:
+        """Cuts all connections that are there."""
+        with self._lock:
+            for end in self._sockets:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
     def _start(self, target: object, *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)

@@ -93,3 +93,74 @@ def test_a_join_that_is_given_up_is_forgotten(run: Run) -> None:
     _, other = run.join(1, "other", patience_s=0.1)
     with pytest.raises(PeerError, match="the parties `a` have not joined"):
         other.result(PATIENCE_S)
+
+
+def started(run: Run) -> None:
+    """Both parties are in."""
+    for future in [run.join(child, f"p{child}")[1] for child in (0, 1)]:
+        future.result(PATIENCE_S)
+
+
+def watch(run: Run, child: int) -> tuple[Caller, concurrent.futures.Future[list[str]]]:
+    """Begins to watch; returns when the session knows that the child is there."""
+    caller = Caller(child, f"p{child}", PATIENCE_S)
+    future = run.pool.submit(lambda: list(run.session.watch(caller)))
+    with run.session.changed:
+        assert run.session.changed.wait_for(
+            lambda: caller in run.session._presence._calls.get(child, []), PATIENCE_S
+        )
+    return caller, future
+
+
+def test_a_child_that_hangs_up_and_stays_away_is_lost() -> None:
+    run = Run(lost_after_s=0.5)
+    started(run)
+    _, here = watch(run, 0)
+    gone, end = watch(run, 1)
+    run.session.hang_up(gone)
+    assert end.result(PATIENCE_S) == []
+    reason = "Site `b` was lost: its connection closed and it did not come back within 0.5 s."
+    assert here.result(PATIENCE_S) == [reason]
+    assert run.session.is_known_to_all()
+    with pytest.raises(PeerError, match="The run has ended. Site `b` was lost"):
+        run.session.agree_model(Caller(0, "p0", PATIENCE_S), [[3]])
+    assert list(run.session.watch(Caller(1, "p1", PATIENCE_S))) == [reason]
+
+
+def test_a_child_that_never_shows_itself_is_lost() -> None:
+    run = Run(lost_after_s=0.5)
+    started(run)
+    _, here = watch(run, 1)
+    assert "Site `a` was lost" in here.result(PATIENCE_S)[0]
+
+
+def test_a_child_that_comes_back_is_not_lost(run: Run) -> None:
+    started(run)
+    first, end = watch(run, 1)
+    presence = run.session._presence
+    run.session.hang_up(first)
+    assert end.result(PATIENCE_S) == []
+    timer = presence._timers[1]
+    second, _ = watch(run, 1)
+    assert timer.finished.is_set()
+    with run.session.changed:
+        presence._time_is_up(1, timer)  # it had fired already, and waited for the lock
+    assert not run.session.is_over
+    # The end of an older connection may be noticed after the newer one has come.
+    third, _ = watch(run, 1)
+    run.session.hang_up(second)
+    with run.session.changed:
+        assert run.session.changed.wait_for(lambda: presence._calls[1] == [third], PATIENCE_S)
+    assert 1 not in presence._timers
+
+
+def test_who_has_left_may_be_away(run: Run) -> None:
+    started(run)
+    _, end = watch(run, 0)
+    run.session.leave(Caller(0, "p0", PATIENCE_S), None)
+    assert end.result(PATIENCE_S) == []
+    assert 0 not in run.session._presence._timers
+    assert run.session.ended is None
+    run.session.leave(Caller(1, "p1", PATIENCE_S), None)
+    assert run.session.is_over
+    assert not run.session._presence._timers

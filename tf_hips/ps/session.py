@@ -434,6 +434,7 @@ class Session:
                     )
                 finally:
                     self._presence.depart(caller.child, caller)
+                    self.changed.notify_all()
             reason = self.ended
         if reason is None:
             return

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parties that end, break off or come back, over real sockets, while the others compute."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.ps.parties import DEADLINE_S, SITES, Party, parties, serving, together, train_all
+from tests.ps.relay import Relay
+from tests.support.certs import Certificates
+from tf_hips.errors import PeerError
+from tf_hips.ps.link import Link, Patience
+from tf_hips.ps.server import Server, ServerConfig, serve
+
+
+def told(member: Party) -> str:
+    """Waits until a party that calls nobody knows why the run has ended."""
+    link = member.client._link
+    assert link._wake.wait(DEADLINE_S)
+    assert link.ended is not None
+    return link.ended
+
+
+def watched(server: Server, child: int) -> None:
+    """Waits until the server knows that a child is there."""
+    session = server._session
+    with session.changed:
+        assert session.changed.wait_for(
+            lambda: bool(session._presence._calls.get(child)), DEADLINE_S
+        )
+
+
+def test_a_party_that_is_closed_is_lost(certificates: Certificates) -> None:
+    with (
+        serving(certificates, lost_after_s=1.5) as server,
+        parties(server, certificates) as (a, b),
+    ):
+        train_all((a, b), 0, 0)
+        b.client.close()
+        text = "Site `b` was lost: its connection closed and it did not come back within 1.5 s."
+        assert text in told(a)
+        with pytest.raises(PeerError, match="Exchange: The run has ended. Site `b` was lost"):
+            a.train(1, 1)
+
+
+def test_a_party_that_waits_in_a_round_hears_that_another_is_lost(
+    certificates: Certificates,
+) -> None:
+    with (
+        serving(certificates, lost_after_s=1.5) as server,
+        parties(server, certificates) as (a, b),
+    ):
+
+        def wait() -> None:
+            with pytest.raises(PeerError, match="The run has ended. Site `b` was lost"):
+                a.train(0, 0)
+
+        together(wait, b.client.close)
+
+
+def test_a_party_whose_connection_broke_while_it_computed_comes_back(
+    certificates: Certificates,
+) -> None:
+    with serving(certificates) as server, Relay(server.port) as relay:
+        a = Party(server.address, "a", certificates.party("a"))
+        b = Party(relay.address, "b", certificates.party("b"))
+        together(a.join, b.join)
+        train_all((a, b), 0, 0)
+        watched(server, 1)
+        session = server._session
+        before = list(session._presence._calls[1])
+        relay.cut()
+        with session.changed:  # nobody calls, and yet it is there again
+            assert session.changed.wait_for(
+                lambda: session._presence._calls[1] not in ([], before), DEADLINE_S
+            )
+        assert session.ended is None
+        train_all((a, b), 1, 1)
+        a.client.leave()
+        b.client.leave()
+
+
+def test_a_reason_outlives_the_server(certificates: Certificates, tmp_path: Path) -> None:
+    announce = tmp_path / "address"
+    config = ServerConfig(parties=SITES, tls=certificates.server(), once=True)
+    errors: list[PeerError] = []
+
+    def run() -> None:
+        try:
+            serve(config, announce)
+        except PeerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    for _ in range(1000):
+        if announce.exists():
+            break
+        threading.Event().wait(0.01)
+    address = announce.read_text(encoding="ascii").strip()
+    a, b = (Party(address, site, certificates.party(site)) for site in SITES)
+    together(a.join, b.join)
+    train_all((a, b), 0, 0)
+    a.client.leave("out of memory")
+    thread.join(8)  # less than the server would wait for somebody who was not told
+    assert not thread.is_alive()
+    assert "Site `a` left the run: out of memory" in str(errors[0])
+    began = time.monotonic()
+    with pytest.raises(PeerError, match="Exchange: The run has ended. Site `a` left the run: out"):
+        b.train(1, 1)
+    assert time.monotonic() - began < 1.0
+    b.client.leave()
+
+
+def test_a_process_that_does_not_close_its_client_ends(certificates: Certificates) -> None:
+    program = (
+        "import sys, threading\n"
+        "from tf_hips.config import Uplink\n"
+        "from tf_hips.ps.client import Client\n"
+        "Client(Uplink(sys.argv[1], 'a'), 'local', 1).join('onebit', 'same', 7)\n"
+        "print('joined', flush=True)\n"
+        "sys.exit('failed')\n"
+    )
+    with serving(certificates, insecure=True, parties=("a",), lost_after_s=60.0) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", program, server.address],
+            capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (1, "joined\n"), done.stderr
+        session = server._session
+        with session.changed:
+            assert session.changed.wait_for(lambda: 0 in session._presence._timers, DEADLINE_S)
+
+
+def test_the_first_weights_may_take_longer_than_the_deadline(certificates: Certificates) -> None:
+    with (
+        serving(certificates, round_timeout_s=1.0) as server,
+        parties(server, certificates, deadline_s=0.5) as (a, b),
+    ):
+        weights = [np.ones(3 << 20, np.uint8)]
+        text = "site `a` has not begun to send|has not been sent|no byte has moved"
+        with pytest.raises(PeerError, match=text):
+            b.client.first_sync(weights)
+        got = together(lambda: a.client.first_sync(weights), lambda: b.client.first_sync(weights))
+        np.testing.assert_array_equal(got[0][0], got[1][0])
+
+
+def test_patience_is_renewed_by_progress() -> None:
+    class Call:
+        def __init__(self) -> None:
+            self.cancelled = threading.Event()
+
+        def cancel(self) -> None:
+            self.cancelled.set()
+
+    patience, call = Patience(0.2), Call()
+    began = time.monotonic()
+    with patience.bounding(call):  # type: ignore[arg-type]
+        for _ in range(4):
+            assert not call.cancelled.wait(0.1)
+            patience.renew()
+        assert call.cancelled.wait(DEADLINE_S)
+    assert time.monotonic() - began >= 0.6
+    assert patience.is_over
+
+
+def test_a_busy_server_is_asked_again(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        def details(self) -> str:
+            return "Concurrent RPC limit exceeded!"
+
+    real, refused = Link.once, []
+
+    def once(link: Link, method: str, *arguments: object) -> bytes:
+        if method == "Join" and not refused:
+            refused.append(method)
+            raise Busy
+        return real(link, method, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Link, "once", once)
+    with serving(certificates) as server, parties(server, certificates) as members:
+        train_all(members, 0, 0)
+    assert refused == ["Join"]
