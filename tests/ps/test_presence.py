@@ -45,7 +45,7 @@ def test_a_party_that_is_closed_is_lost(certificates: Certificates) -> None:
         b.client.close()
         text = "Site `b` was lost: its connection closed and it did not come back within 1.5 s."
         assert text in told(a)
-        with pytest.raises(PeerError, match="Exchange: The run has ended. Site `b` was lost"):
+        with pytest.raises(PeerError, match=r"Exchange: The run has ended\. Site `b` was lost"):
             a.train(1, 1)
 
 
@@ -58,7 +58,7 @@ def test_a_party_that_waits_in_a_round_hears_that_another_is_lost(
     ):
 
         def wait() -> None:
-            with pytest.raises(PeerError, match="The run has ended. Site `b` was lost"):
+            with pytest.raises(PeerError, match=r"The run has ended\. Site `b` was lost"):
                 a.train(0, 0)
 
         together(wait, b.client.close)
@@ -112,7 +112,9 @@ def test_a_reason_outlives_the_server(certificates: Certificates, tmp_path: Path
     assert not thread.is_alive()
     assert "Site `a` left the run: out of memory" in str(errors[0])
     began = time.monotonic()
-    with pytest.raises(PeerError, match="Exchange: The run has ended. Site `a` left the run: out"):
+    with pytest.raises(
+        PeerError, match=r"Exchange: The run has ended\. Site `a` left the run: out"
+    ):
         b.train(1, 1)
     assert time.monotonic() - began < 1.0
     b.client.leave()

@@ -122,7 +122,7 @@ def test_a_child_that_hangs_up_and_stays_away_is_lost() -> None:
     reason = "Site `b` was lost: its connection closed and it did not come back within 0.5 s."
     assert here.result(PATIENCE_S) == [reason]
     assert run.session.is_known_to_all()
-    with pytest.raises(PeerError, match="The run has ended. Site `b` was lost"):
+    with pytest.raises(PeerError, match=r"The run has ended\. Site `b` was lost"):
         run.session.agree_model(Caller(0, "p0", PATIENCE_S), [[3]])
     assert list(run.session.watch(Caller(1, "p1", PATIENCE_S))) == [reason]
 

@@ -10,8 +10,11 @@ import contextlib
 import dataclasses
 import socket
 import ssl
+import typing
 
 from tf_hips.config import Tls
+from tf_hips.errors import ConfigError
+from tf_hips.ps import tls as identities
 from tf_hips.ps.sockets import Meter
 
 _CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -161,23 +164,77 @@ def _own_fault(tls: Tls) -> str | None:
     shower.verify_mode = ssl.CERT_NONE
     for context in (judge, shower):
         context.load_cert_chain(tls.certificate, tls.key)
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (shower.wrap_bio(down, up), judge.wrap_bio(up, down, server_side=True))
-    for _ in range(4):  # a handshake needs fewer turns
-        for end in ends:
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-            except ssl.SSLCertVerificationError as error:
-                if error.verify_code == _VERIFY_EXPIRED:
-                    return "it has expired"
-                if error.verify_code == _VERIFY_NOT_YET:
-                    return "it is not valid yet: are the clocks right?"
-                return f"it does not come from {tls.authority} ({error.verify_message})"
-            except ssl.SSLError as error:
-                return f"it cannot be used ({error.reason})"
+    try:
+        _shake_hands(shower, judge)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _VERIFY_EXPIRED:
+            return "it has expired"
+        if error.verify_code == _VERIFY_NOT_YET:
+            return "it is not valid yet: are the clocks right?"
+        return f"it does not come from {tls.authority} ({error.verify_message})"
+    except ssl.SSLError as error:
+        return f"it cannot be used ({error.reason})"
     return None
+
+
+def check_server(tls: Tls) -> None:
+    """Finds out whether children would take a server with this identity for theirs.
+
+    Raises:
+        ConfigError: a file cannot be used, the key is another's, the certificate has expired, comes
+            from another authority or is of another role.
+    """
+    identities.read(tls)
+    server, child = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        child.load_verify_locations(tls.authority)
+    except ssl.SSLError as error:
+        raise ConfigError(f"`tls.authority`: {tls.authority} cannot be used: {error}.") from error
+    try:
+        server.load_cert_chain(tls.certificate, tls.key)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            text = f"the key {tls.key} does not belong to {tls.certificate}."
+        else:
+            text = f"{tls.certificate} and {tls.key} cannot be used: {error}."
+        raise ConfigError(f"`tls`: {text}") from error
+    role = identities.SERVER_ROLE
+    try:
+        subject = _shake_hands(child, server, identities.server_name(role))
+    except ssl.SSLCertVerificationError as error:
+        text = _explain_verification(
+            f"this server, {tls.certificate},", error, tls, identities.server_name(role)
+        )
+        raise ConfigError(f"`tls`: {text}") from error
+    except ssl.SSLError as error:
+        raise ConfigError(f"`tls`: {tls.certificate} cannot be used: {error}.") from error
+    held = identities.Identity.parse(subject)
+    if held is None or held.role != role:
+        raise ConfigError(
+            f"`tls`: the certificate must be one of role {role}. Received: {tls.certificate}, "
+            f"which is for `{subject}`"
+        )
+
+
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str | None = None) -> str:
+    """A handshake in memory; the common name in the server's certificate, if the client asks."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    near = client.wrap_bio(down, up, server_hostname=name)
+    far = server.wrap_bio(up, down, server_side=True)
+    for _ in range(4):  # a handshake needs fewer turns
+        for end in (near, far):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    for key, value in (pair for part in _subject(near) for pair in part):
+        if key == "commonName":
+            return value
+    return ""
+
+
+def _subject(end: ssl.SSLObject) -> tuple[tuple[tuple[str, str], ...], ...]:
+    return typing.cast(
+        "tuple[tuple[tuple[str, str], ...], ...]", (end.getpeercert() or {}).get("subject", ())
+    )
 
 
 def _explain_verification(

@@ -39,6 +39,7 @@ from tf_hips.errors import (
     TfHipsError,
 )
 from tf_hips.ps import tls, wire
+from tf_hips.ps.diagnosis import check_server
 from tf_hips.ps.session import Caller, Session
 from tf_hips.ps.settings import ServerConfig, terms_of
 from tf_hips.ps.sockets import split_address
@@ -101,6 +102,8 @@ class Server:
             ConfigError: the address is taken or not this machine's, or a certificate cannot be
                 used.
         """
+        if self._config.tls is not None:
+            check_server(self._config.tls)
         _check_free(self._config.bind)
         children = len(self._config.parties)
         # Per child: a watch and an exchange, the same again whose connection is gone and which have

@@ -13,14 +13,12 @@ every child has then finished r.
 
 Invariants:
 - (round, child, chunk) counts once. What was delivered before is taken for the same packet and
-dropped.
+  dropped.
 - Results depend on the packets, not on the order or the time of their arrival: packets merge in
-child order, the
-  downlink's noise comes from (seed, round, tensor, element), the residual of a chunk belongs to
-  that chunk.
+  child order, the downlink's noise comes from (seed, round, tensor, element), the residual of a
+  chunk belongs to that chunk.
 - A packet that does not decode, or decodes to something that is not finite, never enters a round.
-Its sender may
-  deliver a better one; the others notice nothing.
+  Its sender may deliver a better one; the others notice nothing.
 """
 
 import threading

@@ -12,9 +12,7 @@ of this form. Only the functions that make certificates need the package `crypto
 import dataclasses
 import datetime
 import importlib
-import ipaddress
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +91,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
 
 
 def make_authority(
-    folder: str | Path, *, name: str = "tf_hips development authority", days: int = 30
+    folder: str | Path, *, name: str = "tf_hips development authority", days: int = 3650
 ) -> Path:
     """Makes `authority.pem` and `authority.key` in `folder`.
 
@@ -138,18 +136,16 @@ def make_authority(
 def make_certificate(
     role: str,
     site: str,
-    hosts: Sequence[str] = (),
     *,
     folder: str | Path,
     authority: str | Path | None = None,
-    days: float = 30,
+    days: float = 365,
 ) -> Tls:
     """Makes `<role>-<site>.pem` and `.key` in `folder`, signed by the authority.
 
     Args:
         role: one of `config.ROLES`.
         site: name of the site, 1 to 50 letters, digits, dots, dashes or underscores.
-        hosts: host names and addresses of a server, beside the name of its role.
         folder: where to write.
         authority: folder of `make_authority`; None: the same folder.
         days: how long it is valid; a negative number gives a certificate that has expired.
@@ -158,8 +154,8 @@ def make_certificate(
         The paths of the identity.
 
     Raises:
-        ConfigError: the role is unknown, the authority is missing, or `cryptography` is not
-            installed.
+        ConfigError: the role is unknown, the authority is missing or expires before, or
+            `cryptography` is not installed.
     """
     x509, ec, hashes, serialization = _cryptography()
     if role not in ROLES:
@@ -175,11 +171,17 @@ def make_certificate(
         ) from error
     key = ec.generate_private_key(ec.SECP256R1())
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    # One that is asked to last as long as an authority made a moment ago ends with it.
+    if end > issuer.not_valid_after_utc + datetime.timedelta(days=1):
+        raise ConfigError(
+            f"A certificate must not outlast its authority, which is valid until "
+            f"{issuer.not_valid_after_utc:%Y-%m-%d}. Received: days={days:g}"
+        )
+    end = min(end, issuer.not_valid_after_utc)
     is_server = role in _SERVER_ROLES
     uses = [x509.ExtendedKeyUsageOID.CLIENT_AUTH]
     if is_server:  # a server of a party is the child of another server, so it has both uses
         uses.append(x509.ExtendedKeyUsageOID.SERVER_AUTH)
-    names = [x509.DNSName(server_name(role))] if is_server else []
     builder = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, str(identity))]))
@@ -197,9 +199,10 @@ def make_certificate(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
         )
     )
-    names += [_general_name(x509, host) for host in hosts]
-    if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    if is_server:
+        # No host and no address: clients ask for this name wherever the server is.
+        name = x509.DNSName(server_name(role))
+        builder = builder.add_extension(x509.SubjectAlternativeName([name]), critical=False)
     certificate = builder.sign(issuer_key, hashes.SHA256())
     target = _make_folder(folder)
     stem = f"{role}-{site}"
@@ -236,13 +239,6 @@ def _key_usage(x509: Any, **used: bool) -> Any:
         "decipher_only",
     )
     return x509.KeyUsage(**{name: used.get(name, False) for name in names})
-
-
-def _general_name(x509: Any, host: str) -> Any:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _make_folder(folder: str | Path) -> Path:
