@@ -109,14 +109,14 @@ void RoundTrip(const TfHipsCodec* codec, int64_t n) {
 
   const uint8_t* rows[] = {packets.data.get(), packets.data.get()};
   const int64_t row_bytes[] = {bytes, bytes};
-  CHECK(tf_hips_merge(codec, params.data(), rows, row_bytes, 2, sum.data.get(), n) == 0);
+  CHECK(tf_hips_merge(codec, params.data(), rows, row_bytes, 2, sum.data.get(), n, nullptr) == 0);
   for (int64_t i = 0; i < n; ++i) CHECK(sum.data[i] == decoded.data[i] + decoded.data[i]);
 
   Exact<uint8_t> merged(bytes), again(bytes);
   Exact<float> other_residual(n);
   std::copy(residual.data.get(), residual.data.get() + n, other_residual.data.get());
   CHECK(tf_hips_merge_encode(codec, params.data(), &key, rows, row_bytes, 2, residual.data.get(), n,
-                             merged.data.get(), bytes) == bytes);
+                             merged.data.get(), bytes, nullptr) == bytes);
   CHECK(tf_hips_encode(codec, params.data(), &key, sum.data.get(), other_residual.data.get(), n,
                        again.data.get(), bytes) == bytes);
   CHECK(std::memcmp(merged.data.get(), again.data.get(), static_cast<size_t>(bytes)) == 0);
@@ -174,6 +174,27 @@ void VariableSize() {
   exact.data[17] = 100;
   CHECK(tf_hips_decode(&kSparse, nullptr, exact.data.get(), bytes, out.data.get(), 100, 0) ==
         TF_HIPS_BODY_CONTRADICTS_PARAMS);
+  // The row whose body is at fault is named, not only one whose prefix is.
+  const uint8_t* rows[] = {packet.data.get(), exact.data.get(), exact.data.get()};
+  const int64_t row_bytes[] = {bytes, bytes, bytes};
+  int32_t bad_row = 7;
+  CHECK(tf_hips_merge(&kSparse, nullptr, rows, row_bytes, 3, out.data.get(), 100, &bad_row) ==
+        TF_HIPS_BODY_CONTRADICTS_PARAMS);
+  CHECK(bad_row == 1);
+  CHECK(tf_hips_merge(&kSparse, nullptr, rows, row_bytes, 1, out.data.get(), 100, &bad_row) == 0);
+  CHECK(bad_row == -1);
+  Exact<uint8_t> remade(packet.size);
+  CHECK(tf_hips_merge_encode(&kSparse, nullptr, &key, rows, row_bytes, 2, nullptr, 100,
+                             remade.data.get(), remade.size,
+                             &bad_row) == -TF_HIPS_BODY_CONTRADICTS_PARAMS);
+  CHECK(bad_row == 1);
+  exact.data[0] = 'X';
+  CHECK(tf_hips_merge(&kSparse, nullptr, rows, row_bytes, 2, out.data.get(), 100, &bad_row) ==
+        TF_HIPS_BAD_MAGIC);
+  CHECK(bad_row == 1);
+  CHECK(tf_hips_merge_encode(&kSparse, nullptr, &key, rows, row_bytes, 1, nullptr, 100,
+                             remade.data.get(), 0, &bad_row) == -TF_HIPS_BUFFER_TOO_SMALL);
+  CHECK(bad_row == -1);
   Exact<uint8_t> long_packet(117);
   std::copy(packet.data.get(), packet.data.get() + bytes, long_packet.data.get());
   CHECK(tf_hips_decode(&kSparse, nullptr, long_packet.data.get(), 117, out.data.get(), 100, 0) ==
@@ -199,7 +220,7 @@ void BadArguments(const TfHipsCodec* codec) {
         -TF_HIPS_BAD_ARGUMENT);
   CHECK(tf_hips_decode(codec, params.data(), nullptr, 16, &value, 1, 0) == TF_HIPS_BAD_ARGUMENT);
   CHECK(tf_hips_decode(codec, params.data(), &byte, -1, &value, 1, 0) == TF_HIPS_BAD_ARGUMENT);
-  CHECK(tf_hips_merge(codec, params.data(), nullptr, nullptr, 0, &value, 1) ==
+  CHECK(tf_hips_merge(codec, params.data(), nullptr, nullptr, 0, &value, 1, nullptr) ==
         TF_HIPS_BAD_ARGUMENT);
   for (int32_t i = 0; i < codec->num_params; ++i) {
     for (const double wrong :
@@ -209,6 +230,43 @@ void BadArguments(const TfHipsCodec* codec) {
       CHECK(tf_hips_wire_bytes(codec, changed.data(), 1) == -TF_HIPS_BAD_PARAMETER);
     }
   }
+}
+
+// Every status has a text of its own; the numbers around them have none.
+void StatusTexts() {
+  std::vector<int32_t> known;
+  for (int32_t status = TF_HIPS_OK; status <= TF_HIPS_NOT_PROVIDED; ++status)
+    known.push_back(status);
+  for (int32_t status = TF_HIPS_BAD_ARGUMENT; status <= TF_HIPS_OUT_OF_MEMORY; ++status)
+    known.push_back(status);
+  std::vector<std::string> texts = {"unknown status"};
+  for (const int32_t status : known) {
+    const std::string text = tf_hips_status_text(status);
+    CHECK(std::find(texts.begin(), texts.end(), text) == texts.end());
+    texts.push_back(text);
+  }
+  for (const int32_t status :
+       {-1, TF_HIPS_NOT_PROVIDED + 1, TF_HIPS_BAD_ARGUMENT - 1, TF_HIPS_OUT_OF_MEMORY + 1}) {
+    CHECK(tf_hips_status_text(status) == texts[0]);
+  }
+}
+
+// A codec whose body is far larger than its tensor: the sum over chunks would not fit.
+int64_t HugeMax(const double*, int64_t) { return int64_t{1} << 44; }
+
+// A parameter that is no integer counts as the nearest binary32, in bounds and in the hash.
+void FloatParameters() {
+  const double tenth = static_cast<double>(0.1f);
+  const TfHipsParam param = {"clip", 0, tenth, 0, tenth};
+  const TfHipsCodec codec = {TF_HIPS_ABI_VERSION, "huge",      1, 1, &param, 1, HugeMax,
+                             SparseEncode,        SparseDecode};
+  const double exact = 0.1, above = 0.1000001, infinite = HUGE_VAL;
+  CHECK(tf_hips_wire_bytes(&codec, &exact, 1) == (int64_t{1} << 44) + 16);
+  CHECK(tf_hips_codec_hash(&codec, &exact) == tf_hips_codec_hash(&codec, &tenth));
+  CHECK(tf_hips_codec_hash(&codec, &exact) != tf_hips_codec_hash(&codec, &above));
+  CHECK(tf_hips_wire_bytes(&codec, &above, 1) == -TF_HIPS_BAD_PARAMETER);
+  CHECK(tf_hips_wire_bytes(&codec, &infinite, 1) == -TF_HIPS_BAD_PARAMETER);
+  CHECK(tf_hips_wire_bytes(&codec, &exact, int64_t{1} << 48) == -TF_HIPS_BAD_ARGUMENT);
 }
 
 // Several threads use the pool at once; every result is the same.
@@ -268,6 +326,8 @@ int main() {
     Threads(codec);
   }
   VariableSize();
+  StatusTexts();
+  FloatParameters();
   Denormals();
   return std::min(num_failures, 100);
 }

@@ -96,6 +96,8 @@ def test_bad_values() -> None:
         Compressor("onebit", inner=ops.onebit())
     with pytest.raises(ValueError, match="must wrap one codec"):
         Compressor("error_feedback")
+    with pytest.raises(ValueError, match="must be given once"):
+        Compressor("terngrad", (("bitwidth", 2), ("bitwidth", 3)))
     with pytest.raises(ValueError, match="at least 0"):
         chunk_sizes(-1)
     with pytest.raises(ValueError, match="`n_chunk` must be in"):
@@ -122,5 +124,10 @@ def test_float_parameters_are_what_float32_holds() -> None:
     ((_, value),) = algorithm.checked(ratio=0.001)
     assert value == 0.0010000000474974513
     assert algorithm.checked() == (("ratio", 0.10000000149011612),)
+    tight = Parameter("clip", 0.1, 0.0, 0.1)
+    assert tight.checked(0.1) == tight.checked(tight.checked(0.1)) == 0.10000000149011612
+    for wrong in (0.1000001, 1e300, 10**400):
+        with pytest.raises(ValueError, match="`clip` must be in"):
+            tight.checked(wrong)
     with pytest.raises(ValueError, match="`ratio` must be in"):
         algorithm.checked(ratio=float("nan"))

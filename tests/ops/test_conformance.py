@@ -329,3 +329,38 @@ def test_registry_says_what_the_library_says() -> None:
             for p in REGISTRY[codec.name.decode()].parameters
         ]
         assert codec.is_fixed_size == 1
+
+
+def test_the_row_with_a_bad_body_is_named() -> None:
+    codec = Compressor("terngrad")
+    good = native.encode(codec, gradient(16), KEY)
+    bad = good.copy()
+    bad[16] = 3  # the width that TernGrad repeats in its body
+    rows = tf.constant(np.stack([good, good, bad, bad]))
+    message = "row 2 of `packets` does not decode: .*contradicts the codec's parameters"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        graph.merge(codec, rows, 16)
+    feedback = error_feedback(codec)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        graph.merge_encode(feedback, rows, 16, tf.zeros(16), seed=1, step=2, tensor_id=0)
+
+
+def test_false_rows_cost_no_memory() -> None:
+    """Terabytes are not asked for when the rows cannot hold that many elements."""
+    codec = Compressor("onebit")
+    row = native.encode(codec, gradient(16), KEY)
+    merge = tf.function(
+        lambda rows: graph.merge(codec, rows, 1 << 44),
+        input_signature=[tf.TensorSpec([None, None], tf.uint8)],
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row 0 of `packets` does not decode"):
+        merge(tf.constant(row[None]))
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, np.float32(2), tf.constant(2.0)], ids=repr)
+def test_seeds_and_steps_are_integers(wrong: object) -> None:
+    x = tf.zeros(4)
+    with pytest.raises(TypeError, match="`step` must be an integer"):
+        graph.encode(Compressor("onebit"), x, seed=1, step=wrong, tensor_id=0)
+    with pytest.raises(TypeError, match="`seed` must be an integer"):
+        graph.encode(Compressor("onebit"), x, seed=wrong, step=1, tensor_id=0)

@@ -3,14 +3,18 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tf_hips
 from tests.ops.codecs import gradient
+from tf_hips.errors import PacketError
 from tf_hips.ops import CHUNK, Key, derive_seed, error_feedback, native, onebit, terngrad
 
 KEY = Key(seed=1, step=2, tensor_id=3)
@@ -60,6 +64,95 @@ def test_wrong_arguments() -> None:
         native.decode(onebit(), np.zeros(26, np.int8), 16)
     with pytest.raises(ValueError, match="at least one row"):
         native.merge(onebit(), [], 16)
+
+
+@pytest.mark.parametrize("field", ["seed", "step", "tensor_id", "offset"])
+@pytest.mark.parametrize("value", [1.5, True, "1", None])
+def test_keys_are_integers(field: str, value: object) -> None:
+    with pytest.raises(TypeError, match=rf"`{field}` must be an integer\. Received: {field}="):
+        Key(**{"seed": 0, "step": 0, "tensor_id": 0, field: value})
+    assert Key(np.uint64(1), np.int64(2), 3) == Key(1, 2, 3)
+
+
+def test_numbers_of_elements_are_checked() -> None:
+    packet = native.encode(onebit(), gradient(16), KEY)
+    calls = (
+        lambda n: native.wire_bytes(onebit(), n),
+        lambda n: native.decode(onebit(), packet, n),
+        lambda n: native.merge(onebit(), [packet], n),
+        lambda n: native.merge_encode(onebit(), [packet], n, KEY),
+    )
+    for call in calls:
+        for wrong in (-1, (1 << 48) + 1, 1 << 70):
+            with pytest.raises(ValueError, match=rf"`n` must be in .* Received: n={wrong}$"):
+                call(wrong)
+        for wrong in (1.5, True, None, "16"):
+            with pytest.raises(TypeError, match="`n` must be an integer"):
+                call(wrong)
+    # What is not there is not allocated for.
+    for call in calls[1:3]:
+        with pytest.raises(PacketError, match=r"must hold 1048576 elements\. Received: 16"):
+            call(1 << 45)
+
+
+def test_the_row_with_a_bad_body_is_named() -> None:
+    good = native.encode(terngrad(), gradient(16), KEY)
+    bad = good.copy()
+    bad[16] = 3  # the width that TernGrad repeats in its body
+    message = "row 2 of 4: terngrad.* contradicts the codec's parameters"
+    with pytest.raises(PacketError, match=message):
+        native.merge(terngrad(), [good, good, bad, bad], 16)
+    with pytest.raises(PacketError, match=message):
+        native.merge_encode(terngrad(), [good, good, bad, bad], 16, KEY)
+    bad[0] = 0
+    with pytest.raises(PacketError, match=r"row 1 of 2: .*must start with"):
+        native.merge(terngrad(), [good, bad], 16)
+
+
+def test_the_first_chunk_decides_which_row_is_named() -> None:
+    """Whichever thread is first: chunk 0 of row 1 is at fault, and so is chunk 2 of row 0."""
+    n = 3 * CHUNK
+    good = native.encode(terngrad(), gradient(n), KEY)
+    rows = [good.copy(), good.copy()]
+    rows[1][16] = 3
+    rows[0][2 * good.size // 3 + 16] = 3
+    for _ in range(5):
+        with pytest.raises(PacketError, match="row 1 of 2"):
+            native.merge(terngrad(), rows, n)
+
+
+def test_rows_of_an_array_are_merged() -> None:
+    packet = native.encode(onebit(), gradient(16), KEY)
+    expected = native.merge(onebit(), [packet, packet], 16)
+    np.testing.assert_array_equal(native.merge(onebit(), np.stack([packet, packet]), 16), expected)
+    with pytest.raises(ValueError, match="at least one row"):
+        native.merge(onebit(), np.empty((0, 26), np.uint8), 16)
+
+
+def test_every_status_has_a_text() -> None:
+    """Those of both headers, so that a new one without a text is found."""
+    folder = Path(tf_hips.__file__).parent / "cc/runtime"
+    texts = []
+    for header in ("codec.h", "api.h"):
+        text = (folder / header).read_text(encoding="ascii")
+        for name, number in re.findall(r"\b(TF_HIPS_[A-Z_]+) = (\d+)", text):
+            texts.append(native._functions().status_text(int(number)))
+            assert texts[-1] != b"unknown status", name
+    assert len(texts) == len(set(texts)) == 16
+
+
+@pytest.mark.parametrize("threads", ["abc", "0", "-1", "1.5", ""])
+def test_a_number_of_threads_that_is_none_is_refused(threads: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from tf_hips import ops; ops.onebit().wire_bytes(1)"],
+        env={**os.environ, "TF_HIPS_NUM_THREADS": threads},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 1
+    expected = f"`TF_HIPS_NUM_THREADS` must be an integer, at least 1. Received: {threads!r}"
+    assert expected in result.stderr
 
 
 def test_every_kind_of_buffer_is_read_without_a_copy() -> None:

@@ -64,7 +64,10 @@ class Compressor:
                         f"grow without bound. Received: {self.inner.text}"
                     )
             return
-        params = registry.find(self.name, also=[ERROR_FEEDBACK]).checked(**dict(self.params))
+        given = dict(self.params)
+        if len(given) != len(self.params):
+            raise ValueError(f"a parameter must be given once. Received: params={self.params}")
+        params = registry.find(self.name, also=[ERROR_FEEDBACK]).checked(**given)
         if self.inner is not None:
             raise ValueError(
                 f"`{self.name}` is a codec and wraps nothing. Received: {self.inner.text}"

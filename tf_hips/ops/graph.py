@@ -126,15 +126,24 @@ def _op(compressor: Compressor, kind: str) -> Any:
 
 def _seed(seed: Tensor | int) -> Tensor:
     """A scalar int64 with the 64 bits of `seed`."""
-    if not isinstance(seed, int):
-        return tf.cast(seed, tf.int64)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        return _integers(seed, "seed")
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"`seed` must be in [0, 2^64). Received: seed={seed}")
     return tf.constant(seed - (seed >> 63 << 64), tf.int64)
 
 
 def _step(step: Tensor | int) -> Tensor:
-    return tf.cast(step, tf.int64)
+    return _integers(step, "step")
+
+
+def _integers(value: Tensor | int, name: str) -> Tensor:
+    """`value` as int64; floats are refused, because they would be truncated without a word."""
+    dtype = tf.as_dtype(value.dtype) if hasattr(value, "dtype") else tf.int64
+    if isinstance(value, bool | float) or not dtype.is_integer:
+        kind = dtype.name if hasattr(value, "dtype") else type(value).__name__
+        raise TypeError(f"`{name}` must be an integer. Received: {name} of type {kind}")
+    return tf.cast(value, tf.int64)
 
 
 def _check_residual(compressor: Compressor, residual: Tensor | None) -> None:

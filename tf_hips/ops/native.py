@@ -10,6 +10,8 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,10 +28,13 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Buffer: TypeAlias = bytes | bytearray | memoryview | Bytes
 
+_THREADS = "TF_HIPS_NUM_THREADS"
 _BAD_PARAMETER = 4
 _BAD_ARGUMENT = 16
 _SPLIT_VARIABLE_SIZE = 24
 _OUT_OF_MEMORY = 25
+# kMaxTensorElements of cc/runtime/packet.h.
+_MAX_ELEMENTS = 1 << 48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Key:
 
     def __post_init__(self) -> None:
         for name, bits in (("seed", 64), ("step", 32), ("tensor_id", 32), ("offset", 63)):
+            _check_integer(name, getattr(self, name))
             if not 0 <= getattr(self, name) < 1 << bits:
                 raise ValueError(
                     f"`{name}` must be in [0, 2^{bits}). Received: {name}={getattr(self, name)}"
@@ -68,6 +74,7 @@ def derive_seed(run_seed: int, role: str) -> int:
 
 def wire_bytes(compressor: "Compressor", n: int) -> int:
     """Returns the bytes of all packets of n elements, prefixes included."""
+    _check_size(n)
     codec, params = _codec(compressor.codec)
     return _checked(_functions().wire_bytes(codec, params, n), compressor)
 
@@ -136,14 +143,15 @@ def decode(
     """
     if add and out is None:
         raise ValueError("`add` must come with `out`. Received: add=True, out=None")
+    _check_size(n)
     source = _bytes(packets, "packets")
-    target = np.empty(n, np.float32) if out is None else _floats(out, "out", size=n, write=True)
+    target = _room_for(compressor, [source], n) if out is None else _output(out, n)
     codec, params = _codec(compressor.codec)
     status = _functions().decode(
         codec, params, source.ctypes.data, source.size, target.ctypes.data, n, add
     )
     if status != 0:
-        raise _packet_error(compressor, status, [source], n)
+        raise _packet_error(compressor, status, [source], n, 0)
     return target if out is None else out
 
 
@@ -154,7 +162,8 @@ def merge(
 
     Args:
         compressor: what they were encoded with.
-        packets: for each tensor, all its packets concatenated; at least one.
+        packets: for each tensor, all its packets concatenated; at least one. An array of uint8
+            [W, B] will do.
         n: elements of each tensor.
         out: float32 of n elements to write; made when None.
 
@@ -162,12 +171,16 @@ def merge(
         PacketError: as for `decode`; the message says which.
         ValueError: `packets` is empty, or `out` has another size.
     """
-    target = np.empty(n, np.float32) if out is None else _floats(out, "out", size=n, write=True)
+    _check_size(n)
     rows, pointers, sizes = _rows(packets)
+    target = _room_for(compressor, rows, n) if out is None else _output(out, n)
     codec, params = _codec(compressor.codec)
-    status = _functions().merge(codec, params, pointers, sizes, len(rows), target.ctypes.data, n)
+    bad_row = ctypes.c_int32(-1)
+    status = _functions().merge(
+        codec, params, pointers, sizes, len(rows), target.ctypes.data, n, ctypes.byref(bad_row)
+    )
     if status != 0:
-        raise _packet_error(compressor, status, rows, n)
+        raise _packet_error(compressor, status, rows, n, bad_row.value)
     return target if out is None else out
 
 
@@ -188,10 +201,12 @@ def merge_encode(
             is at fault.
         ValueError: `packets` is empty, sizes differ, or a residual is missing or superfluous.
     """
+    _check_size(n)
     _check_residual(compressor, residual)
     kept = None if residual is None else _floats(residual, "residual", size=n, write=True)
     rows, pointers, sizes = _rows(packets)
     merged = _packets_for(compressor, n, out)
+    bad_row = ctypes.c_int32(-1)
     codec, params = _codec(compressor.codec)
     written = _functions().merge_encode(
         codec,
@@ -204,9 +219,10 @@ def merge_encode(
         n,
         merged.ctypes.data,
         merged.size,
+        ctypes.byref(bad_row),
     )
     if written < 0:
-        raise _packet_error(compressor, -written, rows, n)
+        raise _packet_error(compressor, -written, rows, n, bad_row.value)
     return merged[:written]
 
 
@@ -239,13 +255,14 @@ class _Functions:
         codec = (pointer, pointer)  # the codec, its parameters
         key = ctypes.POINTER(_CKey)
         rows = (ctypes.POINTER(pointer), ctypes.POINTER(i64), i32)
+        bad_row = ctypes.POINTER(i32)
         self.find_codec = function("find_codec", pointer, ctypes.c_char_p)
         self.wire_bytes = function("wire_bytes", i64, *codec, i64)
         self.encode = function("encode", i64, *codec, key, pointer, pointer, i64, pointer, i64)
         self.decode = function("decode", i32, *codec, pointer, i64, pointer, i64, i32)
-        self.merge = function("merge", i32, *codec, *rows, pointer, i64)
+        self.merge = function("merge", i32, *codec, *rows, pointer, i64, bad_row)
         self.merge_encode = function(
-            "merge_encode", i64, *codec, key, *rows, pointer, i64, pointer, i64
+            "merge_encode", i64, *codec, key, *rows, pointer, i64, pointer, i64, bad_row
         )
         self.status_text = function("status_text", ctypes.c_char_p, i32)
         self.explain = function("explain", i32, *codec, pointer, i64, i64, ctypes.c_char_p, i64)
@@ -253,6 +270,10 @@ class _Functions:
 
 @functools.cache
 def _functions() -> _Functions:
+    threads = os.environ.get(_THREADS)
+    if threads is not None and not re.fullmatch("[0-9]*[1-9][0-9]*", threads):
+        # The library itself would take it for unset.
+        raise ValueError(f"`{_THREADS}` must be an integer, at least 1. Received: {threads!r}")
     return _Functions(library.native())
 
 
@@ -284,16 +305,49 @@ def _error(status: int, text: str) -> Exception:
 
 
 def _packet_error(
-    compressor: "Compressor", status: int, rows: Sequence[Bytes], n: int
+    compressor: "Compressor", status: int, rows: Sequence[Bytes], n: int, bad_row: int
 ) -> Exception:
-    """The error for a failed decoding, with what the first faulty row should have been."""
+    """The error for a failed decoding, with what row `bad_row` (-1: none) should have been."""
+    reason = f"{compressor.text}: {_functions().status_text(status).decode()}"
+    if bad_row < 0:
+        return _error(status, reason)
+    where = f"row {bad_row} of {len(rows)}: " if len(rows) > 1 else ""
+    _, explained = _explain(compressor, rows[bad_row], n)
+    return _error(status, where + (explained or reason))
+
+
+def _explain(compressor: "Compressor", packets: Bytes, n: int) -> tuple[int, str]:
+    """What is wrong with the prefixes or the length of packets: status (0: nothing) and text."""
     codec, params = _codec(compressor.codec)
     text = ctypes.create_string_buffer(512)
+    status = _functions().explain(
+        codec, params, packets.ctypes.data, packets.size, n, text, len(text)
+    )
+    return status, text.value.decode(errors="replace")
+
+
+def _room_for(compressor: "Compressor", rows: Sequence[Bytes], n: int) -> Floats:
+    """Room for n elements, if these can be their packets: false ones must not cost memory."""
     for index, row in enumerate(rows):
-        if _functions().explain(codec, params, row.ctypes.data, row.size, n, text, len(text)):
-            where = f"row {index} of {len(rows)}: " if len(rows) > 1 else ""
-            return _error(status, where + text.value.decode(errors="replace"))
-    return _error(status, f"{compressor.text}: {_functions().status_text(status).decode()}")
+        status, _ = _explain(compressor, row, n)
+        if status != 0:
+            raise _packet_error(compressor, status, rows, n, index)
+    return np.empty(n, np.float32)
+
+
+def _output(out: Floats, n: int) -> Floats:
+    return _floats(out, "out", size=n, write=True)
+
+
+def _check_integer(name: str, value: object) -> None:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}")
+
+
+def _check_size(n: int) -> None:
+    _check_integer("n", n)
+    if not 0 <= n <= _MAX_ELEMENTS:
+        raise ValueError(f"`n` must be in [0, 2^48]. Received: n={n}")
 
 
 def _check_residual(compressor: "Compressor", residual: Floats | None) -> None:
@@ -354,7 +408,7 @@ def _packets_for(compressor: "Compressor", n: int, out: Bytes | None) -> Bytes:
 def _rows(
     packets: Sequence[Buffer],
 ) -> "tuple[list[Bytes], ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_int64]]":
-    if not packets:
+    if len(packets) == 0:
         raise ValueError("`packets` must have at least one row. Received: 0")
     rows = [_bytes(row, f"packets[{index}]") for index, row in enumerate(packets)]
     pointers = (ctypes.c_void_p * len(rows))(*[row.ctypes.data for row in rows])

@@ -54,7 +54,7 @@ def _as_float32(value: int | float) -> int | float:
     """The nearest float32; what is too large for one, as it is."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
+    except (OverflowError, struct.error):
         return value
     return rounded
 

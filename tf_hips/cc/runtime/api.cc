@@ -60,22 +60,25 @@ int32_t tf_hips_decode(const TfHipsCodec* codec, const double* params, const uin
 }
 
 int32_t tf_hips_merge(const TfHipsCodec* codec, const double* params, const uint8_t* const* packets,
-                      const int64_t* bytes, int32_t num, float* out, int64_t n) {
+                      const int64_t* bytes, int32_t num, float* out, int64_t n, int32_t* bad_row) {
+  if (bad_row != nullptr) *bad_row = -1;
   if (!IsCallable(codec, params, n) || !HasRows(packets, bytes, num) || Missing(out, n))
     return TF_HIPS_BAD_ARGUMENT;
   return tf_hips::MergeTensor(PoolParallelFor, CodecCall{codec, params}, packets, bytes, num, out,
-                              n);
+                              n, bad_row);
 }
 
 int64_t tf_hips_merge_encode(const TfHipsCodec* codec, const double* params, const TfHipsKey* key,
                              const uint8_t* const* packets, const int64_t* bytes, int32_t num,
-                             float* residual, int64_t n, uint8_t* out, int64_t capacity) {
+                             float* residual, int64_t n, uint8_t* out, int64_t capacity,
+                             int32_t* bad_row) {
+  if (bad_row != nullptr) *bad_row = -1;
   if (!IsCallable(codec, params, n) || key == nullptr || !HasRows(packets, bytes, num) ||
       out == nullptr) {
     return -TF_HIPS_BAD_ARGUMENT;
   }
   return tf_hips::MergeEncodeTensor(PoolParallelFor, CodecCall{codec, params}, *key, packets, bytes,
-                                    num, residual, residual, n, out, capacity);
+                                    num, residual, residual, n, out, capacity, bad_row);
 }
 
 const char* tf_hips_status_text(int32_t status) {

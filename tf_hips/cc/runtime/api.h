@@ -63,18 +63,20 @@ TF_HIPS_EXPORT int32_t tf_hips_decode(const TfHipsCodec* codec, const double* pa
                                       const uint8_t* packets, int64_t bytes, float* out, int64_t n,
                                       int32_t add);
 
-// out = sum of the `num` >= 1 decoded tensors, added in the order given.
+// out = sum of the `num` >= 1 decoded tensors, added in the order given. `bad_row` may be NULL; it
+// becomes the index of the tensor that a failure is about, -1 for none.
 TF_HIPS_EXPORT int32_t tf_hips_merge(const TfHipsCodec* codec, const double* params,
                                      const uint8_t* const* packets, const int64_t* bytes,
-                                     int32_t num, float* out, int64_t n);
+                                     int32_t num, float* out, int64_t n, int32_t* bad_row);
 
 // Merges and encodes again, chunk by chunk: v = residual + sum is encoded, residual becomes v -
-// decode(packet) as in tf_hips_encode. `residual` NULL: the sum alone is encoded. Returns the bytes
-// written, or -status.
+// decode(packet) as in tf_hips_encode. `residual` NULL: the sum alone is encoded. `bad_row` as for
+// tf_hips_merge. Returns the bytes written, or -status.
 TF_HIPS_EXPORT int64_t tf_hips_merge_encode(const TfHipsCodec* codec, const double* params,
                                             const TfHipsKey* key, const uint8_t* const* packets,
                                             const int64_t* bytes, int32_t num, float* residual,
-                                            int64_t n, uint8_t* out, int64_t capacity);
+                                            int64_t n, uint8_t* out, int64_t capacity,
+                                            int32_t* bad_row);
 
 // What a status means, in one sentence without values; never NULL.
 TF_HIPS_EXPORT const char* tf_hips_status_text(int32_t status);

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "tf_hips/cc/runtime/api.h"
@@ -90,7 +91,10 @@ int64_t WireBytes(const TfHipsCodec& codec, const double* params, int64_t n) {
   const int64_t last = PacketBytes(codec, params, ChunkElements(n, num_chunks - 1));
   if (last < 0 || num_chunks == 1) return last;
   const int64_t full = PacketBytes(codec, params, kChunkElements);
-  return full < 0 ? full : (num_chunks - 1) * full + last;
+  if (full < 0) return full;
+  if (full > (std::numeric_limits<int64_t>::max() - last) / (num_chunks - 1))
+    return -TF_HIPS_BAD_ARGUMENT;
+  return (num_chunks - 1) * full + last;
 }
 
 void WritePrefix(uint8_t* prefix, uint32_t hash, uint32_t num_elements) {

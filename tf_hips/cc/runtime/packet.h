@@ -18,7 +18,7 @@ namespace tf_hips {
 constexpr int64_t kChunkElements = int64_t{1} << 20;
 constexpr int64_t kPrefixBytes = 16;
 constexpr uint16_t kPacketVersion = 1;
-// Sizes above this are refused, so that no product of sizes below overflows 64 bits.
+// Longer tensors are refused: no number of elements or chunks overflows. Bytes are checked apart.
 constexpr int64_t kMaxTensorElements = int64_t{1} << 48;
 
 // Number of packets of n elements: at least one.
@@ -41,7 +41,8 @@ uint32_t CodecHash(const TfHipsCodec& codec, const double* params);
 // Bytes of the packet of one chunk of n elements (upper bound when not fixed), or -status.
 int64_t PacketBytes(const TfHipsCodec& codec, const double* params, int64_t n);
 
-// Bytes of all packets of n elements, or -status. Checks the parameters and n.
+// Bytes of all packets of n elements, or -status. Checks the parameters, n, and that the sum has 63
+// bits.
 int64_t WireBytes(const TfHipsCodec& codec, const double* params, int64_t n);
 
 void WritePrefix(uint8_t* prefix, uint32_t hash, uint32_t num_elements);

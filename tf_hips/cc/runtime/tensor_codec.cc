@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tf_hips/cc/runtime/tensor_codec.h"
 
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <mutex>
 
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
@@ -34,24 +34,26 @@ float* Scratch(int64_t n) {
   return memory.get();
 }
 
-// The failure of the first chunk that failed, whichever thread met its own first.
+// The failure of the first chunk that failed, whichever thread met its own first. Read it when all
+// chunks are done.
 class FirstFailure {
  public:
-  void Report(int64_t chunk, int32_t status) {
-    const int64_t mine = chunk * kStatuses + status;
-    int64_t known = first_.load();
-    while (mine < known && !first_.compare_exchange_weak(known, mine)) {
-    }
+  // `row`: of several packets, the one that is at fault; -1 for none.
+  void Report(int64_t chunk, int32_t status, int32_t row = -1) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (status_ != TF_HIPS_OK && chunk_ < chunk) return;
+    chunk_ = chunk;
+    status_ = status;
+    row_ = row;
   }
-  int32_t status() const {
-    const int64_t first = first_.load();
-    return first == kNone ? TF_HIPS_OK : static_cast<int32_t>(first % kStatuses);
-  }
+  int32_t status() const { return status_; }
+  int32_t row() const { return row_; }
 
  private:
-  static constexpr int64_t kStatuses = 256;
-  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  std::atomic<int64_t> first_{kNone};
+  std::mutex mutex_;
+  int64_t chunk_ = 0;
+  int32_t status_ = TF_HIPS_OK;
+  int32_t row_ = -1;
 };
 
 // sum[i] = a[i] + b[i].
@@ -101,38 +103,29 @@ int64_t EncodeChunkFeedback(const CodecCall& call, const Layout& layout, const T
   return bytes;
 }
 
-// Runs `encode_chunk(chunk)` for every chunk and adds up the bytes written.
+// Runs `encode_one(chunk, &row)` for every chunk and adds up the bytes written. `bad_row`, when not
+// null, becomes what the first chunk that failed left in `row`.
 template <typename EncodeOne>
 int64_t EncodeChunks(const ParallelFor& parallel_for, const Layout& layout, int64_t n, uint8_t* out,
-                     int64_t capacity, const EncodeOne& encode_one) {
+                     int64_t capacity, const EncodeOne& encode_one, int32_t* bad_row = nullptr) {
   if (capacity < layout.total) return -TF_HIPS_BUFFER_TOO_SMALL;
   FirstFailure failure;
-  int64_t last_bytes =
-      0;  // written by the task of the last chunk alone; only that one may have a variable size
+  // Written by the task of the last chunk alone; only that one may have a variable size.
+  int64_t last_bytes = 0;
   parallel_for(layout.num_chunks, [&](int64_t i) {
     const ScopedExactDenormals exact;
     const int64_t begin = i * layout.stride;
     const bool is_last = i == layout.num_chunks - 1;
     const Chunk chunk{i * kChunkElements, ChunkElements(n, i), out + begin,
                       is_last ? layout.total - begin : layout.stride};
-    const int64_t bytes = encode_one(chunk);
-    if (bytes < 0) failure.Report(i, static_cast<int32_t>(-bytes));
+    int32_t row = -1;
+    const int64_t bytes = encode_one(chunk, &row);
+    if (bytes < 0) failure.Report(i, static_cast<int32_t>(-bytes), row);
     if (is_last) last_bytes = bytes;
   });
+  if (bad_row != nullptr) *bad_row = failure.row();
   if (failure.status() != TF_HIPS_OK) return -failure.status();
   return (layout.num_chunks - 1) * layout.stride + last_bytes;
-}
-
-// Checks all rows before anything is written.
-int32_t CheckRows(const CodecCall& call, const Layout& layout, const uint8_t* const* rows,
-                  const int64_t* row_bytes, int32_t num_rows, int64_t n, int32_t* bad_row) {
-  for (int32_t row = 0; row < num_rows; ++row) {
-    if (const int32_t status = CheckPackets(*call.codec, layout, rows[row], row_bytes[row], n)) {
-      if (bad_row != nullptr) *bad_row = row;
-      return status;
-    }
-  }
-  return TF_HIPS_OK;
 }
 
 // Body of chunk i in a row whose prefixes were checked.
@@ -144,14 +137,29 @@ int32_t DecodeChunk(const CodecCall& call, const Layout& layout, const uint8_t* 
                             out, n, add ? 1 : 0);
 }
 
-// Sum of chunk i over the rows, in their order.
+// Sum of chunk i over the rows, in their order. On failure `bad_row` is the row at fault.
 int32_t MergeChunk(const CodecCall& call, const Layout& layout, const uint8_t* const* rows,
                    const int64_t* row_bytes, int32_t num_rows, int64_t i, float* out, int64_t n,
-                   std::atomic<int32_t>* bad_row) {
+                   int32_t* bad_row) {
   for (int32_t row = 0; row < num_rows; ++row) {
     if (const int32_t status =
             DecodeChunk(call, layout, rows[row], row_bytes[row], i, out, n, row > 0)) {
-      bad_row->store(row);
+      *bad_row = row;
+      return status;
+    }
+  }
+  return TF_HIPS_OK;
+}
+
+// Lays the packets of every row out, and checks all of them before anything is written.
+int32_t CheckedLayout(const CodecCall& call, const uint8_t* const* rows, const int64_t* row_bytes,
+                      int32_t num_rows, int64_t n, Layout* layout, int32_t* bad_row) {
+  if (bad_row != nullptr) *bad_row = -1;
+  if (num_rows < 1) return TF_HIPS_BAD_ARGUMENT;
+  if (const int32_t status = LayoutFor(*call.codec, call.params, n, layout)) return status;
+  for (int32_t row = 0; row < num_rows; ++row) {
+    if (const int32_t status = CheckPackets(*call.codec, *layout, rows[row], row_bytes[row], n)) {
+      if (bad_row != nullptr) *bad_row = row;
       return status;
     }
   }
@@ -160,19 +168,26 @@ int32_t MergeChunk(const CodecCall& call, const Layout& layout, const uint8_t* c
 
 }  // namespace
 
+int32_t CheckRows(const CodecCall& call, const uint8_t* const* rows, const int64_t* row_bytes,
+                  int32_t num_rows, int64_t n, int32_t* bad_row) {
+  Layout layout;
+  return CheckedLayout(call, rows, row_bytes, num_rows, n, &layout, bad_row);
+}
+
 int64_t EncodeTensor(const ParallelFor& parallel_for, const CodecCall& call, const TfHipsKey& key,
                      const float* gradient, const float* residual, float* new_residual, int64_t n,
                      uint8_t* out, int64_t capacity) {
   Layout layout;
   if (const int32_t status = LayoutFor(*call.codec, call.params, n, &layout)) return -status;
-  return EncodeChunks(parallel_for, layout, n, out, capacity, [&](const Chunk& chunk) -> int64_t {
+  const auto encode_one = [&](const Chunk& chunk, int32_t*) -> int64_t {
     const float* values = gradient + chunk.begin;
     if (residual == nullptr) return EncodeChunk(call, layout, key, values, chunk);
     float* sum = Scratch(chunk.n);
     if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
     Add(values, residual + chunk.begin, sum, chunk.n);
     return EncodeChunkFeedback(call, layout, key, sum, new_residual, chunk);
-  });
+  };
+  return EncodeChunks(parallel_for, layout, n, out, capacity, encode_one);
 }
 
 int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, const uint8_t* packets,
@@ -193,20 +208,18 @@ int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, con
 int32_t MergeTensor(const ParallelFor& parallel_for, const CodecCall& call,
                     const uint8_t* const* rows, const int64_t* row_bytes, int32_t num_rows,
                     float* out, int64_t n, int32_t* bad_row) {
-  if (num_rows < 1) return TF_HIPS_BAD_ARGUMENT;
   Layout layout;
-  if (const int32_t status = LayoutFor(*call.codec, call.params, n, &layout)) return status;
-  if (const int32_t status = CheckRows(call, layout, rows, row_bytes, num_rows, n, bad_row))
+  if (const int32_t status = CheckedLayout(call, rows, row_bytes, num_rows, n, &layout, bad_row))
     return status;
   FirstFailure failure;
-  std::atomic<int32_t> row{0};
   parallel_for(layout.num_chunks, [&](int64_t i) {
     const ScopedExactDenormals exact;
+    int32_t row = -1;
     const int32_t status = MergeChunk(call, layout, rows, row_bytes, num_rows, i,
                                       out + i * kChunkElements, ChunkElements(n, i), &row);
-    if (status != TF_HIPS_OK) failure.Report(i, status);
+    if (status != TF_HIPS_OK) failure.Report(i, status, row);
   });
-  if (bad_row != nullptr) *bad_row = row.load();
+  if (bad_row != nullptr) *bad_row = failure.row();
   return failure.status();
 }
 
@@ -215,27 +228,22 @@ int64_t MergeEncodeTensor(const ParallelFor& parallel_for, const CodecCall& call
                           const int64_t* row_bytes, int32_t num_rows, const float* residual,
                           float* new_residual, int64_t n, uint8_t* out, int64_t capacity,
                           int32_t* bad_row) {
-  if (num_rows < 1) return -TF_HIPS_BAD_ARGUMENT;
   Layout layout;
-  if (const int32_t status = LayoutFor(*call.codec, call.params, n, &layout)) return -status;
-  if (const int32_t status = CheckRows(call, layout, rows, row_bytes, num_rows, n, bad_row))
+  if (const int32_t status = CheckedLayout(call, rows, row_bytes, num_rows, n, &layout, bad_row))
     return -status;
-  std::atomic<int32_t> row{0};
-  const int64_t bytes =
-      EncodeChunks(parallel_for, layout, n, out, capacity, [&](const Chunk& chunk) -> int64_t {
-        float* sum = Scratch(chunk.n);
-        if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
-        const int64_t i = chunk.begin / kChunkElements;
-        if (const int32_t status =
-                MergeChunk(call, layout, rows, row_bytes, num_rows, i, sum, chunk.n, &row)) {
-          return -status;
-        }
-        if (residual == nullptr) return EncodeChunk(call, layout, key, sum, chunk);
-        Add(residual + chunk.begin, sum, sum, chunk.n);
-        return EncodeChunkFeedback(call, layout, key, sum, new_residual, chunk);
-      });
-  if (bad_row != nullptr) *bad_row = row.load();
-  return bytes;
+  const auto encode_one = [&](const Chunk& chunk, int32_t* row) -> int64_t {
+    float* sum = Scratch(chunk.n);
+    if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
+    const int64_t i = chunk.begin / kChunkElements;
+    if (const int32_t status =
+            MergeChunk(call, layout, rows, row_bytes, num_rows, i, sum, chunk.n, row)) {
+      return -status;
+    }
+    if (residual == nullptr) return EncodeChunk(call, layout, key, sum, chunk);
+    Add(residual + chunk.begin, sum, sum, chunk.n);
+    return EncodeChunkFeedback(call, layout, key, sum, new_residual, chunk);
+  };
+  return EncodeChunks(parallel_for, layout, n, out, capacity, encode_one, bad_row);
 }
 
 }  // namespace tf_hips

@@ -34,8 +34,12 @@ int64_t EncodeTensor(const ParallelFor& parallel_for, const CodecCall& call, con
 int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, const uint8_t* packets,
                      int64_t bytes, float* out, int64_t n, bool add);
 
-// out = sum of the decoded rows, added in order. `bad_row`, when not null, is the row a failure is
-// about.
+// Whether every row begins the packets of n elements, so that it is worth making room for them.
+// `bad_row`, here and below, may be null; it becomes the row that a failure is about, -1 for none.
+int32_t CheckRows(const CodecCall& call, const uint8_t* const* rows, const int64_t* row_bytes,
+                  int32_t num_rows, int64_t n, int32_t* bad_row);
+
+// out = sum of the decoded rows, added in order.
 int32_t MergeTensor(const ParallelFor& parallel_for, const CodecCall& call,
                     const uint8_t* const* rows, const int64_t* row_bytes, int32_t num_rows,
                     float* out, int64_t n, int32_t* bad_row = nullptr);

@@ -121,7 +121,7 @@ void WritePackets(OpKernelContext* ctx, const CodecCall& call, int64_t n, const 
 // The rows of `packets` (shape [W, B]), as pointers.
 class Rows {
  public:
-  static absl::Status Check(const Tensor& packets, const TfHipsCodec& codec) {
+  static absl::Status CheckShape(const Tensor& packets, const TfHipsCodec& codec) {
     if (!codec.is_fixed_size) {
       return absl::InvalidArgumentError(absl::StrCat(
           "rows of one tensor must be packets of one size, and those of ", codec.name, " vary"));
@@ -145,7 +145,20 @@ class Rows {
   const int64_t* bytes() const { return bytes_.data(); }
   int32_t size() const { return static_cast<int32_t>(pointers_.size()); }
 
+  // OK if these can be packets of n elements; asked before allocating, so that false packets cost
+  // no memory.
+  absl::Status Check(const CodecCall& call, int64_t n) const {
+    int32_t row = -1;
+    const int32_t status = CheckRows(call, pointers(), bytes(), size(), n, &row);
+    return status == TF_HIPS_OK ? absl::OkStatus() : Error(status, row, call, n);
+  }
+
+  // `row`: what the failure is about; -1 for none of them.
   absl::Status Error(int32_t status, int32_t row, const CodecCall& call, int64_t n) const {
+    if (row < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("merging with ", call.codec->name,
+                                                     " failed: ", tf_hips_status_text(status)));
+    }
     return absl::InvalidArgumentError(
         absl::StrCat("row ", row, " of `packets` does not decode: ",
                      Explain(status, *call.codec, call.params, pointers_[row], bytes_[row], n)));
@@ -235,11 +248,12 @@ MergeKernel::MergeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
 }
 
 void MergeKernel::Compute(OpKernelContext* ctx) {
-  OP_REQUIRES_OK(ctx, Rows::Check(ctx->input(0), codec()));
+  OP_REQUIRES_OK(ctx, Rows::CheckShape(ctx->input(0), codec()));
   const Rows rows(ctx->input(0));
+  OP_REQUIRES_OK(ctx, rows.Check(call(), num_elements_));
   Tensor* sum = nullptr;
   OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({num_elements_}), &sum));
-  int32_t bad_row = 0;
+  int32_t bad_row = -1;
   const int32_t status =
       MergeTensor(PoolOf(ctx), call(), rows.pointers(), rows.bytes(), rows.size(),
                   sum->flat<float>().data(), num_elements_, &bad_row);
@@ -253,7 +267,7 @@ MergeEncodeKernel::MergeEncodeKernel(OpKernelConstruction* ctx, const TfHipsCode
 }
 
 void MergeEncodeKernel::Compute(OpKernelContext* ctx) {
-  OP_REQUIRES_OK(ctx, Rows::Check(ctx->input(0), codec()));
+  OP_REQUIRES_OK(ctx, Rows::CheckShape(ctx->input(0), codec()));
   const Rows rows(ctx->input(0));
   const Tensor residual = ctx->input(1);
   OP_REQUIRES_OK(ctx, CheckVector(residual, "residual"));
@@ -263,10 +277,11 @@ void MergeEncodeKernel::Compute(OpKernelContext* ctx) {
                                               " elements. Received: ", residual.NumElements())));
   TfHipsKey key;
   OP_REQUIRES_OK(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key));
+  OP_REQUIRES_OK(ctx, rows.Check(call(), num_elements_));
   Tensor* new_residual = nullptr;
   OP_REQUIRES_OK(ctx, ctx->allocate_output(1, residual.shape(), &new_residual));
   WritePackets(ctx, call(), num_elements_, [&](uint8_t* out, int64_t capacity) {
-    int32_t bad_row = 0;
+    int32_t bad_row = -1;
     const int64_t written =
         MergeEncodeTensor(PoolOf(ctx), call(), key, rows.pointers(), rows.bytes(), rows.size(),
                           residual.flat<float>().data(), new_residual->flat<float>().data(),
