@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -17,6 +18,7 @@ from tests.support.certs import Certificates
 from tf_hips.errors import PeerError
 from tf_hips.ps.link import Link, Patience
 from tf_hips.ps.server import Server, ServerConfig, serve
+from tf_hips.ps.weights import cut_weights
 
 
 def told(member: Party) -> str:
@@ -140,17 +142,64 @@ def test_a_process_that_does_not_close_its_client_ends(certificates: Certificate
             assert session.changed.wait_for(lambda: 0 in session._presence._timers, DEADLINE_S)
 
 
-def test_the_first_weights_may_take_longer_than_the_deadline(certificates: Certificates) -> None:
+def test_the_first_weights_may_take_longer_than_all_deadlines(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces_s = iter((0.4, 0.4, 0.4, 0.4, 0.4))
+
+    def slowly(arrays: Sequence[np.ndarray], start: int) -> Iterator[bytes]:
+        for message in cut_weights(arrays, start):
+            threading.Event().wait(next(pieces_s))
+            yield message
+
+    monkeypatch.setattr("tf_hips.ps.client.cut_weights", slowly)
+    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.2)
     with (
         serving(certificates, round_timeout_s=1.0) as server,
         parties(server, certificates, deadline_s=0.5) as (a, b),
     ):
-        weights = [np.ones(3 << 20, np.uint8)]
-        text = "site `a` has not begun to send|has not been sent|no byte has moved"
-        with pytest.raises(PeerError, match=text):
-            b.client.first_sync(weights)
-        got = together(lambda: a.client.first_sync(weights), lambda: b.client.first_sync(weights))
+        weights = [np.arange(5 << 20, dtype=np.uint32).astype(np.uint8)]
+        began = time.monotonic()
+        got = together(
+            lambda: a.client.first_sync(weights),
+            lambda: b.client.first_sync([np.zeros(5 << 20, np.uint8)]),
+        )
+        assert time.monotonic() - began > 1.5
         np.testing.assert_array_equal(got[0][0], got[1][0])
+
+
+def test_first_weights_that_stand_still_are_given_up(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = threading.Event()
+
+    def standing_still(arrays: Sequence[np.ndarray], start: int) -> Iterator[bytes]:
+        messages = cut_weights(arrays, start)
+        yield next(messages)
+        given_up.wait(DEADLINE_S)
+        yield from messages
+
+    monkeypatch.setattr("tf_hips.ps.client.cut_weights", standing_still)
+    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.6)
+    weights = [np.zeros(3 << 20, np.uint8)]
+
+    def upload(member: Party) -> None:
+        with pytest.raises(PeerError, match=r"Upload: .*no byte has moved for 2 s"):
+            member.client.first_sync(weights)
+
+    def download(member: Party) -> None:
+        text = "Waited 1 s; site `a` has sent 1048576 of 3145728 bytes of the first weights"
+        with pytest.raises(PeerError, match=text):
+            member.client.first_sync(weights)
+
+    with (
+        serving(certificates, round_timeout_s=1.0) as server,
+        parties(server, certificates, deadline_s=0.5) as (a, b),
+    ):
+        try:
+            together(lambda: upload(a), lambda: download(b))
+        finally:
+            given_up.set()
 
 
 def test_patience_is_renewed_by_progress() -> None:
