@@ -2,6 +2,7 @@
 """The interpreter against published vectors and plain sums; compiled codecs against it."""
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,6 +126,13 @@ def test_compiled_codec_equals_the_definition(name, params):
             assert_same_floats(codec.decode(packets, n), decoded)
 
 
+def has_wide_vectors():
+    flags = Path("/proc/cpuinfo")
+    wanted = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    return flags.is_file() and wanted <= set(flags.read_text(encoding="utf-8").split())
+
+
+@pytest.mark.skipif(not has_wide_vectors(), reason="no AVX-512: the wide clone cannot run here")
 def test_clones_for_wider_vectors_give_the_same_bytes():
     program = spec("terngrad")
     plain = compiled(program)
@@ -133,6 +141,20 @@ def test_clones_for_wider_vectors_give_the_same_bytes():
     for n in SIZES:
         x = gradients(n)["plain"]
         assert wide.encode(x, seed=9).tobytes() == plain.encode(x, seed=9).tobytes()
+
+
+def test_back_ends_agree_on_several_chunks_and_across_the_carry():
+    """Element 8 * 2^32 is where the low word of the counter wraps, here inside the first chunk."""
+    program = spec("terngrad")
+    x = gradients(2**20 + 5)["plain"]
+    where = {"seed": 2**64 - 1, "step": 2**32 - 1, "tensor_id": 2**32 - 1, "offset": 2**35 - 1003}
+    reference, codec = compll.Reference(program), compiled(program)
+    packets = reference.encode(x, **where)
+    assert codec.encode(x, **where).tobytes() == packets.tobytes()
+    assert_same_floats(codec.decode(packets, x.size), reference.decode(packets, x.size))
+    # Both words of the counter count: elements 2^35 apart share the low one.
+    far, near = (reference.encode(x[:64], seed=1, offset=offset) for offset in (2**35, 0))
+    assert far.tobytes() != near.tobytes()
 
 
 # Specifications that reach what the product's own do not.

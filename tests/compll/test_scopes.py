@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import compll
-from tests.compll.support import compiled, encoder
+from tests.compll.support import encoder
 
 PREFIX = 16
 X = np.arange(1, 5, dtype=np.float32)
@@ -56,7 +56,6 @@ def test_a_lambda_means_what_it_means_where_it_stands(rest, expected):
     text = encoder(f"{SCALE}{rest}\nfloat* y = map(gradient, g);\nout = concat(y);")
     program = compll.compile_text(text, "foo")
     assert compll.Reference(program).encode(X)[PREFIX:].view(np.float32).tolist() == expected
-    assert compiled(program).encode(X)[PREFIX:].view(np.float32).tolist() == expected
 
 
 def test_reducers_and_widths_are_scoped_too():
