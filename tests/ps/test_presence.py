@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parties that end, break off or come back, over real sockets, while the others compute."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -140,6 +141,34 @@ def test_a_process_that_does_not_close_its_client_ends(certificates: Certificate
         session = server._session
         with session.changed:
             assert session.changed.wait_for(lambda: 0 in session._presence._timers, DEADLINE_S)
+
+
+def test_a_process_that_stands_still_is_lost(certificates: Certificates) -> None:
+    program = (
+        "import sys\n"
+        "from tf_hips.config import Uplink\n"
+        "from tf_hips.ps.client import Client\n"
+        "Client(Uplink(sys.argv[1], 'b'), 'local', 1).join(sys.argv[2], 'same', 7)\n"
+        "print('joined', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with serving(certificates, insecure=True, lost_after_s=1.0) as server:
+        a = Party(server.address, "a", None)
+        with subprocess.Popen(
+            [sys.executable, "-c", program, server.address, a.compressor.text],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as b:  # fmt: skip
+            try:
+                a.client.join(a.compressor.text, "same", 7)
+                assert b.stdout is not None
+                assert b.stdout.readline() == b"joined\n"
+                watched(server, 1)
+                # Its kernel goes on to answer, so only pings of HTTP/2 tell.
+                b.send_signal(signal.SIGSTOP)
+                assert "Site `b` was lost" in told(a)
+            finally:
+                b.kill()
+                a.client.close()
 
 
 def test_the_first_weights_may_take_longer_than_all_deadlines(

@@ -32,6 +32,7 @@ CHANNEL_OPTIONS = (
     # time to come back over another connection, and keep routers from forgetting a quiet one.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 30_000),
+    ("grpc.http2.ping_timeout_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.client_idle_timeout_ms", 2**31 - 1),

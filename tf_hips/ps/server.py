@@ -425,7 +425,12 @@ def _keepalive(lost_after_s: float) -> tuple[tuple[str, int], ...]:
     A ping goes out only where nothing has come in for a while, so traffic pays nothing for it.
     """
     quarter_ms = int(250 * min(120.0, max(4.0, lost_after_s)))
-    return (("grpc.keepalive_time_ms", quarter_ms), ("grpc.keepalive_timeout_ms", quarter_ms))
+    return (
+        ("grpc.keepalive_time_ms", quarter_ms),
+        ("grpc.keepalive_timeout_ms", quarter_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.ping_timeout_ms", quarter_ms),
+    )
 
 
 def _check_free(bind: str) -> None:
