@@ -157,7 +157,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join))
 def test_words_never_crash(text):
     refuse_or_compile(text)
@@ -167,7 +167,7 @@ def test_words_never_crash(text):
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.text(max_size=80))
 @example("(" * 5000)
 @example("{" * 5000)
@@ -178,7 +178,7 @@ def test_text_never_crashes(text):
     refuse_or_compile(encoder(text))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_damaged_listing_never_crashes(data):
     text = (SPECS / "terngrad.pse").read_text(encoding="ascii")
