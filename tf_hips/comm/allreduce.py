@@ -5,8 +5,9 @@ Plain: gradients of one type are joined in buckets, one allreduce each. Compress
 
     encode     every rank encodes each tensor (its gradient plus its residual), chunk by chunk
     alltoall   each packet goes to the rank that owns its chunk
-    merge      the owner sums the W packets of a chunk in rank order, adds its own residual, encodes
-    again allgather  the merged packets go to everyone, and everyone decodes the same bytes
+    merge      the owner sums the W packets of a chunk in rank order, adds its own residual, and
+               encodes again
+    allgather  the merged packets go to everyone, and everyone decodes the same bytes
 
 Two collectives whatever the number of tensors, each sending about one encoded model per rank. What
 either encoding drops stays in a residual where it was dropped, so over the steps nothing is lost.

@@ -10,8 +10,7 @@ Everything works without a launcher, as one rank; collectives of one rank are id
 nothing.
 
 Invariant: Horovod's own fusion is off. It joins what happens to be ready, so the order of float
-    additions, and with it
-the result on three or more ranks, would depend on timing.
+additions, and with it the result on three or more ranks, would depend on timing.
 """
 
 import json
@@ -23,6 +22,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from tf_hips import log
 from tf_hips.errors import ProtocolError
 
 _OPERATIONS = {"sum": hvd.Sum, "min": hvd.Min}
@@ -47,7 +47,12 @@ def init() -> None:
             "Horovod cannot be started again in a process that has stopped it. Start a new process."
         )
     if not is_running():
-        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        fusion = os.environ.get("HOROVOD_FUSION_THRESHOLD", "0")
+        if fusion != "0":
+            log.warning(
+                "HOROVOD_FUSION_THRESHOLD=%s is not used: sums must not depend on timing.", fusion
+            )
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
         os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_TIME_MS)
         hvd.init()
 

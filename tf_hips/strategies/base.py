@@ -11,13 +11,14 @@ here they meet those of the other workers. What else is reduced (synchronised ba
     reduce    an optimizer's gradients go through `GradientSum`, everything else through `plain`
 
 Invariant: all ranks build the same collectives in the same order; nothing here depends on names
-    that Keras makes up.
+that Keras makes up.
 
 The two places that look at the caller's frames do so because Keras passes neither the model nor the
 variables to the strategy: `_optimizer_call` tells gradients from other reductions,
 `_keras_model_in` finds the model in `compile`, `fit`.
 """
 
+import gc
 import sys
 import types
 import weakref
@@ -82,6 +83,7 @@ class PartyStrategy(tf.distribute.Strategy):
         self._is_making_own = False
         self._model: keras.Model | None = None
         self._is_running = False
+        self._has_run = False
         super().__init__(_Extended(self, _device()))
         self._turns = Turns(self._make_variable)
 
@@ -100,8 +102,18 @@ class PartyStrategy(tf.distribute.Strategy):
         del gradients
         return lambda vectors, step: plain(vectors, label), False, 0
 
-    def _synchronise(self, variables: list[tf.Variable]) -> None:
-        """Gives `variables` the values that all replicas begin with."""
+    def _is_alone(self) -> bool:
+        """Whether gradients of this worker are the sum already."""
+        return primitives.size() == 1
+
+    def _synchronise(self, variables: list[tf.Variable], *, has_trained: bool) -> None:
+        """Gives `variables` the values that all replicas begin with.
+
+        Args:
+            variables: what is new.
+            has_trained: whether the variables that are trained are among these or those before.
+        """
+        del has_trained
         synchronise(variables)
 
     # What Keras and users call.
@@ -134,12 +146,16 @@ class PartyStrategy(tf.distribute.Strategy):
         self._model, self._is_running = model, True
         before = self._num_reductions
         try:
-            if tf.executing_eagerly():
+            if tf.executing_eagerly() and (model is not None or not self._has_run):
+                self._has_run = True
                 self._synchronise_new()
             result = super().run(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer
-        if model is not None and fn.__name__ == "train_step" and model.trainable_weights:
+        is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
+        if is_step and not tf.executing_eagerly():
+            # A trace passes through all branches; a step that runs eagerly may rightly reduce
+            # nothing, while it accumulates gradients or skips one that overflowed.
             self._check_reduced(model, self._num_reductions - before)
         return result
 
@@ -159,7 +175,7 @@ class PartyStrategy(tf.distribute.Strategy):
         self._num_reductions += 1
         if primitives.size() == 1:
             return [tf.identity(tensor) for tensor in tensors]
-        if self._is_running:
+        if self._is_running and self._model is not None:
             self._synchronise_new()
         for tensor in tensors:
             if not tensor.shape.is_fully_defined() or tensor.dtype in (tf.bool, tf.string):
@@ -183,8 +199,11 @@ class PartyStrategy(tf.distribute.Strategy):
         self, values: Sequence[Any], variables: Sequence[tf.Variable]
     ) -> list[tf.Tensor]:
         self._num_reductions += 1
-        self._synchronise_new()
         key = tuple(variable._unique_id for variable in variables)
+        # A tf.function that creates variables is traced twice; they have values the second time.
+        is_synchronised = all(_holds(self._synchronised, variable) for variable in variables)
+        if not is_synchronised or self._model is not None:
+            self._synchronise_new(variables)
         if key not in self._sums:
             with tf.init_scope():
                 self._sums[key] = self._make_sum(variables)
@@ -196,7 +215,7 @@ class PartyStrategy(tf.distribute.Strategy):
             Gradient(variable.name.removesuffix(":0"), tuple(variable.shape), variable.dtype)
             for variable in variables
         ]
-        if self._num_workers() == 1:
+        if self._is_alone():
             reducer, only_float32, first_step = (lambda vectors, step: list(vectors)), False, 0
         else:
             reducer, only_float32, first_step = self._make_reducer(
@@ -247,8 +266,15 @@ class PartyStrategy(tf.distribute.Strategy):
         if not (self._is_making_own or is_local or _RANDOM_STATE in variable.name):
             self._known[id(variable)] = weakref.ref(variable)
 
-    def _synchronise_new(self) -> None:
-        """Synchronises what is new in the current step's model, or in all that is known."""
+    def _synchronise_new(self, trained: Sequence[tf.Variable] = ()) -> None:
+        """Synchronises what is new in the current step's model, or in all that is known.
+
+        Called where all ranks come by: at a step of a Keras model, and, where no model is known, at
+        the first step and when gradients of variables are reduced that were not synchronised.
+
+        Args:
+            trained: the variables whose gradients are about to be reduced, if any are.
+        """
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ProtocolError(
@@ -256,28 +282,30 @@ class PartyStrategy(tf.distribute.Strategy):
                 )
             variables = [
                 variable
-                for variable in self._replicated()
+                for variable in self._replicated(trained)
                 if not _holds(self._synchronised, variable) and _is_ready(variable)
             ]
             # Nothing to do, nothing to say: a step may be traced again on one rank only (a last
             # batch of another size).
-            if not variables:
-                return
-            check_equal_shapes(variables)
-            self._synchronise(variables)
+            if variables:
+                check_equal_shapes(variables)
+            if variables:
+                if self._model is not None:
+                    trained = [weight.value for weight in self._model.trainable_weights]
+                has_trained = bool(trained) and all(_is_ready(variable) for variable in trained)
+                self._synchronise(variables, has_trained=has_trained)
             for variable in variables:
                 self._synchronised[id(variable)] = weakref.ref(variable)
 
-    def _replicated(self) -> list[tf.Variable]:
+    def _replicated(self, trained: Sequence[tf.Variable]) -> list[tf.Variable]:
         if self._model is None:
+            gc.collect()  # what is dropped must be gone on all ranks, or their lists differ
             alive = [reference() for reference in self._known.values()]
-            return [variable for variable in alive if variable is not None]
-        owned = list(self._model.weights)
-        owned += getattr(self._model.optimizer, "variables", [])
-        unique = {
-            id(weight.value): weight.value for weight in owned if _RANDOM_STATE not in weight.name
-        }
-        return list(unique.values())
+            owned = [*[variable for variable in alive if variable is not None], *trained]
+        else:
+            weights = [*self._model.weights, *getattr(self._model.optimizer, "variables", [])]
+            owned = [weight.value for weight in weights if _RANDOM_STATE not in weight.name]
+        return list({id(variable): variable for variable in owned}.values())
 
     # Checks.
 
@@ -287,6 +315,27 @@ class PartyStrategy(tf.distribute.Strategy):
                 f"The training step of `{model.name}` must reduce its gradients. Received: a step "
                 "that passed none to the strategy; build and compile the model inside "
                 "`strategy.scope()`, and apply gradients with its optimizer."
+            )
+
+    def _check_equal_steps(self, dataset: tf.data.Dataset) -> None:
+        """Compares the steps of an epoch of `fit` over the ranks of the party, before the first."""
+        frame = _frame_of_model("fit")
+        # Keras has its training iterator by the time it asks for that of the validation data, which
+        # takes no part in collectives and may differ.
+        is_training = frame is not None and "epoch_iterator" not in frame.f_locals
+        if primitives.size() == 1 or not is_training or _frame_of_model("evaluate") is not None:
+            return
+        given = frame.f_locals.get("steps_per_epoch") if frame is not None else None
+        steps = int(dataset.cardinality()) if given is None else int(given)
+        everyone = primitives.gather_objects(steps)
+        if len(set(everyone)) > 1:
+            named = ", ".join(
+                f"rank {rank}: {'unknown' if one == tf.data.UNKNOWN_CARDINALITY else one}"
+                for rank, one in enumerate(everyone)
+            )
+            raise ValueError(
+                "All workers must take the same number of steps in an epoch: give each a shard of "
+                f"equal length, or `steps_per_epoch`. Received: steps of {named}"
             )
 
     def _watch(self) -> None:
@@ -353,6 +402,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         self._container_strategy()._watch()
+        self._container_strategy()._check_equal_steps(dataset)
         if dataset.options().autotune.enabled is None:
             # TensorFlow 2.21 can lose the signal that ends tf.data's tuning thread: it is sent
             # before the flag that it announces is set. Destroying an iterator, as Keras does in
@@ -399,9 +449,15 @@ def _optimizer_call(num_values: int) -> list[tf.Variable] | None:
 
 def _keras_model_in(method: str) -> keras.Model | None:
     """The Keras model whose `method` is on the call stack, or None."""
+    frame = _frame_of_model(method)
+    return frame.f_locals["self"] if frame is not None else None
+
+
+def _frame_of_model(method: str) -> types.FrameType | None:
+    """The frame of a Keras model's `method` on the call stack, or None."""
     for frame in _frames():
         if frame.f_code.co_name == method and isinstance(frame.f_locals.get("self"), keras.Model):
-            return frame.f_locals["self"]
+            return frame
     return None
 
 

@@ -44,17 +44,20 @@ class Failures:
         """`function`, raising what was remembered in place of TensorFlow's error about it."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            self.first = None  # what was raised and caught in an earlier call is over
             try:
                 return function(*args, **kwargs)
             except tf.errors.OpError as error:
                 if self.first is not None:
                     raise self.first from None
-                if any(text in error.message for text in _HOROVOD_TEXTS):
+                lines = error.message.splitlines()
+                telling = [line for line in lines if any(text in line for text in _HOROVOD_TEXTS)]
+                if telling:
                     self.first = PeerError(
                         "Another rank of this party ended in the middle of a step; its own output "
-                        f"says why. Horovod here waited for it: {error.message.splitlines()[0]}"
+                        f"says why. Horovod here waited for it: {telling[0].strip()}"
                     )
-                    raise self.first from error
+                    raise self.first from None
                 raise
 
         return call

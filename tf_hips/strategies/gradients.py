@@ -4,12 +4,12 @@
 Gradients are known by their position in the list that the optimizer hands over: Keras' names differ
 between ranks.
 
-Invariant: every call passes through `Sequence.ordered`, so one sum has ended on this rank before
-    the next begins. The
-order is that of construction, equal on all ranks, and two collectives of one name never meet.
+Invariant: every sum takes its turn (`Turns`), so one has ended on this rank before the next begins.
+The order is that of construction, equal on all ranks, and two collectives of one name never meet.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -155,7 +155,10 @@ class GradientSum:
         self._reducer = reducer
         self._only_float32 = only_float32
         self._nonfinite = nonfinite
-        self._complain = failures.kept(self._raise_nonfinite)
+        self._complain = failures.kept(functools.partial(self._raise_nonfinite, "of rank"))
+        self._complain_sum = failures.kept(
+            functools.partial(self._raise_nonfinite, "summed over all workers, on rank")
+        )
         self._rank = rank
 
     def __call__(self, values: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
@@ -171,8 +174,11 @@ class GradientSum:
             self._flat(value, gradient, step)
             for value, gradient in zip(values, self.gradients, strict=True)
         ]
-        vectors = self._checked(vectors, step)
+        vectors = self._checked(vectors, step, self._complain)
         sums = self._reducer(vectors, step)
+        if self._nonfinite == "raise":
+            # Finite gradients can overflow when they are added, to each other or to a residual.
+            sums = self._checked(sums, step, self._complain_sum)
         with tf.control_dependencies(sums):
             counted = self.step.assign_add(1, read_value=True)
         with tf.control_dependencies([counted]):
@@ -189,7 +195,9 @@ class GradientSum:
         keep = gradient.dtype == tf.float64 and not self._only_float32
         return vector if keep else tf.cast(vector, tf.float32)
 
-    def _checked(self, vectors: list[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+    def _checked(
+        self, vectors: list[tf.Tensor], step: tf.Tensor, complain: Callable[..., np.int64]
+    ) -> list[tf.Tensor]:
         if self._nonfinite == "propagate" or not vectors:
             return vectors
         if self._nonfinite == "zero":
@@ -201,18 +209,18 @@ class GradientSum:
         passed = tf.cond(
             tf.reduce_all(flags),
             lambda: tf.constant(0, tf.int64),
-            lambda: tf.numpy_function(self._complain, [flags, step], tf.int64),
+            lambda: tf.numpy_function(complain, [flags, step], tf.int64),
         )
         with tf.control_dependencies([passed]):
             return [tf.identity(vector) for vector in vectors]
 
-    def _raise_nonfinite(self, flags: np.ndarray, step: np.int64) -> np.int64:
+    def _raise_nonfinite(self, whose: str, flags: np.ndarray, step: np.int64) -> np.int64:
         position = int(np.argmin(flags))
         gradient = self.gradients[position]
         others = int(np.sum(~flags)) - 1
         more = f" and {others} more" if others else ""
         raise NonFiniteError(
-            f"Gradient {position} ({gradient.name}, shape {list(gradient.shape)}){more} of rank "
+            f"Gradient {position} ({gradient.name}, shape {list(gradient.shape)}){more} {whose} "
             f"{self._rank} must be finite. Received: NaN or infinity in step {int(step)}. "
             '`nonfinite="zero"` drops such values, "propagate" lets them pass.'
         )

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HierarchicalPS`: parties of workers, joined over slow links by a server.
 
-    in the party   gradients are summed over its ranks (plain, or compressed with
-    `local_compression`) uplink         rank 0 encodes the sum, sends the packets to the server,
-    gets the merged packets of all parties in the party   rank 0 broadcasts the packets, and every
-    rank decodes the same bytes
+    in the party   gradients are summed over its ranks (plain, or by `local_compression`)
+    uplink         rank 0 encodes the sum, sends the packets to the server, and gets the merged
+                   packets of all parties
+    in the party   rank 0 broadcasts the packets, and every rank decodes the same bytes
 
 Error feedback keeps what encoding drops, on rank 0 for the way up and on the server for the way
 down; rank 0 commits its residual when the server has answered.
 
 Invariant: a round ends on all ranks of all parties with the same bytes decoded, so all replicas
-    stay bit-identical.
+stay bit-identical.
 
 Follows HiPS (hierarchical parameter server) with the party's server played by Horovod and rank 0.
 """
@@ -94,10 +94,16 @@ class HierarchicalPS(PartyStrategy):
         self._client: Client | None = None
         self._welcome: Welcome | None = None
         self._is_first_sync_done = False
+        self._waiting: list[tf.Variable] = []
         self._is_closed = False
         self._bytes = (0, 0)
         super().__init__(nonfinite, config)
         if self._run.uplink is not None:
+            if nonfinite == "propagate":
+                raise ValueError(
+                    '`nonfinite` must be "raise" or "zero" with an uplink: a server refuses what '
+                    "is not finite. Received: nonfinite='propagate'"
+                )
             self._join()
             atexit.register(self.close)
         elif primitives.rank() == 0:
@@ -112,7 +118,9 @@ class HierarchicalPS(PartyStrategy):
             return
         self._is_closed = True
         if self._client is not None:
-            error = self._failures.first or getattr(sys, "last_value", None)
+            # In a notebook the last error may be long over; in a script it is what ended it.
+            last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+            error = self._failures.first or last
             if reason is None and error is not None:
                 reason = f"{type(error).__name__}: {error}"
             self._client.leave(reason)
@@ -153,14 +161,31 @@ class HierarchicalPS(PartyStrategy):
         before = self._welcome.workers[: self._welcome.child] if self._welcome is not None else ()
         return sum(before) + primitives.rank()
 
-    def _synchronise(self, variables: list[tf.Variable]) -> None:
-        # The server keeps one set of first weights; what appears later (slots of an optimizer that
-        # is built in its first step) begins with equal values everywhere.
+    def _is_alone(self) -> bool:
+        return self._welcome is None and super()._is_alone()
+
+    def _synchronise(self, variables: list[tf.Variable], *, has_trained: bool) -> None:
+        # The server keeps one set of first weights, so it is asked once, when the weights that are
+        # trained exist. What appears later (slots of an optimizer that is built in its first step)
+        # begins with equal values everywhere.
         if self._welcome is None or self._is_first_sync_done:
             synchronise(variables)
-            return
-        self._is_first_sync_done = True
-        synchronise(variables, self._first_sync)
+        elif has_trained:
+            self._is_first_sync_done = True
+            everything, self._waiting = [*self._waiting, *variables], []
+            synchronise(everything, self._first_sync)
+        else:
+            synchronise(variables)
+            self._waiting += variables
+
+    def _reduce_finite(self, is_finite: Any) -> tf.Tensor:
+        if self._welcome is not None:
+            # A party that skips a step alone would pair its next step with the others' this one.
+            raise ValueError(
+                "Loss scaling (mixed_float16) must not be used with an uplink: parties would skip "
+                "different steps. Received: a LossScaleOptimizer; mixed_bfloat16 needs none."
+            )
+        return super()._reduce_finite(is_finite)
 
     def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
         client = self._connected()
