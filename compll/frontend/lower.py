@@ -18,8 +18,9 @@ import numpy as np
 
 from compll.errors import Report
 from compll.frontend import ast
+from compll.frontend.constants import integer_of
 from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest
-from compll.ir import nodes, semantics
+from compll.ir import nodes
 from compll.ir.reducers import REDUCERS, recognise
 from compll.ir.sizes import MAX_NODES, DataDependentError, LongSizeError, SizeError, scalar_of
 from compll.ir.types import (
@@ -172,7 +173,7 @@ class Lowerer:
         size = next((found for found in walk(width) if isinstance(found, nodes.Size)), None)
         if size is not None:
             raise self.refuse("E304", message, tree.width.span, note)
-        value = _constant(width)
+        value = integer_of(width)
         if value is None:
             self.widths[UInt(width)] = None
             return width
@@ -590,29 +591,3 @@ def _output(variable: Variable) -> nodes.Expr:
     if variable.output is None:
         raise Refused
     return variable.output
-
-
-def _constant(expr: nodes.Expr) -> int | None:
-    """The value of an Int expression of numbers alone."""
-    with semantics.quiet():
-        value = _evaluate(expr)
-    return None if value is None else int(value)
-
-
-def _evaluate(expr: nodes.Expr) -> semantics.Value | None:
-    match expr:
-        case nodes.Const():
-            return semantics.constant(expr.value, expr.type)
-        case nodes.Unary():
-            operand = _evaluate(expr.operand)
-            return None if operand is None else semantics.unary(expr.op, operand)
-        case nodes.Binary():
-            left, right = _evaluate(expr.left), _evaluate(expr.right)
-            if left is None or right is None:
-                return None
-            return semantics.binary(expr.op, left, right, expr.left.type)
-        case nodes.Math():
-            values = [_evaluate(argument) for argument in expr.arguments]
-            return None if None in values else semantics.math(expr.function, values)
-        case _:
-            return None
