@@ -19,6 +19,8 @@ from compll.passes.fold import fold
 from compll.passes.inline import inline
 from tests.compll.support import SIZES, assert_same_floats, compiled, encoder, gradients, spec
 
+pytestmark = pytest.mark.heavy  # some twenty runs of g++ where the cache is empty
+
 PREFIX = 16
 
 # Known answers of Random123 for philox4x32-10: counter, key, output.
