@@ -69,7 +69,7 @@ def _train_over_parties(folder, worker_counts):
     from tf_hips.comm import primitives
     from tf_hips.strategies import HierarchicalPS, fingerprint
 
-    exact, compressed, noisy = _configs()
+    exact, compressed, noisy, lazy = _configs()
     child = SITES.index(exact.uplink.site)
     num_workers = sum(worker_counts)
     worker = sum(worker_counts[:child]) + primitives.rank()
@@ -118,7 +118,60 @@ def _train_over_parties(folder, worker_counts):
         assert np.isfinite(model.evaluate(*own, verbose=0))
         results.append(fingerprint(model))
         strategy.close()
+
+    results.append(_train_a_lazy_model(lazy, own, worker))
     (folder / f"{worker}.json").write_text(json.dumps(results))
+
+
+def _train_a_lazy_model(run, own, worker):
+    """A custom loop: the weights appear in the first step, other ones on each worker."""
+    import keras
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import HierarchicalPS, fingerprint
+
+    with pytest.raises(ValueError, match="nonfinite='propagate'"):
+        HierarchicalPS(nonfinite="propagate", config=run)
+    keras.utils.set_random_seed(worker)
+    strategy = HierarchicalPS(config=run)
+
+    # Parties would skip different steps; nothing has been exchanged when that is refused.
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    for options in ({}, {"run_eagerly": True}):
+        with strategy.scope():
+            half = training.build(**options)
+        with pytest.raises(ValueError, match="mixed_bfloat16 needs none"):
+            training.fit(half, own)
+    keras.mixed_precision.set_dtype_policy("float32")
+
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(3)])
+        optimizer = keras.optimizers.Adam(0.05)
+
+    def step(features, targets):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(features) - targets) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def distributed(features, targets):
+        return strategy.run(step, (features, targets))
+
+    batch = [tf.constant(array[: training.BATCH]) for array in own]
+    losses = [float(distributed(*batch)) for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+    # What comes after the parties were made equal cannot be trained over them.
+    with strategy.scope():
+        late = training.build(run_eagerly=True)
+    with pytest.raises(ProtocolError, match=r"one model with one optimizer.*kernel"):
+        training.fit(late, own)
+    strategy.close()
+    return fingerprint(model)
 
 
 @pytest.mark.timeout(230)
@@ -126,7 +179,7 @@ def _train_over_parties(folder, worker_counts):
 def test_two_parties_train_as_one(tmp_path, worker_counts):
     with contextlib.ExitStack() as stack:
         configs = []
-        for run in ("exact", "compressed", "noisy"):
+        for run in ("exact", "compressed", "noisy", "lazy"):
             server = stack.enter_context(serving(run, log_dir=str(tmp_path / "server")))
             address = f"127.0.0.1:{server.port}"
             log_dir = str(tmp_path / run)
@@ -147,6 +200,9 @@ def test_two_parties_train_as_one(tmp_path, worker_counts):
         mine = [event for event in events if event["site"] == site and event["rank"] == 0]
         rounds = [event for event in mine if event["event"] == "round"]
         assert [event["round"] for event in rounds] == list(range(20))
+        # Weights and two numbers: slots that no step has touched need not cross the slow tier.
+        [begun] = [event for event in mine if event["event"] == "first_sync"]
+        assert 652 < begun["bytes"] <= 652 + 16
         assert all(event["sent"] > 0 and event["received"] > 0 for event in rounds)
         [left] = [event for event in mine if event["event"] == "left"]
         assert left["reason"] is None

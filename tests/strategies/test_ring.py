@@ -52,16 +52,14 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
         {"optimizer": "adam", "steps_per_execution": 3},
         {"optimizer": "adam", "run_eagerly": True},
         {"accumulate": 2},
+        {"accumulate": 2, "run_eagerly": True},
     ]
     for way in ways:
         rows = [array[: 40 - 3 * rank] for array in own]
         with strategy.scope():
             if "accumulate" in way:
-                way = {
-                    "optimizer": keras.optimizers.AdamW(
-                        gradient_accumulation_steps=way["accumulate"]
-                    )
-                }
+                steps = way.pop("accumulate")
+                way["optimizer"] = keras.optimizers.AdamW(gradient_accumulation_steps=steps)
             model = training.build(**way)
         history = training.fit(model, rows, epochs=3)
         assert history[-1] < history[0]
@@ -149,6 +147,11 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
 
     for _ in range(3):
         assert float(ignoring()) == 3.0
+        # What one rank makes for itself between two steps holds up nobody.
+        if rank == 0:
+            with strategy.scope():
+                best = tf.Variable(0.0)
+            assert float(best) == 0.0
     np.testing.assert_array_equal(weight.numpy(), np.full(4, -9.0))
 
     # Half precision with loss scaling: one rank's overflow must skip the step on both.
@@ -242,6 +245,15 @@ def test_mistakes_are_errors_on_all_ranks():
         model = training.build(jit_compile=True)
     with pytest.raises(ValueError, match="jit_compile=True"):
         training.fit(model, own)
+
+    # Rank 1 has a batch less: said before the first step, on both.
+    with strategy.scope():
+        model = training.build()
+    for rows, epochs in ((len(own[0]) - 8 * rank, 1), (len(own[0]), 1 + rank)):
+        with pytest.raises(ValueError, match=r"same number of steps.*rank 0: 4 .*rank 1: [34] "):
+            training.fit(model, [array[:rows] for array in own], epochs=epochs)
+    with pytest.raises(ValueError, match="MEAN is taken must be of a floating type"):
+        strategy.reduce("MEAN", tf.constant(3), axis=None)
 
     # "zero" drops what is not finite, "propagate" lets it through, to all ranks alike.
     spoiled = [array.copy() for array in own]

@@ -7,22 +7,19 @@ here they meet those of the other workers. What else is reduced (synchronised ba
 `strategy.reduce`) is summed exactly, in the party.
 
     scope()   variables are recorded as they are created
-    run()     before the first step the replicas are compared and made equal
-    reduce    an optimizer's gradients go through `GradientSum`, everything else through `plain`
+    run()     before an eager step the replicas are compared and made equal
+    reduce    an optimizer's gradients go through `GradientSum`, everything else through `plain`;
+              while a step is traced, this is where the replicas are made equal
 
 Invariant: all ranks build the same collectives in the same order; nothing here depends on names
 that Keras makes up.
 
-The two places that look at the caller's frames do so because Keras passes neither the model nor the
-variables to the strategy: `_optimizer_call` tells gradients from other reductions,
-`_keras_model_in` finds the model in `compile`, `fit`.
+Which variables are made equal, and when, is `beginning`'s; what Keras does not pass is read from
+its frames by `frames`.
 """
 
-import gc
-import sys
-import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -34,6 +31,8 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies import frames
+from tf_hips.strategies.beginning import Beginning
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.gradients import (
     Gradient,
@@ -43,12 +42,9 @@ from tf_hips.strategies.gradients import (
     check_nonfinite,
     opaque,
 )
-from tf_hips.strategies.replicas import check_equal_shapes, synchronise
 
 # Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
 _INFERENCE_STEPS = ("test_step", "one_step_on_data")
-_RANDOM_STATE = "seed_generator_state"
-_MAX_FRAMES = 80
 _NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
 
 
@@ -75,15 +71,15 @@ class PartyStrategy(tf.distribute.Strategy):
             site=self._run.uplink.site if self._run.uplink else "local",
             rank=primitives.rank(),
         )
-        self._known: dict[int, weakref.ref[tf.Variable]] = {}
-        self._synchronised: dict[int, weakref.ref[tf.Variable]] = {}
+        weakref.finalize(self, self._events.close)
+        self._beginning = Beginning()
         self._watched_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._sums: dict[tuple[str, ...], GradientSum] = {}
+        self._num_sums = 0
         self._num_reductions = 0
         self._is_making_own = False
         self._model: keras.Model | None = None
         self._is_running = False
-        self._has_run = False
         super().__init__(_Extended(self, _device()))
         self._turns = Turns(self._make_variable)
 
@@ -106,15 +102,11 @@ class PartyStrategy(tf.distribute.Strategy):
         """Whether gradients of this worker are the sum already."""
         return primitives.size() == 1
 
-    def _synchronise(self, variables: list[tf.Variable], *, has_trained: bool) -> None:
-        """Gives `variables` the values that all replicas begin with.
+    def _check_new_sum(self) -> None:
+        """Raises if gradients of one more list cannot be summed."""
 
-        Args:
-            variables: what is new.
-            has_trained: whether the variables that are trained are among these or those before.
-        """
-        del has_trained
-        synchronise(variables)
+    def _check_optimizer(self, optimizer: Any) -> None:
+        """Raises if replicas cannot make steps of `optimizer` together."""
 
     # What Keras and users call.
 
@@ -137,6 +129,9 @@ class PartyStrategy(tf.distribute.Strategy):
         model = owner if isinstance(owner, keras.Model) else None
         if getattr(fn, "__name__", "") in _INFERENCE_STEPS:
             return super().run(fn, args, kwargs, options)
+        if model is not None:
+            self._check_optimizer(model.optimizer)
+            self._watch(model)
         if model is not None and model.jit_compile is True:
             raise ValueError(
                 "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
@@ -146,10 +141,14 @@ class PartyStrategy(tf.distribute.Strategy):
         self._model, self._is_running = model, True
         before = self._num_reductions
         try:
-            if tf.executing_eagerly() and (model is not None or not self._has_run):
-                self._has_run = True
-                self._synchronise_new()
-            result = super().run(fn, args, kwargs, options)
+            if not tf.executing_eagerly():
+                result = super().run(fn, args, kwargs, options)
+            else:
+                if model is not None:
+                    self._beginning.of_model(model)
+                else:
+                    self._beginning.of_loop("run")
+                result = self._failures.translated(super().run)(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer
         is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
@@ -173,16 +172,22 @@ class PartyStrategy(tf.distribute.Strategy):
     def _reduce_exactly(self, values: Sequence[Any], is_mean: bool) -> list[tf.Tensor]:
         tensors = [tf.convert_to_tensor(value) for value in values]
         self._num_reductions += 1
-        if primitives.size() == 1:
-            return [tf.identity(tensor) for tensor in tensors]
-        if self._is_running and self._model is not None:
-            self._synchronise_new()
         for tensor in tensors:
             if not tensor.shape.is_fully_defined() or tensor.dtype in (tf.bool, tf.string):
                 raise ValueError(
                     "A value that is reduced must be numeric and of known shape. "
                     f"Received: shape={tensor.shape}, dtype={tensor.dtype.name}"
                 )
+            if is_mean and not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+                raise ValueError(
+                    "A value whose MEAN is taken must be of a floating type; cast it first. "
+                    f"Received: dtype={tensor.dtype.name}"
+                )
+        if primitives.size() == 1:
+            return [tf.identity(tensor) for tensor in tensors]
+        if self._is_running and self._model is None:
+            with tf.init_scope():
+                self._beginning.of_loop("reduce")
         kinds = [f"{tensor.dtype.name}_{'x'.join(map(str, tensor.shape))}" for tensor in tensors]
         label = f"exact.{'.'.join(kinds)}"[:200]
         with tf.device("/cpu:0"):
@@ -196,17 +201,26 @@ class PartyStrategy(tf.distribute.Strategy):
             ]
 
     def _reduce_gradients(
-        self, values: Sequence[Any], variables: Sequence[tf.Variable]
+        self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
     ) -> list[tf.Tensor]:
         self._num_reductions += 1
         key = tuple(variable._unique_id for variable in variables)
-        # A tf.function that creates variables is traced twice; they have values the second time.
-        is_synchronised = all(_holds(self._synchronised, variable) for variable in variables)
-        if not is_synchronised or self._model is not None:
-            self._synchronise_new(variables)
-        if key not in self._sums:
-            with tf.init_scope():
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise ProtocolError(
+                    "Strategies of tf_hips need TensorFlow 2 behaviour: eager outside tf.function. "
+                    "Received: a graph around it"
+                )
+            if key not in self._sums:
+                self._check_new_sum()
+            if self._model is not None:
+                self._beginning.of_model(self._model, variables, optimizer)
+            else:
+                self._beginning.of_loop((key, id(optimizer)), variables, optimizer)
+            if key not in self._sums:
                 self._sums[key] = self._make_sum(variables)
+                # The residuals are as large as the model: they go when it goes.
+                weakref.finalize(variables[0], self._sums.pop, key, None)
         with tf.device("/cpu:0"):
             return self._turns(lambda turn: self._sums[key](values))
 
@@ -219,8 +233,9 @@ class PartyStrategy(tf.distribute.Strategy):
             reducer, only_float32, first_step = (lambda vectors, step: list(vectors)), False, 0
         else:
             reducer, only_float32, first_step = self._make_reducer(
-                gradients, f"gradients{len(self._sums)}"
+                gradients, f"gradients{self._num_sums}"
             )
+        self._num_sums += 1
         return GradientSum(
             gradients,
             reducer,
@@ -232,7 +247,8 @@ class PartyStrategy(tf.distribute.Strategy):
             rank=primitives.rank(),
         )
 
-    def _reduce_finite(self, is_finite: Any) -> tf.Tensor:
+    def _reduce_finite(self, is_finite: Any, optimizer: Any) -> tf.Tensor:
+        del optimizer
         # Keras' LossScaleOptimizer asks each rank about its own gradients; a rank that skips a step
         # alone would leave the others waiting in the sum.
         if primitives.size() == 1:
@@ -256,56 +272,18 @@ class PartyStrategy(tf.distribute.Strategy):
             self._is_making_own = False
 
     def _record(self, variable: tf.Variable, is_local: bool) -> None:
-        model = _keras_model_in("compile")
+        model = frames.model_in("compile")
         if model is not None and model._distribute_strategy is not self:
             raise ValueError(
                 f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a "
                 "model built outside and compiled inside, which would train without any reduction, "
                 "each worker on its own."
             )
-        if not (self._is_making_own or is_local or _RANDOM_STATE in variable.name):
-            self._known[id(variable)] = weakref.ref(variable)
-
-    def _synchronise_new(self, trained: Sequence[tf.Variable] = ()) -> None:
-        """Synchronises what is new in the current step's model, or in all that is known.
-
-        Called where all ranks come by: at a step of a Keras model, and, where no model is known, at
-        the first step and when gradients of variables are reduced that were not synchronised.
-
-        Args:
-            trained: the variables whose gradients are about to be reduced, if any are.
-        """
-        with tf.init_scope():
-            if not tf.executing_eagerly():
-                raise ProtocolError(
-                    "Strategies of tf_hips need TensorFlow 2 behaviour: eager outside tf.function."
-                )
-            variables = [
-                variable
-                for variable in self._replicated(trained)
-                if not _holds(self._synchronised, variable) and _is_ready(variable)
-            ]
-            # Nothing to do, nothing to say: a step may be traced again on one rank only (a last
-            # batch of another size).
-            if variables:
-                check_equal_shapes(variables)
-            if variables:
-                if self._model is not None:
-                    trained = [weight.value for weight in self._model.trainable_weights]
-                has_trained = bool(trained) and all(_is_ready(variable) for variable in trained)
-                self._synchronise(variables, has_trained=has_trained)
-            for variable in variables:
-                self._synchronised[id(variable)] = weakref.ref(variable)
-
-    def _replicated(self, trained: Sequence[tf.Variable]) -> list[tf.Variable]:
-        if self._model is None:
-            gc.collect()  # what is dropped must be gone on all ranks, or their lists differ
-            alive = [reference() for reference in self._known.values()]
-            owned = [*[variable for variable in alive if variable is not None], *trained]
-        else:
-            weights = [*self._model.weights, *getattr(self._model.optimizer, "variables", [])]
-            owned = [weight.value for weight in weights if _RANDOM_STATE not in weight.name]
-        return list({id(variable): variable for variable in owned}.values())
+        if not (self._is_making_own or is_local):
+            self._beginning.record(variable)
+            using = frames.model_in("compile", "train_on_batch", "fit")
+            if using is not None:
+                self._watch(using)
 
     # Checks.
 
@@ -317,42 +295,45 @@ class PartyStrategy(tf.distribute.Strategy):
                 "`strategy.scope()`, and apply gradients with its optimizer."
             )
 
-    def _check_equal_steps(self, dataset: tf.data.Dataset) -> None:
-        """Compares the steps of an epoch of `fit` over the ranks of the party, before the first."""
-        frame = _frame_of_model("fit")
-        # Keras has its training iterator by the time it asks for that of the validation data, which
-        # takes no part in collectives and may differ.
-        is_training = frame is not None and "epoch_iterator" not in frame.f_locals
-        if primitives.size() == 1 or not is_training or _frame_of_model("evaluate") is not None:
+    def _begin_fit(self) -> None:
+        """What there is to do when Keras makes the iterator of a `fit`."""
+        model = frames.model_in("fit")
+        if model is None:
             return
-        given = frame.f_locals.get("steps_per_epoch") if frame is not None else None
-        steps = int(dataset.cardinality()) if given is None else int(given)
-        everyone = primitives.gather_objects(steps)
-        if len(set(everyone)) > 1:
-            named = ", ".join(
-                f"rank {rank}: {'unknown' if one == tf.data.UNKNOWN_CARDINALITY else one}"
-                for rank, one in enumerate(everyone)
+        self._watch(model)
+        length = frames.length_of_fit()
+        if length is None:
+            return
+        lengths = primitives.gather_objects(length)
+        if any(len({one[place] for one in lengths} - {None}) > 1 for place in (0, 1)):
+            told = "; ".join(
+                f"rank {rank}: {'unknown' if steps is None else steps} steps, {epochs} epochs"
+                for rank, (steps, epochs) in enumerate(lengths)
             )
             raise ValueError(
-                "All workers must take the same number of steps in an epoch: give each a shard of "
-                f"equal length, or `steps_per_epoch`. Received: steps of {named}"
+                "All workers must take the same number of steps in `fit`: give each a shard of "
+                f"equal length, or `steps_per_epoch`. Received: {told}"
             )
 
-    def _watch(self) -> None:
-        """Lets the model whose `fit` is running raise our errors as they are, not TensorFlow's."""
-        model = _keras_model_in("fit")
-        if model is None or model in self._watched_models:
+    def _watch(self, model: keras.Model) -> None:
+        """Lets `model` raise our errors as they are, not TensorFlow's about them."""
+        if model in self._watched_models:
             return
         self._watched_models.add(model)
-        make = model.make_train_function
+        for kind in ("train", "test"):
+            self._watch_maker(model, f"make_{kind}_function", f"{kind}_function")
 
-        def make_train_function(force: bool = False) -> None:
-            made_before = model.train_function
-            make(force=force)
-            if model.train_function is not made_before:
-                model.train_function = self._failures.translated(model.train_function)
+    def _watch_maker(self, model: keras.Model, maker: str, function: str) -> None:
+        make = getattr(model, maker)
 
-        model.make_train_function = make_train_function
+        def make_and_translate(force: bool = False) -> Any:
+            made_before = getattr(model, function)
+            result = make(force=force)
+            if getattr(model, function) is not made_before:
+                setattr(model, function, self._failures.translated(getattr(model, function)))
+            return result
+
+        setattr(model, maker, make_and_translate)
 
 
 class _Extended(one_device_strategy.OneDeviceExtended):
@@ -389,20 +370,19 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     def _reduce_values(self, reduce_op: Any, values: list[Any]) -> list[Any]:
         strategy = self._container_strategy()
-        variables = _optimizer_call(len(values))
-        if variables is not None and not _is_mean(reduce_op):
-            return strategy._reduce_gradients(values, variables)
+        call = frames.optimizer_call(len(values))
+        if call is not None and not _is_mean(reduce_op):
+            return strategy._reduce_gradients(values, *call)
         return strategy._reduce_exactly(values, _is_mean(reduce_op))
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         result = super()._call_for_each_replica(fn, args, kwargs)
         if getattr(fn, "__name__", "") == "check_finite":
-            return self._container_strategy()._reduce_finite(result)
+            return self._container_strategy()._reduce_finite(result, getattr(fn, "__self__", None))
         return result
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        self._container_strategy()._watch()
-        self._container_strategy()._check_equal_steps(dataset)
+        self._container_strategy()._begin_fit()
         if dataset.options().autotune.enabled is None:
             # TensorFlow 2.21 can lose the signal that ends tf.data's tuning thread: it is sent
             # before the flag that it announces is set. Destroying an iterator, as Keras does in
@@ -424,48 +404,3 @@ def _device() -> str:
 
 def _is_mean(reduce_op: Any) -> bool:
     return distribute_lib.reduce_util.ReduceOp(reduce_op) == tf.distribute.ReduceOp.MEAN
-
-
-def _is_ready(variable: tf.Variable) -> bool:
-    # Variables of other types hold no numbers; those created by a plain tf.function are initialised
-    # after its trace.
-    is_numeric = variable.dtype not in (tf.string, tf.resource, tf.variant)
-    return is_numeric and bool(variable.is_initialized())
-
-
-def _holds(references: dict[int, "weakref.ref[tf.Variable]"], variable: tf.Variable) -> bool:
-    reference = references.get(id(variable))
-    return reference is not None and reference() is variable
-
-
-def _optimizer_call(num_values: int) -> list[tf.Variable] | None:
-    """The variables whose gradients a Keras optimizer is reducing right now, or None."""
-    for frame in _frames():
-        if frame.f_code.co_name == "_all_reduce_sum_gradients":
-            pairs = frame.f_locals.get("filtered_grads_and_vars", [])
-            return [variable for _, variable in pairs] if len(pairs) == num_values else None
-    return None
-
-
-def _keras_model_in(method: str) -> keras.Model | None:
-    """The Keras model whose `method` is on the call stack, or None."""
-    frame = _frame_of_model(method)
-    return frame.f_locals["self"] if frame is not None else None
-
-
-def _frame_of_model(method: str) -> types.FrameType | None:
-    """The frame of a Keras model's `method` on the call stack, or None."""
-    for frame in _frames():
-        if frame.f_code.co_name == method and isinstance(frame.f_locals.get("self"), keras.Model):
-            return frame
-    return None
-
-
-def _frames() -> Iterator[types.FrameType]:
-    """The frames of the callers, nearest first."""
-    frame: types.FrameType | None = sys._getframe(1)
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back

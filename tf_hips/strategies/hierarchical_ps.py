@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -36,7 +37,7 @@ from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.base import PartyStrategy
 from tf_hips.strategies.gradients import Gradient, Reducer, Witness
-from tf_hips.strategies.replicas import on_rank_0, synchronise
+from tf_hips.strategies.replicas import on_rank_0
 
 _SAME = "same"
 
@@ -93,8 +94,6 @@ class HierarchicalPS(PartyStrategy):
         )
         self._client: Client | None = None
         self._welcome: Welcome | None = None
-        self._is_first_sync_done = False
-        self._waiting: list[tf.Variable] = []
         self._is_closed = False
         self._bytes = (0, 0)
         super().__init__(nonfinite, config)
@@ -105,22 +104,26 @@ class HierarchicalPS(PartyStrategy):
                     "is not finite. Received: nonfinite='propagate'"
                 )
             self._join()
+            self._beginning.first_sync = self._first_sync
             atexit.register(self.close)
         elif primitives.rank() == 0:
             log.info("No uplink is configured: gradients are summed inside this party only.")
 
     def close(self, reason: str | None = None) -> None:
-        """Leaves the run; a reason, or an error that came before, ends it for all parties.
+        """Leaves the run; a reason, or an error that is on its way out, ends it for all parties.
 
         Called at the exit of the process; later calls do nothing.
         """
         if self._is_closed:
             return
         self._is_closed = True
+        atexit.unregister(self.close)
         if self._client is not None:
             # In a notebook the last error may be long over; in a script it is what ended it.
             last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-            error = self._failures.first or last
+            error = sys.exc_info()[1] or last
+            if isinstance(error, tf.errors.OpError):
+                error = self._failures.first or error
             if reason is None and error is not None:
                 reason = f"{type(error).__name__}: {error}"
             self._client.leave(reason)
@@ -164,28 +167,25 @@ class HierarchicalPS(PartyStrategy):
     def _is_alone(self) -> bool:
         return self._welcome is None and super()._is_alone()
 
-    def _synchronise(self, variables: list[tf.Variable], *, has_trained: bool) -> None:
-        # The server keeps one set of first weights, so it is asked once, when the weights that are
-        # trained exist. What appears later (slots of an optimizer that is built in its first step)
-        # begins with equal values everywhere.
-        if self._welcome is None or self._is_first_sync_done:
-            synchronise(variables)
-        elif has_trained:
-            self._is_first_sync_done = True
-            everything, self._waiting = [*self._waiting, *variables], []
-            synchronise(everything, self._first_sync)
-        else:
-            synchronise(variables)
-            self._waiting += variables
+    def _check_new_sum(self) -> None:
+        if self._welcome is not None and self._num_sums:
+            raise ValueError(
+                "A run with an uplink trains one model with one optimizer. Received: gradients of "
+                "another model; start another run for it"
+            )
 
-    def _reduce_finite(self, is_finite: Any) -> tf.Tensor:
-        if self._welcome is not None:
+    def _check_optimizer(self, optimizer: Any) -> None:
+        if self._welcome is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             # A party that skips a step alone would pair its next step with the others' this one.
             raise ValueError(
-                "Loss scaling (mixed_float16) must not be used with an uplink: parties would skip "
-                "different steps. Received: a LossScaleOptimizer; mixed_bfloat16 needs none."
+                "An optimizer must take every step with an uplink, and loss scaling "
+                "(mixed_float16) skips those that overflow in one party. Received: a "
+                "LossScaleOptimizer; mixed_bfloat16 needs none."
             )
-        return super()._reduce_finite(is_finite)
+
+    def _reduce_finite(self, is_finite: Any, optimizer: Any) -> tf.Tensor:
+        self._check_optimizer(optimizer)
+        return super()._reduce_finite(is_finite, optimizer)
 
     def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
         client = self._connected()
@@ -206,11 +206,6 @@ class HierarchicalPS(PartyStrategy):
         local = self._make_local(sizes, label)
         if self._welcome is None:
             return local, self._local is not None, 0
-        if self._sums:
-            raise ValueError(
-                "A run with an uplink trains one model with one optimizer. Received: gradients of "
-                "another model; start another run for it"
-            )
         on_rank_0(lambda: self._agree_model(gradients))
         uplink = _Uplink(self, sizes, label)
 

@@ -44,8 +44,12 @@ def fingerprint(model: Any) -> str:
     return text
 
 
-def check_equal_shapes(variables: Sequence[tf.Variable]) -> None:
+def check_equal_shapes(variables: Sequence[tf.Variable], advice: str = "") -> None:
     """Compares types and shapes of `variables` on all ranks.
+
+    Args:
+        variables: this rank's variables, in order.
+        advice: what the error ends with.
 
     Raises:
         ProtocolError: on every rank, if any rank differs from rank 0; names the first difference.
@@ -59,7 +63,7 @@ def check_equal_shapes(variables: Sequence[tf.Variable]) -> None:
     # before.
     rows = [[variable.name, kind] for variable, kind in zip(variables, described, strict=True)]
     everyone = primitives.gather_objects(rows)
-    raise ProtocolError(_first_difference(everyone))
+    raise ProtocolError(_first_difference(everyone) + advice)
 
 
 def synchronise(variables: Sequence[tf.Variable], first_sync: FirstSync | None = None) -> int:
@@ -144,7 +148,7 @@ def _first_difference(everyone: list[list[list[str]]]) -> str:
                     "All ranks must have the same model. Received: variable "
                     f"{position} is {_text(there)} on rank 0 and {_text(here)} on rank {rank}"
                 )
-    return "All ranks must have the same model. Received: the digests of their shapes differ."
+    return "All ranks must have the same model. Received: the digests of their shapes differ"
 
 
 def _text(row: list[str] | None) -> str:

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When replicas are made equal, and which variables that concerns.
+
+In the party    as often as something new is trained: the model's weights and the optimizer's
+                variables; in a custom loop, where no model is known, the variables of the gradients
+                and all that was created in the strategy's scope.
+Over parties    once, when the weights that are trained exist. What appears later is made equal in
+                the party only, so it must begin equal everywhere, as the slots of an optimizer do.
+
+Whether ranks meet here is decided by what they do alike (the first step, the first reduction of a
+list of gradients), not by what a rank happens to have: a variable that only one of them made, or
+has not collected yet, is an error on all of them and no wait without end.
+
+Invariant: nothing is trained over parties that was not made equal over parties.
+"""
+
+import gc
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_hips.errors import ProtocolError
+from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise
+
+_RANDOM_STATE = "seed_generator_state"
+_ADVICE = ". Variables of one rank alone belong outside of `strategy.scope()`."
+
+
+class Beginning:
+    """Remembers the variables of one strategy and which of them are equal on all replicas."""
+
+    def __init__(self) -> None:
+        """Knows no variable."""
+        self.first_sync: FirstSync | None = None
+        self._known: dict[int, weakref.ref[tf.Variable]] = {}
+        self._equal: dict[int, weakref.ref[tf.Variable]] = {}
+        self._shared: dict[int, weakref.ref[tf.Variable]] = {}
+        self._has_met = False
+        self._occasions: set[Hashable] = set()
+
+    def record(self, variable: tf.Variable) -> None:
+        """Remembers a variable that was created in the strategy's scope."""
+        _add(self._known, [variable])
+
+    def of_model(
+        self,
+        model: keras.Model,
+        trained: Sequence[tf.Variable] | None = None,
+        optimizer: Any = None,
+    ) -> None:
+        """Makes equal what is new in a Keras model.
+
+        Args:
+            model: the model whose step this is.
+            trained: the variables whose gradients are being reduced; None before the step.
+            optimizer: the optimizer that reduces them; None before the step.
+
+        Raises:
+            ProtocolError: ranks or parties differ, or something is trained over parties that came
+                after these had been made equal.
+        """
+        if not _are_ready(trained):
+            return
+        optimizer = optimizer or model.optimizer
+        owned = [*model.weights, *getattr(optimizer, "variables", []), *(trained or [])]
+        variables = [variable for variable in _unique(owned) if _is_ready(variable)]
+        if trained is None and all(layer.built for layer in model._flatten_layers()):
+            trained = _unique(model.trainable_variables)
+        self._make_equal(variables, trained, optimizer, advice="", is_collective=False)
+
+    def of_loop(
+        self,
+        occasion: Hashable,
+        trained: Sequence[tf.Variable] | None = None,
+        optimizer: Any = None,
+    ) -> None:
+        """Makes equal what a custom loop uses; once for each `occasion`, equal on all ranks.
+
+        Args:
+            occasion: what tells this call from others.
+            trained: the variables whose gradients are being reduced, if any are.
+            optimizer: the optimizer that reduces them.
+
+        Raises:
+            ProtocolError: as in `of_model`.
+        """
+        if occasion in self._occasions or not _are_ready(trained):
+            return
+        self._occasions.add(occasion)
+        gc.collect()  # what is gone on one rank must be gone on all
+        known = [reference() for reference in self._known.values()]
+        alive = [variable for variable in known if variable is not None]
+        owned = [*(trained or []), *getattr(optimizer, "variables", []), *alive]
+        variables = [variable for variable in _unique(owned) if _is_ready(variable)]
+        self._make_equal(variables, trained, optimizer, advice=_ADVICE, is_collective=True)
+
+    def _make_equal(
+        self,
+        variables: list[tf.Variable],
+        trained: Sequence[tf.Variable] | None,
+        optimizer: Any,
+        *,
+        advice: str,
+        is_collective: bool,
+    ) -> None:
+        meets = self.first_sync is not None and not self._has_met and trained is not None
+        if self.first_sync is not None and self._has_met:
+            for variable in trained or []:
+                if not _holds(self._shared, variable):
+                    raise ProtocolError(
+                        "A run with an uplink trains one model with one optimizer, all of which "
+                        f"was there when the parties were made equal. Received: {variable.name}, "
+                        "which came later"
+                    )
+        chosen = variables
+        if not meets:
+            chosen = [variable for variable in variables if not _holds(self._equal, variable)]
+        # Nothing to do, nothing to say: a step of a model may be traced again on one rank only (a
+        # last batch of another size).
+        if not chosen and not is_collective:
+            return
+        check_equal_shapes(chosen, advice)
+        if meets:
+            self._has_met = True
+            self._meet(chosen, optimizer)
+            _add(self._shared, chosen)
+        else:
+            synchronise(chosen)
+        _add(self._equal, chosen)
+
+    def _meet(self, variables: list[tf.Variable], optimizer: Any) -> None:
+        """Makes `variables` equal over the parties; called once, on all ranks."""
+        slots: set[int] = set()
+        if optimizer is not None and int(optimizer.iterations.numpy()) == 0:
+            # Slots that no step has touched begin equal everywhere: they need not cross the slow
+            # tier. A party that has made steps already sends more, and the server says so.
+            slots = {id(slot) for slot in _unique(optimizer.variables) if slot.shape.rank}
+        sent = [place for place, variable in enumerate(variables) if id(variable) not in slots]
+        first_sync = self.first_sync
+
+        def exchange(values: list[np.ndarray]) -> list[np.ndarray]:
+            synced = first_sync([values[place] for place in sent]) if first_sync else []
+            results = list(values)
+            for place, value in zip(sent, synced, strict=True):
+                results[place] = value
+            return results
+
+        synchronise(variables, exchange)
+
+
+def _unique(owned: Iterable[Any]) -> list[tf.Variable]:
+    """The TensorFlow variables behind `owned`, each once, without random states."""
+    raw = [one.value if isinstance(one, keras.Variable) else one for one in owned]
+    return list({id(one): one for one in raw if _RANDOM_STATE not in one.name}.values())
+
+
+def _is_ready(variable: tf.Variable) -> bool:
+    # Variables of other types hold no numbers; those created by a plain tf.function are initialised
+    # after its trace.
+    is_numeric = variable.dtype not in (tf.string, tf.resource, tf.variant)
+    return is_numeric and bool(variable.is_initialized())
+
+
+def _are_ready(trained: Sequence[tf.Variable] | None) -> bool:
+    # A tf.function that creates variables is traced twice, and runs the second trace only: then
+    # they have their values.
+    return all(_is_ready(variable) for variable in trained or [])
+
+
+def _add(references: dict[int, "weakref.ref[tf.Variable]"], new: Iterable[tf.Variable]) -> None:
+    for variable in new:
+        references[id(variable)] = weakref.ref(variable)
+
+
+def _holds(references: dict[int, "weakref.ref[tf.Variable]"], variable: tf.Variable) -> bool:
+    # An id is used again when its owner is gone.
+    reference = references.get(id(variable))
+    return reference is not None and reference() is variable
