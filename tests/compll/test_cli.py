@@ -12,6 +12,12 @@ TERNGRAD = str(SPECS / "terngrad.pse")
 LISTING = str(SPECS.parents[2] / "tests/compll/terngrad_listing.pse")
 
 
+# The compiler's runs take seconds where the cache is empty: not in `make check`.
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["numpy", pytest.param("cpp", marks=pytest.mark.heavy)]
+)
+
+
 @pytest.fixture
 def gradient(tmp_path):
     path = tmp_path / "x.npy"
@@ -40,7 +46,7 @@ def test_ir_and_includes(capsys):
     assert capsys.readouterr().out.strip() == str(SPECS.parents[2])
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpp"])
+@BACKENDS
 def test_run_there_and_back(tmp_path, gradient, backend):
     packet, back = str(tmp_path / "p.npy"), str(tmp_path / "y.npy")
     common = ["--set", "bitwidth=4", "--backend", backend]
@@ -53,6 +59,7 @@ def test_run_there_and_back(tmp_path, gradient, backend):
     assert np.abs(x - y).max() <= (x.max() - x.min()) / 15 * 1.0001
 
 
+@pytest.mark.heavy
 def test_backends_write_the_same_packet(tmp_path, gradient):
     made = {}
     for backend in ("numpy", "cpp"):
@@ -147,7 +154,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpp"])
+@BACKENDS
 def test_mistakes_are_one_line_each(tmp_path, capsys, backend):
     files(tmp_path)
     for what, function, data, extra, expected in MISTAKES:
@@ -168,7 +175,7 @@ def test_mistakes_are_one_line_each(tmp_path, capsys, backend):
         assert "ickle" not in message or what == "pickle", message
 
 
-@pytest.mark.parametrize("backend", ["numpy", "cpp"])
+@BACKENDS
 def test_too_much_memory_is_one_line(tmp_path, capsys, gradient, backend):
     spec = tmp_path / "huge.pse"
     spec.write_text(

@@ -21,6 +21,8 @@ from tf_hips.ps.link import Link, Patience
 from tf_hips.ps.server import Server, ServerConfig, serve
 from tf_hips.ps.weights import cut_weights
 
+pytestmark = pytest.mark.heavy  # these wait for what is lost
+
 
 def told(member: Party) -> str:
     """Waits until a party that calls nobody knows why the run has ended."""

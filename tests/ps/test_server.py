@@ -309,6 +309,7 @@ def wait_for(path: Path) -> str:
     raise AssertionError("the server did not announce its address")
 
 
+@pytest.mark.heavy
 def test_a_run_that_nobody_calls_is_given_up(certificates: Certificates) -> None:
     with serving(certificates, once=True, idle_timeout_s=0.2) as server:
         with parties(server, certificates) as members:

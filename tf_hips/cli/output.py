@@ -9,6 +9,7 @@ TensorFlow greets whoever loads it with notices about its own build, in every wo
 `TF_CPP_MIN_LOG_LEVEL` says: they are logged before it is read. They are left out here.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -121,6 +122,12 @@ class Printer:
             stream.flush()
         except BrokenPipeError:  # nobody reads us any more; the job ends, see Job
             self.is_broken = True
+            # What the stream still holds goes nowhere; Python would fail to flush it at its exit,
+            # and end with a code of its own (120).
+            with contextlib.suppress(OSError):  # a stream without a descriptor
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
 
 
 def _last_state(line: bytes) -> str:
