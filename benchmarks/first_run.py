@@ -83,6 +83,7 @@ def measure(folder: Path) -> dict[str, float]:
         )
         seconds = time.monotonic() - start
         (folder / f"{verb}.log").write_text(done.stdout, encoding="utf-8")
+        harness.console().print(f"make {verb}: {seconds:.1f} s, exit code {done.returncode}")
         if done.returncode:
             raise SystemExit(f"`make {verb}` failed with {done.returncode}:\n{done.stdout[-4000:]}")
         return round(seconds, 1), done.stdout

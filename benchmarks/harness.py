@@ -41,6 +41,11 @@ def timed(
     return min(seconds), statistics.median(seconds), max(seconds)
 
 
+def console() -> rich.console.Console:
+    """A console as wide as a table: a log file or a narrow terminal must not lose columns."""
+    return rich.console.Console(width=max(rich.console.Console().width, 160), soft_wrap=True)
+
+
 def environment() -> dict[str, Any]:
     """Hardware, versions, commit and date of this run."""
     cpu = platform.processor() or platform.machine()
@@ -86,10 +91,8 @@ def write(theme: str, rows: Sequence[dict[str, Any]], *, command: str, note: str
         table.add_column(key, justify="left" if is_text else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    # As wide as its content: a table in a log file or a narrow terminal must not lose columns.
-    console = rich.console.Console(width=max(rich.console.Console().width, 160), soft_wrap=True)
-    console.print(table)
-    console.print(f"written to {path.relative_to(ROOT)}")
+    console().print(table)
+    console().print(f"written to {path.relative_to(ROOT)}")
     return path
 
 
