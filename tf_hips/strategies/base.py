@@ -38,10 +38,9 @@ from tf_hips.strategies.gradients import (
     Gradient,
     GradientSum,
     Reducer,
-    Turns,
     check_nonfinite,
-    opaque,
 )
+from tf_hips.strategies.turns import Turns, opaque
 
 # Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
 _INFERENCE_STEPS = ("test_step", "one_step_on_data")
@@ -88,6 +87,42 @@ class PartyStrategy(tf.distribute.Strategy):
     def _num_workers(self) -> int:
         """Workers over which gradients are summed."""
         return primitives.size()
+
+    def sample_group(self) -> tuple[int, int]:
+        """Which group of workers this one shares its noise and its batches with, and of how many.
+
+        Every worker is a group of its own here. Dropout's seeds and `tf_hips.shard` ask this and
+        nothing else, so a strategy that gives several workers the same batch overrides it.
+        """
+        return self.global_rank, self._num_workers()
+
+    def _over_parties(
+        self, tensors: Sequence[tf.Tensor], label: str, operation: str = "sum"
+    ) -> list[tf.Tensor]:
+        """Reduces what is reduced over this party already over all parties, exactly.
+
+        Called on all ranks in the same order, eagerly or while a graph is built, inside a turn.
+
+        Args:
+            tensors: numeric tensors of known shape, equal on all ranks of the party.
+            label: what they are, for messages.
+            operation: "sum", "min" or "max".
+
+        Returns:
+            Tensors like `tensors`, equal on all ranks of all parties.
+        """
+        del label, operation
+        return list(tensors)
+
+    def _gather_objects(self, value: Any, label: str) -> list[Any]:
+        """JSON values of all workers of all parties, by global rank, on all of them. Eager.
+
+        Args:
+            value: this worker's.
+            label: what it is, for messages.
+        """
+        del label
+        return primitives.gather_objects(value)
 
     def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
         """How one list of gradients is summed; called once per list, eagerly, on all ranks.
@@ -183,7 +218,7 @@ class PartyStrategy(tf.distribute.Strategy):
                     "A value whose MEAN is taken must be of a floating type; cast it first. "
                     f"Received: dtype={tensor.dtype.name}"
                 )
-        if primitives.size() == 1:
+        if self._is_alone():
             return [tf.identity(tensor) for tensor in tensors]
         if self._is_running and self._model is None:
             with tf.init_scope():
@@ -192,10 +227,12 @@ class PartyStrategy(tf.distribute.Strategy):
         label = f"exact.{'.'.join(kinds)}"[:200]
         with tf.device("/cpu:0"):
             sums = self._turns(
-                lambda turn: plain([opaque(tensor, turn) for tensor in tensors], label)
+                lambda turn: self._over_parties(
+                    plain([opaque(tensor, turn) for tensor in tensors], label), label
+                )
             )
             if is_mean:
-                sums = [total / tf.cast(primitives.size(), total.dtype) for total in sums]
+                sums = [total / tf.cast(self._num_workers(), total.dtype) for total in sums]
             return [
                 tf.reshape(total, tensor.shape) for total, tensor in zip(sums, tensors, strict=True)
             ]
@@ -251,12 +288,16 @@ class PartyStrategy(tf.distribute.Strategy):
         del optimizer
         # Keras' LossScaleOptimizer asks each rank about its own gradients; a rank that skips a step
         # alone would leave the others waiting in the sum.
-        if primitives.size() == 1:
+        if self._is_alone():
             return is_finite
         with tf.device("/cpu:0"):
             flag = tf.cast(is_finite, tf.int32)
             [least] = self._turns(
-                lambda turn: [primitives.allreduce(opaque(flag, turn), "is_finite", "min")]
+                lambda turn: self._over_parties(
+                    [primitives.allreduce(opaque(flag, turn), "is_finite", "min")],
+                    "is_finite",
+                    "min",
+                )
             )
         return tf.cast(tf.reshape(least, []), tf.bool)
 
