@@ -22,6 +22,7 @@ _HOMES = {
     "Compressor": "tf_hips.ops",
     "error_feedback": "tf_hips.ops",
     "fingerprint": "tf_hips.strategies",
+    "local": "tf_hips.strategies",
     "onebit": "tf_hips.ops",
     "terngrad": "tf_hips.ops",
 }

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from absl import logging
 
+debug = logging.debug
 info = logging.info
 warning = logging.warning
 error = logging.error

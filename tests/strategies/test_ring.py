@@ -19,7 +19,7 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
     from tests.strategies import training
     from tf_hips import config, log
     from tf_hips.comm import primitives
-    from tf_hips.strategies import CompressedRing, fingerprint
+    from tf_hips.strategies import CompressedRing, fingerprint, local
 
     rank = primitives.rank()
     x, y = training.data(160)
@@ -39,11 +39,13 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
 
     keras.utils.set_random_seed(0)
     alone = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
-    expected = training.fit(alone, [x, y], batch=16)
+    with local():
+        expected = training.fit(alone, [x, y], batch=16)
     for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     both = primitives.gather_objects(losses)
-    np.testing.assert_allclose(np.mean(both, 0), expected, rtol=1e-5)
+    assert both[0] == both[1]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
     # Every way of running a step; each rank has its own seed, and rank 1 a shorter last batch,
     # which only it traces.
@@ -216,6 +218,17 @@ def test_mistakes_are_errors_on_all_ranks():
         with strategy.scope(), pytest.raises(ValueError, match=r"built inside `strategy\.scope"):
             outside.compile(optimizer, "mse")
 
+    # Never in the scope, or with an optimizer of another one.
+    outside.compile("sgd", "mse")
+    with pytest.raises(ProtocolError, match="without the strategy of this process"):
+        training.fit(outside, own)
+    with CompressedRing().scope():
+        of_another = keras.optimizers.SGD()
+    with strategy.scope():
+        model = training.build(of_another)
+    with pytest.raises(ValueError, match="optimizer made under CompressedRing"):
+        training.fit(model, own)
+
     # A training step that passes by the optimizer.
     class Lonely(keras.Model):
         def __init__(self):
@@ -250,7 +263,7 @@ def test_mistakes_are_errors_on_all_ranks():
     with strategy.scope():
         model = training.build()
     for rows, epochs in ((len(own[0]) - 8 * rank, 1), (len(own[0]), 1 + rank)):
-        with pytest.raises(ValueError, match=r"same number of steps.*rank 0: 4 .*rank 1: [34] "):
+        with pytest.raises(ValueError, match=r"same number of steps.*worker 0: 4 .*worker 1: [34] "):
             training.fit(model, [array[:rows] for array in own], epochs=epochs)
     with pytest.raises(ValueError, match="MEAN is taken must be of a floating type"):
         strategy.reduce("MEAN", tf.constant(3), axis=None)

@@ -7,7 +7,8 @@ bit.
 """
 
 from tf_hips.strategies.hierarchical_ps import HierarchicalPS
+from tf_hips.strategies.hooks import local
 from tf_hips.strategies.replicas import fingerprint
 from tf_hips.strategies.ring import CompressedRing
 
-__all__ = ["CompressedRing", "HierarchicalPS", "fingerprint"]
+__all__ = ["CompressedRing", "HierarchicalPS", "fingerprint", "local"]

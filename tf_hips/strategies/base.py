@@ -14,12 +14,13 @@ here they meet those of the other workers. What else is reduced (synchronised ba
 Invariant: all ranks build the same collectives in the same order; nothing here depends on names
 that Keras makes up.
 
-Which variables are made equal, and when, is `beginning`'s; what Keras does not pass is read from
-its frames by `frames`.
+Which variables are made equal, and when, is `beginning`'s; what Keras does not pass comes from
+`hooks`, and what surrounds the steps of a `fit` is `fitting`'s.
 """
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -31,9 +32,10 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies import frames
+from tf_hips.strategies import hooks
 from tf_hips.strategies.beginning import Beginning
 from tf_hips.strategies.failures import Failures
+from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
     Gradient,
     GradientSum,
@@ -72,15 +74,17 @@ class PartyStrategy(tf.distribute.Strategy):
         )
         weakref.finalize(self, self._events.close)
         self._beginning = Beginning()
-        self._watched_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+        self._fitting = Fitting(self, self._failures)
         self._sums: dict[tuple[str, ...], GradientSum] = {}
         self._num_sums = 0
         self._num_reductions = 0
         self._is_making_own = False
         self._model: keras.Model | None = None
         self._is_running = False
+        self._reduced: tuple[list[Any], Any] | None = None
         super().__init__(_Extended(self, _device()))
         self._turns = Turns(self._make_variable)
+        hooks.register(self)
 
     # What a strategy decides.
 
@@ -143,6 +147,9 @@ class PartyStrategy(tf.distribute.Strategy):
     def _check_optimizer(self, optimizer: Any) -> None:
         """Raises if replicas cannot make steps of `optimizer` together."""
 
+    def _note_failure(self, error: BaseException) -> None:
+        """Called when a method of a model, or an eager step, ends with `error` on this worker."""
+
     # What Keras and users call.
 
     @property
@@ -166,7 +173,6 @@ class PartyStrategy(tf.distribute.Strategy):
             return super().run(fn, args, kwargs, options)
         if model is not None:
             self._check_optimizer(model.optimizer)
-            self._watch(model)
         if model is not None and model.jit_compile is True:
             raise ValueError(
                 "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
@@ -259,7 +265,11 @@ class PartyStrategy(tf.distribute.Strategy):
                 # The residuals are as large as the model: they go when it goes.
                 weakref.finalize(variables[0], self._sums.pop, key, None)
         with tf.device("/cpu:0"):
-            return self._turns(lambda turn: self._sums[key](values))
+            sums = self._turns(lambda turn: self._sums[key](values))
+        if self._is_alone():
+            return sums
+        # Keras would have clipped before, each replica by its own norm.
+        return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
 
     def _make_sum(self, variables: Sequence[tf.Variable]) -> GradientSum:
         gradients = [
@@ -283,6 +293,15 @@ class PartyStrategy(tf.distribute.Strategy):
             failures=self._failures,
             rank=primitives.rank(),
         )
+
+    @contextlib.contextmanager
+    def _reducing(self, variables: list[Any], optimizer: Any) -> Iterator[None]:
+        """While `optimizer` hands over the gradients of `variables`."""
+        outer, self._reduced = self._reduced, (variables, optimizer)
+        try:
+            yield
+        finally:
+            self._reduced = outer
 
     def _reduce_finite(self, is_finite: Any, optimizer: Any) -> tf.Tensor:
         del optimizer
@@ -313,18 +332,8 @@ class PartyStrategy(tf.distribute.Strategy):
             self._is_making_own = False
 
     def _record(self, variable: tf.Variable, is_local: bool) -> None:
-        model = frames.model_in("compile")
-        if model is not None and model._distribute_strategy is not self:
-            raise ValueError(
-                f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a "
-                "model built outside and compiled inside, which would train without any reduction, "
-                "each worker on its own."
-            )
         if not (self._is_making_own or is_local):
             self._beginning.record(variable)
-            using = frames.model_in("compile", "train_on_batch", "fit")
-            if using is not None:
-                self._watch(using)
 
     # Checks.
 
@@ -335,46 +344,6 @@ class PartyStrategy(tf.distribute.Strategy):
                 "that passed none to the strategy; build and compile the model inside "
                 "`strategy.scope()`, and apply gradients with its optimizer."
             )
-
-    def _begin_fit(self) -> None:
-        """What there is to do when Keras makes the iterator of a `fit`."""
-        model = frames.model_in("fit")
-        if model is None:
-            return
-        self._watch(model)
-        length = frames.length_of_fit()
-        if length is None:
-            return
-        lengths = primitives.gather_objects(length)
-        if any(len({one[place] for one in lengths} - {None}) > 1 for place in (0, 1)):
-            told = "; ".join(
-                f"rank {rank}: {'unknown' if steps is None else steps} steps, {epochs} epochs"
-                for rank, (steps, epochs) in enumerate(lengths)
-            )
-            raise ValueError(
-                "All workers must take the same number of steps in `fit`: give each a shard of "
-                f"equal length, or `steps_per_epoch`. Received: {told}"
-            )
-
-    def _watch(self, model: keras.Model) -> None:
-        """Lets `model` raise our errors as they are, not TensorFlow's about them."""
-        if model in self._watched_models:
-            return
-        self._watched_models.add(model)
-        for kind in ("train", "test"):
-            self._watch_maker(model, f"make_{kind}_function", f"{kind}_function")
-
-    def _watch_maker(self, model: keras.Model, maker: str, function: str) -> None:
-        make = getattr(model, maker)
-
-        def make_and_translate(force: bool = False) -> Any:
-            made_before = getattr(model, function)
-            result = make(force=force)
-            if getattr(model, function) is not made_before:
-                setattr(model, function, self._failures.translated(getattr(model, function)))
-            return result
-
-        setattr(model, maker, make_and_translate)
 
 
 class _Extended(one_device_strategy.OneDeviceExtended):
@@ -411,19 +380,25 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     def _reduce_values(self, reduce_op: Any, values: list[Any]) -> list[Any]:
         strategy = self._container_strategy()
-        call = frames.optimizer_call(len(values))
-        if call is not None and not _is_mean(reduce_op):
-            return strategy._reduce_gradients(values, *call)
+        if strategy._reduced is not None:
+            return strategy._reduce_gradients(values, *strategy._reduced)
         return strategy._reduce_exactly(values, _is_mean(reduce_op))
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        result = super()._call_for_each_replica(fn, args, kwargs)
-        if getattr(fn, "__name__", "") == "check_finite":
-            return self._container_strategy()._reduce_finite(result, getattr(fn, "__self__", None))
-        return result
+        strategy = self._container_strategy()
+        with tf.device(self._device), _ReplicaContext(strategy, strategy.global_rank):
+            return fn(*args, **kwargs)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        group, num_groups = self._container_strategy().sample_group()
+        context = tf.distribute.InputContext(
+            num_input_pipelines=num_groups,
+            input_pipeline_id=group,
+            num_replicas_in_sync=self._num_replicas_in_sync,
+        )
+        return self._experimental_distribute_dataset(dataset_fn(context), options)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        self._container_strategy()._begin_fit()
         if dataset.options().autotune.enabled is None:
             # TensorFlow 2.21 can lose the signal that ends tf.data's tuning thread: it is sent
             # before the flag that it announces is set. Destroying an iterator, as Keras does in
@@ -436,6 +411,14 @@ class _Extended(one_device_strategy.OneDeviceExtended):
             # for that tunes in a dataset of its own, and doubles the cost of a small step.
             return dataset
         return super()._experimental_distribute_dataset(dataset, options)
+
+
+class _ReplicaContext(tf.distribute.ReplicaContext):
+    """This worker as one of all replicas."""
+
+    @property
+    def devices(self) -> Any:
+        return self.strategy.extended.worker_devices
 
 
 def _device() -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """When replicas are made equal, and which variables that concerns.
 
-In the party    as often as something new is trained: the model's weights and the optimizer's
-                variables; in a custom loop, where no model is known, the variables of the gradients
-                and all that was created in the strategy's scope.
+In the party    as often as something new is trained: the model's weights and random states, and the
+                optimizer's variables; in a custom loop, where no model is known, the variables of
+                the gradients and all that was created in the strategy's scope.
 Over parties    once, when the weights that are trained exist. What appears later is made equal in
                 the party only, so it must begin equal everywhere, as the slots of an optimizer do.
 
@@ -26,7 +26,6 @@ import tensorflow as tf
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise
 
-_RANDOM_STATE = "seed_generator_state"
 _ADVICE = ". Variables of one rank alone belong outside of `strategy.scope()`."
 
 
@@ -66,7 +65,7 @@ class Beginning:
         if not _are_ready(trained):
             return
         optimizer = optimizer or model.optimizer
-        owned = [*model.weights, *getattr(optimizer, "variables", []), *(trained or [])]
+        owned = [*model.variables, *getattr(optimizer, "variables", []), *(trained or [])]
         variables = [variable for variable in _unique(owned) if _is_ready(variable)]
         if trained is None and all(layer.built for layer in model._flatten_layers()):
             trained = _unique(model.trainable_variables)
@@ -153,9 +152,9 @@ class Beginning:
 
 
 def _unique(owned: Iterable[Any]) -> list[tf.Variable]:
-    """The TensorFlow variables behind `owned`, each once, without random states."""
+    """The TensorFlow variables behind `owned`, each once."""
     raw = [one.value if isinstance(one, keras.Variable) else one for one in owned]
-    return list({id(one): one for one in raw if _RANDOM_STATE not in one.name}.values())
+    return list({id(one): one for one in raw}.values())
 
 
 def _is_ready(variable: tf.Variable) -> bool:

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a strategy does around `fit`, `evaluate` and the `*_on_batch` methods of its models.
+
+    before     ranks compare what they are about to do; callbacks that write files stay on rank 0
+    epoch      the data is told which epoch begins
+    its end    statistics of layers are averaged, then loss and metrics are those of all replicas,
+               then validation and callbacks see them, and all agree whether to stop
+    errors     come out as what they are, and the other ranks hear of them
+
+All workers call these methods, in the same order; `hooks.local()` is for what one does alone.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.strategies import hooks, logs
+from tf_hips.strategies.failures import Failures
+
+# Callbacks of Keras that only write down what all ranks know alike.
+_REPORTERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
+
+Method = Callable[..., Any]
+
+
+class Fitting:
+    """Methods of one strategy's Keras models; each takes Keras' own method and its arguments."""
+
+    def __init__(self, strategy: Any, failures: Failures) -> None:
+        """Nothing runs yet.
+
+        Args:
+            strategy: the strategy, a `PartyStrategy`.
+            failures: where exceptions raised in a step are kept.
+        """
+        self._strategy = strategy
+        self._failures = failures
+        self._running: list[str] = []
+
+    def may_write(self) -> bool:
+        """Whether this process is the one that saves models: rank 0 of its party."""
+        return primitives.rank() == 0
+
+    def compile(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
+        """Refuses a model that was built without the strategy."""
+        if model._distribute_strategy is not self._strategy:
+            raise ValueError(
+                f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a "
+                "model built outside and compiled inside, which would train without any reduction, "
+                "each worker on its own."
+            )
+        return method(*args, **kwargs)
+
+    def fit(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
+        """Trains with callbacks that fit many ranks."""
+        arguments = _named(method, args, kwargs)
+        _check(model, self._strategy)
+        closing = _Closing(self._strategy, arguments)
+        callbacks = arguments.get("callbacks")
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(closing)
+        else:
+            arguments["callbacks"] = [*self._for_this_rank(callbacks), closing]
+        if self._strategy.global_rank and arguments.get("verbose", "auto") == "auto":
+            arguments["verbose"] = 0  # one progress bar, not one for each worker
+        with self._as("fit", model):
+            return self._failures.translated(method)(**arguments)
+
+    def evaluate(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
+        """Evaluates; the result is that of all workers' rows."""
+        arguments = _named(method, args, kwargs)
+        if not self._running and self._strategy.global_rank:
+            arguments["verbose"] = _quiet(arguments)
+        with self._as("evaluate", model):
+            return self._failures.translated(method)(**arguments)
+
+    def train_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
+        """One step; returns loss and metrics of all workers' batches."""
+        _check(model, self._strategy)
+        return self._on_batch("train_on_batch", method, model, args, kwargs)
+
+    def test_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
+        """Evaluates one batch; returns loss and metrics of all workers' batches."""
+        return self._on_batch("test_on_batch", method, model, args, kwargs)
+
+    def get_metrics_result_or_logs(
+        self, method: Method, model: keras.Model, args: Any, kwargs: Any
+    ) -> Any:
+        """What Keras asks for at the end of an epoch and of an evaluation."""
+        if not self._running:
+            return method(*args, **kwargs)
+        if self._running[-1] == "fit" and not self._strategy._is_alone():
+            self.average_statistics(model)
+        return self._over_replicas(model, _named(method, args, kwargs)["logs"], method)
+
+    def average_statistics(self, model: keras.Model) -> int:
+        """Averages BatchNormalization's statistics over all workers; see `logs`."""
+        strategy = self._strategy
+        return logs.average_statistics(
+            model, self._total, strategy._gather_objects, strategy.num_replicas_in_sync
+        )
+
+    def _on_batch(
+        self, name: str, method: Method, model: keras.Model, args: Any, kwargs: Any
+    ) -> Any:
+        arguments = _named(method, args, kwargs)
+        return_dict = arguments.pop("return_dict", False)
+        with self._as(name, model):
+            own = self._failures.translated(method)(**arguments, return_dict=True)
+            keras_choice = functools.partial(
+                hooks.original(keras.Model, "_get_metrics_result_or_logs"), model
+            )
+            results = self._over_replicas(model, own, keras_choice)
+        results = {name: _plain(value) for name, value in results.items()}
+        return results if return_dict else model._flatten_metrics_in_order(results)
+
+    def _over_replicas(self, model: keras.Model, own: Any, choice: Method) -> Any:
+        if self._strategy._is_alone() or hooks.is_local():
+            return choice(own)
+        return logs.over_replicas(
+            model,
+            own,
+            choice,
+            self._total,
+            self._strategy.global_rank,
+            self._strategy.num_replicas_in_sync,
+        )
+
+    def _total(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._strategy._reduce_exactly(values, is_mean=False)
+
+    @contextlib.contextmanager
+    def _as(self, name: str, model: keras.Model) -> Iterator[None]:
+        self._running.append(name)
+        try:
+            yield
+        except BaseException as error:
+            self._strategy._note_failure(error)
+            raise
+        finally:
+            self._running.pop()
+
+    def _for_this_rank(self, callbacks: Any) -> list[Any]:
+        """What of the callbacks runs here: all ranks decide alike, and one rank writes."""
+        flat = tf.nest.flatten(callbacks) if callbacks else []
+        if self.may_write():
+            return flat
+        kept = []
+        for callback in flat:
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                kept.append(_Restoring(callback))
+            elif not isinstance(callback, _REPORTERS):
+                kept.append(callback)
+        return kept
+
+
+class _Closing(keras.callbacks.Callback):
+    """The last callback: what ranks must agree on at the ends of an epoch."""
+
+    def __init__(self, strategy: Any, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self._strategy = strategy
+        self._epochs = (arguments.get("initial_epoch", 0), arguments.get("epochs", 1))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Compares how long this `fit` is going to be."""
+        if self._strategy._is_alone():
+            return
+        steps = (self.params or {}).get("steps")
+        first, last = self._epochs
+        own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
+        everyone = self._strategy._gather_objects(own, "the length of `fit`")
+        if any(len({one[place] for one in everyone} - {None}) > 1 for place in range(3)):
+            told = "; ".join(
+                f"worker {worker}: {'unknown' if steps is None else steps} steps in each of the "
+                f"epochs {first} to {last}"
+                for worker, (steps, first, last) in enumerate(everyone)
+            )
+            raise ValueError(
+                "All workers must take the same number of steps in `fit`: give each a shard of "
+                f"equal length (`tf_hips.shard`), or `steps_per_epoch`. Received: {told}"
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stops on all ranks where a callback of one wants to stop."""
+        if not self._strategy._is_alone():
+            wishes = self._strategy._gather_objects(
+                bool(self.model.stop_training), "whether to stop after an epoch"
+            )
+            self.model.stop_training = any(wishes)
+
+
+class _Restoring(keras.callbacks.Callback):
+    """Keras' BackupAndRestore on a rank that writes nothing: it restores."""
+
+    def __init__(self, callback: keras.callbacks.BackupAndRestore) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        self._callback.set_model(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._callback.on_train_begin(logs)
+
+
+def _check(model: keras.Model, strategy: Any) -> None:
+    if model.jit_compile is True:
+        raise ValueError(
+            "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
+            "kernel. Received: jit_compile=True"
+        )
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    made_in = getattr(optimizer, "_distribution_strategy", strategy)
+    if made_in is not strategy and optimizer is not None:
+        raise ValueError(
+            f"The optimizer of `{model.name}` must be made inside the scope of the model's "
+            f"strategy. Received: an optimizer made under {type(made_in).__name__}"
+        )
+
+
+def _named(method: Method, args: Any, kwargs: Any) -> dict[str, Any]:
+    return dict(inspect.signature(method).bind(*args, **kwargs).arguments)
+
+
+def _quiet(arguments: dict[str, Any]) -> Any:
+    verbose = arguments.get("verbose", "auto")
+    return 0 if verbose == "auto" else verbose
+
+
+def _plain(value: Any) -> Any:
+    # What Keras makes of logs before it returns them.
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where Keras meets our strategies: wrappers on its public classes, put there once per process.
+
+Keras tells a strategy little: not which model runs, nor which optimizer reduces, nor when an epoch
+ends. Each wrapper here passes what Keras knows to the strategy that is at work, and is Keras' own
+method, unchanged, for models and optimizers that have nothing to do with ours.
+
+    keras.Model               compile, fit, evaluate, train_on_batch, test_on_batch: see `fitting`
+                              save, save_weights, export: one rank writes
+    keras.optimizers          gradients are reduced with their variables and their optimizer, and
+                              clipped afterwards; a loss scale overflows on all ranks or on none
+    keras.random              groups of workers draw different noise from equal states
+"""
+
+import contextlib
+import contextvars
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.errors import ProtocolError
+
+_METHODS = (
+    "compile",
+    "fit",
+    "evaluate",
+    "train_on_batch",
+    "test_on_batch",
+    "_get_metrics_result_or_logs",
+)
+_WRITERS = ("save", "save_weights", "export")
+
+
+_strategies: weakref.WeakSet[Any] = weakref.WeakSet()
+_is_local: contextvars.ContextVar[bool] = contextvars.ContextVar("tf_hips_local", default=False)
+_originals: dict[tuple[type, str], Callable[..., Any]] = {}
+
+
+@contextlib.contextmanager
+def local() -> Iterator[None]:
+    """What Keras does inside is this worker's own, and waits for no other.
+
+    `evaluate`, `test_on_batch` and the logs of `train_on_batch` tell of this worker's rows only,
+    `save` writes from any rank, and a model that was made without a strategy may train. Gradients
+    of models of a strategy are reduced all the same.
+
+        if strategy.global_rank == 0:
+            with tf_hips.local():
+                model.evaluate(x, y)
+    """
+    token = _is_local.set(True)
+    try:
+        yield
+    finally:
+        _is_local.reset(token)
+
+
+def is_local() -> bool:
+    """Whether `local()` holds."""
+    return _is_local.get()
+
+
+def register(strategy: Any) -> None:
+    """Makes a strategy known to Keras; the first one puts the wrappers in place."""
+    if not _originals:
+        _install()
+    _strategies.add(strategy)
+
+
+def live() -> list[Any]:
+    """The strategies of this process."""
+    return list(_strategies)
+
+
+def original(owner: type, name: str) -> Callable[..., Any]:
+    """Keras' own method behind a wrapper."""
+    return _originals[owner, name]
+
+
+def _install() -> None:
+    for name in _METHODS:
+        _wrap(keras.Model, name, functools.partial(_method, name))
+    for name in _WRITERS:
+        _wrap(keras.Model, name, _writer)
+    _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _reduction)
+    _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
+    _wrap(keras.optimizers.LossScaleOptimizer, "check_finite", _finiteness)
+    _wrap(keras.random.SeedGenerator, "next", _noise)
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    keras_method = getattr(owner, name)
+    _originals[owner, name] = keras_method
+
+    @functools.wraps(keras_method)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(keras_method, self, *args, **kwargs)
+
+    # A step that Keras keeps from AutoGraph must stay so, and must not keep what it calls.
+    method.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
+    setattr(owner, name, method)
+
+
+def _of(model: keras.Model) -> Any:
+    strategy = model.distribute_strategy
+    return strategy if strategy in _strategies else None
+
+
+def _at_work() -> Any:
+    """The strategy of ours in whose replica context this runs, or None."""
+    strategy = tf.distribute.get_strategy()
+    if strategy in _strategies and not tf.distribute.in_cross_replica_context():
+        return strategy
+    return None
+
+
+def _method(
+    name: str, keras_method: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any
+) -> Any:
+    strategy = _of(model)
+    if strategy is None:
+        _check_private(name, model)
+        return keras_method(model, *args, **kwargs)
+    own = getattr(strategy._fitting, name.removeprefix("_"))
+    return own(functools.partial(keras_method, model), model, args, kwargs)
+
+
+def _check_private(name: str, model: keras.Model) -> None:
+    if name not in ("fit", "train_on_batch") or is_local():
+        return
+    if any(strategy.num_replicas_in_sync > 1 for strategy in _strategies):
+        raise ProtocolError(
+            f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a model "
+            "without the strategy of this process: each worker would train it on its own. If that "
+            "is meant, put the call inside `with tf_hips.local():`."
+        )
+
+
+def _writer(keras_method: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    strategy = _of(model)
+    if strategy is None or is_local() or strategy._fitting.may_write():
+        return keras_method(model, *args, **kwargs)
+    log.debug("`%s` of model %s is left to rank 0", keras_method.__name__, model.name)
+    return None
+
+
+def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
+    strategy = _at_work()
+    if strategy is None:
+        return keras_method(optimizer, grads_and_vars)
+    pairs = list(grads_and_vars)
+    variables = [variable for gradient, variable in pairs if gradient is not None]
+    with strategy._reducing(variables, optimizer):
+        return keras_method(optimizer, pairs)
+
+
+def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+    # Keras clips before the reduction, each replica its own gradient by its own norm.
+    strategy = _at_work()
+    if strategy is not None and not strategy._is_alone():
+        return gradients
+    return keras_method(optimizer, gradients)
+
+
+def _finiteness(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+    # Keras asks each rank about its own gradients; a rank that skips a step alone would leave the
+    # others waiting in the sum.
+    is_finite = keras_method(optimizer, gradients)
+    strategy = _at_work()
+    return is_finite if strategy is None else strategy._reduce_finite(is_finite, optimizer)
+
+
+def _noise(keras_method: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+    seed = keras_method(generator, *args, **kwargs)
+    strategy = _at_work()
+    if strategy is None:
+        return seed
+    # An odd factor makes different groups different modulo 2^31; group 0 draws what Keras would.
+    group, _ = strategy.sample_group()
+    mark = group * 0x9E3779B1 % (1 << 31)
+    return seed if mark == 0 else tf.bitwise.bitwise_xor(seed, tf.constant([mark, 0], seed.dtype))
