@@ -67,7 +67,7 @@ def _train_over_parties(folder, worker_counts):
 
     from tests.strategies import training
     from tf_hips.comm import primitives
-    from tf_hips.strategies import HierarchicalPS, fingerprint
+    from tf_hips.strategies import HierarchicalPS, fingerprint, local
 
     exact, compressed, noisy, lazy = _configs()
     child = SITES.index(exact.uplink.site)
@@ -86,7 +86,8 @@ def _train_over_parties(folder, worker_counts):
     training.assert_same_on_all_ranks(model)
     keras.utils.set_random_seed(0)
     alone = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
-    training.fit(alone, [x, y], batch=8 * num_workers)
+    with local():
+        training.fit(alone, [x, y], batch=8 * num_workers)
     for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     results = [fingerprint(model)]
