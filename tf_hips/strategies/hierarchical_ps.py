@@ -168,6 +168,13 @@ class HierarchicalPS(PartyStrategy):
     def _is_alone(self) -> bool:
         return self._welcome is None and super()._is_alone()
 
+    def _codecs(self) -> dict[str, Compressor | None]:
+        way_up = {"compression": self._up, "downlink": self._down} if self._welcome else {}
+        return {**way_up, "local_compression": self._local}
+
+    def _counts_steps(self) -> bool:
+        return self._welcome is None
+
     def _check_new_sum(self) -> None:
         if self._welcome is not None and self._num_sums:
             raise ValueError(

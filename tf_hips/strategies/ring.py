@@ -48,6 +48,9 @@ class CompressedRing(PartyStrategy):
         self._compression = parse(compression) if isinstance(compression, str) else compression
         super().__init__(nonfinite, config)
 
+    def _codecs(self) -> dict[str, Compressor | None]:
+        return {"compression": self._compression}
+
     def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
         if self._compression is None:
             return lambda vectors, step: plain(vectors, label), False, 0

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a strategy must keep, besides weights and slots, to continue a run bit for bit.
+
+For each list of gradients that an optimizer hands over:
+
+    step              number of the next step; with the seed it determines a codec's noise
+    residual_<i>      what this rank's encoding of gradient i dropped so far
+    owner_residual_<i> what this rank's encoding of the merged sum dropped, of the chunks it owns
+    uplink_residual_<i> what the encoding on the way up to a server dropped (rank 0 of a party)
+
+Lists are numbered as they are created, which is in the order of the first steps and so the same on
+all ranks. Their variables appear in the first step; what was restored before goes into them then
+(TensorFlow's deferred restoration).
+
+Invariant: the residuals of a model go when the model goes; nothing here keeps it.
+"""
+
+import contextlib
+import json
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.errors import ProtocolError
+
+# Made for a list of gradients, but worth nothing in the next process.
+_NOT_KEPT = ("witness",)
+
+
+class StrategyState(tf.Module):
+    """The state of one worker's strategy, for `tf.train.Checkpoint`; residuals differ per rank.
+
+        checkpoint = tf.train.Checkpoint(
+            model=model, optimizer=model.optimizer, strategy=strategy.state
+        )
+        path = checkpoint.write(f"{folder}/rank-{strategy.global_rank}")
+        checkpoint.read(path)
+
+    Restoring works before the first step and after it, and raises a `ProtocolError` where the state
+    belongs to another compression, number of workers, rank or seed. Behind a server the step is not
+    part of it: the server counts, and keeps residuals of its own that are not here.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        """Has nothing yet.
+
+        Args:
+            strategy: the strategy, a `PartyStrategy`; not kept alive.
+        """
+        super().__init__(name="tf_hips_state")
+        self._books = _Books(weakref.ref(strategy))
+        self.about = _Facts(self._facts)
+
+    @contextlib.contextmanager
+    def new_list(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
+        """While what belongs to one list of gradients is made; keeps it until the model goes.
+
+        Args:
+            variables: those whose gradients these are.
+        """
+        books = self._books
+        outer, books.open = books.open, _ListState()
+        try:
+            yield
+            made = books.open
+        finally:
+            books.open = outer
+        number = books.num_lists
+        books.num_lists += 1
+        name = f"gradients{number}"
+        first = weakref.ref(variables[0])
+        books.lists[number] = made, first
+        # Here a deferred restoration takes place.
+        setattr(self, name, made)
+        for model, of_model in list(books.models.items()):
+            if _belongs(first, model):
+                of_model.add(made)
+        weakref.finalize(variables[0], self._forget, number)
+
+    def keep(self, name: str, variable: tf.Variable) -> None:
+        """Called with every variable that the strategy makes for itself."""
+        books = self._books
+        counted_elsewhere = name == "step" and not books.owner()._counts_steps()
+        if books.open is None or name in _NOT_KEPT or counted_elsewhere:
+            return
+        if hasattr(books.open, name):
+            raise ValueError(f"`name` must be new in its list of gradients. Received: {name!r}")
+        setattr(books.open, name, variable)
+
+    def of_model(self, model: keras.Model) -> "ModelState":
+        """The part that belongs to one model: its lists of gradients, numbered from 0.
+
+        What is restored into it reaches lists that are made later, too.
+        """
+        books = self._books
+        if model not in books.models:
+            books.models[model] = ModelState()
+            for _, (made, first) in sorted(books.lists.items(), key=lambda item: item[0]):
+                if _belongs(first, model):
+                    books.models[model].add(made)
+        return books.models[model]
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal where this state is taken up: JSON values by name."""
+        return self._facts()
+
+    def make_equal(self, model: keras.Model) -> None:
+        """Makes replicas of `model` equal now, as the first step would; called on all ranks.
+
+        What is restored afterwards stays: values that differ per rank are not made equal again.
+        """
+        self._books.owner()._beginning.of_model(model)
+
+    def _facts(self) -> dict[str, Any]:
+        strategy = self._books.owner()
+        codecs = strategy._codecs()
+        facts: dict[str, Any] = {
+            name: None if codec is None else codec.text for name, codec in codecs.items()
+        }
+        used = [codec for codec in codecs.values() if codec is not None]
+        if used:
+            facts["seed"] = strategy._run.seed
+            facts["number of workers"] = strategy.num_replicas_in_sync
+        if any(codec.has_residual for codec in used):
+            facts["rank"] = strategy.global_rank
+            facts["number of ranks"] = primitives.size()
+        return facts
+
+    def _forget(self, number: int) -> None:
+        made, _ = self._books.lists.pop(number)
+        delattr(self, f"gradients{number}")
+        for of_model in self._books.models.values():
+            of_model.drop(made)
+
+
+class ModelState(tf.Module):
+    """Lists of gradients of one model, in the order of their creation."""
+
+    def __init__(self) -> None:
+        """Has no list yet."""
+        super().__init__(name="tf_hips_model_state")
+        self._count = 0
+
+    def add(self, made: "_ListState") -> None:
+        """Appends a list; takes what was restored for it."""
+        name = f"gradients{self._count}"
+        self._count += 1
+        setattr(self, name, made)
+
+    def drop(self, made: "_ListState") -> None:
+        """Forgets a list."""
+        for name in [name for name, value in vars(self).items() if value is made]:
+            delattr(self, name)
+
+
+class _ListState(tf.Module):
+    """Variables of one list of gradients, as attributes."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tf_hips_list_state")
+        self.about = _Facts(self._sizes)
+
+    def _sizes(self) -> dict[str, Any]:
+        return {
+            f"elements of `{name}`": int(value.shape.num_elements())
+            for name, value in sorted(vars(self).items())
+            if isinstance(value, tf.Variable)
+        }
+
+
+class _Books:
+    """What `StrategyState` remembers besides state; no trackable, so nothing here is saved."""
+
+    def __init__(self, strategy: weakref.ref[Any]) -> None:
+        self._strategy = strategy
+        self.num_lists = 0
+        self.open: _ListState | None = None
+        self.lists: dict[int, tuple[_ListState, weakref.ref[tf.Variable]]] = {}
+        self.models: weakref.WeakKeyDictionary[keras.Model, ModelState] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def owner(self) -> Any:
+        """The strategy."""
+        strategy = self._strategy()
+        if strategy is None:
+            raise ProtocolError("The strategy of this state is gone; make a new one.")
+        return strategy
+
+
+class _Facts(tf.train.experimental.PythonState):
+    """Facts that are saved, and compared where they are restored."""
+
+    def __init__(self, facts: Any) -> None:
+        # A weak reference: the owner has this as an attribute.
+        self._current = weakref.WeakMethod(facts)
+
+    def serialize(self) -> str:
+        """The facts, as JSON."""
+        return json.dumps(self._facts(), sort_keys=True)
+
+    def deserialize(self, string_value: str) -> None:
+        """Compares what was saved with what is.
+
+        Raises:
+            ProtocolError: they differ.
+        """
+        saved, current = json.loads(string_value), self._facts()
+        told = differences(saved, current)
+        if told:
+            raise ProtocolError(
+                "The state of a strategy must be restored where it was saved. Received: "
+                + "; ".join(told)
+            )
+
+    def _facts(self) -> dict[str, Any]:
+        current = self._current()
+        return {} if current is None else current()
+
+
+def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """What differs between two sets of facts, in words."""
+    return [
+        f"{name} is {current.get(name, 'not known')} and was {saved.get(name, 'not known')} when "
+        "the state was saved"
+        for name in sorted({*saved, *current})
+        if saved.get(name) != current.get(name)
+    ]
+
+
+def _belongs(first: weakref.ref[tf.Variable], model: keras.Model) -> bool:
+    variable = first()
+    return variable is not None and any(variable is one.value for one in model.trainable_variables)
