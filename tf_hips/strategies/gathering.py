@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`strategy.gather` and `ReplicaContext.all_gather`: values of all replicas, joined along an axis.
+
+In a party Horovod gathers, whatever the lengths. Over parties, where only sums travel, each replica
+puts the bits of its value into a place of its own between zeros; the sum of integers is then all
+values, exactly, and the price is that of a sum of the whole.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+
+_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
+
+
+def gather(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
+    """Joins the values of all replicas along `axis`, by the number of the replica.
+
+    Args:
+        strategy: a `PartyStrategy`.
+        value: numeric or bool tensor of known rank > 0; its lengths along `axis` may differ between
+            replicas, except in a graph over several parties.
+        axis: a number from -rank to rank - 1.
+
+    Raises:
+        ValueError: rank, axis or type is not such, or lengths differ where they must not.
+    """
+    tensor = tf.convert_to_tensor(value)
+    rank, place = tensor.shape.rank, tf.get_static_value(axis)
+    if not rank or place is None or not -rank <= place < rank or tensor.dtype == tf.string:
+        raise ValueError(
+            "A value that is gathered must be a numeric tensor with the axis that it is gathered "
+            f"along. Received: shape={tensor.shape}, dtype={tensor.dtype.name}, axis={axis}"
+        )
+    if strategy._is_alone():
+        return tf.identity(tensor)
+    order = [int(place) % rank, *(one for one in range(rank) if one != int(place) % rank)]
+    rows = tf.transpose(tensor, order)
+    if strategy.num_replicas_in_sync == primitives.size():
+        joined = strategy._gather_rows(rows)
+    else:
+        joined = _over_parties(strategy, rows)
+    back = [order.index(one) for one in range(rank)]
+    return tf.transpose(joined, back)
+
+
+def with_gradient(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
+    """`gather` with a gradient: this replica's rows of the sum of all replicas' gradients."""
+
+    @tf.custom_gradient
+    def joined(tensor: tf.Tensor) -> Any:
+        result = gather(strategy, tensor, axis)
+
+        def back(upstream: tf.Tensor) -> tf.Tensor:
+            [total] = strategy._reduce_exactly([upstream], is_mean=False)
+            lengths = gather(strategy, tf.shape(tensor)[axis][None], 0)
+            begin = tf.reduce_sum(lengths[: strategy.global_rank])
+            rows = tf.range(begin, begin + tf.shape(tensor)[axis])
+            return tf.gather(total, rows, axis=axis)
+
+        return result, back
+
+    return joined(tf.convert_to_tensor(value))
+
+
+def _over_parties(strategy: Any, rows: tf.Tensor) -> tf.Tensor:
+    number, workers = strategy.global_rank, strategy.num_replicas_in_sync
+    if tf.executing_eagerly():
+        lengths = strategy._gather_objects(int(rows.shape[0]), "the lengths of gathered values")
+    elif rows.shape.is_fully_defined():
+        lengths = [int(rows.shape[0])] * workers
+    else:
+        raise ValueError(
+            "A value that is gathered over parties inside a graph must be of known shape, equal on "
+            f"all replicas. Received: shape={rows.shape}"
+        )
+    kind = _INTEGERS[rows.dtype.size]
+    bits = tf.cast(rows, kind) if rows.dtype == tf.bool else tf.bitcast(rows, kind)
+    wide = tf.cast(bits, tf.int64 if kind == tf.int64 else tf.int32)
+    before, after = sum(lengths[:number]), sum(lengths[number + 1 :])
+    padding = [[before, after], *([0, 0] for _ in range(rows.shape.rank - 1))]
+    [total] = strategy._reduce_exactly([tf.pad(wide, padding)], is_mean=False)
+    narrow = tf.cast(total, kind)
+    return tf.cast(narrow, tf.bool) if rows.dtype == tf.bool else tf.bitcast(narrow, rows.dtype)
