@@ -312,7 +312,7 @@ def joined_by_a(server) -> None:
     """Waits until site a is in."""
     session = server._session
     with session.changed:
-        assert session.changed.wait_for(lambda: 0 in session._children, DEADLINE_S)
+        assert session.changed.wait_for(lambda: 0 in session._members.children, DEADLINE_S)
 
 
 def test_the_client_maps_refusals_to_its_own_errors(certificates: Certificates) -> None:

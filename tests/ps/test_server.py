@@ -265,7 +265,8 @@ def test_leaving_early_is_told_to_the_others(certificates: Certificates) -> None
     with serving(certificates) as server, parties(server, certificates) as (a, b):
         train_all((a, b), 0, 0)
         a.client.leave()
-        with pytest.raises(PeerError, match="Round 1 needs all parties; site `a` has left"):
+        text = "Round 1 of the gradients needs all parties; site `a` has left"
+        with pytest.raises(PeerError, match=text):
             b.train(1, 1)
 
 
@@ -363,6 +364,7 @@ def test_plain_text_works_on_loopback_when_asked_for(certificates: Certificates)
         ({"insecure": True, "compression": "onebitt"}, "onebit"),
         ({"insecure": True, "downlink": "nothing"}, "nothing"),
         ({"insecure": True, "max_model_bytes": 0}, "`max_model_bytes` must be > 0"),
+        ({"insecure": True, "max_gather_bytes": 0}, "`max_gather_bytes` must be > 0"),
     ],
 )
 def test_a_wrong_configuration_is_refused(settings: dict[str, object], text: str) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tf_hips.errors import PeerError, ProtocolError
-from tf_hips.ps.session import Caller, Session, Terms
+from tf_hips.ps.members import Caller, Terms
+from tf_hips.ps.session import Session
 
 PATIENCE_S = 10.0
 
@@ -34,7 +35,7 @@ class Run:
         return caller, future
 
     def _num_joining(self, child: int, process: str) -> int:
-        known = self.session._children.get(child)
+        known = self.session._members.children.get(child)
         return known.num_joining if known is not None and known.process == process else 0
 
 
@@ -101,10 +102,15 @@ def started(run: Run) -> None:
         future.result(PATIENCE_S)
 
 
+def told(run: Run, caller: Caller) -> list[str]:
+    """What a watching child hears of the end of the run."""
+    return [text for text, _ in run.session.watch(caller)]
+
+
 def watch(run: Run, child: int) -> tuple[Caller, concurrent.futures.Future[list[str]]]:
     """Begins to watch; returns when the session knows that the child is there."""
     caller = Caller(child, f"p{child}", PATIENCE_S)
-    future = run.pool.submit(lambda: list(run.session.watch(caller)))
+    future = run.pool.submit(told, run, caller)
     with run.session.changed:
         assert run.session.changed.wait_for(
             lambda: caller in run.session._presence._calls.get(child, []), PATIENCE_S
@@ -124,7 +130,7 @@ def test_a_child_that_hangs_up_and_stays_away_is_lost() -> None:
     assert run.session.is_known_to_all()
     with pytest.raises(PeerError, match=r"The run has ended\. Site `b` was lost"):
         run.session.agree_model(Caller(0, "p0", PATIENCE_S), [[3]])
-    assert list(run.session.watch(Caller(1, "p1", PATIENCE_S))) == [reason]
+    assert told(run, Caller(1, "p1", PATIENCE_S)) == [reason]
 
 
 def test_a_child_that_never_shows_itself_is_lost() -> None:

@@ -50,6 +50,12 @@ def add(commands: Any) -> None:
         "--max-model-mb", type=arguments.count, metavar="N", help="limit of a model in MiB"
     )
     parser.add_argument(
+        "--max-gather-mb",
+        type=arguments.count,
+        metavar="N",
+        help="limit of one exact sum of a party in MiB (default 64)",
+    )
+    parser.add_argument(
         "--round-timeout", type=arguments.seconds, metavar="S", help="seconds a round may take"
     )
     parser.add_argument(
@@ -82,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
     limits = {
         "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,
+        "max_gather_bytes": options.max_gather_mb and options.max_gather_mb * _MIB,
         "round_timeout_s": options.round_timeout,
         "join_timeout_s": options.join_timeout,
         "lost_after_s": options.lost_after,

@@ -28,6 +28,7 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import tls, wire
+from tf_hips.ps.gather import to_packet, too_long
 from tf_hips.ps.link import Link, Patience, detail
 from tf_hips.ps.model import Model
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
@@ -99,6 +100,7 @@ class Client:
         self._process = uuid.uuid4().hex[:8]
         self._link = Link(uplink, address, credentials, run, self._process)
         self._wait_s = uplink.deadline_s
+        self._max_gather_bytes = 0
         self._is_synced = False
         self._welcome: Welcome | None = None
         self._up: tuple[int, ...] | None = None
@@ -129,7 +131,9 @@ class Client:
             self._link.control("Terms", b"", deadline_s),
             join_timeout_s=float,
             round_timeout_s=float,
+            max_gather_bytes=int,
         )
+        self._max_gather_bytes = terms["max_gather_bytes"]
         self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
         request = wire.to_json(
             workers=self._workers, compression=compression, downlink=downlink, seed=seed
@@ -290,6 +294,70 @@ class Client:
 
         self._link.persist("Exchange", self._wait_s, attempt)
         return result
+
+    def gather(self, number: int, label: str, payload: wire.Buffer) -> list[bytes]:
+        """Sends this party's bytes to all parties, returns those of all.
+
+        Args:
+            number: the gather; the first is 0, each next one is one more. One that failed may be
+                asked for again.
+            label: what the bytes are, the same at all parties; 1 to 1000 bytes.
+            payload: any bytes, none included.
+
+        Returns:
+            The payloads of all parties, in child order.
+
+        Raises:
+            ProtocolError: the payload is too long for the server, or the parties do different
+                things at this point, which ends the run for all.
+            PeerError: the server cannot be reached, or another party did not come or has left.
+        """
+        num_parties = len(self._joined().parties)
+        limit = self._max_gather_bytes
+        if len(payload) > limit:
+            raise ProtocolError(too_long(len(payload), limit))
+        packet = memoryview(to_packet(label, payload))
+        results: dict[int, bytes] = {}
+
+        def attempt(count: int, patience: Patience) -> None:
+            call = _Exchange([packet], resumes=count > 0)
+            timeout_s = patience.left_s
+            stream = self._link.stub("stream_stream", "Gather", timeout_s)(
+                self._link.metered(call.messages()),
+                timeout=timeout_s,
+                metadata=(*self._link.metadata(number, count), *_held(set(results))),
+            )
+            try:
+                if count > 0:
+                    call.resume(_read_held(stream.initial_metadata(), 1))
+                assembler = wire.Assembler([limit] * num_parties)
+                for message in stream:
+                    for child, other in assembler.feed(message):
+                        results[child] = bytes(other)
+                assembler.finish()
+            finally:
+                call.resume(())
+                stream.cancel()
+
+        self._link.persist("Gather", self._wait_s, attempt)
+        return [results.get(child, b"") for child in range(num_parties)]
+
+    def failed(self, text: str) -> None:
+        """Says that this party's last step ended with an error, which its script may have caught.
+
+        The next call of this party ends that. If others wait for the party and none comes for some
+        10 s, the run ends for all with `text`. A server that cannot be reached is no error: the
+        next call says what is wrong.
+        """
+        if self._welcome is None or self._link.is_closed or self._link.ended is not None:
+            return
+        try:
+            timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
+            self._link.once("Failed", wire.to_json(text=text[:1000]), 0, timeout_s)
+        except (grpc.RpcError, TfHipsError) as error:
+            log.warning(
+                "That a step failed was not heard by %s: %s", self._uplink.server, detail(error)
+            )
 
     def leave(self, reason: str | None = None) -> None:
         """Leaves the run and closes the connection; with a reason, the run ends for all.

@@ -124,6 +124,7 @@ class Link:
             process: which process of the site this is.
         """
         self.ended: str | None = None
+        self._error: type[TfHipsError] = PeerError  # what `ended` is raised as
         self.meter = Meter(*address)
         self._uplink = uplink
         self._address = address
@@ -225,7 +226,7 @@ class Link:
         if self._closed.is_set():
             self._refuse_closed(method)
         if self.ended is not None:
-            raise PeerError(f"Server {self._uplink.server}, {method}: {self.ended}")
+            raise self._error(f"Server {self._uplink.server}, {method}: {self.ended}")
 
     def _refuse_closed(self, method: str) -> NoReturn:
         raise PeerError(f"{method}: this party has left the run.")
@@ -327,8 +328,12 @@ class Link:
                     stream.initial_metadata()  # the server has heard
                     self.meter.scan()
                     for message in stream:
-                        reason = wire.from_json(message, reason=str)["reason"]
-                        self._end(f"The run has ended. {reason}")
+                        fields = wire.from_json(message, reason=str, error=str)
+                        is_dispute = fields["error"] == ProtocolError.__name__
+                        self._end(
+                            f"The run has ended. {fields['reason']}",
+                            ProtocolError if is_dispute else PeerError,
+                        )
                         return
                     if stream.code() == grpc.StatusCode.OK:
                         return  # this child has left
@@ -348,10 +353,10 @@ class Link:
             self._closed.wait(_pause_s(attempt))
             attempt = 0 if self._channel is not channel else attempt + 1
 
-    def _end(self, text: str) -> None:
+    def _end(self, text: str, error: type[TfHipsError] = PeerError) -> None:
         if not self._closed.is_set():
             log.warning("%s", text)
-        self.ended = text
+        self._error, self.ended = error, text
         self._wake.set()
 
 

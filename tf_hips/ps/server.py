@@ -5,6 +5,8 @@
     Upload, Download                            the first weights of child 0, raw bytes
     Exchange                                    both ways at once: packets up, merged packets down
                                                 as soon as they are there
+    Gather                                      one payload up, the payloads of all down
+    Failed                                      a step of the caller ended with an error, JSON
     Watch                                       open for as long as a child takes part; brings the
                                                 reason when the run ends for one
 
@@ -40,7 +42,8 @@ from tf_hips.errors import (
 )
 from tf_hips.ps import tls, wire
 from tf_hips.ps.diagnosis import check_server
-from tf_hips.ps.session import Caller, Session
+from tf_hips.ps.members import Caller
+from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig, terms_of
 from tf_hips.ps.sockets import split_address
 from tf_hips.ps.store import Store
@@ -181,6 +184,8 @@ class Server:
             "Upload": grpc.stream_unary_rpc_method_handler(self._unary(self._upload)),
             "Download": grpc.unary_stream_rpc_method_handler(self._stream(self._download)),
             "Watch": grpc.unary_stream_rpc_method_handler(self._stream(self._watch)),
+            "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
+            "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
         }
 
@@ -261,6 +266,7 @@ class Server:
         return wire.to_json(
             join_timeout_s=float(self._config.join_timeout_s),
             round_timeout_s=float(self._config.round_timeout_s),
+            max_gather_bytes=self._config.max_gather_bytes,
         )
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -314,8 +320,8 @@ class Server:
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
         context.send_initial_metadata(())  # the child knows that it has been heard
-        for reason in session.watch(caller):
-            yield wire.to_json(reason=reason)
+        for reason, error in session.watch(caller):
+            yield wire.to_json(reason=reason, error=error.__name__)
 
     def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         reason = wire.from_json(request, reason=(str, type(None)))["reason"]
@@ -323,6 +329,47 @@ class Server:
         self._events.write("leave", child=caller.child, child_site=call.site, reason=reason)
         log.info("Site %s has left%s", call.site, f": {reason}" if reason else "")
         return b""
+
+    def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        text = wire.from_json(request, text=str)["text"]
+        session.fail(caller, text)
+        self._events.write("failed", child=caller.child, child_site=call.site, text=text[:1000])
+        return b""
+
+    def _gather(
+        self,
+        messages: Iterable[bytes],
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        began = time.monotonic()
+        upload = session.begin_gather(caller, call.number)
+        have: set[int] = set()
+        if call.attempt > 0:
+            held = {0} if session.has_payload(caller, call.number) else set()
+            have = _tell_held(context, held, len(self._config.parties))
+        received_bytes, sent_bytes = 0, 0
+        try:
+            for message in messages:
+                received_bytes += len(message)
+                upload.feed(message)
+        except grpc.RpcError as error:
+            raise PeerError(f"Site `{call.site}` was cut off in a gather.") from error
+        for message in wire.bundle(session.wait_gather(caller, call.number, upload, have)):
+            sent_bytes += len(message)
+            yield message
+        self._events.write(
+            "gather",
+            number=call.number,
+            child=caller.child,
+            child_site=call.site,
+            attempt=call.attempt,
+            received_bytes=received_bytes,
+            sent_bytes=sent_bytes,
+            duration_us=int(1e6 * (time.monotonic() - began)),
+        )
 
     def _exchange(
         self,
@@ -338,11 +385,9 @@ class Server:
         refused = len(store.refusals(call.number))
         have: set[int] = set()
         if call.attempt > 0:
-            metadata = dict(context.invocation_metadata() or ())
-            num_chunks = len(store.model.chunks)
-            have = wire.ranges_from_text(str(metadata.get(wire.HELD_KEY, "")), num_chunks)
-            held = wire.ranges_to_text(store.delivered(call.number, caller.child))
-            context.send_initial_metadata(((wire.HELD_KEY, held),))
+            have = _tell_held(
+                context, store.delivered(call.number, caller.child), len(store.model.chunks)
+            )
         reader.start()
         after, sent_bytes = 0, 0
         while after < len(store.model.chunks):
@@ -417,6 +462,14 @@ class _Reader(threading.Thread):
             raise ProtocolError(
                 f"A round has {total} chunks. The stream ended with {owed} delivered."
             )
+
+
+def _tell_held(context: grpc.ServicerContext, held: Iterable[int], limit: int) -> set[int]:
+    """Tells a caller that tries again what the server holds; what the caller holds."""
+    metadata = dict(context.invocation_metadata() or ())
+    have = wire.ranges_from_text(str(metadata.get(wire.HELD_KEY, "")), limit)
+    context.send_initial_metadata(((wire.HELD_KEY, wire.ranges_to_text(held)),))
+    return have
 
 
 def _keepalive(lost_after_s: float) -> tuple[tuple[str, int], ...]:

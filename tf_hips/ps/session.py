@@ -3,74 +3,32 @@
 
     join (all) -> agree_model (all) -> first synchronisation -> rounds -> leave (all)
                                        (child 0 up, the others down)
+                  gathers, any time
 
-No gRPC here: `server` turns calls into these methods and their errors into status codes. All
-waiting goes through `_wait`, which ends when the predicate holds, the run has ended, the caller is
-gone, or its patience is over. Only `watch` waits longer: a child holds it open to show that it is
-there, and to hear why the run has ended whatever it is doing.
+No gRPC here: `server` turns calls into these methods and their errors into status codes. Who has
+joined is kept by `members`, payloads by `gather`, packets by `store`. All waiting goes through
+`waiting`. Only `watch` waits longer: a child holds it open to show that it is there, and to hear
+why the run has ended whatever it is doing.
 
 Invariant: a call that is refused changes nothing, so the children that behave can go on.
 """
 
-import dataclasses
 import functools
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from tf_hips.errors import NonFiniteError, PeerError, ProtocolError
+from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import wire
-from tf_hips.ps.model import Model, first_difference
+from tf_hips.ps.gather import Gathers, Upload
+from tf_hips.ps.members import Caller, Child, Members, Terms
+from tf_hips.ps.model import Model
 from tf_hips.ps.presence import Presence
 from tf_hips.ps.store import Packet, Store
+from tf_hips.ps.waiting import Wait, Waiting
 from tf_hips.ps.weights import FirstWeights
 
-SAME = "same"
-
-
-@dataclasses.dataclass(frozen=True)
-class Terms:
-    """What the server fixes before any child comes; None: what the first child brings."""
-
-    parties: tuple[str, ...]
-    compression: str | None
-    downlink: str | None
-    max_model_bytes: int
-    lost_after_s: float = 120.0
-
-
-@dataclasses.dataclass
-class Caller:
-    """One call in progress.
-
-    Attributes:
-        child: position of the site that calls.
-        process: which process of that site calls.
-        patience_s: seconds the call may wait while nothing comes that it waits for.
-        is_gone: whether its other end has hung up.
-    """
-
-    child: int
-    process: str
-    patience_s: float
-    is_gone: bool = False
-
-
-@dataclasses.dataclass
-class _Child:
-    process: str
-    workers: int
-    compression: str
-    downlink: str
-    seed: int
-    model: Model | None = None
-    has_left: bool = False
-    num_joining: int = 0  # Join calls that wait; one may be a lost connection's
-
-    def terms(self) -> tuple[object, ...]:
-        """What two joins of one child must have in common to be one."""
-        return self.process, self.workers, self.compression, self.downlink, self.seed
+_FIRST_WEIGHTS = "the first weights"
 
 
 class Session:
@@ -80,43 +38,40 @@ class Session:
         """A session that nobody has joined."""
         self.changed = threading.Condition()
         self.store: Store | None = None
-        self.ended: str | None = None
-        self.last_call = time.monotonic()
         self._terms = terms
-        self._children: dict[int, _Child] = {}
-        self._is_started = False
+        self._members = Members(terms)
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
+        self._waiting = Waiting(self.changed, self._members, self._presence.stop)
         self._told: set[int] = set()
         self._weights = FirstWeights()
-        self._waiting = 0
+        self._gathers = Gathers(len(terms.parties), terms.max_gather_bytes)
 
     @property
     def is_started(self) -> bool:
         """Whether all parties have joined."""
-        return self._is_started
+        return self._members.is_started
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run has ended, if it has."""
+        return self._waiting.ended
 
     @property
     def is_over(self) -> bool:
         """Whether the run has ended with a reason, or all children have left."""
         with self.changed:
-            return self.ended is not None or self.has_emptied()
-
-    def has_emptied(self) -> bool:
-        """Whether every child has joined and left again."""
-        with self.changed:
-            return len(self._children) == len(self._terms.parties) and all(
-                child.has_left for child in self._children.values()
-            )
+            return self.ended is not None or self._members.have_left
 
     def is_known_to_all(self) -> bool:
         """Whether every child has left, knows why the run has ended, or cannot be told."""
         with self.changed:
-            return self.has_emptied() or (
+            return self._members.have_left or (
                 self.ended is not None
                 and (
-                    not self._is_started
+                    not self.is_started
                     or all(
-                        one.has_left or child in self._told for child, one in self._children.items()
+                        one.has_left or child in self._told
+                        for child, one in self._members.children.items()
                     )
                 )
             )
@@ -124,7 +79,7 @@ class Session:
     def idle_s(self) -> float:
         """Seconds since the last call ended or began; 0 while one waits."""
         with self.changed:
-            return 0.0 if self._waiting else time.monotonic() - self.last_call
+            return self._waiting.idle_s()
 
     def hang_up(self, caller: Caller) -> None:
         """Notes that the other end of a call is gone."""
@@ -135,10 +90,7 @@ class Session:
     def end(self, reason: str) -> None:
         """Ends the run for all; the first reason stands."""
         with self.changed:
-            if self.ended is None:
-                self.ended = reason
-            self._presence.stop()
-            self.changed.notify_all()
+            self._waiting.end(reason)
 
     def join(
         self, caller: Caller, workers: int, compression: str, downlink: str, seed: int
@@ -153,46 +105,38 @@ class Session:
                 the run already.
             PeerError: the others did not come in time.
         """
-        if not 1 <= workers <= 1 << 20:
-            raise ProtocolError(f"`workers` must be from 1 to 2^20. Received: workers={workers}")
-        if not -(1 << 63) <= seed < 1 << 64:
-            raise ProtocolError(
-                f"`seed` must have at most 64 bits. Received: seed={str(seed)[:40]}"
-            )
-        uplink = self._canonical("compression", compression)
-        down = uplink if downlink == SAME else self._canonical("downlink", downlink)
-        child = _Child(caller.process, workers, uplink, down, seed)
+        child = self._members.describe(caller.process, workers, compression, downlink, seed)
+        members = self._members
         with self.changed:
-            self._check_running(caller)
-            known = self._children.get(caller.child)
-            if known is None or known.terms() != child.terms():
-                if self._is_started:
-                    raise self._second_process(caller)
-                self._check_terms(caller.child, child)
-                self._children[caller.child] = known = child
-            if len(self._children) == len(self._terms.parties):
-                self._start()
+            self._waiting.check(caller)
+            known = members.admit(caller.child, child)
+            if members.are_complete and not members.is_started:
+                members.is_started = True
+                self._presence.expect(members.children)
             self.changed.notify_all()
             known.num_joining += 1
             try:
-                self._wait(
+                self._waiting.until(
                     caller,
-                    lambda: self._is_started or self._children.get(caller.child) is not known,
-                    lambda: f"the parties {self._names(self._absent())} have not joined",
+                    Wait(
+                        "join",
+                        lambda: self.is_started or members.children.get(caller.child) is not known,
+                        lambda: f"the parties {members.names(members.absent())} have not joined",
+                    ),
                 )
             finally:
                 known.num_joining -= 1
-                is_known = self._children.get(caller.child) is known
-                if is_known and not self._is_started and known.num_joining == 0:
+                is_known = members.children.get(caller.child) is known
+                if is_known and not self.is_started and known.num_joining == 0:
                     # Nobody must wait for a party that has given up. One that has come again over
                     # another connection has not: the end of the first may be noticed late.
-                    del self._children[caller.child]
+                    del members.children[caller.child]
             if not is_known:
-                raise self._second_process(caller)
+                raise members.second_process(caller.child)
             return {
                 "child": caller.child,
                 "parties": list(self._terms.parties),
-                "workers": [self._children[one].workers for one in sorted(self._children)],
+                "workers": [members.children[one].workers for one in sorted(members.children)],
                 "compression": child.compression,
                 "downlink": child.downlink,
                 "seed": child.seed,
@@ -212,22 +156,13 @@ class Session:
             child = self._joined(caller)
             if self.store is not None and child.model == model:
                 return
-            for position, other in self._children.items():
-                if position == caller.child or other.model is None:
-                    continue
-                text = first_difference(other.model.shapes, model.shapes, "tensor")
-                if text is not None:
-                    raise ProtocolError(
-                        f"All parties must train the same model. Site "
-                        f"`{self._site(position)}` (there) and site "
-                        f"`{self._site(caller.child)}` (here) differ: {text}"
-                    )
+            self._members.check_model(caller.child, model)
             if self.store is not None:
                 raise ProtocolError(
                     "The model cannot change: all parties have agreed on another one."
                 )
             child.model = model
-            if all(one.model is not None for one in self._children.values()):
+            if not self._members.without_model():
                 self.store = Store(
                     model,
                     self._terms.parties,
@@ -262,10 +197,14 @@ class Session:
                 self._weights.describe(weights, num_bytes)
                 self.changed.notify_all()
                 return self._weights.held
-            self._wait(
+            self._waiting.until(
                 caller,
-                lambda: self._weights.is_described,
-                lambda: f"site `{self._site(0)}` has not begun to send the first weights",
+                Wait(
+                    _FIRST_WEIGHTS,
+                    lambda: self._weights.is_described,
+                    lambda: f"site `{self._site(0)}` has not begun to send the first weights",
+                    lambda: [0],
+                ),
             )
             text = self._weights.difference(weights, num_bytes)
             if text is not None:
@@ -307,14 +246,18 @@ class Session:
                     )
                 if position == weights.num_bytes:
                     return
-                self._wait(
+                self._waiting.until(
                     caller,
-                    functools.partial(weights.has_message, position),
-                    lambda: (
-                        f"site `{self._site(0)}` has sent {weights.held} of {weights.num_bytes} "
-                        "bytes of the first weights"
+                    Wait(
+                        _FIRST_WEIGHTS,
+                        functools.partial(weights.has_message, position),
+                        lambda: (
+                            f"site `{self._site(0)}` has sent {weights.held} of "
+                            f"{weights.num_bytes} bytes of the first weights"
+                        ),
+                        lambda: [0],
+                        lambda: weights.held,
                     ),
-                    lambda: weights.held,
                 )
                 message = weights.message(position)
             yield message
@@ -329,13 +272,17 @@ class Session:
         """
         with self.changed:
             self._joined(caller)
-            self._wait(
+            members = self._members
+            self._waiting.until(
                 caller,
-                lambda: self.store is not None,
-                lambda: (
-                    "the parties "
-                    f"{self._names({one for one in self._children if self._lacks_model(one)})} "
-                    "have not sent their model"
+                Wait(
+                    _round(number),
+                    lambda: self.store is not None,
+                    lambda: (
+                        f"the parties {members.names(members.without_model())} have not sent their "
+                        "model"
+                    ),
+                    members.without_model,
                 ),
             )
             if self.store is None:
@@ -375,23 +322,25 @@ class Session:
                     return True
                 if store.results(number, after)[0] > after or store.is_merged(number):
                     return True
-                gone = [site for site in store.missing(number) if self._has_left(site)]
-                if gone:
-                    raise PeerError(
-                        f"Round {number} needs all parties; site `{gone[0]}` has left the "
-                        f"run before it."
-                    )
+                self._check_there(_round(number), needs())
                 return False
 
-            self._wait(
+            def needs() -> list[int]:
+                return [self._terms.parties.index(site) for site in store.missing(number)]
+
+            self._waiting.until(
                 caller,
-                is_ready,
-                lambda: (
-                    f"in round {number} these have not delivered their packets: "
-                    + ", ".join(
-                        f"site `{site}` ({count} of {len(store.model.chunks)} chunks came)"
-                        for site, count in store.missing(number).items()
-                    )
+                Wait(
+                    _round(number),
+                    is_ready,
+                    lambda: (
+                        f"in round {number} these have not delivered their packets: "
+                        + ", ".join(
+                            f"site `{site}` ({count} of {len(store.model.chunks)} chunks came)"
+                            for site, count in store.missing(number).items()
+                        )
+                    ),
+                    needs,
                 ),
             )
             news = store.refusals(number)[refused:]
@@ -399,33 +348,115 @@ class Session:
                 raise NonFiniteError(news[0])
             return store.results(number, after)
 
+    def begin_gather(self, caller: Caller, number: int) -> Upload:
+        """What takes in the caller's payload for gather `number`.
+
+        Raises:
+            ProtocolError: it is not the gather's turn.
+        """
+        with self.changed:
+            self._joined(caller)
+            return self._gathers.begin(caller.child, number)
+
+    def has_payload(self, caller: Caller, number: int) -> bool:
+        """Whether the caller's payload for gather `number` is there."""
+        with self.changed:
+            return self._gathers.has(caller.child, number)
+
+    def wait_gather(
+        self, caller: Caller, number: int, upload: Upload, have: Iterable[int] = ()
+    ) -> list[tuple[int, wire.Buffer]]:
+        """Delivers the caller's payload, and waits for those of all others.
+
+        Args:
+            caller: the call.
+            number: the gather.
+            upload: what came in; nothing, if the payload came before.
+            have: children whose payloads the caller has.
+
+        Returns:
+            Pairs of child and payload, in child order, but those in `have` and empty ones.
+
+        Raises:
+            ProtocolError: what came is no payload; or the children gather different things, which
+                ends the run for all.
+            PeerError: a child has left, or did not come in time.
+        """
+        with self.changed:
+            gathers = self._gathers
+            self._joined(caller)
+            try:
+                came = upload.finish()
+            finally:
+                gathers.end(caller.child, upload)
+            if came is not None:
+                label, payload = came
+                others = gathers.labels(number)
+                if any(other != label for other in others.values()):
+                    whats = {child: _gather(number, other) for child, other in others.items()}
+                    self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
+                gathers.deliver(caller.child, number, label, payload)
+                self.changed.notify_all()
+            elif not gathers.has(caller.child, number):
+                raise ProtocolError("A gather has one packet of each site. Received: none")
+            label = gathers.labels(number).get(caller.child, "")
+
+            def is_ready() -> bool:
+                missing = gathers.missing(number)
+                self._check_there(_gather(number, label), missing)
+                return not missing
+
+            self._waiting.until(
+                caller,
+                Wait(
+                    _gather(number, label),
+                    is_ready,
+                    lambda: (
+                        f"these have not sent their values of `{label}`: "
+                        + self._members.names(gathers.missing(number))
+                    ),
+                    lambda: gathers.missing(number),
+                ),
+            )
+            return gathers.answer(number, have)
+
+    def fail(self, caller: Caller, text: str) -> None:
+        """Notes that a child's last step ended with an error; its next call is the end of that.
+
+        If others wait for it and it does not come soon, the run ends for all.
+        """
+        with self.changed:
+            self._joined(caller)
+            self._waiting.note_failure(caller.child, text)
+
     def leave(self, caller: Caller, reason: str | None) -> None:
         """Notes that a child leaves; with a reason, before the others, it ends the run for all."""
         with self.changed:
-            child = self._children.get(caller.child)
+            child = self._members.children.get(caller.child)
             if child is None:
                 raise ProtocolError(f"Site `{self._site(caller.child)}` has not joined this run.")
             if child.process != caller.process:
-                raise self._second_process(caller)
+                raise self._members.second_process(caller.child)
             child.has_left = True
-            self.last_call = time.monotonic()
+            self._waiting.note_call(caller.child)
             self._presence.release(caller.child)
             if reason is not None:
                 self.end(f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}")
             self.changed.notify_all()
 
-    def watch(self, caller: Caller) -> Iterator[str]:
+    def watch(self, caller: Caller) -> Iterator[tuple[str, type[TfHipsError]]]:
         """Shows that a child is there, until it leaves or hangs up, or the run ends.
 
         Yields:
-            Why the run has ended, if it has; the child counts as told when it asks for more.
+            Why the run has ended, if it has, and the error of it; the child counts as told when it
+            asks for more.
 
         Raises:
             ProtocolError: the child is not in this run.
         """
         with self.changed:
             if self.ended is None:
-                child = self._joined(caller)
+                child = self._member(caller)
                 self._presence.arrive(caller.child, caller)
                 self.changed.notify_all()
                 try:
@@ -439,62 +470,31 @@ class Session:
         if reason is None:
             return
         try:
-            yield reason
+            yield reason, self._waiting.error
         finally:
             with self.changed:
                 self._told.add(caller.child)
                 self.changed.notify_all()
 
-    def _wait(
-        self,
-        caller: Caller,
-        is_ready: Callable[[], bool],
-        missing: Callable[[], str],
-        progress: Callable[[], int] = int,
-    ) -> None:
-        """Waits with the lock held until `is_ready()`; any change of `progress()` buys time."""
-        began = time.monotonic()
-        seen = progress()
-        self._waiting += 1
-        try:
-            while True:
-                self._check_running(caller)
-                if is_ready():
-                    return
-                if progress() != seen:
-                    began, seen = time.monotonic(), progress()
-                left = began + caller.patience_s - time.monotonic()
-                if left <= 0:
-                    raise PeerError(f"Waited {time.monotonic() - began:.0f} s; {missing()}.")
-                self.changed.wait(left)
-        finally:
-            self._waiting -= 1
-            self.last_call = time.monotonic()
-
-    def _check_running(self, caller: Caller) -> None:
-        if self.ended is not None:
-            raise PeerError(f"The run has ended. {self.ended}")
-        if caller.is_gone:
-            raise PeerError(f"Site `{self._site(caller.child)}` has hung up.")
-
-    def _joined(self, caller: Caller) -> _Child:
-        self.last_call = time.monotonic()
-        self._check_running(caller)
-        child = self._children.get(caller.child)
-        if child is None or not self._is_started:
-            raise ProtocolError(
-                f"Site `{self._site(caller.child)}` must join before anything else."
-            )
-        if child.process != caller.process:
-            raise self._second_process(caller)
+    def _member(self, caller: Caller) -> Child:
+        self._waiting.check(caller)
+        child = self._members.known(caller)
         if child.has_left:
             raise ProtocolError(f"Site `{self._site(caller.child)}` has left this run.")
         return child
 
-    def _start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
-            self._presence.expect(self._children)
+    def _joined(self, caller: Caller) -> Child:
+        child = self._member(caller)
+        self._waiting.note_call(caller.child)
+        return child
+
+    def _check_there(self, what: str, children: Iterable[int]) -> None:
+        gone = self._members.gone(children)
+        if gone:
+            raise PeerError(
+                f"{what[0].upper()}{what[1:]} needs all parties; site `{self._site(gone[0])}` has "
+                "left the run before it."
+            )
 
     def _lose(self, child: int) -> None:
         self._told.add(child)  # as far as it can be
@@ -502,37 +502,6 @@ class Session:
             f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
             f"within {self._terms.lost_after_s:g} s."
         )
-
-    def _second_process(self, caller: Caller) -> ProtocolError:
-        return ProtocolError(
-            f"Site `{self._site(caller.child)}` is in this run already, as another process or on "
-            "other terms. A run takes one process of each site; start a new run."
-        )
-
-    def _canonical(self, what: str, text: str) -> str:
-        try:
-            return compressors.parse(text).text
-        except ValueError as error:
-            raise ProtocolError(f"`{what}` is unknown to the server: {error}") from error
-
-    def _check_terms(self, position: int, child: _Child) -> None:
-        here = self._site(position)
-        for what in ("compression", "downlink"):
-            fixed = getattr(self._terms, what)
-            came = getattr(child, what)
-            if fixed is not None and fixed != came:
-                raise ProtocolError(
-                    f"`{what}` must be {fixed}, which the server was told. Received: "
-                    f"{what}={came} from site `{here}`"
-                )
-        for other, known in self._children.items():
-            for what in ("compression", "downlink", "seed"):
-                if other != position and getattr(known, what) != getattr(child, what):
-                    raise ProtocolError(
-                        f"All parties must agree on `{what}`. Site `{self._site(other)}` has "
-                        f"{getattr(known, what)}. Received: {what}={getattr(child, what)} "
-                        f"from site `{here}`"
-                    )
 
     def _check_bytes(self, what: str, num_bytes: int) -> None:
         limit = self._terms.max_model_bytes
@@ -542,18 +511,13 @@ class Session:
                 f"Received: {num_bytes} bytes"
             )
 
-    def _absent(self) -> set[int]:
-        return set(range(len(self._terms.parties))) - set(self._children)
-
-    def _lacks_model(self, child: int) -> bool:
-        return self._children[child].model is None
-
     def _site(self, child: int) -> str:
-        return self._terms.parties[child]
+        return self._members.site(child)
 
-    def _has_left(self, site: str) -> bool:
-        child = self._children.get(self._terms.parties.index(site))
-        return child is not None and child.has_left
 
-    def _names(self, children: set[int]) -> str:
-        return ", ".join(f"`{self._site(child)}`" for child in sorted(children))
+def _round(number: int) -> str:
+    return f"round {number} of the gradients"
+
+
+def _gather(number: int, label: str) -> str:
+    return f"exact value {number} (`{label}`)"

@@ -8,7 +8,7 @@ from tf_hips.config import Tls
 from tf_hips.errors import ConfigError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import wire
-from tf_hips.ps.session import SAME, Terms
+from tf_hips.ps.members import SAME, Terms
 from tf_hips.ps.sockets import is_loopback, split_address
 
 
@@ -23,6 +23,7 @@ class ServerConfig:
         compression: text of the compressor of the way up; None: what the first party brings.
         downlink: the same of the way down, or `same`; None: what the first party brings.
         max_model_bytes: limit of a model, gradients as float32 and weights alike.
+        max_gather_bytes: limit of what a party sends in one exact sum.
         tls: identity of the server; its certificate is one of role `global-server`.
         insecure: plain text; allowed on loopback only, and only without `tls`.
         round_timeout_s: seconds from a child's first packets to the end of the round.
@@ -40,6 +41,7 @@ class ServerConfig:
     compression: str | None = None
     downlink: str | None = None
     max_model_bytes: int = 16 << 30
+    max_gather_bytes: int = 64 << 20
     tls: Tls | None = None
     insecure: bool = False
     round_timeout_s: float = 600.0
@@ -73,6 +75,7 @@ class ServerConfig:
             raise ConfigError(f"`insecure` is for loopback only. Received: bind={self.bind!r}")
         for name in (
             "max_model_bytes",
+            "max_gather_bytes",
             "round_timeout_s",
             "join_timeout_s",
             "lost_after_s",
@@ -96,4 +99,11 @@ def terms_of(config: ServerConfig) -> Terms:
         downlink = compression
     elif downlink is not None:
         downlink = compressors.parse(downlink).text
-    return Terms(config.parties, compression, downlink, config.max_model_bytes, config.lost_after_s)
+    return Terms(
+        config.parties,
+        compression,
+        downlink,
+        config.max_model_bytes,
+        config.lost_after_s,
+        config.max_gather_bytes,
+    )

@@ -1,0 +1,540 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers: every child's bytes for all children, once each, and children that do not come."""
+
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.ps.parties import DEADLINE_S, Party, parties, raw_channel, serving, together, train_all
+from tests.ps.relay import Relay
+from tests.support.certs import Certificates
+from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.ps import waiting, wire
+from tf_hips.ps.gather import LABEL_BYTES, Gathers, Upload, to_packet
+from tf_hips.ps.members import Caller, Terms
+from tf_hips.ps.session import Session
+from tf_hips.ps.wire import HEADER, Call
+
+# --- what is kept -----------------------------------------------------------------------------
+
+
+def upload(upload: Upload, label: str, payload: bytes) -> None:
+    """Feeds a whole packet."""
+    for message in wire.bundle([(0, to_packet(label, payload))]):
+        upload.feed(message)
+
+
+def deliver(gathers: Gathers, child: int, number: int, payload: bytes) -> None:
+    """One call of a child, up to where it waits."""
+    begun = gathers.begin(child, number)
+    upload(begun, "x", payload)
+    came = begun.finish()
+    assert came is not None
+    gathers.deliver(child, number, *came)
+    gathers.end(child, begun)
+
+
+def answer(gathers: Gathers, number: int) -> list[tuple[int, bytes]]:
+    return [(child, bytes(payload)) for child, payload in gathers.answer(number)]
+
+
+def kept(gathers: Gathers) -> int:
+    """Bytes that are held, coming in or delivered."""
+    return sum(
+        len(payload) for one in gathers._gathers.values() for payload in one.payloads.values()
+    ) + sum(
+        len(one._packet or one._assembler._packet if one._assembler else b"")
+        for one in gathers._uploads.values()
+    )
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_payloads_come_in_child_order_whoever_is_first(order: tuple[int, ...]) -> None:
+    gathers = Gathers(3, 100)
+    for number in range(3):
+        for child in order:
+            assert gathers.missing(number) >= {child} or number not in gathers._gathers
+            deliver(gathers, child, number, bytes([number, child]))
+        assert gathers.missing(number) == set()
+        assert answer(gathers, number) == [(child, bytes([number, child])) for child in range(3)]
+    assert set(gathers._gathers) == {2}
+
+
+def test_a_payload_counts_once_and_is_kept_until_all_have_gone_on() -> None:
+    gathers = Gathers(2, 100)
+    deliver(gathers, 0, 0, b"first")
+    deliver(gathers, 0, 0, b"again")
+    deliver(gathers, 1, 0, b"")
+    expected = [(0, b"first")]  # what is empty is not sent
+    assert answer(gathers, 0) == expected
+    assert gathers.answer(0, have=[0]) == []
+    deliver(gathers, 0, 1, b"next")
+    assert answer(gathers, 0) == expected  # child 1 may have lost it
+    deliver(gathers, 1, 0, b"lost the answer")
+    assert answer(gathers, 0) == expected
+    deliver(gathers, 1, 1, b"next")
+    with pytest.raises(ProtocolError, match="Gather 0 is over"):
+        gathers.answer(0)
+    assert gathers.missing(0) == set()
+
+
+def test_a_number_must_be_the_next() -> None:
+    gathers = Gathers(2, 100)
+    with pytest.raises(ProtocolError, match="must be 0, which is next"):
+        gathers.begin(0, 1)
+    deliver(gathers, 0, 0, b"")
+    with pytest.raises(ProtocolError, match=r"must be 1, which is next.*Received: gather 1"):
+        gathers.begin(0, 1)  # not before child 1 has come
+    deliver(gathers, 1, 0, b"")
+    for child in (0, 1):
+        deliver(gathers, child, 1, b"")
+    for number in (0, 3):
+        with pytest.raises(ProtocolError, match=f"must be 2.*Received: gather {number}"):
+            gathers.begin(1, number)
+
+
+def test_memory_is_bounded_whatever_a_child_does() -> None:
+    limit = 5000
+    gathers = Gathers(2, limit)
+    for number in range(4):
+        for child in (0, 1):
+            deliver(gathers, child, number, bytes(limit))
+    deliver(gathers, 0, 4, bytes(limit))
+    older = [gathers.begin(child, 4) for child in (0, 1)]
+    part = HEADER.pack(0, limit, 0, 10) + bytes(10)  # takes the memory of a whole payload
+    for one in older:
+        one.feed(part)
+    assert kept(gathers) == (2 + 1 + 2) * limit
+    newer = gathers.begin(1, 4)
+    assert kept(gathers) == (2 + 1 + 1) * limit
+    with pytest.raises(PeerError, match="over another connection"):
+        older[1].feed(part)
+    with pytest.raises(PeerError, match="over another connection"):
+        older[1].finish()
+    gathers.end(1, older[1])
+    upload(newer, "x", b"good")
+    assert newer.finish() == ("x", b"good")
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (HEADER.pack(0, 0xFFFFFFFF, 0, 1) + b"x", "announces 4294967295"),
+        (HEADER.pack(0, 1103, 0, 1) + b"x", "at most 1102 bytes"),
+        (HEADER.pack(1, 9, 0, 9) + bytes(9), "Received: chunk 1"),
+        (HEADER.pack(0, 9, 0, 4) + bytes(4), "ended after 4"),
+        (2 * (HEADER.pack(0, 4, 0, 4) + b"\1\0ab"), "one packet of each site"),
+        (HEADER.pack(0, 1, 0, 1) + b"\1", "A label must have 1 to 1000 bytes. Received: 0"),
+        (HEADER.pack(0, 4, 0, 4) + b"\3\0ab", "A label must have 1 to 1000 bytes. Received: 3"),
+        (HEADER.pack(0, 3, 0, 3) + b"\0\0a", "A label must have 1 to 1000 bytes. Received: 0"),
+        (HEADER.pack(0, 4, 0, 4) + b"\2\0\xff\xff", "must be UTF-8"),
+        (HEADER.pack(0, 104, 0, 104) + b"\1\0a" + bytes(101), "at most 100 bytes, the server's"),
+    ],
+)
+def test_bytes_that_are_no_payload_are_refused(message: bytes, text: str) -> None:
+    bad = Gathers(2, 100).begin(0, 0)
+    with pytest.raises(ProtocolError, match=text):
+        bad.feed(message)
+        bad.finish()
+
+
+def test_a_label_must_fit() -> None:
+    for label in ("", "x" * (LABEL_BYTES + 1)):
+        with pytest.raises(ValueError, match="`label` must have 1 to 1000 bytes"):
+            to_packet(label, b"")
+
+
+# --- who waits for whom -----------------------------------------------------------------------
+
+
+class Run:
+    """A session of sites `a`, `b` ..., all joined, and threads that call it."""
+
+    def __init__(self, num_children: int) -> None:
+        self.session = Session(
+            Terms(tuple("abc"[:num_children]), None, None, 1 << 30, max_gather_bytes=100)
+        )
+        self.pool = concurrent.futures.ThreadPoolExecutor(8)
+        for future in [
+            self.pool.submit(self.session.join, self.caller(child), 1, "fp32", "same", 7)
+            for child in range(num_children)
+        ]:
+            future.result(DEADLINE_S)
+
+    def caller(self, child: int, patience_s: float = DEADLINE_S) -> Caller:
+        return Caller(child, f"p{child}", patience_s)
+
+    def gather(self, child: int, number: int, label: str = "x") -> concurrent.futures.Future:
+        """Begins to gather; returns when the call waits or is over."""
+
+        def call() -> list[bytes]:
+            caller = self.caller(child)
+            begun = self.session.begin_gather(caller, number)
+            upload(begun, label, b"%d" % child)
+            return [bytes(one) for _, one in self.session.wait_gather(caller, number, begun)]
+
+        return self._begin(child, call)
+
+    def round(self, child: int, number: int = 0) -> concurrent.futures.Future:
+        """Begins to wait for the results of a round, in which all owe their packets."""
+
+        def call() -> None:
+            caller = self.caller(child)
+            store = self.session.begin_round(caller, number)
+            self.session.wait_results(caller, store, number, 0, lambda: False, 0)
+
+        return self._begin(child, call)
+
+    def _begin(self, child: int, call) -> concurrent.futures.Future:
+        future = self.pool.submit(call)
+        end = time.monotonic() + DEADLINE_S
+        with self.session.changed:  # nobody is told that a call begins to wait
+            while not future.done() and child not in self.session._waiting._newest:
+                assert time.monotonic() < end
+                self.session.changed.wait(0.01)
+        return future
+
+    def agree(self) -> None:
+        for child in range(len(self.session._terms.parties)):
+            self.session.agree_model(self.caller(child), [[3]])
+
+
+@pytest.fixture
+def make_run() -> Iterator:
+    made: list[Run] = []
+
+    def make(num_children: int = 2) -> Run:
+        made.append(Run(num_children))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.session.end("The test is over.")
+        run.pool.shutdown()
+
+
+def error_of(future: concurrent.futures.Future) -> TfHipsError:
+    error = future.exception(DEADLINE_S)
+    assert isinstance(error, TfHipsError)
+    return error
+
+
+def test_different_labels_end_the_run_for_all(make_run) -> None:
+    run = make_run(3)
+    first = run.gather(0, 0, "loss")
+    second = run.gather(1, 0, "accuracy")
+    for future in (first, second):
+        error = error_of(future)
+        assert type(error) is ProtocolError
+        assert "site `a` waits in exact value 0 (`loss`)" in str(error)
+        assert "site `b` waits in exact value 0 (`accuracy`)" in str(error)
+        assert "`tf_hips.shard`" in str(error)
+    # Whoever computes hears of it as the same error.
+    with pytest.raises(ProtocolError, match=r"The run has ended\. The parties wait for each other"):
+        run.session.agree_model(run.caller(2), [[3]])
+    [(text, kind)] = run.session.watch(run.caller(2))
+    assert "waits in" in text
+    assert kind is ProtocolError
+
+
+def test_a_gather_and_a_round_that_wait_for_each_other_end_the_run(make_run) -> None:
+    run = make_run(3)
+    run.agree()
+    began = time.monotonic()
+    first = run.round(0)
+    second = run.gather(2, 0, "metrics")
+    for future in (first, second):
+        error = error_of(future)
+        assert type(error) is ProtocolError
+        assert "site `a` waits in round 0 of the gradients" in str(error)
+        assert "site `c` waits in exact value 0 (`metrics`)" in str(error)
+        assert "site `b`" not in str(error)
+    assert time.monotonic() - began < 5.0
+
+
+def test_first_weights_and_a_gather_that_wait_for_each_other_end_the_run(make_run) -> None:
+    run = make_run()
+    first = run.gather(0, 0)
+    second = run.pool.submit(run.session.begin_sync, run.caller(1), ["<f4[1]"], 4)
+    for future in (first, second):
+        error = error_of(future)
+        assert type(error) is ProtocolError
+        assert "site `b` waits in the first weights" in str(error)
+
+
+def test_a_round_that_waits_for_a_model_and_a_gather_end_the_run(make_run) -> None:
+    run = make_run()
+    run.session.agree_model(run.caller(0), [[3]])
+    first, second = run.round(0), run.gather(1, 0)
+    assert "site `a` waits in round 0 of the gradients" in str(error_of(first))
+    assert type(error_of(second)) is ProtocolError
+
+
+def test_waits_that_do_not_cross_are_left_alone(make_run) -> None:
+    run = make_run(3)
+    run.agree()
+    # All in one thing, one after the other; a re-sent call over a newer connection besides.
+    futures = [run.gather(child, 0) for child in (2, 0, 0)]
+    assert run.session.ended is None
+    futures.append(run.gather(1, 0))
+    assert [future.result(DEADLINE_S) for future in futures] == 4 * [[b"0", b"1", b"2"]]
+    # An old call of a lost connection waits for a round, while its child is in a gather already:
+    # the newer call is what the child does.
+    old = run.round(1)
+    for child in (1, 0):
+        futures.append(run.gather(child, 1))
+    assert run.session.ended is None
+    futures.append(run.gather(2, 1))
+    assert futures[-1].result(DEADLINE_S) == [b"0", b"1", b"2"]
+    # And what is there already keeps nobody, even before it has noticed.
+    assert not old.done()
+
+
+def test_a_call_that_is_ready_but_asleep_waits_for_nobody(make_run) -> None:
+    run = make_run()
+    run.agree()
+    future = run.gather(0, 0)
+    with run.session.changed:  # child 1's answer is there before child 0's call wakes
+        begun = run.session.begin_gather(run.caller(1), 0)
+        upload(begun, "x", b"1")
+        run.session.wait_gather(run.caller(1), 0, begun)
+        caller = run.caller(1, patience_s=0.1)
+        store = run.session.begin_round(caller, 0)
+        run.session._waiting._newest[0][1].is_ready()
+        with pytest.raises(PeerError, match="these have not delivered"):
+            run.session.wait_results(caller, store, 0, 0, lambda: False, 0)
+    assert future.result(DEADLINE_S) == [b"0", b"1"]
+
+
+def test_a_party_that_has_left_is_not_waited_for(make_run) -> None:
+    run = make_run()
+    future = run.gather(0, 0, "loss")
+    run.session.leave(run.caller(1), None)
+    text = "Exact value 0 (`loss`) needs all parties; site `b` has left the run before it."
+    assert str(error_of(future)) == text
+
+
+def test_a_party_that_does_not_come_is_named(make_run) -> None:
+    run = make_run()
+    caller = run.caller(0, patience_s=0.2)
+    begun = run.session.begin_gather(caller, 0)
+    upload(begun, "loss", b"")
+    with pytest.raises(PeerError, match="these have not sent their values of `loss`: `b`"):
+        run.session.wait_gather(caller, 0, begun)
+    # Its payload is there, and it may ask again.
+    other = run.gather(1, 0, "loss")
+    assert other.result(DEADLINE_S) == [b"1"]
+    assert run.gather(0, 0, "loss").result(DEADLINE_S) == [b"1"]
+
+
+def test_only_who_has_joined_may_gather_or_fail() -> None:
+    session = Session(Terms(("a", "b"), None, None, 1 << 30))
+    caller = Caller(0, "p", DEADLINE_S)
+    with pytest.raises(ProtocolError, match="must join before"):
+        session.begin_gather(caller, 0)
+    with pytest.raises(ProtocolError, match="must join before"):
+        session.fail(caller, "text")
+
+
+def test_a_party_that_failed_and_does_not_come_ends_the_run(
+    make_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "FAILED_AFTER_S", 0.3)
+    for place, begin in enumerate(("gather", "round")):
+        run = make_run(3)
+        run.agree()
+        run.session.fail(run.caller(1), "earlier")
+        run.session.agree_model(run.caller(1), [[3]])  # a call: it goes on
+        future = getattr(run, begin)(0, 0)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            future.result(0.6)
+        began = time.monotonic()
+        run.session.fail(run.caller(1), "ValueError: a bad batch")
+        error = error_of(future)
+        assert 0.25 < time.monotonic() - began < 5.0
+        assert type(error) is PeerError
+        what = ("exact value 0 (`x`)", "round 0 of the gradients")[place]
+        assert str(error) == (
+            f"The run has ended. Site `b` does not come to {what}: its last step ended with an "
+            "error. ValueError: a bad batch"
+        )
+        assert next(iter(run.session.watch(run.caller(2))))[1] is PeerError
+
+
+def test_a_party_that_failed_and_goes_on_is_forgiven(
+    make_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "FAILED_AFTER_S", 0.5)
+    run = make_run()
+    run.session.fail(run.caller(1), "ValueError: a bad batch")
+    text, failed = run.session._waiting._failures[1]
+    run.session._waiting._failures[1] = text, failed - 60.0  # it counts once somebody waits
+    first = run.gather(0, 0)
+    assert not first.done()
+    # That it still holds its connection open, or opens another, is no sign of going on.
+    watching = run.pool.submit(list, run.session.watch(run.caller(1)))
+    with run.session.changed:
+        assert run.session.changed.wait_for(
+            lambda: bool(run.session._presence._calls[1]), DEADLINE_S
+        )
+    assert run.session._waiting._failures
+    assert run.gather(1, 0).result(DEADLINE_S) == first.result(DEADLINE_S) == [b"0", b"1"]
+    assert not run.session._waiting._failures
+    assert not watching.done()
+
+
+# --- over sockets -----------------------------------------------------------------------------
+
+
+def gather_all(members: list[Party], number: int, size: int) -> list[list[bytes]]:
+    """Gathers noise of `size` bytes, another length at each party."""
+    payloads = [
+        np.random.default_rng((number, place)).bytes(size + place) for place in range(len(members))
+    ]
+    results = together(
+        *(
+            lambda member=member, payload=payload: member.client.gather(number, "noise", payload)
+            for member, payload in zip(members, payloads, strict=True)
+        )
+    )
+    assert results == [payloads] * len(members)
+    return results
+
+
+def test_gathers_and_rounds_between_each_other(certificates: Certificates) -> None:
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        for number, size in enumerate((5, 0, 3 << 20, 1)):
+            gather_all([a, b], number, size)
+            train_all((a, b), number, number)
+        empty = together(*(lambda m=m: m.client.gather(4, "x", b"") for m in (a, b)))
+        assert empty == 2 * [[b"", b""]]
+        small = [member.client.wire_bytes() for member in (a, b)]
+        gather_all([a, b], 5, 100)
+        for member, before in zip((a, b), small, strict=True):
+            after = member.client.wire_bytes()
+            assert after.sent - before.sent < 100 + 500
+            assert after.received - before.received < 200 + 500
+        # The same number again: the answer that was lost on its way.
+        again = a.client.gather(5, "noise", b"something else")
+        assert again == gather_all([a, b], 5, 100)[0]
+        with pytest.raises(ProtocolError, match=r"Gather: The gather must be 6, which is next"):
+            b.client.gather(8, "noise", b"")
+        gather_all([a, b], 6, 1)
+
+
+def test_a_payload_beyond_the_limit_is_refused_and_costs_nothing(
+    certificates: Certificates,
+) -> None:
+    text = r"at most 1000 bytes, the server's `max_gather_bytes` \(`--max-gather-mb`\). Received: 1"
+    with (
+        serving(certificates, max_gather_bytes=1000) as server,
+        parties(server, certificates) as (a, b),
+    ):
+        with pytest.raises(ProtocolError, match=text):
+            b.client.gather(0, "x", bytes(1001))
+        b.client._max_gather_bytes = 1 << 30
+        with pytest.raises(ProtocolError, match=r"at most 2002 bytes\. Received: a packet that an"):
+            b.client.gather(0, "x", bytes(3000))
+        b.client._max_gather_bytes = 1000
+        gather_all([a, b], 0, 999)
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_gather_whose_connection_is_cut_counts_once(
+    certificates: Certificates, direction: str
+) -> None:
+    with serving(certificates) as server, Relay(server.port) as relay:
+        a = Party(server.address, "a", certificates.party("a"))
+        b = Party(relay.address, "b", certificates.party("b"))
+        together(a.join, b.join)
+        gather_all([a, b], 0, 10)
+        relay.cut_after(direction, 6 << 20)
+        before = b.client.wire_bytes()
+        gather_all([a, b], 1, 8 << 20)
+        assert relay.num_cuts == 1
+        after = b.client.wire_bytes()
+        if direction == "down":  # the payload was there, and did not travel again
+            assert after.sent - before.sent < 9 << 20
+        gather_all([a, b], 2, 10)
+        a.client.close()
+        b.client.close()
+
+
+def raw_gather(channel: grpc.Channel, call: Call, messages: list[bytes]) -> tuple[object, str]:
+    """Sends `messages` as a gather; how the server ends it."""
+    stream = channel.stream_stream(f"/{wire.SERVICE}/Gather")(
+        iter(messages), timeout=DEADLINE_S, metadata=((wire.METADATA_KEY, call.to_text()),)
+    )
+    try:
+        list(stream)
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return grpc.StatusCode.OK, ""
+
+
+def test_nonsense_is_refused_and_the_gather_goes_on(certificates: Certificates) -> None:
+    wrong = grpc.StatusCode.FAILED_PRECONDITION
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        with raw_channel(server.address, certificates.party("b")) as channel:
+            for messages, text in (
+                ([], "Received: none"),
+                ([b"GET / HTTP/1.1\r\n"], "announces 168636718 bytes"),
+                ([HEADER.pack(0, 1 << 30, 0, 1) + b"x"], "announces 1073741824"),
+            ):
+                code, said = raw_gather(channel, b.call(0), messages)
+                assert code == wrong
+                assert text in said
+        assert not server._session._gathers.has(1, 0)
+        gather_all([a, b], 0, 5)
+
+
+def test_parties_in_different_calls_hear_it_as_what_it_is(certificates: Certificates) -> None:
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        train_all((a, b), 0, 0)
+        errors: list[str] = []
+
+        def hear(call) -> None:
+            with pytest.raises(ProtocolError, match="must take the same steps") as caught:
+                call()
+            errors.append(str(caught.value))
+            with pytest.raises(ProtocolError, match="must take the same steps"):
+                call()  # whatever it calls from now on
+
+        began = time.monotonic()
+        together(
+            lambda: hear(lambda: a.train(1, 1)),
+            lambda: hear(lambda: b.client.gather(0, "epoch end", b"")),
+        )
+        assert time.monotonic() - began < 5.0
+        for said in errors:
+            assert "site `a` waits in round 1 of the gradients" in said
+            assert "site `b` waits in exact value 0 (`epoch end`)" in said
+
+
+def test_a_step_that_failed_is_told(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "FAILED_AFTER_S", 0.5)
+    text = "Site `a` does not come to exact value 1 .*: its last step ended with an error. Oops"
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        a.client.failed("Oops")
+        gather_all([a, b], 0, 5)
+
+        def wait() -> None:
+            with pytest.raises(PeerError, match=text):
+                b.client.gather(1, "x", b"")
+
+        together(wait, lambda: a.client.failed("Oops" * 1000))
+        a.client.failed("the run is over, and that is no error")
+        with pytest.raises(PeerError, match=text):
+            a.client.gather(1, "x", b"")
+    other = Party(server.address, "a", certificates.party("a"))
+    other.client.failed("nobody has joined")
+    other.client.close()
+    assert threading.active_count() < 200

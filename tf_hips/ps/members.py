@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in a run: the terms it was begun on, and the children that have joined.
+
+Invariant: a child that is refused changes nothing.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+
+from tf_hips.errors import ProtocolError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ps.model import Model, first_difference
+
+SAME = "same"
+
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What the server fixes before any child comes; None: what the first child brings."""
+
+    parties: tuple[str, ...]
+    compression: str | None
+    downlink: str | None
+    max_model_bytes: int
+    lost_after_s: float = 120.0
+    max_gather_bytes: int = 64 << 20
+
+
+@dataclasses.dataclass
+class Caller:
+    """One call in progress.
+
+    Attributes:
+        child: position of the site that calls.
+        process: which process of that site calls.
+        patience_s: seconds the call may wait while nothing comes that it waits for.
+        is_gone: whether its other end has hung up.
+        number: later calls have greater ones.
+    """
+
+    child: int
+    process: str
+    patience_s: float
+    is_gone: bool = False
+    number: int = dataclasses.field(default_factory=_numbers.__next__)
+
+
+@dataclasses.dataclass
+class Child:
+    """A site that has joined, or is joining."""
+
+    process: str
+    workers: int
+    compression: str
+    downlink: str
+    seed: int
+    model: Model | None = None
+    has_left: bool = False
+    num_joining: int = 0  # Join calls that wait; one may be a lost connection's
+
+    def terms(self) -> tuple[object, ...]:
+        """What two joins of one child must have in common to be one."""
+        return self.process, self.workers, self.compression, self.downlink, self.seed
+
+
+class Members:
+    """The children of one run, by position. Not thread-safe: the session's lock guards it."""
+
+    def __init__(self, terms: Terms) -> None:
+        """Nobody has joined."""
+        self.terms = terms
+        self.children: dict[int, Child] = {}
+        self.is_started = False
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether nobody is missing."""
+        return len(self.children) == len(self.terms.parties)
+
+    @property
+    def have_left(self) -> bool:
+        """Whether every child has joined and left again."""
+        return self.are_complete and all(child.has_left for child in self.children.values())
+
+    def site(self, child: int) -> str:
+        """The name of a child."""
+        return self.terms.parties[child]
+
+    def names(self, children: Iterable[int]) -> str:
+        """The names of children, for messages."""
+        return ", ".join(f"`{self.site(child)}`" for child in sorted(children))
+
+    def absent(self) -> set[int]:
+        """The children that have not joined."""
+        return set(range(len(self.terms.parties))) - set(self.children)
+
+    def without_model(self) -> set[int]:
+        """The children that have not sent their model."""
+        return {place for place, child in self.children.items() if child.model is None}
+
+    def gone(self, children: Iterable[int]) -> list[int]:
+        """Those of `children` that have left."""
+        return [place for place in children if self.children[place].has_left]
+
+    def describe(
+        self, process: str, workers: int, compression: str, downlink: str, seed: int
+    ) -> Child:
+        """A child on these terms, checked and made canonical.
+
+        Raises:
+            ProtocolError: a value is out of range, or a compressor is unknown.
+        """
+        if not 1 <= workers <= 1 << 20:
+            raise ProtocolError(f"`workers` must be from 1 to 2^20. Received: workers={workers}")
+        if not -(1 << 63) <= seed < 1 << 64:
+            raise ProtocolError(
+                f"`seed` must have at most 64 bits. Received: seed={str(seed)[:40]}"
+            )
+        uplink = _canonical("compression", compression)
+        down = uplink if downlink == SAME else _canonical("downlink", downlink)
+        return Child(process, workers, uplink, down, seed)
+
+    def admit(self, position: int, child: Child) -> Child:
+        """Takes in `child`, or finds that it is in already; the one that is in.
+
+        Raises:
+            ProtocolError: it disagrees with the server or with those before it, or its site is in
+                the run already.
+        """
+        known = self.children.get(position)
+        if known is None or known.terms() != child.terms():
+            if self.is_started:
+                raise self.second_process(position)
+            self._check_terms(position, child)
+            self.children[position] = known = child
+        return known
+
+    def known(self, caller: Caller) -> Child:
+        """The child that calls.
+
+        Raises:
+            ProtocolError: it is not in the run, or another process is.
+        """
+        child = self.children.get(caller.child)
+        if child is None or not self.is_started:
+            raise ProtocolError(f"Site `{self.site(caller.child)}` must join before anything else.")
+        if child.process != caller.process:
+            raise self.second_process(caller.child)
+        return child
+
+    def second_process(self, position: int) -> ProtocolError:
+        """The error for a child that is in already, but not as this one."""
+        return ProtocolError(
+            f"Site `{self.site(position)}` is in this run already, as another process or on "
+            "other terms. A run takes one process of each site; start a new run."
+        )
+
+    def check_model(self, position: int, model: Model) -> None:
+        """Raises ProtocolError if a child's model differs from that of one before."""
+        for place, other in self.children.items():
+            if place == position or other.model is None:
+                continue
+            text = first_difference(other.model.shapes, model.shapes, "tensor")
+            if text is not None:
+                raise ProtocolError(
+                    f"All parties must train the same model. Site "
+                    f"`{self.site(place)}` (there) and site "
+                    f"`{self.site(position)}` (here) differ: {text}"
+                )
+
+    def _check_terms(self, position: int, child: Child) -> None:
+        here = self.site(position)
+        for what in ("compression", "downlink"):
+            fixed = getattr(self.terms, what)
+            came = getattr(child, what)
+            if fixed is not None and fixed != came:
+                raise ProtocolError(
+                    f"`{what}` must be {fixed}, which the server was told. Received: "
+                    f"{what}={came} from site `{here}`"
+                )
+        for other, known in self.children.items():
+            for what in ("compression", "downlink", "seed"):
+                if other != position and getattr(known, what) != getattr(child, what):
+                    raise ProtocolError(
+                        f"All parties must agree on `{what}`. Site `{self.site(other)}` has "
+                        f"{getattr(known, what)}. Received: {what}={getattr(child, what)} "
+                        f"from site `{here}`"
+                    )
+
+
+def _canonical(what: str, text: str) -> str:
+    try:
+        return compressors.parse(text).text
+    except ValueError as error:
+        raise ProtocolError(f"`{what}` is unknown to the server: {error}") from error
