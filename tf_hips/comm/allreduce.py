@@ -39,7 +39,8 @@ def plain(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
     """Sums each tensor over all ranks, exactly.
 
     Args:
-        tensors: tensors of known shape and any numeric types; the same on all ranks.
+        tensors: tensors of any numeric types, the same on all ranks; those of known shape travel
+            together.
         label: part of the collectives' names.
 
     Returns:
@@ -47,18 +48,28 @@ def plain(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
     """
     if primitives.size() == 1:
         return [tf.identity(tensor) for tensor in tensors]
-    sizes = [tensor.shape.num_elements() for tensor in tensors]
-    sizes_bytes = [size * tensor.dtype.size for size, tensor in zip(sizes, tensors, strict=True)]
-    kinds = [tensor.dtype.name for tensor in tensors]
     results = list(tensors)
-    for index, group in enumerate(buckets(sizes_bytes, kinds, BUCKET_BYTES)):
-        lengths = [sizes[position] for position in group]
+    known = []
+    for position, tensor in enumerate(tensors):
+        if tensor.shape.is_fully_defined():
+            known.append(position)
+        else:
+            results[position] = primitives.allreduce(tensor, f"{label}.sum.alone.{position}")
+    sizes = [tensors[position].shape.num_elements() for position in known]
+    kinds = [tensors[position].dtype for position in known]
+    sizes_bytes = [size * kind.size for size, kind in zip(sizes, kinds, strict=True)]
+    for index, group in enumerate(
+        buckets(sizes_bytes, [kind.name for kind in kinds], BUCKET_BYTES)
+    ):
+        lengths = [sizes[place] for place in group]
         if sum(lengths) == 0:
             continue
-        joined = tf.concat([tf.reshape(tensors[position], [-1]) for position in group], 0)
+        members = [tensors[known[place]] for place in group]
+        joined = tf.concat([tf.reshape(member, [-1]) for member in members], 0)
         total = primitives.allreduce(joined, f"{label}.sum.{index}")
-        for position, part in zip(group, tf.split(total, lengths), strict=True):
-            results[position] = tf.reshape(part, tensors[position].shape)
+        parts = tf.split(total, lengths)
+        for place, member, part in zip(group, members, parts, strict=True):
+            results[known[place]] = tf.reshape(part, member.shape)
     return results
 
 

@@ -20,7 +20,7 @@ Which variables are made equal, and when, is `beginning`'s; what Keras does not 
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -32,7 +32,8 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies import hooks
+from tf_hips.ops.compressor import Compressor
+from tf_hips.strategies import gathering, hooks
 from tf_hips.strategies.beginning import Beginning
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
@@ -41,7 +42,10 @@ from tf_hips.strategies.gradients import (
     GradientSum,
     Reducer,
     check_nonfinite,
+    large_tables,
+    without,
 )
+from tf_hips.strategies.state import StrategyState
 from tf_hips.strategies.turns import Turns, opaque
 
 # Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
@@ -77,6 +81,7 @@ class PartyStrategy(tf.distribute.Strategy):
         self._fitting = Fitting(self, self._failures)
         self._sums: dict[tuple[str, ...], GradientSum] = {}
         self._num_sums = 0
+        self._state = StrategyState(self)
         self._num_reductions = 0
         self._is_making_own = False
         self._model: keras.Model | None = None
@@ -141,6 +146,14 @@ class PartyStrategy(tf.distribute.Strategy):
         """Whether gradients of this worker are the sum already."""
         return primitives.size() == 1
 
+    def _codecs(self) -> dict[str, Compressor | None]:
+        """How gradients are encoded, by the name of the argument that says so."""
+        return {}
+
+    def _counts_steps(self) -> bool:
+        """Whether steps are numbered here, not by a server."""
+        return True
+
     def _check_new_sum(self) -> None:
         """Raises if gradients of one more list cannot be summed."""
 
@@ -156,6 +169,11 @@ class PartyStrategy(tf.distribute.Strategy):
     def global_rank(self) -> int:
         """Number of this worker among all, from 0."""
         return primitives.rank()
+
+    @property
+    def state(self) -> StrategyState:
+        """Residuals and numbers of steps of this worker, for `tf.train.Checkpoint`."""
+        return self._state
 
     def run(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
@@ -213,10 +231,13 @@ class PartyStrategy(tf.distribute.Strategy):
     def _reduce_exactly(self, values: Sequence[Any], is_mean: bool) -> list[tf.Tensor]:
         tensors = [tf.convert_to_tensor(value) for value in values]
         self._num_reductions += 1
+        is_one_party = self._num_workers() == primitives.size()
         for tensor in tensors:
-            if not tensor.shape.is_fully_defined() or tensor.dtype in (tf.bool, tf.string):
+            has_rank = tensor.shape.rank is not None
+            is_known = tensor.shape.is_fully_defined() or (has_rank and is_one_party)
+            if not is_known or tensor.dtype in (tf.bool, tf.string):
                 raise ValueError(
-                    "A value that is reduced must be numeric and of known shape. "
+                    "A value that is reduced must be numeric, and over parties of known shape. "
                     f"Received: shape={tensor.shape}, dtype={tensor.dtype.name}"
                 )
             if is_mean and not (tensor.dtype.is_floating or tensor.dtype.is_complex):
@@ -235,13 +256,32 @@ class PartyStrategy(tf.distribute.Strategy):
             sums = self._turns(
                 lambda turn: self._over_parties(
                     plain([opaque(tensor, turn) for tensor in tensors], label), label
-                )
+                ),
+                label=_sum_of(tensors),
             )
             if is_mean:
                 sums = [total / tf.cast(self._num_workers(), total.dtype) for total in sums]
             return [
-                tf.reshape(total, tensor.shape) for total, tensor in zip(sums, tensors, strict=True)
+                tf.reshape(total, tf.shape(tensor) if None in tensor.shape else tensor.shape)
+                for total, tensor in zip(sums, tensors, strict=True)
             ]
+
+    def _gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Joins `rows` of all ranks of the party along axis 0, in rank order."""
+        self._num_reductions += 1
+        if self._is_running and self._model is None:
+            with tf.init_scope():
+                self._beginning.of_loop("reduce")
+        label = f"gather.{rows.dtype.name}.{rows.shape.rank}"
+        with tf.device("/cpu:0"):
+            [joined] = self._turns(
+                lambda turn: [
+                    primitives.allgather(tf.reshape(opaque(rows, turn), tf.shape(rows)), label)
+                ],
+                label="the gathering of values",
+            )
+        joined.set_shape([None, *rows.shape[1:]])
+        return joined
 
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
@@ -261,31 +301,36 @@ class PartyStrategy(tf.distribute.Strategy):
             else:
                 self._beginning.of_loop((key, id(optimizer)), variables, optimizer)
             if key not in self._sums:
-                self._sums[key] = self._make_sum(variables)
+                with self._state.new_list(variables):
+                    self._sums[key] = self._make_sum(values, variables)
                 # The residuals are as large as the model: they go when it goes.
                 weakref.finalize(variables[0], self._sums.pop, key, None)
         with tf.device("/cpu:0"):
-            sums = self._turns(lambda turn: self._sums[key](values))
+            sums = self._sums[key].in_turn(self._turns, values, optimizer)
         if self._is_alone():
             return sums
         # Keras would have clipped before, each replica by its own norm.
         return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
 
-    def _make_sum(self, variables: Sequence[tf.Variable]) -> GradientSum:
+    def _make_sum(self, values: Sequence[Any], variables: Sequence[tf.Variable]) -> GradientSum:
         gradients = [
             Gradient(variable.name.removesuffix(":0"), tuple(variable.shape), variable.dtype)
             for variable in variables
         ]
+        label = f"gradients{self._num_sums}"
+        sparse, apart = self._sparse_gradients(values, gradients)
         if self._is_alone():
             reducer, only_float32, first_step = (lambda vectors, step: list(vectors)), False, 0
         else:
-            reducer, only_float32, first_step = self._make_reducer(
-                gradients, f"gradients{self._num_sums}"
-            )
+            reducer, only_float32, first_step = self._make_reducer(without(gradients, apart), label)
         self._num_sums += 1
         return GradientSum(
             gradients,
             reducer,
+            label=label,
+            is_alone=self._is_alone(),
+            sparse=sparse,
+            apart=apart,
             only_float32=only_float32,
             nonfinite=self._nonfinite,
             first_step=first_step,
@@ -293,6 +338,17 @@ class PartyStrategy(tf.distribute.Strategy):
             failures=self._failures,
             rank=primitives.rank(),
         )
+
+    def _sparse_gradients(
+        self, values: Sequence[Any], gradients: Sequence[Gradient]
+    ) -> tuple[Collection[int], Collection[int]]:
+        """Which gradients may stay sparse, and which a reducer never sees (see `GradientSum`)."""
+        if not self._counts_steps():
+            return (), ()  # what a server sums is dense
+        if all(codec is None for codec in self._codecs().values()):
+            return range(len(gradients)), ()
+        large = large_tables(values, gradients)
+        return large, large
 
     @contextlib.contextmanager
     def _reducing(self, variables: list[Any], optimizer: Any) -> Iterator[None]:
@@ -316,7 +372,8 @@ class PartyStrategy(tf.distribute.Strategy):
                     [primitives.allreduce(opaque(flag, turn), "is_finite", "min")],
                     "is_finite",
                     "min",
-                )
+                ),
+                label="whether all gradients are finite",
             )
         return tf.cast(tf.reshape(least, []), tf.bool)
 
@@ -327,9 +384,11 @@ class PartyStrategy(tf.distribute.Strategy):
         self._is_making_own = True
         try:
             with tf.init_scope(), tf.device("/cpu:0"):
-                return tf.Variable(value, trainable=False, name=f"tf_hips_{name}")
+                variable = tf.Variable(value, trainable=False, name=f"tf_hips_{name}")
         finally:
             self._is_making_own = False
+        self._state.keep(name, variable)
+        return variable
 
     def _record(self, variable: tf.Variable, is_local: bool) -> None:
         if not (self._is_making_own or is_local):
@@ -366,6 +425,12 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         strategy = self._container_strategy()
         flat = tf.nest.flatten(value)
         return tf.nest.pack_sequence_as(value, strategy._reduce_exactly(flat, _is_mean(reduce_op)))
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: Any, options: Any
+    ) -> tf.Tensor:
+        del destinations, options
+        return gathering.gather(self._container_strategy(), value, axis)
 
     def _batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Any, options: Any
@@ -416,6 +481,13 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 class _ReplicaContext(tf.distribute.ReplicaContext):
     """This worker as one of all replicas."""
 
+    @tf.autograph.experimental.do_not_convert
+    def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
+        """Joins the values of all replicas along `axis`; see `gathering`."""
+        del options
+        flat = [gathering.with_gradient(self.strategy, one, axis) for one in tf.nest.flatten(value)]
+        return tf.nest.pack_sequence_as(value, flat)
+
     @property
     def devices(self) -> Any:
         return self.strategy.extended.worker_devices
@@ -424,6 +496,12 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
 def _device() -> str:
     gpus = tf.config.list_logical_devices("GPU")
     return f"/gpu:{primitives.local_rank() % len(gpus)}" if gpus else "/cpu:0"
+
+
+def _sum_of(tensors: Sequence[tf.Tensor]) -> str:
+    one = tensors[0] if tensors else None
+    what = "nothing" if one is None else f"a {one.dtype.name}{one.shape.as_list()}"
+    return f"the sum of {what}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
 
 
 def _is_mean(reduce_op: Any) -> bool:
