@@ -9,13 +9,18 @@ by order: eager collectives belong on one thread.
 Everything works without a launcher, as one rank; collectives of one rank are identities and start
 nothing.
 
+Whoever waits here is watched: `watchdog` ends a job that waits for ever, and what raised Horovod's
+error then raises the verdict.
+
 Invariant: Horovod's own fusion is off. It joins what happens to be ready, so the order of float
 additions, and with it the result on three or more ranks, would depend on timing.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -23,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
+from tf_hips.comm import watchdog
 from tf_hips.errors import ProtocolError
 
 _OPERATIONS = {"sum": hvd.Sum, "min": hvd.Min}
@@ -33,14 +39,20 @@ _CYCLE_TIME_MS = "0.5"
 
 
 _has_stopped = False
+# Rank, size and local rank: known for good, also when Horovod has been stopped.
+_facts: tuple[int, int, int] | None = None
+_built = threading.local()
 
 
 def init() -> None:
-    """Starts Horovod once; later calls do nothing.
+    """Starts Horovod and its watchdog once; later calls do nothing.
 
     Raises:
         ProtocolError: it was stopped before.
+        ConfigError: `TF_HIPS_STALL_S` is no positive number.
     """
+    global _facts
+    watchdog.check()
     if _has_stopped:
         # Horovod 0.28.1 dies of a segmentation fault here.
         raise ProtocolError(
@@ -55,14 +67,23 @@ def init() -> None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
         os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_TIME_MS)
         hvd.init()
+    if _facts is None:
+        _facts = int(hvd.rank()), int(hvd.size()), int(hvd.local_rank())
+        watchdog.start(rank(), size(), _stop)
 
 
 def shutdown() -> None:
     """Stops Horovod for good; the other ranks' pending collectives fail."""
+    if is_running():
+        watchdog.stop()
+        _stop()
+
+
+def _stop() -> None:
     global _has_stopped
     if is_running():
-        hvd.shutdown()
         _has_stopped = True
+        hvd.shutdown()
 
 
 def is_running() -> bool:
@@ -72,17 +93,17 @@ def is_running() -> bool:
 
 def rank() -> int:
     """This process among the ranks of its party."""
-    return int(hvd.rank())
+    return _facts[0] if _facts is not None else int(hvd.rank())
 
 
 def size() -> int:
     """Number of ranks of this party."""
-    return int(hvd.size())
+    return _facts[1] if _facts is not None else int(hvd.size())
 
 
 def local_rank() -> int:
     """This process among the ranks of its machine."""
-    return int(hvd.local_rank())
+    return _facts[2] if _facts is not None else int(hvd.local_rank())
 
 
 def allreduce(tensor: tf.Tensor, name: str, operation: str = "sum") -> tf.Tensor:
@@ -100,59 +121,133 @@ def allreduce(tensor: tf.Tensor, name: str, operation: str = "sum") -> tf.Tensor
         raise ValueError(f'`operation` must be "sum" or "min". Received: operation={operation!r}')
     if size() == 1:
         return tf.identity(tensor)
-    return hvd.allreduce(
-        tensor, op=_OPERATIONS[operation], name=_full_name(name), ignore_name_scope=True
-    )
+    with _collective("allreduce", name) as full_name:
+        return hvd.allreduce(
+            tensor, op=_OPERATIONS[operation], name=full_name, ignore_name_scope=True
+        )
 
 
 def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Concatenates the ranks' tensors along axis 0, in rank order; their lengths may differ."""
     if size() == 1:
         return tf.identity(tensor)
-    return hvd.allgather(tensor, name=_full_name(name), ignore_name_scope=True)
+    with _collective("allgather", name) as full_name:
+        return hvd.allgather(tensor, name=full_name, ignore_name_scope=True)
 
 
 def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
     """Sends `splits[r]` rows of `tensor` to each rank r; returns what came, in rank order."""
     if size() == 1:
         return tf.identity(tensor)
-    received, _ = hvd.alltoall(
-        tensor, splits=tf.constant(splits, tf.int32), name=_full_name(name), ignore_name_scope=True
-    )
-    return received
+    with _collective("alltoall", name) as full_name:
+        received, _ = hvd.alltoall(
+            tensor, splits=tf.constant(splits, tf.int32), name=full_name, ignore_name_scope=True
+        )
+        return received
 
 
 def broadcast(tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
     """Returns rank `root`'s tensor on all ranks; shapes and types must agree beforehand."""
     if size() == 1:
         return tf.identity(tensor)
-    return hvd.broadcast(tensor, root, name=_full_name(name), ignore_name_scope=True)
+    with _collective("broadcast", name) as full_name:
+        return hvd.broadcast(tensor, root, name=full_name, ignore_name_scope=True)
 
 
-def broadcast_object(value: Any, root: int = 0) -> Any:
-    """Returns rank `root`'s JSON value on all ranks. Eager."""
+def broadcast_object(value: Any, root: int = 0, what: str = "a value") -> Any:
+    """Returns rank `root`'s JSON value on all ranks. Eager.
+
+    Args:
+        value: on rank `root`, what to send.
+        root: the rank whose value it is.
+        what: what it is, the same on all ranks; eagerly Horovod pairs whatever comes.
+
+    Raises:
+        ProtocolError: rank `root` sent something else than this rank waits for.
+    """
     if size() == 1:
         return value
-    data = np.frombuffer(json.dumps(value).encode() if rank() == root else b"", np.uint8)
-    length = int(broadcast(tf.constant(data.size, tf.int64), "object_size", root))
-    if rank() != root:
-        data = np.zeros(length, np.uint8)
-    return json.loads(broadcast(tf.constant(data), "object", root).numpy().tobytes())
+    with watchdog.waiting(f"{what} of rank {root}"):
+        data = _encoded([what, value]) if rank() == root else np.zeros(0, np.uint8)
+        length = int(broadcast(tf.constant(data.size, tf.int64), "object_size", root))
+        if rank() != root:
+            data = np.zeros(length, np.uint8)
+        told, value = _decoded(broadcast(tf.constant(data), "object", root).numpy())
+    _check_same({root: told, rank(): what})
+    return value
 
 
-def gather_objects(value: Any) -> list[Any]:
-    """Returns the JSON values of all ranks, in rank order, on all ranks. Eager."""
+def gather_objects(value: Any, what: str = "values") -> list[Any]:
+    """Returns the JSON values of all ranks, in rank order, on all ranks. Eager.
+
+    Args:
+        value: this rank's.
+        what: what they are, the same on all ranks; eagerly Horovod pairs whatever comes.
+
+    Raises:
+        ProtocolError: on all ranks, if they gather different things.
+    """
     if size() == 1:
         return [value]
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    lengths = allgather(tf.constant([data.size], tf.int64), "object_sizes").numpy()
-    joined = allgather(tf.constant(data), "objects").numpy()
-    return [json.loads(part.tobytes()) for part in np.split(joined, np.cumsum(lengths)[:-1])]
+    with watchdog.waiting(f"{what} of all ranks"):
+        data = _encoded([what, value])
+        lengths = allgather(tf.constant([data.size], tf.int64), "object_sizes").numpy()
+        joined = allgather(tf.constant(data), "objects").numpy()
+    parts = [_decoded(part) for part in np.split(joined, np.cumsum(lengths)[:-1])]
+    _check_same({rank: told for rank, (told, _) in enumerate(parts)})
+    return [value for _, value in parts]
 
 
-def barrier() -> None:
-    """Returns when all ranks have called it. Eager."""
-    allreduce(tf.zeros([1]), "barrier")
+def barrier(what: str = "a barrier") -> None:
+    """Returns when all ranks have called it. Eager.
+
+    Args:
+        what: what they meet for, for messages.
+    """
+    if size() > 1:
+        with watchdog.waiting(what):
+            allreduce(tf.zeros([1]), "barrier")
+
+
+@contextlib.contextmanager
+def built_names() -> Iterator[list[str]]:
+    """Collects the names of the collectives that this thread builds into a graph meanwhile."""
+    before = getattr(_built, "names", None)
+    names: list[str] = []
+    _built.names = names
+    try:
+        yield names
+    finally:
+        _built.names = before
+
+
+@contextlib.contextmanager
+def _collective(kind: str, name: str) -> Iterator[str]:
+    full_name = _full_name(name)
+    watchdog.check()
+    if tf.executing_eagerly():
+        with watchdog.waiting(f"the {kind} `{name}`", f"eager {kind} {name}"):
+            yield full_name
+        return
+    if getattr(_built, "names", None) is not None:
+        _built.names.append(full_name)
+    yield full_name
+
+
+def _encoded(value: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def _decoded(data: np.ndarray) -> Any:
+    return json.loads(data.tobytes())
+
+
+def _check_same(told: dict[int, str]) -> None:
+    if len(set(told.values())) > 1:
+        places = ", ".join(f"rank {rank} at {what}" for rank, what in sorted(told.items()))
+        raise ProtocolError(
+            f"All ranks must come to the same collectives in the same order. Received: {places}"
+        )
 
 
 def _full_name(name: str) -> str:

@@ -2,7 +2,9 @@
 """Errors that are raised inside a running graph, brought out as what they are.
 
 TensorFlow turns an exception of a Python callback into an `UnknownError` with a stack trace for a
-message. `Failures` keeps the exception itself; `translated` raises it in place of TensorFlow's.
+message. `Failures` keeps the exception itself; `translated` raises it in place of TensorFlow's. An
+error about collectives that have ended is replaced by what the watchdog knows. All of them are told
+to the other ranks, who may wait.
 """
 
 from collections.abc import Callable
@@ -10,15 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_hips.errors import PeerError
-
-# What Horovod says on the ranks that did not fail themselves.
-_HOROVOD_TEXTS = (
-    "Horovod has been shut down",
-    "HorovodInternalError",
-    "Connection reset by peer",
-    "Connection closed",
-)
+from tf_hips.comm import watchdog
 
 
 class Failures:
@@ -36,6 +30,7 @@ class Failures:
                 return callback(*args)
             except Exception as error:
                 self.first = self.first or error
+                watchdog.failed(error)
                 raise
 
         return call
@@ -45,19 +40,19 @@ class Failures:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.first = None  # what was raised and caught in an earlier call is over
+            watchdog.check()
             try:
                 return function(*args, **kwargs)
-            except tf.errors.OpError as error:
-                if self.first is not None:
-                    raise self.first from None
-                lines = error.message.splitlines()
-                telling = [line for line in lines if any(text in line for text in _HOROVOD_TEXTS)]
-                if telling:
-                    self.first = PeerError(
-                        "Another rank of this party ended in the middle of a step; its own output "
-                        f"says why. Horovod here waited for it: {telling[0].strip()}"
-                    )
-                    raise self.first from None
+            except (tf.errors.OutOfRangeError, StopIteration):
+                raise  # the data has ended, which is no failure
+            except BaseException as error:
+                if isinstance(error, tf.errors.OpError):
+                    if self.first is None:
+                        self.first = watchdog.explain(error)
+                    if self.first is not None:
+                        watchdog.failed(self.first)
+                        raise self.first from None
+                watchdog.failed(error)
                 raise
 
         return call
