@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which epoch a pass through a dataset is.
+
+A dataset of `tf_hips.shard` begins with one tiny element, the number of the epoch, read from a
+variable when a pass begins. So the same dataset object gives every epoch its own order, what was
+chained to it included, and an epoch can be given again by setting the variable.
+"""
+
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+MakeVariable = Callable[[tf.Tensor, str], tf.Variable]
+
+# Where a dataset carries its position. Datasets that are chained to it keep it alive.
+_ATTRIBUTE = "_tf_hips_position"
+
+
+def make_plain_variable(value: tf.Tensor, name: str) -> tf.Variable:
+    """A variable on the host; inside a strategy's scope it would become one of the strategy's."""
+    with tf.init_scope(), tf.device("/cpu:0"):
+        return tf.Variable(value, trainable=False, name=f"tf_hips_{name}")
+
+
+class Position:
+    """The epoch that the next pass through a dataset will be.
+
+    Each pass that begins takes the number of the one before it plus one. A pass begins with its
+    first batch, and counts also when it is broken off.
+
+    Attributes:
+        next_of_fit: the epoch after the last one that a `fit` began or that was set. Other passes
+            do not count here: one rank may have looked at a batch, and the others not.
+    """
+
+    def __init__(self, make_variable: MakeVariable = make_plain_variable) -> None:
+        """Starts with epoch 0.
+
+        Args:
+            make_variable: makes a variable of a value and a name.
+        """
+        self._next = make_variable(tf.constant(0, tf.int64), "epoch")
+        self.next_of_fit = 0
+
+    def set(self, epoch: int) -> None:
+        """Makes the next pass that begins epoch number `epoch`, from 0.
+
+        An iterator over a repeated dataset with prefetching may be ahead of its reader.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"`epoch` must be an int, not negative. Received: epoch={epoch!r}")
+        self._next.assign(epoch)
+        self.next_of_fit = epoch
+
+    def passes(self, make_pass: Callable[[tf.Tensor], tf.data.Dataset]) -> tf.data.Dataset:
+        """The dataset whose every pass is `make_pass(epoch)`.
+
+        Args:
+            make_pass: gets an int64 scalar, inside a graph.
+        """
+
+        def begin(_: tf.Tensor) -> tf.Tensor:
+            epoch = self._next.read_value()
+            with tf.control_dependencies([epoch]):
+                self._next.assign_add(1)
+            return epoch
+
+        return tf.data.Dataset.from_tensors(0).map(begin).flat_map(make_pass)
+
+    def mark(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Lets `positions_of` find this position on `dataset` and on what is chained to it."""
+        setattr(dataset, _ATTRIBUTE, self)
+        return dataset
+
+
+def positions_of(dataset: tf.data.Dataset) -> list[Position]:
+    """Positions of the sharded datasets that `dataset` is made of: usually one, or none.
+
+    What comes in through a function (`flat_map`, `interleave`) is not found.
+    """
+    found = (getattr(one, _ATTRIBUTE, None) for one in ancestry(dataset))
+    return list(dict.fromkeys(position for position in found if position is not None))
+
+
+def ancestry(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """`dataset` and the datasets that it is made of, nearest first."""
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop(0)
+        yield one
+        waiting += one._inputs()
+
+
+def known_length(dataset: tf.data.Dataset) -> int | None:
+    """Elements of one pass; None when that is unknown or infinite."""
+    length = int(dataset.cardinality())
+    return length if length >= 0 else None

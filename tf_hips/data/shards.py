@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One group's batches of arrays or of a dataset, in an order that all groups share."""
+
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.data import arrays, datasets
+from tf_hips.data.position import MakeVariable, Position, known_length, make_plain_variable
+
+
+def shard(
+    data: Any,
+    batch_size: int,
+    *,
+    group: int,
+    groups: int,
+    seed: int,
+    shuffle: bool | int = True,
+    drop_remainder: bool = True,
+    make_variable: MakeVariable = make_plain_variable,
+) -> tf.data.Dataset:
+    """Batches of group `group` of `groups`; see `tf_hips.shard`.
+
+    Group g has the positions g, g + groups, ... of the order, so the k-th batches of all groups
+    together are the rows [k n, (k + 1) n) of one order, n = groups * batch_size.
+
+    Args:
+        data: arrays, or a dataset of single rows.
+        batch_size: rows of a batch of one group.
+        group: number of this group, from 0.
+        groups: number of groups.
+        seed: of the shuffling, the same on all workers.
+        shuffle: whether every epoch has another order; for a dataset also the rows of its buffer.
+        drop_remainder: whether all groups get equally many batches, all of them full.
+        make_variable: makes the variable that holds the epoch.
+
+    Raises:
+        ValueError: an argument is out of range, or the data cannot be sharded.
+    """
+    _check(batch_size, seed, shuffle, data)
+    is_dataset = isinstance(data, tf.data.Dataset)
+    if is_dataset:
+        datasets.check_rows(data)
+        length = known_length(data)
+        buffer = datasets.SHUFFLE_BUFFER if shuffle is True else int(shuffle)
+        buffer = buffer if length is None else min(buffer, length)
+    else:
+        data = arrays.to_tensors(data)
+        length = arrays.num_rows(data)
+    joined = groups * batch_size
+    if length is not None:
+        _check_length(length, joined if drop_remainder else groups, batch_size, groups)
+        if group == 0 and drop_remainder and length % joined:
+            log.warning(
+                "shard: each epoch leaves out %d of %d rows%s, so that %d workers take %d equal "
+                "steps of %d rows.",
+                length % joined,
+                length,
+                ", others each time" if shuffle else ", the last ones",
+                groups,
+                length // joined,
+                batch_size,
+            )
+    position = Position(make_variable)
+    if is_dataset:
+        result = datasets.batches(
+            data,
+            batch_size,
+            group=group,
+            groups=groups,
+            drop_remainder=drop_remainder,
+            seed=seed,
+            buffer=buffer,
+            position=position,
+        )
+    else:
+        result = arrays.batches(
+            data,
+            batch_size,
+            group=group,
+            groups=groups,
+            num_used=length // joined * joined if drop_remainder else length,
+            seed=seed if shuffle else None,
+            position=position,
+        )
+    return position.mark(result)
+
+
+def _check(batch_size: Any, seed: Any, shuffle: Any, data: Any) -> None:
+    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+            raise ValueError(
+                f"`{name}` must be an int, at least {least}. Received: {name}={value!r}"
+            )
+    if seed >= 1 << 63:
+        raise ValueError(f"`seed` must be below 2^63. Received: seed={seed}")
+    if not isinstance(shuffle, int) or shuffle < 0:
+        raise ValueError(
+            "`shuffle` must be True, False or the number of rows of a buffer. Received: "
+            f"shuffle={shuffle!r}"
+        )
+    if not isinstance(shuffle, bool) and not isinstance(data, tf.data.Dataset):
+        raise ValueError(
+            "`shuffle` must be True or False for arrays, which are shuffled as a whole. Received: "
+            f"shuffle={shuffle!r}"
+        )
+
+
+def _check_length(length: int, least: int, batch_size: int, groups: int) -> None:
+    if length >= least:
+        return
+    per_worker = f"{batch_size} for" if least > groups else "one for"
+    raise ValueError(
+        f"`data` must have at least {least} rows, {per_worker} each of {groups} workers. Received: "
+        f"{length} rows"
+    )
