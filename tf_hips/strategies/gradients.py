@@ -4,22 +4,37 @@
 Gradients are known by their position in the list that the optimizer hands over: Keras' names differ
 between ranks.
 
+Sparse gradients (`tf.IndexedSlices`) stay sparse where the sum is exact and they are cheaper so, or
+where the optimizer looks at their rows one by one (see `slices`); otherwise they become dense.
+
 Invariant: every sum takes its turn (see `turns`), so one has ended on this rank before the next
 begins.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.comm.allreduce import plain
+from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.errors import NonFiniteError
 from tf_hips.strategies.failures import Failures
-from tf_hips.strategies.turns import MakeVariable, opaque
+from tf_hips.strategies.slices import depends_on_data, is_additive
+from tf_hips.strategies.turns import MakeVariable, Turns, opaque
 
 NONFINITE_MODES = ("raise", "zero", "propagate")
+
+# Rows from which on the table of a sparse gradient does not go through a codec: vocabularies of
+# language models stay below, tables of users and items are above. There a step touches so few rows
+# that they are fewer bytes than a packet of the whole table, and a residual as large as the table
+# would be kept on every worker.
+LARGE_TABLE_ROWS = 2**18
+
+Summable: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 # Vectors and the number of the step in, sums out.
 Reducer = Callable[[Sequence[tf.Tensor], tf.Tensor], list[tf.Tensor]]
@@ -60,6 +75,10 @@ class GradientSum:
         gradients: Sequence[Gradient],
         reducer: Reducer,
         *,
+        label: str,
+        is_alone: bool,
+        sparse: Collection[int],
+        apart: Collection[int],
         only_float32: bool,
         nonfinite: str,
         first_step: int,
@@ -72,6 +91,11 @@ class GradientSum:
         Args:
             gradients: what comes, in order.
             reducer: sums vectors; gets the number of the step.
+            label: part of the names of collectives that are not the reducer's.
+            is_alone: whether there is one worker, whose gradients are the sum.
+            sparse: positions of gradients that may stay sparse.
+            apart: positions of gradients that `reducer` never sees: it gets an empty vector in
+                their place, and they are summed exactly, sparse or dense.
             only_float32: whether `reducer` takes nothing but float32; otherwise float64 stays as it
                 is.
             nonfinite: what to do about NaN and infinities: "raise", "zero" or "propagate".
@@ -92,6 +116,10 @@ class GradientSum:
         self.gradients = list(gradients)
         self.step = make_variable(tf.constant(first_step, tf.int64), "step")
         self._reducer = reducer
+        self._label = label
+        self._is_alone = is_alone
+        self._sparse = frozenset(sparse)
+        self._apart = frozenset(apart)
         self._only_float32 = only_float32
         self._nonfinite = nonfinite
         self._complain = failures.kept(functools.partial(self._raise_nonfinite, "of rank"))
@@ -99,59 +127,121 @@ class GradientSum:
             functools.partial(self._raise_nonfinite, "summed over all workers, on rank")
         )
         self._rank = rank
+        more = f" and {len(gradients) - 1} more" if len(gradients) > 1 else ""
+        first = gradients[0].name if gradients else "nothing"
+        self.description = f"the sum of the gradients of {first}{more}"
 
-    def __call__(self, values: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
+    def __call__(self, values: Sequence[Summable], optimizer: Any) -> list[Summable]:
         """Sums `values` over the workers and counts the step.
 
-        Sparse gradients (`tf.IndexedSlices`) are made dense: the codecs here are for dense ones.
+        Args:
+            values: gradients; the same ones are sparse on all workers.
+            optimizer: the one that gets the sums.
 
         Returns:
-            Dense tensors of the gradients' shapes and types, equal on all workers.
+            Gradients of the given shapes and types, equal on all workers; sparse or dense.
         """
         step = self.step.read_value()
-        vectors = [
-            self._flat(value, gradient, step)
-            for value, gradient in zip(values, self.gradients, strict=True)
+        own = [
+            self._prepared(value, position, optimizer, step)
+            for position, value in enumerate(values)
         ]
-        vectors = self._checked(vectors, step, self._complain)
-        sums = self._reducer(vectors, step)
+        own = self._checked(own, step, self._complain)
+        sums = list(own) if self._is_alone else self._summed(own, optimizer, step)
         if self._nonfinite == "raise":
             # Finite gradients can overflow when they are added, to each other or to a residual.
             sums = self._checked(sums, step, self._complain_sum)
-        with tf.control_dependencies(sums):
+        with tf.control_dependencies([_values(total) for total in sums]):
             counted = self.step.assign_add(1, read_value=True)
         with tf.control_dependencies([counted]):
             return [
-                tf.cast(tf.reshape(total, gradient.shape), gradient.dtype)
+                self._finished(total, gradient)
                 for total, gradient in zip(sums, self.gradients, strict=True)
             ]
 
-    def _flat(
-        self, value: tf.Tensor | tf.IndexedSlices, gradient: Gradient, step: tf.Tensor
-    ) -> tf.Tensor:
+    def in_turn(self, turns: Turns, values: Sequence[Summable], optimizer: Any) -> list[Summable]:
+        """What a call returns, in a turn of its own."""
+        sums: list[Summable] = []
+
+        def compute(turn: tf.Tensor) -> list[tf.Tensor]:
+            del turn
+            sums.extend(self(values, optimizer))
+            return [part for total in sums for part in _parts(total)]
+
+        parts = iter(turns(compute, label=self.description))
+        return [
+            tf.IndexedSlices(next(parts), next(parts), total.dense_shape)
+            if isinstance(total, tf.IndexedSlices)
+            else next(parts)
+            for total in sums
+        ]
+
+    def _prepared(
+        self, value: Summable, position: int, optimizer: Any, step: tf.Tensor
+    ) -> Summable:
+        """One gradient, sparse if it stays so, otherwise as a vector; half types are widened."""
+        gradient = self.gradients[position]
+        if isinstance(value, tf.IndexedSlices):
+            if self._is_alone:
+                return value
+            if position in self._sparse and _stays_sparse(value, gradient, optimizer):
+                rows = tf.reshape(opaque(value.values, step), [-1, *gradient.shape[1:]])
+                return tf.IndexedSlices(
+                    rows if gradient.dtype == tf.float64 else tf.cast(rows, tf.float32),
+                    opaque(value.indices, step),
+                    tf.constant(gradient.shape, tf.int64),
+                )
         vector = opaque(tf.ensure_shape(tf.convert_to_tensor(value), gradient.shape), step)
         # Half types are widened for exactness; Horovod's Gloo sums them one rounding per rank.
-        keep = gradient.dtype == tf.float64 and not self._only_float32
+        keep = gradient.dtype == tf.float64 and (position in self._apart or not self._only_float32)
         return vector if keep else tf.cast(vector, tf.float32)
 
-    def _checked(
-        self, vectors: list[tf.Tensor], step: tf.Tensor, complain: Callable[..., np.int64]
-    ) -> list[tf.Tensor]:
-        if self._nonfinite == "propagate" or not vectors:
-            return vectors
-        if self._nonfinite == "zero":
-            return [
-                tf.where(tf.math.is_finite(vector), vector, tf.zeros_like(vector))
-                for vector in vectors
-            ]
-        flags = tf.stack([tf.reduce_all(tf.math.is_finite(vector)) for vector in vectors])
-        passed = tf.cond(
-            tf.reduce_all(flags),
-            lambda: tf.constant(0, tf.int64),
-            lambda: tf.numpy_function(complain, [flags, step], tf.int64),
+    def _summed(self, own: Sequence[Summable], optimizer: Any, step: tf.Tensor) -> list[Summable]:
+        sparse = [place for place, one in enumerate(own) if isinstance(one, tf.IndexedSlices)]
+        apart = sorted(self._apart - set(sparse))
+        aside = {*sparse, *apart}
+        vectors = [tf.zeros([0]) if place in aside else one for place, one in enumerate(own)]
+        sums: list[Summable] = list(self._reducer(vectors, step))
+        rows = sparse_sum(
+            [own[place] for place in sparse],
+            [self.gradients[place].shape for place in sparse],
+            f"{self._label}.sparse",
+            is_additive=is_additive(optimizer),
         )
-        with tf.control_dependencies([passed]):
-            return [tf.identity(vector) for vector in vectors]
+        exact = plain([own[place] for place in apart], f"{self._label}.exact")
+        for place, total in zip([*sparse, *apart], [*rows, *exact], strict=True):
+            sums[place] = total
+        return sums
+
+    def _finished(self, total: Summable, gradient: Gradient) -> Summable:
+        if not isinstance(total, tf.IndexedSlices):
+            return tf.cast(tf.reshape(total, gradient.shape), gradient.dtype)
+        if self._is_alone and self._nonfinite == "propagate":
+            return total
+        return tf.IndexedSlices(
+            tf.cast(total.values, gradient.dtype), tf.identity(total.indices), total.dense_shape
+        )
+
+    def _checked(
+        self, gradients: list[Summable], step: tf.Tensor, complain: Callable[..., np.int64]
+    ) -> list[Summable]:
+        if self._nonfinite == "propagate" or not gradients:
+            return gradients
+        values = [_values(one) for one in gradients]
+        if self._nonfinite == "zero":
+            finite = [
+                tf.where(tf.math.is_finite(value), value, tf.zeros_like(value)) for value in values
+            ]
+        else:
+            flags = tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+            passed = tf.cond(
+                tf.reduce_all(flags),
+                lambda: tf.constant(0, tf.int64),
+                lambda: tf.numpy_function(complain, [flags, step], tf.int64),
+            )
+            with tf.control_dependencies([passed]):
+                finite = [tf.identity(value) for value in values]
+        return [_with_values(one, value) for one, value in zip(gradients, finite, strict=True)]
 
     def _raise_nonfinite(self, whose: str, flags: np.ndarray, step: np.int64) -> np.int64:
         position = int(np.argmin(flags))
@@ -163,3 +253,42 @@ class GradientSum:
             f"{self._rank} must be finite. Received: NaN or infinity in step {int(step)}. "
             '`nonfinite="zero"` drops such values, "propagate" lets them pass.'
         )
+
+
+def large_tables(values: Sequence[Any], gradients: Sequence[Gradient]) -> list[int]:
+    """Positions of sparse gradients whose tables are too large for a codec."""
+    return [
+        place
+        for place, (value, gradient) in enumerate(zip(values, gradients, strict=True))
+        if isinstance(value, tf.IndexedSlices) and gradient.shape[0] >= LARGE_TABLE_ROWS
+    ]
+
+
+def without(gradients: Sequence[Gradient], apart: Collection[int]) -> list[Gradient]:
+    """`gradients`, those at the positions `apart` empty."""
+    return [
+        dataclasses.replace(gradient, shape=(0,)) if place in apart else gradient
+        for place, gradient in enumerate(gradients)
+    ]
+
+
+def _stays_sparse(value: tf.IndexedSlices, gradient: Gradient, optimizer: Any) -> bool:
+    if is_additive(optimizer):
+        return not is_small(gradient.shape, gradient.dtype)
+    return depends_on_data(value.indices)
+
+
+def _parts(gradient: Summable) -> list[tf.Tensor]:
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]
+
+
+def _values(gradient: Summable) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _with_values(gradient: Summable, values: tf.Tensor) -> Summable:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values

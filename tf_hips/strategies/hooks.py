@@ -8,7 +8,8 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
     keras.Model               compile, fit, evaluate, train_on_batch, test_on_batch: see `fitting`
                               save, save_weights, export: one rank writes
     keras.optimizers          gradients are reduced with their variables and their optimizer, and
-                              clipped afterwards; a loss scale overflows on all ranks or on none
+                              clipped afterwards; rows of equal index are added in one order; a
+                              loss scale overflows on all ranks or on none
     keras.random              groups of workers draw different noise from equal states
 """
 
@@ -24,6 +25,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies.slices import orderly
 
 _METHODS = (
     "compile",
@@ -89,6 +91,8 @@ def _install() -> None:
         _wrap(keras.Model, name, _writer)
     _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _reduction)
     _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
+    _wrap(keras.optimizers.Optimizer, "assign_add", _addition)
+    _wrap(keras.optimizers.Optimizer, "assign_sub", _addition)
     _wrap(keras.optimizers.LossScaleOptimizer, "check_finite", _finiteness)
     _wrap(keras.random.SeedGenerator, "next", _noise)
 
@@ -165,6 +169,13 @@ def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) 
     if strategy is not None and not strategy._is_alone():
         return gradients
     return keras_method(optimizer, gradients)
+
+
+def _addition(keras_method: Callable[..., Any], optimizer: Any, variable: Any, value: Any) -> Any:
+    strategy = optimizer._distribution_strategy
+    if strategy in _strategies and not strategy._is_alone():
+        value = orderly(optimizer, value)
+    return keras_method(optimizer, variable, value)
 
 
 def _finiteness(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
