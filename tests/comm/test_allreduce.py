@@ -188,3 +188,13 @@ def test_three_ranks_equal_the_native_codecs_and_plain_sums():
         assert int(sums[1]) == 3
         np.testing.assert_array_equal(sums[3], np.full(40, 1.5))
         assert float(sums[4]) == 30.0
+
+    # Types that Horovod does not know.
+    kinds = (tf.bfloat16, tf.int16, tf.uint16, tf.uint32, tf.uint64, tf.complex64, tf.complex128)
+    largest = tf.constant(2**64 - 1 - rank, tf.uint64)
+    for run in (allreduce.plain, tf.function(lambda values, label: allreduce.plain(values, label))):
+        *sums, wrapped = run([*(tf.cast([rank, 1], kind) for kind in kinds), largest], "unknown")
+        assert [total.dtype for total in sums] == list(kinds)
+        for total in sums:
+            np.testing.assert_array_equal(total.numpy().astype(complex), [3, 3])
+        assert int(wrapped) == 2**64 - 6

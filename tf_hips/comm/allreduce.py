@@ -32,6 +32,15 @@ from tf_hips.ops.compressor import CHUNK, Compressor, chunk_sizes
 # cheap.
 BUCKET_BYTES = 64 * 2**20
 
+# What Horovod 0.28.1 cannot sum travels as what it can.
+_CARRIERS = {
+    tf.bfloat16: tf.float32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
 MakeVariable = Callable[[tf.Tensor, str], tf.Variable]
 
 
@@ -40,7 +49,7 @@ def plain(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
 
     Args:
         tensors: tensors of any numeric types, the same on all ranks; those of known shape travel
-            together.
+            together. Types that Horovod does not know travel in a wider one.
         label: part of the collectives' names.
 
     Returns:
@@ -48,6 +57,23 @@ def plain(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
     """
     if primitives.size() == 1:
         return [tf.identity(tensor) for tensor in tensors]
+    sums = _plain([_carried(tensor) for tensor in tensors], label)
+    return [_restored(total, tensor.dtype) for total, tensor in zip(sums, tensors, strict=True)]
+
+
+def _carried(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype.is_complex:
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
+    return tf.cast(tensor, _CARRIERS.get(tensor.dtype, tensor.dtype))
+
+
+def _restored(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype.is_complex:
+        return tf.complex(total[..., 0], total[..., 1])
+    return tf.cast(total, dtype)
+
+
+def _plain(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
     results = list(tensors)
     known = []
     for position, tensor in enumerate(tensors):
