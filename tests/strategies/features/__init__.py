@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Keras can do, feature by feature, under each of our strategies.
+
+A feature is a small function that all ranks call with a `Job` (see `job`) and that asserts. The
+modules of this package hold them; `everything` lists them, `cover` says which of them `make test`
+runs in which configuration. docs/keras.md names each one.
+
+Where nothing is compressed the numbers are those of one process on the joined batch; where it is,
+ranks are equal bit for bit, the loss falls, and callbacks, files and logs mean the same.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_MODULES = (
+    "models",
+    "ways",
+    "inputs",
+    "loops",
+    "optimizers",
+    "metrics",
+    "noise",
+    "precision",
+    "saving",
+    "callbacks",
+    "single",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """A strategy with its compression, and the processes it runs on.
+
+    Attributes:
+        name: what tests call it.
+        strategy: name of the strategy's class.
+        compression: its argument of that name.
+        sizes: ranks of each party; more than one party meet at a server.
+    """
+
+    name: str
+    strategy: str
+    compression: str | None
+    sizes: tuple[int, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients are summed as they are."""
+        return self.compression is None
+
+    @property
+    def has_uplink(self) -> bool:
+        """Whether there is a server."""
+        return len(self.sizes) > 1
+
+
+CONFIGURATIONS = (
+    Configuration("ring", "CompressedRing", None, (2,)),
+    Configuration("ring-onebit", "CompressedRing", "error_feedback(onebit)", (2,)),
+    Configuration("party", "HierarchicalPS", None, (2,)),
+    Configuration("parties", "HierarchicalPS", None, (1, 1)),
+    Configuration(
+        "parties-terngrad", "HierarchicalPS", "error_feedback(terngrad(bitwidth=2))", (1, 1)
+    ),
+)
+ALONE = Configuration("alone", "HierarchicalPS", "error_feedback(onebit)", (1,))
+
+# Each meets both strategies, and gradients that are compressed and that are not.
+_PAIRS = (("ring", "parties-terngrad"), ("ring-onebit", "parties"), ("ring-onebit", "party"))
+# For what can be said of exact sums only.
+_EXACT_PAIRS = (("ring", "parties"), ("ring", "party"), ("party", "parties"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One feature.
+
+    Attributes:
+        name: its function's name, with the parameter in brackets.
+        check: runs it on one rank.
+        is_exact: whether it can only be said of uncompressed gradients.
+        is_alone: whether it is about one worker.
+    """
+
+    name: str
+    check: Callable[[Any], None]
+    is_exact: bool
+    is_alone: bool
+
+    def runs_in(self, configuration: Configuration) -> bool:
+        """Whether it means something there."""
+        if self.is_alone or configuration == ALONE:
+            return self.is_alone and configuration == ALONE
+        return configuration.is_exact or not self.is_exact
+
+
+_registry: dict[str, Feature] = {}
+
+
+def feature(
+    *, exact: bool = False, alone: bool = False, each: Iterable[str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers the decorated function, which takes the job, and one of `each` if given."""
+
+    def decorate(check: Callable[..., None]) -> Callable[..., None]:
+        for parameter in each if each is not None else [None]:
+            name, call = check.__name__, check
+            if parameter is not None:
+                name, call = f"{name}[{parameter}]", functools.partial(check, parameter=parameter)
+            if name in _registry:
+                raise ValueError(f"Two features are called {name}.")
+            _registry[name] = Feature(name, call, exact, alone)
+        return check
+
+    return decorate
+
+
+def everything() -> dict[str, Feature]:
+    """All features by name, in an order that is the same everywhere. Imports TensorFlow."""
+    for module in _MODULES:
+        importlib.import_module(f"{__name__}.{module}")
+    return dict(_registry)
+
+
+def cover(configuration: Configuration, *, is_full: bool = False) -> list[Feature]:
+    """The features that are shown in `configuration`: all, or the pairwise cover's share."""
+    chosen = []
+    for place, one in enumerate(everything().values()):
+        pairs = _EXACT_PAIRS if one.is_exact else _PAIRS
+        in_share = one.is_alone or configuration.name in pairs[place % len(pairs)]
+        if one.runs_in(configuration) and (is_full or in_share):
+            chosen.append(one)
+    return chosen
