@@ -89,6 +89,7 @@ def _install() -> None:
         _wrap(keras.Model, name, functools.partial(_method, name))
     for name in _WRITERS:
         _wrap(keras.Model, name, _writer)
+    _wrap(keras.Model, "_maybe_symbolic_build", _building)
     _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _reduction)
     _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
     _wrap(keras.optimizers.Optimizer, "assign_add", _addition)
@@ -107,7 +108,10 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
 
     # A step that Keras keeps from AutoGraph must stay so, and must not keep what it calls.
     method.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
-    setattr(owner, name, method)
+    # On the class that has the method: loading takes a `compile` of a subclass for the user's own,
+    # and then does not call it.
+    [holder, *_] = [cls for cls in owner.__mro__ if name in vars(cls)]
+    setattr(holder, name, method)
 
 
 def _of(model: keras.Model) -> Any:
@@ -151,6 +155,20 @@ def _writer(keras_method: Callable[..., Any], model: keras.Model, *args: Any, **
         return keras_method(model, *args, **kwargs)
     log.debug("`%s` of model %s is left to rank 0", keras_method.__name__, model.name)
     return None
+
+
+def _building(
+    keras_method: Callable[..., Any],
+    model: keras.Model,
+    iterator: Any = None,
+    data_batch: Any = None,
+) -> Any:
+    # Under a strategy Keras looks at a first batch before training. What a PyDataset with workers
+    # has read ahead by then comes first in the epoch, and its batches are in another order.
+    adapter = getattr(iterator, "data_adapter", None)
+    if _of(model) is not None and getattr(adapter, "enqueuer", None) is not None:
+        iterator, data_batch = None, adapter._standardize_batch(adapter.py_dataset[0])
+    return keras_method(model, iterator=iterator, data_batch=data_batch)
 
 
 def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
