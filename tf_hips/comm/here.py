@@ -30,9 +30,9 @@ _HOROVOD_TEXTS = (
     "Horovod has been shut down",
     "Horovod has not been initialized",
     "HorovodInternalError",
-    "Connection reset by peer",
-    "Connection closed",
 )
+# What Gloo says, in lines that name its source; data from elsewhere may be cut off as well.
+_GLOO_TEXTS = ("Connection reset by peer", "Connection closed", "Timed out", "Broken pipe")
 
 _MARK = "_tf_hips_is_of_watchdog"
 
@@ -49,9 +49,10 @@ class Place(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """An error, after how many collectives, when, and whether it came from another rank."""
+    """An error, in what, after how many collectives, when, and whether another rank caused it."""
 
     text: str
+    doing: str
     begun: int
     time_s: float
     is_freed: bool
@@ -119,7 +120,11 @@ class Here:
             place.leave()
         now = time.monotonic()
         is_freed = hasattr(error, _MARK) or bool(words_of_horovod(error))
-        self._failure = _Failure(_short(error), self.sample(now)[0], now, is_freed)
+        text, begun, before = _short(error), self.sample(now)[0], self._failure
+        doing = self._doing()
+        if before is not None and (before.text, before.begun) == (text, begun):
+            doing = before.doing  # the same error, further out
+        self._failure = _Failure(text, doing, begun, now, is_freed)
 
     def failure(self, begun: int) -> str | None:
         """The error that counts after so many collectives."""
@@ -135,19 +140,22 @@ class Here:
         """
         begun, wait = self.sample(now)
         failure = self._failure if self.failure(begun) is not None else None
-        doings = list(self.doings)
         return State(
             beat=beat,
             begun=begun,
             wait=wait,
-            doing=doings[-1][0] if doings else "",
+            doing=failure.doing if failure else self._doing(),
             place=_line_of_user(),
-            has_deadline=any(is_bounded for _, is_bounded in doings),
+            has_deadline=any(is_bounded for _, is_bounded in list(self.doings)),
             failure=failure.text if failure else None,
             failed_s=now - failure.time_s if failure else 0.0,
             is_freed=failure.is_freed if failure else False,
             has_ended=has_ended,
         )
+
+    def _doing(self) -> str:
+        doings = list(self.doings)
+        return doings[-1][0] if doings else ""
 
 
 def words_of_horovod(error: BaseException) -> str:
@@ -155,7 +163,12 @@ def words_of_horovod(error: BaseException) -> str:
     if isinstance(error, TfHipsError):
         return ""
     lines = str(getattr(error, "message", error)).splitlines()
-    telling = [line for line in lines if any(text in line for text in _HOROVOD_TEXTS)]
+    telling = [
+        line
+        for line in lines
+        if any(text in line for text in _HOROVOD_TEXTS)
+        or ("gloo" in line and any(text in line for text in _GLOO_TEXTS))
+    ]
     return telling[0].strip()[:_MAX_CHARACTERS] if telling else ""
 
 

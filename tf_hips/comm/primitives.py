@@ -42,6 +42,7 @@ _has_stopped = False
 # Rank, size and local rank: known for good, also when Horovod has been stopped.
 _facts: tuple[int, int, int] | None = None
 _built = threading.local()
+_stopping = threading.Lock()
 
 
 def init() -> None:
@@ -81,14 +82,15 @@ def shutdown() -> None:
 
 def _stop() -> None:
     global _has_stopped
-    if is_running():
-        _has_stopped = True
-        hvd.shutdown()
+    with _stopping:
+        if is_running():
+            _has_stopped = True
+            hvd.shutdown()
 
 
 def is_running() -> bool:
-    """Whether Horovod has been started and not stopped."""
-    return bool(hvd.is_initialized())
+    """Whether Horovod has been started, and not stopped by this process or its watchdog."""
+    return not _has_stopped and bool(hvd.is_initialized())
 
 
 def rank() -> int:

@@ -57,7 +57,7 @@ class State:
         beat: a number that is larger every time.
         begun: collectives begun.
         wait: what it waits in, None when in none.
-        doing: what it is at, where that is known.
+        doing: what it is at, or what had the failure, where that is known.
         place: file and line, where that is known.
         has_deadline: whether it waits for something that ends, or fails, by itself.
         failure: the error that ended its last step, None when there was none or when it has begun a

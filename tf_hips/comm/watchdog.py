@@ -62,7 +62,7 @@ class Watchdog:
         self._rank = rank
         self._size = size
         self._store = store
-        self._stop_horovod = stop_horovod
+        self.stop_horovod = stop_horovod
         self._stall_s = stall_s
         self._process = os.getpid()
         self._beat = 0
@@ -92,7 +92,7 @@ class Watchdog:
             return
         self._is_over.set()
         self._wake.set()
-        if threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * _POLL_S)  # TensorFlow must not be asked as it goes down
         with contextlib.suppress(ConnectionError):
             self._put(time.monotonic(), has_ended=True)
@@ -228,7 +228,7 @@ class Watchdog:
         with contextlib.suppress(ConnectionError):
             self._store.put(_VERDICT, dataclasses.asdict(verdict))
         log.error("This job cannot go on and is ended. %s", verdict.text)
-        self._stop_horovod()
+        self.stop_horovod()
 
 
 _here = Here()
@@ -361,7 +361,8 @@ def check() -> None:
 def explain(error: BaseException) -> TfHipsError | None:
     """What to raise in place of an error in which Horovod says that its job has ended.
 
-    May take seconds, where a rank was killed and nobody knows which.
+    From then on it is the verdict of this process, and Horovod is stopped here too. May take
+    seconds, where a rank was killed and nobody knows which.
 
     Returns:
         The verdict, or an error that names the rank that has gone; None for other errors.
@@ -370,17 +371,22 @@ def explain(error: BaseException) -> TfHipsError | None:
     if not words:
         return None
     found = _watchdog.find_verdict() if _watchdog is not None else _here.verdict
-    if found is not None:
-        return _error(found)
+    if found is None:
+        found = _here.verdict = _loss(words)
+    if _watchdog is not None:
+        _watchdog.stop_horovod()
+    return _error(found)
+
+
+def _loss(words: str) -> Verdict:
+    """What is known when collectives have failed and nobody has judged why."""
     text = _here.wait_text()
     at = f" This rank waited in {text}." if text else ""
     departed = _watchdog.find_departed() if _watchdog is not None else ""
     who = f": {departed[0].lower()}{departed[1:]}" if departed else "; its own output says why."
-    return marked(
-        PeerError(
-            f"Another rank of this party ended in the middle of a step{who}{at} "
-            f"Horovod here: {words}"
-        )
+    return Verdict(
+        "peer",
+        f"Another rank of this party ended in the middle of a step{who}{at} Horovod here: {words}",
     )
 
 

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_hips.comm import primitives
+from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError
 
 _BROADCAST_BYTES = 64 * 2**20
+
+_OUTCOME = "the outcome of what rank 0 does"
 
 # Rank 0's values in, the values that all parties begin with out.
 FirstSync = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -56,13 +58,13 @@ def check_equal_shapes(variables: Sequence[tf.Variable], advice: str = "") -> No
     """
     described = [f"{variable.dtype.name}{list(variable.shape)}" for variable in variables]
     digest = hashlib.sha256("\n".join(described).encode()).hexdigest()
-    digests = primitives.gather_objects(digest)
+    digests = primitives.gather_objects(digest, "the shapes of variables")
     if len(set(digests)) == 1:
         return
     # Names are only for the reader: Keras numbers them differently on ranks that built other models
     # before.
     rows = [[variable.name, kind] for variable, kind in zip(variables, described, strict=True)]
-    everyone = primitives.gather_objects(rows)
+    everyone = primitives.gather_objects(rows, "the names of variables")
     raise ProtocolError(_first_difference(everyone) + advice)
 
 
@@ -118,13 +120,15 @@ def on_rank_0(action: Callable[[], Any]) -> Any:
     """
     if primitives.rank() == 0:
         try:
-            value = action()
+            # What only one rank does is to ask a server, which has deadlines of its own.
+            with watchdog.doing("what rank 0 does for its party", has_deadline=True):
+                value = action()
         except Exception as error:
-            primitives.broadcast_object(f"{type(error).__name__}: {error}")
+            primitives.broadcast_object(f"{type(error).__name__}: {error}", what=_OUTCOME)
             raise
-        primitives.broadcast_object(None)
+        primitives.broadcast_object(None, what=_OUTCOME)
         return value
-    failure = primitives.broadcast_object(None)
+    failure = primitives.broadcast_object(None, what=_OUTCOME)
     if failure is not None:
         raise ProtocolError(f"Rank 0 of this party failed. {failure}")
     return None

@@ -1,0 +1,559 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watchdog without processes: its verdicts, its store, and the thread of one rank."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import logging
+import threading
+import time
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tf_hips.comm import here, verdicts, watchdog
+from tf_hips.comm.rendezvous import Store, store_of_launcher
+from tf_hips.comm.verdicts import Notice, State, Verdict, View, Wait, departed, judge
+from tf_hips.errors import ConfigError, PeerError, ProtocolError
+
+LONG = 1000.0
+
+
+def waits(key="a", seconds=10.0, **more):
+    return State(wait=Wait(f"collective {key}", key, seconds), **more)
+
+
+def seen(state, silent=0.0, stable=10.0):
+    return View(state, silent, stable)
+
+
+def judged(*views, rank=0, stall_s=600.0):
+    return judge(rank, dict(enumerate(views)), stall_s)
+
+
+# Deadlocks.
+
+
+def test_two_ranks_in_different_collectives_are_a_deadlock():
+    found = judged(seen(waits("a", place="train.py:3")), seen(waits("b", place="train.py:9")))
+    assert found == Verdict("protocol", found.text)
+    for part in (
+        "rank 0 waits in collective a (train.py:3)",
+        "rank 1 in collective b (train.py:9)",
+        "`steps_per_epoch`",
+        "`tf_hips.local()`",
+    ):
+        assert part in found.text
+
+
+def test_a_deadlock_of_many_ranks_names_each_collective_once():
+    found = judged(*(seen(waits(key)) for key in "aabbc"))
+    assert "rank 0 waits in collective a, rank 2 in collective b, rank 4 in collective c" in (
+        found.text
+    )
+    # Two that wait elsewhere never come back, whatever a third one does.
+    assert judged(seen(waits("a")), seen(State(doing="`evaluate`")), seen(waits("b"))).kind == (
+        "protocol"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "is_deadlock"),
+    [
+        (10.0, seen(waits("b")), True),
+        (3.9, seen(waits("b")), False),
+        (4.0, seen(waits("b", 4.0), stable=2.0), True),
+        (10.0, seen(waits("b", 3.9)), False),
+        (10.0, seen(waits("b"), stable=1.9), False),
+        (10.0, seen(waits("b"), silent=10.0), False),
+        (10.0, seen(waits("a")), False),
+    ],
+)
+def test_a_deadlock_is_seen_for_long_enough(mine, theirs, is_deadlock):
+    found = judged(seen(waits("a", mine)), theirs)
+    assert (isinstance(found, Verdict) and found.kind == "protocol") == is_deadlock
+
+
+# Ranks that have left.
+
+
+@pytest.mark.parametrize(
+    ("theirs", "has_left"),
+    [
+        (seen(State(failure="ValueError: no", failed_s=8.0)), True),
+        (seen(State(failure="ValueError: no", failed_s=7.0)), False),
+        (seen(State(failure="ValueError: no", failed_s=7.0), silent=1.0), True),
+        (seen(waits("a", failure="ValueError: no", failed_s=8.0)), False),
+        (seen(State(failure="ValueError: no", failed_s=8.0, is_freed=True)), False),
+        (seen(State(has_ended=True)), True),
+        (seen(State(has_ended=True, is_freed=True, failure="PeerError: x")), True),
+        (seen(State()), False),
+    ],
+)
+def test_a_rank_has_left(theirs, has_left):
+    found = judged(seen(waits("a", 10.0)), theirs)
+    assert (isinstance(found, Verdict) and found.kind == "peer") == has_left
+
+
+def test_who_has_left_is_named_with_the_error_and_the_remedy():
+    failure = "ValueError: boom"
+    left = State(failure=failure, failed_s=9.0, doing="`fit` of model m")
+    found = judged(seen(waits("a")), seen(left))
+    assert found.text.startswith(
+        "Rank 1 left its step in `fit` of model m with ValueError: boom. "
+        "Rank 0 has waited 10 s in collective a."
+    )
+    assert "catch it on all ranks alike" in found.text
+    ended = seen(dataclasses.replace(left, has_ended=True))
+    assert "Rank 1 ended in `fit` of model m with ValueError: boom" in (
+        judged(seen(waits("a")), ended).text
+    )
+    assert "Rank 1 ended, without an error." in (
+        judged(seen(waits("a")), seen(State(has_ended=True))).text
+    )
+
+
+def test_the_cause_is_told_from_its_consequences():
+    freed = seen(State(failure="PeerError: gone", is_freed=True, has_ended=True))
+    cause = seen(State(failure="ValueError: boom", has_ended=True))
+    quiet = seen(State(has_ended=True))
+    busy = seen(State())
+    assert departed({1: freed, 2: cause, 3: busy}) == "Rank 2 ended with ValueError: boom."
+    assert departed({1: quiet, 2: cause}) == "Rank 2 ended with ValueError: boom."
+    assert departed({1: quiet, 2: freed}) == "Rank 1 ended, without an error."
+    assert departed({1: freed, 2: busy, 3: View(None, 0.0, 0.0)}) == ""
+
+
+# Ranks that are late.
+
+
+@pytest.mark.parametrize(
+    ("seconds", "theirs", "kind"),
+    [
+        (29.0, seen(State(doing="`evaluate`")), None),
+        (30.0, seen(State(doing="`evaluate`")), Notice),
+        (599.0, seen(State(doing="`evaluate`")), Notice),
+        (600.0, seen(State(doing="`evaluate`")), Verdict),
+        (LONG, seen(State(doing="a server", has_deadline=True)), Notice),
+        (LONG, seen(State(has_deadline=True), silent=11.0), Verdict),
+        (600.0, seen(waits("a"), silent=11.0), Verdict),
+        (30.0, View(None, 30.0, 0.0), Notice),
+        (600.0, View(None, 600.0, 0.0), Verdict),
+        (LONG, seen(waits("a")), None),
+        # It has come elsewhere, but not for long.
+        (LONG, seen(waits("b", 1.0)), None),
+    ],
+)
+def test_a_late_rank_is_a_notice_and_then_a_verdict(seconds, theirs, kind):
+    found = judged(seen(waits("a", seconds)), theirs)
+    assert type(found) is (kind or type(None))
+
+
+def test_the_limit_is_the_users():
+    late = seen(State(doing="`evaluate` of model m", place="train.py:7"))
+    assert judged(seen(waits("a", 4.9)), late, stall_s=10.0) is None
+    assert isinstance(judged(seen(waits("a", 5.0)), late, stall_s=10.0), Notice)
+    found = judged(seen(waits("a", 10.0)), late, stall_s=10.0)
+    assert found.kind == "peer"
+    assert "TF_HIPS_STALL_S=10 s" in found.text
+    assert "rank 1 is busy: `evaluate` of model m (train.py:7)" in found.text
+    assert "Raise TF_HIPS_STALL_S" in found.text
+    notice = judged(seen(waits("a", 5.0)), late, View(State(), 20.0, 0.0), stall_s=10.0)
+    assert "Rank 0 has waited 5 s in collective a." in notice.text
+    assert "rank 2 gives no sign of life" in notice.text
+
+
+def test_nothing_else_is_ever_said():
+    """All states of two ranks: no verdict against one that computes, and none that contradict."""
+    walks = (
+        None,
+        Wait("x", "a", 1.0),
+        Wait("x", "a", 9.0),
+        Wait("y", "b", 1.0),
+        Wait("y", "b", 9.0),
+    )
+    states = [
+        State(wait=wait, failure=failure, failed_s=9.0, is_freed=freed, has_ended=ended)
+        for wait, failure, freed, ended in itertools.product(
+            walks, (None, "E: e"), (False, True), (False, True)
+        )
+    ]
+    for mine, theirs, silent in itertools.product(states, states, (0.0, 20.0)):
+        found = judged(seen(mine), seen(theirs, silent))
+        waited = mine.wait is not None and mine.wait.seconds >= verdicts.DEADLOCK_S
+        if not waited:
+            assert found is None
+            continue
+        differ = theirs.wait is not None and theirs.wait.key != mine.wait.key
+        deadlock = differ and theirs.wait.seconds >= verdicts.DEADLOCK_S and not silent
+        failed = theirs.failure is not None and theirs.wait is None and not theirs.is_freed
+        if deadlock:
+            assert found.kind == "protocol"
+            back = judged(seen(mine), seen(theirs), rank=1)
+            assert back is not None
+            assert back.kind == "protocol"
+        elif theirs.has_ended or failed:
+            assert found.kind == "peer"
+        else:
+            assert found is None
+
+
+def test_states_travel_as_json():
+    state = waits("a", 3.5, doing="x", failure="E: e", failed_s=1.5, begun=7, beat=3)
+    assert State.from_json(json.loads(json.dumps(state.to_json()))) == state
+    assert State.from_json(State().to_json()) == State()
+    for wrong in (None, [], {}, {"wait": {"text": "x"}}, {**State().to_json(), "more": 1}):
+        with pytest.raises(ValueError, match="fields of `State`"):
+            State.from_json(wrong)
+
+
+# The store.
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """What Horovod's store does, and what it should not."""
+
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.values[self.path] = body
+        self._answer(200, b"")
+
+    def do_GET(self):
+        if self.path.endswith("/hang"):
+            self.server.release.wait(10)
+        value = self.server.values.get(self.path)
+        code = 500 if self.path.endswith("/broken") else 404 if value is None else 200
+        self._answer(code, value or b"")
+
+    def _answer(self, code, body):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body)
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.values, server.release = {}, threading.Event()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.release.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def store(server):
+    return Store("127.0.0.1", server.server_address[1], "scope", timeout_s=0.3)
+
+
+def test_the_store_keeps_json(server, store):
+    assert store.get("0") is None
+    store.put("0", {"text": "gr\u00fcezi"})
+    assert store.get("0") == {"text": "gr\u00fcezi"}
+    assert set(server.values) == {"/scope/0"}
+    server.values["/scope/1"] = b"no json"
+    with pytest.raises(ConnectionError, match="hold JSON under 1"):
+        store.get("1")
+    with pytest.raises(ConnectionError, match=r"answer 200\. Received: 500"):
+        store.get("broken")
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match="must answer"):
+        store.get("hang")
+    assert time.monotonic() - began < 5
+    with pytest.raises(ConnectionError, match="must answer"):
+        Store("127.0.0.1", 1, "scope").put("0", 1)
+
+
+def test_the_launcher_names_the_store(monkeypatch):
+    monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
+    assert store_of_launcher("x") is None
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "?")
+    assert store_of_launcher("x") is None
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "123")
+    assert isinstance(store_of_launcher("x"), Store)
+
+
+# The thread of one rank, with time and the other ranks made up.
+
+
+class _Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = _Clock()
+    fake = types.SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
+    monkeypatch.setattr(watchdog, "time", fake)
+    monkeypatch.setattr(here, "time", fake)
+    monkeypatch.setattr(watchdog, "_here", here.Here())
+    monkeypatch.setattr(watchdog, "_watchdog", None)
+    return clock
+
+
+class _Dictionary:
+    """A store in memory that counts what it is asked."""
+
+    def __init__(self):
+        self.values, self.asked, self.is_down = {}, [], False
+
+    def put(self, name, value):
+        self._ask("PUT", name)
+        self.values[name] = json.loads(json.dumps(value))
+
+    def get(self, name):
+        self._ask("GET", name)
+        return self.values.get(name)
+
+    def _ask(self, method, name):
+        if self.is_down:
+            raise ConnectionError("down")
+        self.asked.append((method, name))
+
+
+def dog_of(monkeypatch, store, rank=0, size=2, stall_s=600.0):
+    stopped = []
+    dog = watchdog.Watchdog(rank, size, store, lambda: stopped.append(1), stall_s)
+    monkeypatch.setattr(watchdog, "_watchdog", dog)
+    return dog, stopped
+
+
+def run(dog, clock, seconds, others=None):
+    """Looks twice a second; `others` gives what the other ranks say, as time goes on."""
+    for tick in range(int(2 * seconds)):
+        for rank, state in (others(tick) if others else {}).items():
+            dog._store.values[str(rank)] = state.to_json()
+        dog.look()
+        clock.sleep(0.5)
+
+
+def test_an_undisturbed_rank_asks_little(monkeypatch, clock):
+    store = _Dictionary()
+    dog, _ = dog_of(monkeypatch, store)
+    for _ in range(60):
+        with watchdog.waiting("a sum"):
+            pass
+        run(dog, clock, 0.5)
+    assert {method for method, _ in store.asked} == {"PUT"}
+    assert 14 <= len(store.asked) <= 17
+    assert store.values["0"]["begun"] > 50
+
+
+def test_a_deadlock_is_found_told_and_raised(monkeypatch, clock, caplog):
+    store = _Dictionary()
+    dog, stopped = dog_of(monkeypatch, store)
+
+    def others(tick):
+        return {1: waits("b", tick / 2, beat=tick // 4, begun=3)}
+
+    began = clock.now
+    with watchdog.waiting("my sum", "a"), caplog.at_level(logging.ERROR):
+        while not stopped and clock.now < began + 30:
+            run(dog, clock, 0.5, lambda tick: others(int(2 * (clock.now - began))))
+    assert 4 <= clock.now - began <= 8
+    assert "rank 0 waits in my sum" in store.values["verdict"]["text"]
+    assert watchdog.verdict() == store.values["verdict"]["text"]
+    with pytest.raises(ProtocolError, match="rank 1 in collective b"), watchdog.waiting("more"):
+        pytest.fail("a collective begins after the verdict")
+    with pytest.raises(ProtocolError):
+        watchdog.check()
+
+
+def test_the_lowest_rank_that_waits_judges(monkeypatch, clock):
+    store = _Dictionary()
+    dog, stopped = dog_of(monkeypatch, store, rank=1, size=3)
+    away = State(failure="ValueError: boom", failed_s=100.0)
+    with watchdog.waiting("my sum", "a"):
+        run(dog, clock, 20, lambda tick: {0: waits("a", tick / 2, beat=tick), 2: away})
+        assert not stopped
+        assert ("GET", "2") not in store.asked
+        # It falls silent; then the next one judges.
+        run(dog, clock, 20)
+    assert stopped
+    assert watchdog.verdict().startswith("Rank 2 left its step with ValueError: boom")
+
+
+def test_a_verdict_of_another_rank_is_adopted(monkeypatch, clock):
+    store = _Dictionary()
+    dog, stopped = dog_of(monkeypatch, store)
+    store.values["verdict"] = {"kind": "peer", "text": "Rank 7 is gone."}
+    with watchdog.waiting("my sum"):
+        run(dog, clock, 4)
+    assert stopped
+    with pytest.raises(PeerError, match=r"^Rank 7 is gone\.$"):
+        watchdog.check()
+
+
+def test_a_slow_rank_is_noted_once_and_given_up_late(monkeypatch, clock):
+    store = _Dictionary()
+    said = []
+    monkeypatch.setattr(watchdog.log, "warning", lambda text, *values: said.append(text % values))
+    dog, stopped = dog_of(monkeypatch, store, stall_s=100.0)
+    with watchdog.waiting("my sum"):
+        run(dog, clock, 90, lambda tick: {1: State(beat=tick, doing="a trace", begun=4)})
+        assert not stopped
+        [one] = said
+        assert "Rank 0 has waited 30 s in my sum" in one
+        assert "rank 1 is busy: a trace" in one
+        run(dog, clock, 20, lambda tick: {1: State(beat=1000 + tick, doing="a trace", begun=4)})
+    assert stopped
+    assert "TF_HIPS_STALL_S=100 s" in watchdog.verdict()
+
+
+def test_failures_last_until_the_next_collective(monkeypatch, clock):
+    store = _Dictionary()
+    dog, _ = dog_of(monkeypatch, store)
+    with watchdog.doing("`fit` of model m"):
+        watchdog.failed(ValueError("boom\nand more"))
+    watchdog.failed(ValueError("boom\nand more"))  # again, on its way out
+    run(dog, clock, 1)
+    told = State.from_json(store.values["0"])
+    assert (told.failure, told.doing, told.is_freed) == (
+        "ValueError: boom",
+        "`fit` of model m",
+        False,
+    )
+    with watchdog.waiting("a sum"):
+        run(dog, clock, 1)
+    assert State.from_json(store.values["0"]).failure is None
+    watchdog.failed(RuntimeError("Horovod has been shut down."))
+    run(dog, clock, 1)
+    assert State.from_json(store.values["0"]).is_freed
+    dog.end()
+    assert State.from_json(store.values["0"]).has_ended
+    before = list(store.asked)
+    dog.end()
+    assert store.asked == before
+
+
+class _Place:
+    """A graph, as the watchdog asks it."""
+
+    def __init__(self):
+        self.begun, self.at, self.left = 5, None, 0
+
+    def where(self):
+        return self.begun, self.at
+
+    def leave(self):
+        self.at, self.left = None, self.left + 1
+
+
+def test_graphs_are_asked(monkeypatch, clock):
+    store = _Dictionary()
+    dog, _ = dog_of(monkeypatch, store)
+    place = _Place()
+    watchdog.watch(place)
+    monkeypatch.setattr(here, "_is_in_tensorflow", lambda: True)
+    place.at = ("gradients", "g")
+    run(dog, clock, 2)
+    told = State.from_json(store.values["0"])
+    assert (told.wait.text, told.wait.key, told.begun) == ("gradients", "g", 5)
+    assert 1 <= told.wait.seconds <= 2
+    place.begun = 6  # another step of the same label
+    run(dog, clock, 0.5)
+    assert watchdog._here.sample(clock.now)[1].seconds <= 0.5
+    # A function that failed leaves its mark, but nobody is inside it.
+    monkeypatch.setattr(here, "_is_in_tensorflow", lambda: False)
+    assert watchdog._here.sample(clock.now)[1] is None
+    watchdog.failed(ValueError("x"))
+    assert place.left == 1
+    del place
+
+
+def test_errors_of_horovod_are_explained(monkeypatch, clock):
+    store = _Dictionary()
+    _, stopped = dog_of(monkeypatch, store, size=3)
+
+    def again():
+        assert stopped
+        stopped.clear()
+        with pytest.raises(PeerError, match="Another rank"):
+            watchdog.check()
+        watchdog._here.verdict = None
+
+    words = "Horovod has been shut down. This was caused by an exception"
+    for other in ("something else", "Connection reset by peer: cannot read gs://data"):
+        assert watchdog.explain(RuntimeError(other)) is None
+    gloo = "[/x/gloo/transport/tcp/pair.cc:589] Read error [::1]:7: Connection reset by peer"
+    assert here.words_of_horovod(RuntimeError(f"a\n {gloo}\n")) == gloo
+    assert watchdog.explain(ProtocolError(words)) is None
+
+    store.values["1"] = State(failure="PeerError: x", is_freed=True, has_ended=True).to_json()
+    store.values["2"] = State(failure="ValueError: boom", has_ended=True).to_json()
+    with pytest.raises(PeerError) as caught, watchdog.waiting("my sum"):
+        raise RuntimeError(f"trace\n{words}\nmore")
+    for part in ("rank 2 ended with ValueError: boom", "This rank waited in my sum", words):
+        assert part in str(caught.value)
+
+    # Rank 2 was killed: rank 1 goes on to show that it is there.
+    store.values["2"] = State(beat=4).to_json()
+    store.values["1"] = State(beat=4).to_json()
+
+    def sleep(seconds):
+        clock.now += seconds
+        store.values["1"] = State(beat=int(clock.now)).to_json()
+
+    monkeypatch.setattr(watchdog.time, "sleep", sleep)
+    again()
+    assert "rank 2 ended without a word" in str(watchdog.explain(RuntimeError(words)))
+    again()
+    store.is_down = True
+    assert "its own output says why" in str(watchdog.explain(RuntimeError(words)))
+    again()
+    monkeypatch.setattr(watchdog, "_watchdog", None)
+    assert "its own output says why" in str(watchdog.explain(RuntimeError(words)))
+
+
+def test_a_store_that_is_gone_is_one_warning(monkeypatch, clock):
+    store = _Dictionary()
+    store.is_down = True
+    said = []
+    monkeypatch.setattr(watchdog.log, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(watchdog, "_POLL_S", 0.01)
+    dog, stopped = dog_of(monkeypatch, store)
+    dog._thread.start()
+    dog._thread.join(timeout=10)
+    assert not dog._thread.is_alive()
+    assert said == ["Ranks that wait for ever will not be noticed. down"]
+    dog.end()
+    dog.publish()
+    assert not stopped
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+def test_the_limit_is_checked(monkeypatch, clock, text):
+    monkeypatch.setenv("TF_HIPS_STALL_S", text)
+    with pytest.raises(ConfigError, match=f"TF_HIPS_STALL_S must be .* Received: '{text}'"):
+        watchdog.start(0, 1, lambda: None)
+
+
+def test_one_rank_and_no_launcher_need_no_watchdog(monkeypatch, clock):
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
+    watchdog.start(0, 1, lambda: None)
+    monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    watchdog.start(0, 2, lambda: None)
+    assert watchdog._watchdog is None
+    watchdog.stop()
+    assert watchdog.verdict() is None
