@@ -85,15 +85,20 @@ def write(theme: str, rows: Sequence[dict[str, Any]], *, command: str, note: str
     path = stem.with_suffix(".json")
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(_markdown(result), encoding="utf-8")
-    table = rich.table.Table(title=theme, box=rich.box.SIMPLE_HEAD)
+    show(theme, rows)
+    console().print(f"written to {path.relative_to(ROOT)}")
+    return path
+
+
+def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Prints `rows` (equal keys) as a table."""
+    table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD)
     for key in rows[0]:
         is_text = isinstance(rows[0][key], str)
         table.add_column(key, justify="left" if is_text else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     console().print(table)
-    console().print(f"written to {path.relative_to(ROOT)}")
-    return path
 
 
 def _markdown(result: dict[str, Any]) -> str:

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of `make bench-keras`: processes that train when told to and stand still otherwise.
+
+A job that is not measured is stopped with SIGSTOP, all its ranks at once: Horovod's thread looks at
+its queue every millisecond, and would take time from the job that is.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from benchmarks import harness
+from tf_hips.comm.launch import local_rank_environments
+
+DEADLINE_S = 180.0  # of one command
+
+
+class Job:
+    """The ranks of one job, one process each."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._logs: list[Path] = []
+
+    def add(self, log: Path, output: BinaryIO, environment: dict[str, str]) -> None:
+        """Starts one more rank, which writes what it says to `output`, the file `log`."""
+        self._logs.append(log)
+        self._processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.keras_worker"],
+                cwd=harness.ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                bufsize=0,
+                start_new_session=True,
+            )
+        )
+
+    def ask(self, **command: Any) -> list[dict[str, Any]]:
+        """What the ranks answer to `command`; they run for as long as it takes."""
+        self._signal(signal.SIGCONT)
+        line = (json.dumps(command) + "\n").encode()
+        for process in self._processes:
+            process.stdin.write(line)
+            process.stdin.flush()
+        end = time.monotonic() + DEADLINE_S
+        answers = [self._answer(rank, end) for rank in range(len(self._processes))]
+        self._signal(signal.SIGSTOP)
+        return answers
+
+    def end(self) -> None:
+        """Kills the ranks: they have nothing to write."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+    def _signal(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                os.kill(process.pid, number)
+
+    def _answer(self, rank: int, end: float) -> dict[str, Any]:
+        output = self._processes[rank].stdout
+        ready, _, _ = select.select([output], [], [], max(0.0, end - time.monotonic()))
+        line = output.readline() if ready else b""
+        if not line:
+            why = "ended" if ready else f"said nothing for {DEADLINE_S:.0f} s"
+            said = [log.read_text(errors="replace")[-4000:] for log in self._logs]
+            raise SystemExit("\n".join([f"bench-keras: rank {rank} {why}.", *said]))
+        return json.loads(line)
+
+
+@contextlib.contextmanager
+def job(num_ranks: int, *, threads: int, settings: dict[str, str] | None = None) -> Iterator[Job]:
+    """Starts a job; kills it at the end.
+
+    Args:
+        num_ranks: processes; one is started without any launcher's variables.
+        threads: TensorFlow's compute threads per process.
+        settings: variables to add to the environment.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        environments: list[dict[str, str]] = [{}]
+        if num_ranks > 1:
+            environments = stack.enter_context(local_rank_environments(num_ranks))
+        # What the shell of the user has set for Horovod would decide the comparison.
+        inherited = {key: v for key, v in os.environ.items() if not key.startswith("HOROVOD_")}
+        common = {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "PYTHONPATH": str(harness.ROOT),
+            "TF_NUM_INTRAOP_THREADS": str(threads),
+            "TF_NUM_INTEROP_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+            # A job that stands still for long must not take its ranks for lost.
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": "900",
+            **(settings or {}),
+        }
+        made = Job()
+        stack.callback(made.end)
+        for rank, environment in enumerate(environments):
+            log = folder / f"{rank}.log"
+            output = stack.enter_context(log.open("wb"))
+            made.add(log, output, {**inherited, **common, **environment})
+        yield made

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a strategy of ours costs beside plain Keras and beside a hand-written Horovod loop.
+
+    one worker   `fit` under HierarchicalPS over `fit` of plain Keras, which runs in a process that
+                 never imports tf_hips; 2 compute threads each
+    two workers  `fit` under HierarchicalPS over the fastest of four hand-written Horovod loops: one
+                 `grouped_allreduce`, or a `DistributedGradientTape`; with Horovod's own settings
+                 (fusion 128 MiB, cycle 1 ms) and with our cycle of 0.5 ms; one compute thread per
+                 rank
+    tracing      from the call of a fresh model's `fit` to the end of its first step, less a later
+                 step; over plain Keras, in processes that have traced before
+    imports      what `import tf_hips` adds to `import tensorflow`, and what the first use of
+                 `tf_hips.HierarchicalPS` adds to that and `import keras`
+
+All variants of a comparison alternate in short blocks, in another order in each round, and those
+that do not run stand still. A ratio is formed in each round, from the blocks' medians without their
+first step; the result is the median of the rounds' ratios, with quartiles. Models, weights, batches
+and optimizer (Adam) are the same, and so must the weights be at the end, bit for bit.
+
+Targets stand for the `cnn` (0.6 million weights, batch 16); the `mlp` (7 thousand weights, batch
+32), where nearly all is overhead, and the `transformer` (one block, 0.2 million weights, batch 16)
+are told beside it. A ratio whose quartiles lie further apart than 0.15 is no measurement: its
+target is not met, and nothing is stored.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import statistics
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.keras_jobs import Job, job
+
+MODELS = ("mlp", "cnn", "transformer")
+BLOCK = {"mlp": 100, "cnn": 5, "transformer": 6}  # steps
+ROUNDS = 30
+TRACES = {"mlp": 3, "cnn": 5, "transformer": 3}
+IMPORTS = 5
+# Quartiles of a ratio that are further apart say that the machine did something else meanwhile.
+NOISE = 0.15
+CYCLE = {"HOROVOD_CYCLE_TIME": "0.5"}  # what tf_hips sets
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way to train a model.
+
+    Attributes:
+        title: how the table calls it.
+        job: whose processes do it.
+        kind: what the worker calls it.
+    """
+
+    title: str
+    job: Job
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """Ours over a baseline's.
+
+    Attributes:
+        ours: median, in seconds.
+        baseline: median, in seconds.
+        low: lower quartile of the rounds' ratios.
+        middle: their median.
+        high: upper quartile.
+        title: the baseline's.
+        cpu: median ratio of the processors' time.
+    """
+
+    ours: float
+    baseline: float
+    low: float
+    middle: float
+    high: float
+    title: str
+    cpu: float
+
+
+def main() -> int:
+    """Measures, prints and stores; the exit code says whether all targets were met."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of blocks")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--only", choices=("imports", "one", "two"), help="one comparison; nothing is stored"
+    )
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    rows: list[dict[str, Any]] = []
+    if arguments.only in (None, "imports"):
+        rows += imports()
+    if arguments.only in (None, "one"):
+        rows += one_worker(arguments.models, arguments.rounds)
+    if arguments.only in (None, "two"):
+        rows += two_workers(arguments.models, arguments.rounds)
+    is_complete = arguments.only is None and arguments.models == list(MODELS)
+    rows = [with_target(row) for row in rows]
+    note = (
+        f"{time.monotonic() - began:.0f} s, {arguments.rounds} rounds. Ratios are medians of the "
+        "rounds' ratios, with their quartiles; `cpu` is the ratio of the processors' time. "
+        "Baselines: see the head of `benchmarks/keras_overhead.py`."
+    )
+    is_noisy = any(row["met"] == "noisy" for row in rows)
+    if is_complete and not is_noisy:
+        harness.write("keras", rows, command="make bench-keras", note=note)
+    else:
+        harness.show("keras (not stored)", rows)
+    if is_noisy:
+        print("bench-keras: the machine was too busy to measure; nothing is stored")
+    bound = [row for row in rows if row["target"]]
+    num_met = sum(row["met"] == "yes" for row in bound)
+    print(f"bench-keras: {num_met} of {len(bound)} targets met")
+    return 0 if num_met == len(bound) else 1
+
+
+def imports() -> list[dict[str, Any]]:
+    """Seconds of the imports, each time in a process of its own."""
+    results = []
+    for _ in range(IMPORTS):
+        with job(1, threads=2) as process:
+            results += process.ask(do="imports")
+    median = {name: statistics.median(one[name] for one in results) for name in results[0]}
+
+    def row(name: str, figure: str, measured: str, baseline: str) -> dict[str, Any]:
+        values = [one[measured] for one in results]
+        before = median[baseline] + (median["keras"] if measured == "HierarchicalPS" else 0)
+        return _row(
+            name,
+            figure,
+            round(median[measured], 3),
+            ours=f"{before + median[measured]:.2f} s",
+            baseline=f"{before:.2f} s",
+            quartiles=_range(*_quartiles(values)[::2]),
+        )
+
+    return [
+        row(
+            "keras-import-seconds",
+            "`import tf_hips` after `import tensorflow`",
+            "tf_hips",
+            "tensorflow",
+        ),
+        row(
+            "keras-import-touched-seconds",
+            "`tf_hips.HierarchicalPS` after tensorflow and keras",
+            "HierarchicalPS",
+            "tensorflow",
+        ),
+    ]
+
+
+def one_worker(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """Steps and tracing of one worker over plain Keras."""
+    with job(1, threads=2) as plain, job(1, threads=2) as hips:
+        plain.ask(do="start", strategy=False)
+        hips.ask(do="start", strategy=True)
+        ours, keras = Variant("ours", hips, "ours"), Variant("plain Keras", plain, "fit")
+        rows = []
+        for model in models:
+            ratio = steps(model, ours, [keras], rounds)
+            rows.append(_of_ratio(f"keras-{model}-step-1-worker", model, "step, 1 worker", ratio))
+            ratio = tracing(model, ours, keras)
+            rows.append(
+                _of_ratio(f"keras-{model}-trace-1-worker", model, "tracing, 1 worker", ratio)
+            )
+    return rows
+
+
+def two_workers(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """Steps of two workers over Horovod's loops; tracing over plain Keras in two processes."""
+    with contextlib.ExitStack() as stack:
+        hips = stack.enter_context(job(2, threads=1))
+        default = stack.enter_context(job(2, threads=1))
+        quick = stack.enter_context(job(2, threads=1, settings=CYCLE))
+        hips.ask(do="start", strategy=True)
+        default.ask(do="start", strategy=False)
+        quick.ask(do="start", strategy=False)
+        ours = Variant("ours", hips, "ours")
+        loops = [
+            Variant(f"{kind} {cycle} ms", where, kind)
+            for where, cycle in ((default, "1"), (quick, "0.5"))
+            for kind in ("grouped", "tape")
+        ]
+        rows = []
+        for model in models:
+            ratio = steps(model, ours, loops, rounds)
+            rows.append(_of_ratio(f"keras-{model}-step-2-workers", model, "step, 2 workers", ratio))
+            ratio = tracing(model, ours, Variant("plain Keras", default, "fit"))
+            rows.append(
+                _of_ratio(f"keras-{model}-trace-2-workers", model, "tracing, 2 workers", ratio)
+            )
+    return rows
+
+
+def steps(model: str, ours: Variant, baselines: Sequence[Variant], rounds: int) -> Ratio:
+    """Step time of `ours` over the fastest of `baselines`, by the median of the ratios."""
+    variants = [ours, *baselines]
+    size = BLOCK[model]
+    taken: dict[Variant, list[float]] = {variant: [] for variant in variants}
+    cpu: dict[Variant, list[float]] = {variant: [] for variant in variants}
+    for variant in variants:
+        _ask(variant, "begin", model, steps=size * (rounds + 1))
+    for number in range(rounds + 1):
+        # Another order in each round: what follows what matters.
+        turn = number % len(variants)
+        order = variants[turn:] + variants[:turn]
+        for variant in order if number % 2 else reversed(order):
+            answers = _ask(variant, "block", model, steps=size)
+            if number:  # the first round traces
+                # Steps end on all ranks at once; the mean leaves out who came last.
+                medians = [statistics.median(answer["steps"][1:]) for answer in answers]
+                taken[variant].append(statistics.mean(medians))
+                cpu[variant].append(statistics.mean(answer["cpu"] for answer in answers))
+    digests = {
+        answer["digest"] for variant in variants for answer in _ask(variant, "finish", model)
+    }
+    if len(digests) != 1:
+        raise SystemExit(f"bench-keras: the variants of `{model}` did not do the same work.")
+    ratios = [
+        _ratio(taken[ours], taken[variant], cpu[ours], cpu[variant], variant.title)
+        for variant in baselines
+    ]
+    for ratio in ratios:
+        _say(model, "step", ratio)
+    return max(ratios, key=lambda ratio: ratio.middle)
+
+
+def tracing(model: str, ours: Variant, baseline: Variant) -> Ratio:
+    """Time to trace of `ours` over that of `baseline`."""
+    taken: dict[Variant, list[float]] = {ours: [], baseline: []}
+    cpu: dict[Variant, list[float]] = {ours: [], baseline: []}
+    for _ in range(TRACES[model]):
+        for variant in taken:
+            answers = _ask(variant, "trace", model)
+            taken[variant].append(max(answer["first"] - answer["later"] for answer in answers))
+            cpu[variant].append(statistics.mean(answer["cpu"] for answer in answers))
+    ratio = _ratio(taken[ours], taken[baseline], cpu[ours], cpu[baseline], baseline.title)
+    _say(model, "tracing", ratio)
+    return ratio
+
+
+def _ask(variant: Variant, what: str, model: str, **more: int) -> list[dict[str, Any]]:
+    return variant.job.ask(do=what, model=model, variant=variant.kind, **more)
+
+
+def _ratio(
+    ours: Sequence[float],
+    baseline: Sequence[float],
+    our_cpu: Sequence[float],
+    its_cpu: Sequence[float],
+    title: str,
+) -> Ratio:
+    ratios = [mine / its for mine, its in zip(ours, baseline, strict=True)]
+    cpu = [mine / its for mine, its in zip(our_cpu, its_cpu, strict=True)]
+    return Ratio(
+        statistics.median(ours),
+        statistics.median(baseline),
+        *_quartiles(ratios),
+        title,
+        statistics.median(cpu),
+    )
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def _say(model: str, what: str, ratio: Ratio) -> None:
+    """A run takes minutes: whoever waits sees it move."""
+    print(
+        f"{model} {what}: {_ms(ratio.ours)} over {_ms(ratio.baseline)} ({ratio.title}): "
+        f"{ratio.middle:.3f} [{_range(ratio.low, ratio.high)}], cpu {ratio.cpu:.3f}",
+        flush=True,
+    )
+
+
+def _of_ratio(name: str, model: str, what: str, ratio: Ratio) -> dict[str, Any]:
+    return _row(
+        name,
+        f"{model}: {what}",
+        round(ratio.middle, 3),
+        ours=_ms(ratio.ours),
+        baseline=f"{_ms(ratio.baseline)} {ratio.title}",
+        quartiles=_range(ratio.low, ratio.high),
+        overhead=_ms(ratio.ours - ratio.baseline),
+        cpu=f"{ratio.cpu:.2f}",
+    )
+
+
+def _row(
+    name: str,
+    figure: str,
+    measured: float,
+    *,
+    ours: str,
+    baseline: str,
+    quartiles: str,
+    overhead: str = "",
+    cpu: str = "",
+) -> dict[str, Any]:
+    return {
+        "id": name,
+        "figure": figure,
+        "ours": ours,
+        "baseline": baseline,
+        "overhead": overhead,
+        "measured": measured,
+        "quartiles": quartiles,
+        "cpu": cpu,
+    }
+
+
+def with_target(row: dict[str, Any]) -> dict[str, Any]:
+    """`row` with its target, where it has one, and whether it is met."""
+    path = harness.ROOT / "benchmarks/targets.toml"
+    targets = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
+    for target in targets:
+        if target["id"] == row["id"]:
+            low, high = (float(value) for value in row["quartiles"].split(" - "))
+            met = "yes" if row["measured"] <= target["at_most"] else "no"
+            met = "noisy" if target["unit"] == "x" and high - low > NOISE else met
+            return {**row, "target": f"<= {target['at_most']} {target['unit']}", "met": met}
+    return {**row, "target": "", "met": ""}
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.3f} - {high:.3f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.{3 if abs(seconds) < 0.01 else 1}f} ms"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

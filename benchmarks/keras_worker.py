@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of `make bench-keras`: trains blocks of steps when the driver says so.
+
+Commands come as lines of JSON on standard input, answers go as lines of JSON to what was standard
+output; everything that libraries print goes to standard error. A command is the name of a method of
+`Worker` under "do", and its arguments.
+
+One `fit` or loop makes all blocks of a variant, in a thread that waits between them, so blocks can
+be short: what disturbs the machine then disturbs the blocks of all variants alike.
+
+Variants: "ours" (`fit` under HierarchicalPS), "fit" (`fit` of plain Keras), "grouped" and "tape"
+(loops over Horovod, see `keras_models.Loop`).
+"""
+
+import contextlib
+import gc
+import hashlib
+import itertools
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from typing import Any
+
+TRACE_STEPS = 8  # of a `fit` whose first step traces
+
+
+class Worker:
+    """What this process has made so far."""
+
+    def __init__(self) -> None:
+        self._strategy: Any = None
+        self._rank = 0
+        self._runs: dict[tuple[str, str], Run] = {}
+
+    def imports(self) -> dict[str, float]:
+        """Seconds of `import tensorflow`, and of what comes on top of it in this order."""
+        clock = time.perf_counter
+        times = [clock()]
+        import tensorflow  # noqa: F401
+
+        times.append(clock())
+        import tf_hips
+
+        times.append(clock())
+        import keras  # noqa: F401
+
+        times.append(clock())
+        tf_hips.HierarchicalPS  # noqa: B018
+
+        times.append(clock())
+        names = ("tensorflow", "tf_hips", "keras", "HierarchicalPS")
+        return dict(zip(names, _differences(times), strict=True))
+
+    def start(self, strategy: bool) -> dict[str, Any]:
+        """Makes a strategy, or starts Horovod as its users do; with one process and no strategy,
+        neither.
+        """
+        import tensorflow  # noqa: F401
+
+        if strategy:
+            import tf_hips
+
+            self._strategy = tf_hips.HierarchicalPS()
+            self._rank = self._strategy.global_rank
+        elif "HOROVOD_RANK" in os.environ:
+            import horovod.tensorflow as hvd
+
+            hvd.init()
+            self._rank = hvd.rank()
+        return {}
+
+    def begin(self, model: str, variant: str, steps: int) -> dict[str, Any]:
+        """Makes a model that is going to make so many steps."""
+        self._runs[model, variant] = Run(self._trainer(model, variant), steps)
+        return {}
+
+    def block(self, model: str, variant: str, steps: int) -> dict[str, Any]:
+        """Makes steps; their seconds, and the processor's seconds of all of them."""
+        gc.collect()
+        used = time.process_time()
+        times = self._runs[model, variant].block(steps)
+        return {"steps": times, "cpu": time.process_time() - used}
+
+    def finish(self, model: str, variant: str) -> dict[str, Any]:
+        """Waits for the end of the last step's `fit`; a digest of the weights."""
+        trainer = self._runs.pop((model, variant)).finish()
+        weights = [value.tobytes() for value in trainer.model.get_weights()]
+        return {"digest": hashlib.sha256(b"".join(weights)).hexdigest()}
+
+    def trace(self, model: str, variant: str) -> dict[str, Any]:
+        """Seconds from the call of a fresh model's `fit` to the end of its first step, and of a
+        later step; and the processor's seconds.
+        """
+        trainer = self._trainer(model, variant)
+        gc.collect()
+        used, times = time.process_time(), [time.perf_counter()]
+        trainer(TRACE_STEPS, lambda: times.append(time.perf_counter()))
+        first, *later = _differences(times)
+        return {
+            "first": first,
+            "later": sorted(later)[len(later) // 2],
+            "cpu": time.process_time() - used,
+        }
+
+    def _trainer(self, model: str, variant: str) -> Any:
+        from benchmarks import keras_models
+
+        scope = self._strategy.scope() if variant == "ours" else contextlib.nullcontext()
+        with scope:
+            made = keras_models.make(model)
+        dataset = keras_models.data(model, made, self._rank)
+        if variant in ("ours", "fit"):
+            return keras_models.Fit(made, dataset)
+        return keras_models.Loop(made, dataset, variant)
+
+
+class Run:
+    """One training, in a thread of its own, that makes steps only when told how many."""
+
+    def __init__(self, trainer: Any, num_steps: int) -> None:
+        self._trainer = trainer
+        self._todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[list[float] | BaseException] = queue.SimpleQueue()
+        self._left = self._last = 0
+        self._times: list[float] = []
+        self._thread = threading.Thread(target=self._train, args=[num_steps], daemon=True)
+        self._thread.start()
+
+    def block(self, num_steps: int) -> list[float]:
+        """Makes steps; their seconds."""
+        self._todo.put(num_steps)
+        return self._result()
+
+    def finish(self) -> Any:
+        """Waits for the end, after all the steps that were announced; returns the trainer."""
+        self._result()
+        self._thread.join()
+        return self._trainer
+
+    def _result(self) -> list[float]:
+        result = self._done.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _train(self, num_steps: int) -> None:
+        self._await()
+        self._last = num_steps
+        try:
+            self._trainer(num_steps, self._ended)
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            self._done.put(error)
+        else:
+            self._done.put([])
+
+    def _ended(self) -> None:
+        self._times.append(time.perf_counter())
+        self._left -= 1
+        self._last -= 1
+        if self._left == 0:
+            self._done.put(_differences(self._times))
+            if self._last:
+                self._await()
+
+    def _await(self) -> None:
+        self._left = self._todo.get()
+        self._times = [time.perf_counter()]
+
+
+def _differences(times: list[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+def main() -> int:
+    """Obeys until the input ends."""
+    with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        worker = Worker()
+        for line in sys.stdin:
+            command = json.loads(line)
+            answer = getattr(worker, command.pop("do"))(**command)
+            answers.write(json.dumps(answer) + "\n")
+    # Horovod's end waits for the other ranks, TensorFlow's costs seconds: nothing is left to do.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
