@@ -19,14 +19,14 @@ def rows(num_rows=ROWS):
     return np.arange(num_rows, dtype=np.int64)
 
 
-def endless(num_rows=ROWS):
+def uncounted(num_rows=ROWS):
     return tf.data.Dataset.range(num_rows).filter(lambda row: row >= 0)
 
 
 SOURCES = {
     "array": rows,
     "dataset": lambda: tf.data.Dataset.range(ROWS),
-    "dataset of unknown length": endless,
+    "dataset of unknown length": uncounted,
 }
 
 
@@ -52,7 +52,7 @@ def interleave(parts):
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(("groups", "batch_size"), [(2, 4), (3, 5), (4, 1)])
+@pytest.mark.parametrize(("groups", "batch_size"), [(2, 4), (3, 5)])
 def test_groups_together_train_as_one_process_would(source, shuffle, groups, batch_size):
     data = SOURCES[source]()
     parts = groups_of(data, batch_size, groups, shuffle=shuffle)
@@ -61,18 +61,18 @@ def test_groups_together_train_as_one_process_would(source, shuffle, groups, bat
     joined = [interleave(batches) for batches in zip(*parts, strict=True)]
     [alone] = groups_of(data, groups * batch_size, 1, shuffle=shuffle)
     assert joined == alone
-    assert len(set(sum(joined, []))) == steps * groups * batch_size
-    assert (sum(joined, []) == sorted(sum(joined, []))) is not shuffle
+    order = list(itertools.chain(*joined))
+    assert len(set(order)) == steps * groups * batch_size
+    assert (order == sorted(order)) is not shuffle
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("groups", [1, 2, 5])
+@pytest.mark.parametrize(("groups", "shuffle"), [(3, False), (3, True), (37, False)])
 def test_nothing_is_dropped_in_evaluation(source, shuffle, groups):
     parts = groups_of(SOURCES[source](), 4, groups, shuffle=shuffle, drop_remainder=False)
-    own = [sum(part, []) for part in parts]
+    own = [list(itertools.chain(*part)) for part in parts]
     assert [len(part) for part in own] == [len(range(g, ROWS, groups)) for g in range(groups)]
-    assert sorted(sum(own, [])) == list(range(ROWS))
+    assert sorted(itertools.chain(*own)) == list(range(ROWS))
     if not shuffle:
         assert own == [list(range(g, ROWS, groups)) for g in range(groups)]
 
@@ -156,7 +156,7 @@ def test_length_is_known_where_it_can_be():
     assert steps(rows()) == steps(tf.data.Dataset.range(ROWS)) == 4
     assert steps(rows(), drop_remainder=False) == 5
     assert steps(tf.data.Dataset.range(ROWS), drop_remainder=False) == 5
-    assert steps(endless()) < 0
+    assert steps(uncounted()) < 0
     assert steps(tf.data.Dataset.range(3).repeat()) < 0
     never_ends = shard(tf.data.Dataset.range(3).repeat(), 2, group=1, groups=2, seed=0, shuffle=0)
     assert [batch.tolist() for batch in never_ends.take(3).as_numpy_iterator()] == [
@@ -193,7 +193,7 @@ def test_what_is_left_out_is_said_once_by_one_group(caplog):
         ((rows(3), np.float32(1)), {}, "same number of rows"),
         ((), {}, "at least one array"),
         (rows(7), {}, "at least 8 rows, 4 for each of 2 workers. Received: 7 rows"),
-        (rows(1), {"drop_remainder": False}, "at least 2 rows, one for each of 2 workers"),
+        (rows(1), {"drop_remainder": False}, "at least 2 rows, 1 for each of 2 workers"),
         (tf.data.Dataset.range(7), {}, "Received: 7 rows"),
         (tf.data.Dataset.range(64).batch(8), {}, "batched already"),
         (tf.data.Dataset.range(64).batch(8).map(lambda x: x + 1).prefetch(1), {}, "batched"),

@@ -16,8 +16,9 @@ _AHEAD = 2
 
 
 def to_tensors(data: Any) -> Any:
-    """Arrays as tensors on the host, in tuples for lists; floats become Keras' `floatx`, as in
-    `fit`.
+    """Arrays as tensors on the host, in tuples for lists.
+
+    Floats become Keras' `floatx`, as in `fit`.
 
     Raises:
         ValueError: something is no dense array, or their first axes differ.
@@ -46,8 +47,9 @@ def batches(
     *,
     group: int,
     groups: int,
-    num_used: int,
-    seed: int | None,
+    drop_remainder: bool,
+    is_shuffled: bool,
+    seed: int,
     position: Position,
 ) -> tf.data.Dataset:
     """Batches of one group's rows.
@@ -57,17 +59,20 @@ def batches(
         batch_size: rows of a batch.
         group: takes the positions group, group + groups, ... of the order.
         groups: number of groups.
-        num_used: positions of the order that are used; the rest is left out.
-        seed: of the permutations, one per epoch; None for the order of the arrays.
+        drop_remainder: whether all groups get equally many batches, all of them full.
+        is_shuffled: whether the order is a permutation, another one in every epoch.
+        seed: of the permutations.
         position: tells the epoch.
     """
     length = num_rows(tensors)
+    joined = groups * batch_size
+    num_used = length // joined * joined if drop_remainder else length
     num_own = len(range(group, num_used, groups))
     num_whole, rest = divmod(num_own, batch_size)
 
     def rows_of(epoch: tf.Tensor) -> tf.data.Dataset:
         rows = tf.range(length, dtype=tf.int64)
-        if seed is not None:
+        if is_shuffled:
             # Not `index_shuffle`, which needs no memory: it is slower than this and, at any number
             # of rows, far from uniform.
             rows = tf.random.experimental.stateless_shuffle(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one `fit` iterates: a dataset, sharded by tf_hips or not, that can begin at any step.
 
-Keras asks the dataset that the user gave for its length and iterates this one, so that a pass may
-be shorter than it says: the one in which a run is taken up again. The steps before are computed and
-thrown away; a pipeline with random state goes on as if it had never been interrupted.
+Where a run is taken up again, the steps before are computed and thrown away; a pipeline with random
+state goes on as if it had never been interrupted. Keras asks the dataset that the user gave for its
+length and iterates this one. It must be told to end the rest of an epoch: were it to find the data
+at their end, it would take what is left for the length of all epochs.
 """
 
 import tensorflow as tf
@@ -34,6 +35,7 @@ class Feed:
         *,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
+        steps_per_execution: int = 1,
     ) -> None:
         """Wraps `dataset`; made when a `fit` begins, before the first batch is taken.
 
@@ -42,6 +44,7 @@ class Feed:
             make_variable: makes a variable of a value and a name.
             initial_epoch: as it was given to `fit`.
             steps_per_epoch: as it was given to `fit`.
+            steps_per_execution: as it was given to `compile`.
         """
         self._positions = positions_of(dataset)
         self._initial_epoch = initial_epoch
@@ -49,9 +52,13 @@ class Feed:
         self._length_of_pass = _length_of_pass(dataset)
         if steps_per_epoch is not None and self._length and steps_per_epoch >= self._length:
             steps_per_epoch = None  # Keras makes a new iterator in every epoch, as without it
+        elif steps_per_epoch is not None:
+            # Of data that go on, Keras always takes whole executions.
+            steps_per_epoch = -(-steps_per_epoch // steps_per_execution) * steps_per_execution
         self._steps_per_epoch = steps_per_epoch
         self._first = max([initial_epoch, *(position.next_of_fit for position in self._positions)])
         self._has_begun = False
+        # Steps that the next pass leaves out.
         self._skipped = make_variable(tf.constant(0, tf.int64), "skipped")
 
         def begin(_: tf.Tensor) -> tf.Tensor:
@@ -64,13 +71,16 @@ class Feed:
         # Options of a dataset that comes in through a function would be lost.
         self.dataset = beginning.flat_map(dataset.skip).with_options(dataset.options())
 
-    def begin(self, epoch: int, first_step: int = 0) -> None:
+    def begin(self, epoch: int, first_step: int = 0) -> int | None:
         """Says what comes next; called when an epoch begins, before its first batch is taken.
 
         Args:
             epoch: Keras' number of the epoch; the first one may be later than `initial_epoch`,
                 where a run is taken up again.
             first_step: steps of that epoch that were made before.
+
+        Returns:
+            The number of steps after which this epoch must be ended; None where Keras ends it.
 
         Raises:
             ValueError: the data cannot begin there.
@@ -84,24 +94,32 @@ class Feed:
         self._has_begun = True
         for position in self._positions:
             position.next_of_fit = number + 1
+        if not first_step:
+            return None
+        steps = self._steps_per_epoch or self._length
+        if steps is None:
+            raise ValueError(
+                "A run that is taken up again in the middle of an epoch needs data of known "
+                "length: use `tf.data.experimental.assert_cardinality`. Received: "
+                f"first_step={first_step}, a dataset of unknown length"
+            )
+        return steps - first_step
 
-    def _begin_pass(self, number: int, first_step: int) -> None:
+    def _begin_pass(self, number: int, skipped: int) -> None:
         for position in self._positions:
             position.set(number)
-        self._skipped.assign(first_step)
+        self._skipped.assign(skipped)
 
     def _begin_anywhere(self, epoch: int, number: int, first_step: int, steps: int) -> None:
         """Begins where an epoch, of so many steps, is not a pass through the data."""
         done = (epoch - self._initial_epoch) * steps + first_step
-        if self._length is not None:
-            if done:
-                raise ValueError(
-                    "A run that is taken up again needs data that do not end: use "
-                    "`dataset.repeat()` with `steps_per_epoch`, or no `steps_per_epoch`. Received: "
-                    f"steps_per_epoch={steps}, a dataset of {self._length} batches"
-                )
-            self._begin_pass(self._first, 0)
-        elif self._positions and self._length_of_pass:
+        if self._length is not None and done:
+            raise ValueError(
+                "A run that is taken up again needs data that do not end: use "
+                "`dataset.repeat()` with `steps_per_epoch`, or no `steps_per_epoch`. Received: "
+                f"steps_per_epoch={steps}, a dataset of {self._length} batches"
+            )
+        if self._length is None and self._positions and self._length_of_pass:
             self._begin_pass(*divmod(number * steps + first_step, self._length_of_pass))
         else:
             self._begin_pass(self._first, done)

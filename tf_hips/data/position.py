@@ -6,7 +6,9 @@ variable when a pass begins. So the same dataset object gives every epoch its ow
 chained to it included, and an epoch can be given again by setting the variable.
 """
 
+import numbers
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -42,15 +44,15 @@ class Position:
         self._next = make_variable(tf.constant(0, tf.int64), "epoch")
         self.next_of_fit = 0
 
-    def set(self, epoch: int) -> None:
+    def set(self, epoch: Any) -> None:
         """Makes the next pass that begins epoch number `epoch`, from 0.
 
         An iterator over a repeated dataset with prefetching may be ahead of its reader.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        if isinstance(epoch, bool) or not isinstance(epoch, numbers.Integral) or epoch < 0:
             raise ValueError(f"`epoch` must be an int, not negative. Received: epoch={epoch!r}")
-        self._next.assign(epoch)
-        self.next_of_fit = epoch
+        self._next.assign(int(epoch))
+        self.next_of_fit = int(epoch)
 
     def passes(self, make_pass: Callable[[tf.Tensor], tf.data.Dataset]) -> tf.data.Dataset:
         """The dataset whose every pass is `make_pass(epoch)`.

@@ -41,50 +41,37 @@ def shard(
         ValueError: an argument is out of range, or the data cannot be sharded.
     """
     _check(batch_size, seed, shuffle, data)
-    is_dataset = isinstance(data, tf.data.Dataset)
-    if is_dataset:
+    position = Position(make_variable)
+    common: dict[str, Any] = {
+        "group": group,
+        "groups": groups,
+        "drop_remainder": drop_remainder,
+        "seed": seed,
+        "position": position,
+    }
+    if isinstance(data, tf.data.Dataset):
         datasets.check_rows(data)
         length = known_length(data)
+        _check_length(length, batch_size, groups, drop_remainder)
         buffer = datasets.SHUFFLE_BUFFER if shuffle is True else int(shuffle)
         buffer = buffer if length is None else min(buffer, length)
+        result = datasets.batches(data, batch_size, buffer=buffer, **common)
     else:
-        data = arrays.to_tensors(data)
-        length = arrays.num_rows(data)
+        tensors = arrays.to_tensors(data)
+        length = arrays.num_rows(tensors)
+        _check_length(length, batch_size, groups, drop_remainder)
+        result = arrays.batches(tensors, batch_size, is_shuffled=bool(shuffle), **common)
     joined = groups * batch_size
-    if length is not None:
-        _check_length(length, joined if drop_remainder else groups, batch_size, groups)
-        if group == 0 and drop_remainder and length % joined:
-            log.warning(
-                "shard: each epoch leaves out %d of %d rows%s, so that %d workers take %d equal "
-                "steps of %d rows.",
-                length % joined,
-                length,
-                ", others each time" if shuffle else ", the last ones",
-                groups,
-                length // joined,
-                batch_size,
-            )
-    position = Position(make_variable)
-    if is_dataset:
-        result = datasets.batches(
-            data,
+    if length is not None and drop_remainder and length % joined and group == 0:
+        log.warning(
+            "shard: each epoch leaves out %d of %d rows%s, so that %d workers take %d equal steps "
+            "of %d rows.",
+            length % joined,
+            length,
+            ", others each time" if shuffle else ", the last ones",
+            groups,
+            length // joined,
             batch_size,
-            group=group,
-            groups=groups,
-            drop_remainder=drop_remainder,
-            seed=seed,
-            buffer=buffer,
-            position=position,
-        )
-    else:
-        result = arrays.batches(
-            data,
-            batch_size,
-            group=group,
-            groups=groups,
-            num_used=length // joined * joined if drop_remainder else length,
-            seed=seed if shuffle else None,
-            position=position,
         )
     return position.mark(result)
 
@@ -109,11 +96,10 @@ def _check(batch_size: Any, seed: Any, shuffle: Any, data: Any) -> None:
         )
 
 
-def _check_length(length: int, least: int, batch_size: int, groups: int) -> None:
-    if length >= least:
-        return
-    per_worker = f"{batch_size} for" if least > groups else "one for"
-    raise ValueError(
-        f"`data` must have at least {least} rows, {per_worker} each of {groups} workers. Received: "
-        f"{length} rows"
-    )
+def _check_length(length: int | None, batch_size: int, groups: int, drop_remainder: bool) -> None:
+    each = batch_size if drop_remainder else 1
+    if length is not None and length < groups * each:
+        raise ValueError(
+            f"`data` must have at least {groups * each} rows, {each} for each of {groups} workers. "
+            f"Received: {length} rows"
+        )
