@@ -130,8 +130,7 @@ class PartyStrategy(tf.distribute.Strategy):
             value: this worker's.
             label: what it is, for messages.
         """
-        del label
-        return primitives.gather_objects(value)
+        return primitives.gather_objects(value, label)
 
     def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
         """How one list of gradients is summed; called once per list, eagerly, on all ranks.
