@@ -11,6 +11,7 @@ All workers call these methods, in the same order; `hooks.local()` is for what o
 """
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_hips.comm import primitives
+from tf_hips.comm import primitives, watchdog
 from tf_hips.strategies import hooks, logs
 from tf_hips.strategies.failures import Failures
 
@@ -64,7 +65,11 @@ class Fitting:
         closing = _Closing(self._strategy, arguments)
         callbacks = arguments.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.append(closing)
+            closing.set_model(model)
+            closing.set_params(callbacks.params)
+            chosen = [*self._for_this_rank(callbacks.callbacks), closing]
+            arguments["callbacks"] = copy.copy(callbacks)  # the user's own stays as it is
+            arguments["callbacks"].callbacks = chosen
         else:
             arguments["callbacks"] = [*self._for_this_rank(callbacks), closing]
         if self._strategy.global_rank and arguments.get("verbose", "auto") == "auto":
@@ -123,14 +128,15 @@ class Fitting:
     def _over_replicas(self, model: keras.Model, own: Any, choice: Method) -> Any:
         if self._strategy._is_alone() or hooks.is_local():
             return choice(own)
-        return logs.over_replicas(
-            model,
-            own,
-            choice,
-            self._total,
-            self._strategy.global_rank,
-            self._strategy.num_replicas_in_sync,
-        )
+        with watchdog.named("loss and metrics of all replicas"):
+            return logs.over_replicas(
+                model,
+                own,
+                choice,
+                self._total,
+                self._strategy.global_rank,
+                self._strategy.num_replicas_in_sync,
+            )
 
     def _total(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._strategy._reduce_exactly(values, is_mean=False)
@@ -139,7 +145,8 @@ class Fitting:
     def _as(self, name: str, model: keras.Model) -> Iterator[None]:
         self._running.append(name)
         try:
-            yield
+            with watchdog.doing(f"`{name}` of model {model.name}"):
+                yield
         except BaseException as error:
             self._strategy._note_failure(error)
             raise
@@ -149,11 +156,15 @@ class Fitting:
     def _for_this_rank(self, callbacks: Any) -> list[Any]:
         """What of the callbacks runs here: all ranks decide alike, and one rank writes."""
         flat = tf.nest.flatten(callbacks) if callbacks else []
-        if self.may_write():
+        if self._strategy._is_alone():
             return flat
         kept = []
         for callback in flat:
-            if isinstance(callback, keras.callbacks.BackupAndRestore):
+            if isinstance(callback, keras.callbacks.TerminateOnNaN):
+                kept.append(_AtEpochEnds(callback))
+            elif self.may_write():
+                kept.append(callback)
+            elif isinstance(callback, keras.callbacks.BackupAndRestore):
                 kept.append(_Restoring(callback))
             elif not isinstance(callback, _REPORTERS):
                 kept.append(callback)
@@ -196,10 +207,10 @@ class _Closing(keras.callbacks.Callback):
             self.model.stop_training = any(wishes)
 
 
-class _Restoring(keras.callbacks.Callback):
-    """Keras' BackupAndRestore on a rank that writes nothing: it restores."""
+class _Passing(keras.callbacks.Callback):
+    """Stands for a callback of Keras, and passes on some of its calls."""
 
-    def __init__(self, callback: keras.callbacks.BackupAndRestore) -> None:
+    def __init__(self, callback: keras.callbacks.Callback) -> None:
         super().__init__()
         self._callback = callback
 
@@ -207,8 +218,26 @@ class _Restoring(keras.callbacks.Callback):
         super().set_model(model)
         self._callback.set_model(model)
 
+
+class _Restoring(_Passing):
+    """Keras' BackupAndRestore on a rank that writes nothing: it restores."""
+
     def on_train_begin(self, logs: Any = None) -> None:
         self._callback.on_train_begin(logs)
+
+
+class _AtEpochEnds(_Passing):
+    """Keras' TerminateOnNaN: in a batch one rank may see NaN alone; in an epoch's loss all do."""
+
+    def __init__(self, callback: keras.callbacks.TerminateOnNaN) -> None:
+        super().__init__(callback)
+        self._batch = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._callback.on_batch_end(self._batch, logs)
 
 
 def _check(model: keras.Model, strategy: Any) -> None:
@@ -227,7 +256,12 @@ def _check(model: keras.Model, strategy: Any) -> None:
 
 
 def _named(method: Method, args: Any, kwargs: Any) -> dict[str, Any]:
-    return dict(inspect.signature(method).bind(*args, **kwargs).arguments)
+    signature = inspect.signature(method)
+    arguments = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(parameter.name, {}))
+    return arguments
 
 
 def _quiet(arguments: dict[str, Any]) -> Any:

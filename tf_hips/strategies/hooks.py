@@ -165,7 +165,7 @@ def _building(
 ) -> Any:
     # Under a strategy Keras looks at a first batch before training. What a PyDataset with workers
     # has read ahead by then comes first in the epoch, and its batches are in another order.
-    adapter = getattr(iterator, "data_adapter", None)
+    adapter: Any = getattr(iterator, "data_adapter", None)
     if _of(model) is not None and getattr(adapter, "enqueuer", None) is not None:
         iterator, data_batch = None, adapter._standardize_batch(adapter.py_dataset[0])
     return keras_method(model, iterator=iterator, data_batch=data_batch)

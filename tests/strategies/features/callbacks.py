@@ -7,10 +7,8 @@ import types
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, linear
@@ -260,14 +258,19 @@ def terminate_on_nan(job: Job):
 
 
 @feature()
-def model_without_callbacks_argument(job: Job):
-    """A CallbackList of the user's own is taken as it is."""
+def callback_list(job: Job):
+    """A CallbackList of the user's own stays as it is, and may be used again."""
     model = job.make(_build())
-    rows = job.shard(linear(job, 1))
+    x, y = job.shard(linear(job, 1))
+    path = job.folder / "log.csv"
     callbacks = _CALLBACKS.CallbackList(
-        [_CALLBACKS.History()], add_history=True, model=model, epochs=1, steps=1, verbose=0
+        [_CALLBACKS.CSVLogger(path, append=True)], add_history=True, model=model, epochs=1, steps=1
     )
-    model.fit(*rows, batch_size=BATCH, callbacks=callbacks, verbose=0)
-    with pytest.raises(KeyError):
-        job.equal(model.history.history)["val_loss"]
-    training.assert_same_on_all_ranks(model)
+    for rounds in (1, 2):
+        model.fit(x, y, batch_size=BATCH, callbacks=callbacks, verbose=0)
+        job.gather(None)
+        assert len(path.read_text().splitlines()) == rounds + 1
+        assert len(callbacks.callbacks) == 2
+        job.gather(None)
+    job.equal(model.history.history)
+    job.assert_replicas(model)
