@@ -108,6 +108,12 @@ class StrategyState(tf.Module):
         """What must be equal where this state is taken up: JSON values by name."""
         return self._facts()
 
+    def is_complete(self) -> bool:
+        """Whether all that a run keeps is here; a server with compression keeps more."""
+        strategy = self._books.owner()
+        codecs = [codec for codec in strategy._codecs().values() if codec is not None]
+        return strategy._counts_steps() or all(codec.name == "fp32" for codec in codecs)
+
     def make_equal(self, model: keras.Model) -> None:
         """Makes replicas of `model` equal now, as the first step would; called on all ranks.
 

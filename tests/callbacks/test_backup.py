@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BackupAndRestore` in one process: the step, every callback's effect, crashes, other runs."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(180)]
+
+STEPS = 6  # of an epoch
+
+
+class Stop(Exception):
+    """Raised by a test in the middle of a run."""
+
+
+def data():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(STEPS * 4, 5)).astype(np.float32)
+    return x, (x[:, :1] > 0).astype(np.float32)
+
+
+def build(width=8, optimizer="adam", run_eagerly=True, **options):
+    # Eagerly: most tests make many models of a few steps each.
+    import keras
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(width, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    metrics = ["accuracy", *([] if run_eagerly else [keras.metrics.AUC(name="auc")])]
+    model.compile(
+        optimizer, "binary_crossentropy", metrics=metrics, run_eagerly=run_eagerly, **options
+    )
+    return model
+
+
+def callbacks(directory=None, stop_at=None, stop_when=None, **options):
+    """A rate that every epoch multiplies, twice; a stop; a backup, which is not the last."""
+    import keras
+
+    from tf_hips.callbacks import BackupAndRestore
+
+    steps = []
+
+    class Stopping(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            steps.append((self.epoch, batch))
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch + 1) == stop_at and stop_when is None:
+                raise Stop
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+            if stop_when == "epoch begins" and epoch == stop_at:
+                raise Stop
+
+    backup = [] if directory is None else [BackupAndRestore(directory, **options)]
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, min_delta=10, patience=0)
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+    return steps, [*backup, Stopping(), scheduler, plateau]
+
+
+def train(model, used, epochs=3, **options):
+    rows = options.pop("rows", None) or (dict(zip("xy", data(), strict=True)) | {"batch_size": 4})
+    return model.fit(
+        **rows, epochs=epochs, shuffle=False, verbose=0, callbacks=used, **options
+    ).history
+
+
+def test_keras_callbacks_remember(tmp_path):
+    import keras
+
+    def run(directory=None, stop_at=None):
+        early = keras.callbacks.EarlyStopping(
+            "loss", patience=2, min_delta=10, restore_best_weights=True
+        )
+        model = build()
+        used = callbacks(directory, stop_at, "epoch begins")[1][:-2]
+        return model, early, train(model, [early, *used], epochs=9)
+
+    model, early, history = run()
+    assert early.stopped_epoch == 2 and early.best_epoch == 0
+    with pytest.raises(Stop):
+        run(tmp_path, stop_at=2)
+    resumed, early, resumed_history = run(tmp_path)
+    assert early.stopped_epoch == 2 and early.best_epoch == 0
+    assert_same(model, history, resumed, resumed_history)
+
+
+def everything(model):
+    values = [*model.variables, *model.optimizer.variables]
+    return [np.asarray(value) for value in values]
+
+
+def assert_same(model, history, other, other_history):
+    for one, two in zip(everything(model), everything(other), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert history == other_history
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_a_stopped_run_goes_on_at_the_step_bit_for_bit(tmp_path, steps_per_execution, caplog):
+    options = {"steps_per_execution": steps_per_execution, "run_eagerly": False}
+    model = build(**options)
+    all_steps, used = callbacks()
+    history = train(model, used)
+    assert len(history["loss"]) == 3 and len(set(history["learning_rate"])) == 3
+
+    # Stopped in the middle of an epoch, two steps after a backup.
+    directory = tmp_path / "backup"
+    stopped = build(**options)
+    done, used = callbacks(directory, stop_at=(1, 4), save_freq=2)
+    with pytest.raises(Stop):
+        train(stopped, used)
+    assert done == [one for one in all_steps if one < (1, 4)]
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["00000003-epoch-1-step-0", "00000004-epoch-1-step-2"]
+
+    resumed = build(**options)
+    resumed.set_weights([weight * 0 for weight in resumed.get_weights()])
+    done, used = callbacks(directory, save_freq=2)
+    resumed_history = train(resumed, used)
+    assert_same(model, history, resumed, resumed_history)
+    # Callbacks see the steps that are left, with their numbers; arrays in order need no warning.
+    assert done == [one for one in all_steps if one >= (1, 2)]
+    assert not [one for one in caplog.records if "read and dropped" in one.message]
+    # The end deletes the backups, and the next `fit` begins at its beginning.
+    assert not directory.exists()
+    assert len(train(resumed, [], epochs=1)["loss"]) == 1
+
+
+def test_a_run_stopped_between_epochs_goes_on_with_the_next(tmp_path):
+    model = build()
+    _, used = callbacks()
+    history = train(model, used)
+    stopped = build()
+    _, used = callbacks(tmp_path, stop_at=2, stop_when="epoch begins")
+    with pytest.raises(Stop):
+        train(stopped, used)
+    resumed = build()
+    done, used = callbacks(tmp_path, delete_checkpoint=False, keep=1)
+    resumed_history = train(resumed, used)
+    assert_same(model, history, resumed, resumed_history)
+    assert done == [(2, step) for step in range(STEPS)]
+    # What it went on from stays while it may be needed, and one more.
+    assert len(list(tmp_path.iterdir())) == 2
+    # A run that is over has nothing left to do, and a longer one goes on.
+    done, used = callbacks(tmp_path, delete_checkpoint=False)
+    again = build()
+    assert train(again, used) == resumed_history
+    assert done == []
+    assert_same(resumed, None, again, None)
+    done, used = callbacks(tmp_path)
+    assert len(train(build(), used, epochs=4)["loss"]) == 4
+    assert done == [(3, step) for step in range(STEPS)]
+
+
+def test_a_crash_at_any_moment_of_a_backup_leaves_the_one_before(tmp_path, monkeypatch):
+    import os
+    from pathlib import Path
+
+    from tf_hips.callbacks import snapshot
+    from tf_hips.callbacks.folder import BackupFolder
+
+    places = [
+        (BackupFolder, "start"),
+        (snapshot, "write"),
+        (BackupFolder, "finish"),
+        (Path, "write_text"),
+        (Path, "rename"),
+        (os, "fsync"),
+        (BackupFolder, "prune"),
+        (shutil, "rmtree"),
+    ]
+    expected = build()
+    history = train(expected, [], epochs=1)
+    for number, (owner, name) in enumerate(places):
+        directory = tmp_path / str(number)
+        model = build()
+        _, used = callbacks(directory, save_freq=1)
+        backup = used[0]
+        real = getattr(owner, name)
+
+        def crash(*args, real=real, directory=directory, **kwargs):
+            if len(list(directory.glob("0*"))) >= 2:
+                raise Stop
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, crash)
+            with pytest.raises(Stop):
+                train(model, [backup], epochs=1)
+        whole = sorted(path.name for path in directory.glob("0*"))
+        assert "00000002-epoch-0-step-2" in whole, (name, whole)
+        resumed = build()
+        _, used = callbacks(directory, save_freq=3, delete_checkpoint=False)
+        assert train(resumed, [used[0]], epochs=1) == history, name
+        assert_same(expected, None, resumed, None)
+        # What the crash left behind is gone.
+        assert not list(directory.glob(".*")), name
+
+
+def test_random_operations_without_a_seed_go_on(tmp_path):
+    import keras
+
+    class Noise(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs + keras.random.normal((1,))
+
+    def make():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((5,)), Noise(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        return model
+
+    model = make()
+    history = train(model, [], epochs=2)
+    _, used = callbacks(tmp_path, stop_at=(0, 3), save_freq=3)
+    stopped = make()
+    with pytest.raises(Stop):
+        # The backup comes last by itself, so this stop comes before it: stop one step later.
+        used[1].on_train_batch_end = lambda batch, logs=None: _stop_if(batch == 3)
+        train(stopped, used[:2], epochs=2)
+    resumed = make()
+    assert train(resumed, callbacks(tmp_path)[1][:1], epochs=2) == history
+    assert_same(model, None, resumed, None)
+
+
+def _stop_if(condition):
+    if condition:
+        raise Stop
+
+
+def test_other_data_is_read_up_to_the_step_and_said_so(tmp_path, caplog):
+    import tensorflow as tf
+
+    rows = tf.data.Dataset.from_tensor_slices(data()).batch(4)
+    for endless in (False, True):
+        directory = tmp_path / str(endless)
+        # Of unknown length, or repeated for ever.
+        some = rows.repeat() if endless else rows.filter(lambda x, y: True)
+        options = {"rows": {"x": some}} | ({"steps_per_epoch": STEPS} if endless else {})
+        model = build()
+        history = train(model, [], epochs=2, **options)
+        _, used = callbacks(directory, stop_at=(0, 5), save_freq=2)
+        with pytest.raises(Stop):
+            train(build(), used[:2], epochs=2, **options)
+        caplog.clear()
+        resumed = build()
+        assert train(resumed, callbacks(directory)[1][:1], epochs=2, **options) == history
+        assert_same(model, None, resumed, None)
+        assert [one for one in caplog.records if "read and dropped" in one.message]
+
+    # Data that is shorter now.
+    _, used = callbacks(tmp_path / "short", stop_at=(0, 5), save_freq=4)
+    some = rows.filter(lambda x, y: True)
+    with pytest.raises(Stop):
+        train(build(), used[:2], rows={"x": some})
+    with pytest.raises(ValueError, match="ends at step 3 of an epoch that goes on at step 4"):
+        train(build(), callbacks(tmp_path / "short")[1][:1], rows={"x": some.take(3)})
+
+
+def test_a_backup_of_another_run_is_refused_by_name(tmp_path):
+    def stop(directory, **options):
+        _, used = callbacks(directory, stop_at=(0, 5), save_freq=3)
+        with pytest.raises(Stop):
+            train(build(**options), used[:2])
+
+    stop(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def refuse(message, *, rows=None, **options):
+        model = build(**options)
+        values = everything(model)
+        with pytest.raises(ValueError, match=message):
+            train(model, callbacks(tmp_path)[1][:1], rows=rows)
+        for one, two in zip(values, everything(model), strict=False):
+            np.testing.assert_array_equal(one, two)
+
+    refuse(r"variable 0 is weight float32\[5, 9\], and weight float32\[5, 8\] when", width=9)
+    refuse("optimizer is SGD and was Adam", optimizer="sgd")
+    refuse("`steps_per_execution` is 2 and does not divide the step 3", steps_per_execution=2)
+    x, y = data()
+    refuse("an epoch has 3 steps and had 6", rows={"x": x, "y": y, "batch_size": 8})
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+    for wrong in ({"save_freq": 0}, {"save_freq": "step"}, {"save_freq": True}, {"keep": 0}):
+        with pytest.raises(ValueError, match="must be"):
+            callbacks(tmp_path, **wrong)
+    with pytest.raises(ValueError, match="`directory` must not be empty"):
+        callbacks("")

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BackupAndRestore`: a run that is stopped at any moment goes on at the step, bit for bit.
+
+Written together, into one directory for all ranks of a party:
+
+    meta.json          what the run must be to go on: workers, compression, seed, model; position
+    shared.*           variables that are equal on all ranks, by rank 0
+    rank-<r>.*         variables that are not
+    rank-<r>.strategy.* residuals and numbers of steps of the strategy
+    rank-<r>.json      History so far, and what Keras' callbacks remember
+    best-weights-<n>.* those that an EarlyStopping holds, by rank 0
+
+Restored in two parts: all of it before the first epoch; and in the middle of an epoch once more
+after callbacks have begun the epoch, because they and Keras (which resets metrics) have changed
+what was right at its beginning.
+
+Invariant: a backup is whole or not seen (see `folder`), and all ranks take up the same one.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.callbacks import others, resuming, snapshot
+from tf_hips.callbacks.folder import Backup, BackupFolder, sync
+from tf_hips.callbacks.peers import Peers
+from tf_hips.callbacks.snapshot import Entry
+
+_FORMAT = 1
+_META = "meta.json"
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Backs a run up while `fit` trains, and goes on from the last backup when it begins.
+
+        model.fit(
+            tf_hips.shard((x, y), 32), epochs=10,
+            callbacks=[tf_hips.callbacks.BackupAndRestore("backup", save_freq=100)],
+        )
+
+    Give it to `fit` on all workers, with one directory for all ranks of a party, on a file system
+    that all of them see. It moves itself to the end of the callbacks, so it saves what the others
+    have changed. What is restored, and what is not: docs/resume.md.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        save_freq: int | str = "epoch",
+        keep: int = 2,
+        delete_checkpoint: bool = True,
+    ) -> None:
+        """Plans backups; nothing is read or written before `fit`.
+
+        Args:
+            directory: where backups are, for this run alone.
+            save_freq: "epoch", or a number of steps between two backups, counted through all
+                epochs.
+            keep: backups to keep; the newest is taken up. Parties that stop at different moments
+                need 2.
+            delete_checkpoint: whether to delete the backups when `fit` has ended well.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        super().__init__()
+        is_number = isinstance(save_freq, int) and not isinstance(save_freq, bool)
+        if save_freq != "epoch" and not (is_number and int(save_freq) >= 1):
+            raise ValueError(
+                '`save_freq` must be "epoch" or a number of steps, at least 1. '
+                f"Received: save_freq={save_freq!r}"
+            )
+        if keep < 1:
+            raise ValueError(f"`keep` must be at least 1. Received: keep={keep}")
+        if not str(directory):
+            raise ValueError("`directory` must not be empty. Received: directory=''")
+        self._folder = BackupFolder(directory)
+        self._save_freq = save_freq
+        self._keep = keep
+        self._delete = delete_checkpoint
+        self._forget()
+
+    def _forget(self) -> None:
+        self._resumed: Backup | None = None
+        self._epoch = 0
+        self._last_step = 0
+        self._steps_since = 0
+        self._is_due = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """Remembers the model, and comes after the other callbacks from now on."""
+        super().set_model(model)
+        self._peers = Peers(model)
+        self._others = resuming.put_last(self)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Takes up the last backup, if there is one.
+
+        Raises:
+            ValueError: the backup is of another run; says what is different.
+            PeerError: another rank cannot take it up.
+        """
+        self._forget()
+        resuming.begin_anew(self.model)
+        backup = self._choose()
+        if backup is None:
+            return
+        self._peers.together(lambda: self._check(backup))
+        self._restore(backup)
+        self._resumed = backup
+        resuming.go_on(self.model, backup.epoch, backup.step)
+        self._outer_epoch = self.model._initial_epoch
+        self.model._initial_epoch = backup.epoch
+        log.info("Goes on at step %d of epoch %d.", backup.step, backup.epoch + 1)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Leaves out the steps of a resumed epoch that have been done."""
+        self._epoch = epoch
+        self._last_step = 0
+        backup = self._resumed
+        if backup is None or backup.epoch != epoch:
+            return
+        # Keras does not reset it: the next `fit` of this model would begin here.
+        self.model._initial_epoch = self._outer_epoch
+        resuming.set_epoch(self.model, epoch)
+        if backup.step:
+            self._last_step = backup.step
+            resuming.leave_out(
+                self.model, epoch, backup.step, lambda batch: self._restore_again(backup, batch)
+            )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves every `save_freq` steps."""
+        step = batch + 1
+        self._steps_since += step - self._last_step
+        self._last_step = step
+        if self._save_freq == "epoch" or self._steps_since < int(self._save_freq):
+            return
+        self._steps_since = 0
+        num_steps = (self.params or {}).get("steps")
+        if num_steps is not None and step >= num_steps:
+            self._is_due = True  # after validation, and what the other callbacks do then
+        else:
+            self._save(self._epoch, step)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves at the end of an epoch, unless it is the last because something stops the run.
+
+        Then there is nothing to go on with: what is taken up after all stops there again.
+        """
+        if self._save_freq == "epoch" or self._is_due:
+            self._is_due = False
+            if not any(self._peers.gather(bool(self.model.stop_training))):
+                self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Deletes the backups, when all ranks are done."""
+        if self._resumed is not None:
+            self.model._initial_epoch = self._outer_epoch
+        resuming.begin_anew(self.model)
+        if self._delete:
+            self._peers.gather(None)
+            self._peers.on_first(self._folder.clear)
+
+    # Saving.
+
+    def _save(self, epoch: int, step: int) -> None:
+        """Writes one backup; called on all ranks."""
+        peers, folder = self._peers, self._folder
+        has_seed = snapshot.global_seed_generator() is not None
+        entries = snapshot.entries(self.model, metrics=step > 0, seed=has_seed)
+        own = self._own(entries)
+
+        def start() -> list[int]:
+            numbers = [backup.number for backup in folder.backups()]
+            backup = Backup(max(numbers, default=0) + 1, epoch, step)
+            folder.start(backup)
+            return [backup.number, epoch, step]
+
+        backup = Backup(*peers.on_first(start))
+        draft = folder.draft(backup)
+        peers.together(lambda: self._write(draft, entries, own))
+
+        def finish() -> None:
+            for rank in range(peers.size):
+                if not (draft / f"rank-{rank}.json").exists():
+                    raise FileNotFoundError(
+                        "`directory` must be on a file system that all ranks share. Received: "
+                        f"{folder.path}, where rank 0 does not see what rank {rank} wrote"
+                    )
+            meta = {
+                "format": _FORMAT,
+                "facts": self._facts(),
+                "entries": [entry.kind for entry in entries],
+                "own": own,
+                "steps_per_epoch": (self.params or {}).get("steps"),
+            }
+            (draft / _META).write_text(json.dumps(meta), encoding="utf-8")
+            folder.finish(backup)
+            # Lists of gradients that come later may still read what was taken up.
+            folder.prune(self._keep, protected=self._resumed)
+
+        peers.on_first(finish)
+
+    def _own(self, entries: list[Entry]) -> list[int]:
+        """Which variables differ between ranks."""
+        if self._peers.size == 1:
+            return []
+        everyone = self._peers.gather(
+            [[entry.kind for entry in entries], snapshot.digests(entries)]
+        )
+        for rank, (kinds, _) in enumerate(everyone):
+            told = snapshot.first_difference(everyone[0][0], kinds, "on rank 0")
+            if told is not None:
+                raise ValueError(
+                    f"All ranks must have the same variables. Received: on rank {rank}, {told}"
+                )
+        columns = zip(*(values for _, values in everyone), strict=True)
+        return [place for place, values in enumerate(columns) if len(set(values)) > 1]
+
+    def _write(self, draft: Path, entries: list[Entry], own: list[int]) -> None:
+        rank = self._peers.rank
+        draft.mkdir(parents=True, exist_ok=True)  # a remote file system may not show it yet
+        if rank == 0:
+            chosen = [entry for place, entry in enumerate(entries) if place not in set(own)]
+            snapshot.write(draft / "shared", chosen)
+            others.write_best_weights(draft, self._others)
+        snapshot.write(draft / f"rank-{rank}", [entries[place] for place in own])
+        if self._peers.strategy is not None:
+            state = self._peers.strategy.state.of_model(self.model)
+            tf.train.Checkpoint(state=state).write(str(draft / f"rank-{rank}.strategy"))
+        history = getattr(self.model, "history", None)
+        told: dict[str, Any] = {"callbacks": others.remembered(self._others)}
+        if history is not None:
+            told |= {"epoch": history.epoch, "history": history.history}
+        (draft / f"rank-{rank}.json").write_text(
+            json.dumps(told, default=lambda value: np.asarray(value).tolist()), encoding="utf-8"
+        )
+        for path in draft.glob(f"rank-{rank}.*"):
+            sync(path)
+
+    def _facts(self) -> dict[str, Any]:
+        """What must be equal where a backup is taken up."""
+        facts: dict[str, Any] = {}
+        if self._peers.strategy is not None:
+            facts = self._peers.strategy.state.facts()
+            facts.pop("rank", None)  # told by the names of the files
+        optimizer = self.model.optimizer
+        return {
+            **facts,
+            "number of workers": self.model.distribute_strategy.num_replicas_in_sync,
+            "number of ranks": self._peers.size,
+            "optimizer": type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+        }
+
+    # Restoring.
+
+    def _choose(self) -> Backup | None:
+        """The newest backup that all parties have; the same on all workers."""
+        listed = self._peers.on_first(
+            lambda: [[one.number, one.epoch, one.step] for one in self._folder.backups()]
+        )
+        backups = [Backup(*one) for one in listed]
+        everyone = self._peers.gather_from_all(
+            [[one.epoch, one.step] for one in backups], "backups of this run"
+        )
+        if not any(everyone):
+            return None
+        common = [
+            backup
+            for backup in backups
+            if all([backup.epoch, backup.step] in places for places in everyone)
+        ]
+        if not common:
+            told = "; ".join(f"worker {number}: {places}" for number, places in enumerate(everyone))
+            raise ValueError(
+                "All parties must have a backup of the same step. Received [epoch, step] of each: "
+                + told
+            )
+        return common[-1]
+
+    def _check(self, backup: Backup) -> None:
+        """Raises where `backup` is of another run."""
+        meta = self._meta(backup)
+        if meta["format"] != _FORMAT:
+            raise ValueError(
+                f"A backup must have format {_FORMAT}. Received: format {meta['format']} in "
+                f"{self._folder.place(backup)}"
+            )
+        current = self._facts()
+        told = [
+            f"{name} is {current.get(name, 'not known')} and was {was}"
+            for name, was in sorted({**dict.fromkeys(current), **meta["facts"]}.items())
+            if current.get(name) != was
+        ]
+        num_steps = (self.params or {}).get("steps")
+        if backup.step and num_steps != meta["steps_per_epoch"]:
+            told.append(f"an epoch has {num_steps} steps and had {meta['steps_per_epoch']}")
+        if backup.step % self.model.steps_per_execution:
+            told.append(
+                f"`steps_per_execution` is {self.model.steps_per_execution} and does not divide "
+                f"the step {backup.step}"
+            )
+        if not told:
+            if not self.model.built:
+                raise ValueError(
+                    f"The model `{self.model.name}` must be built before `fit` to take up a "
+                    "backup: call it on a batch, or give its first layer a shape. Received: a "
+                    "model without weights"
+                )
+            snapshot.build_optimizer(self.model)
+            self._entries(meta, metrics=False)
+        else:
+            raise ValueError(self._other_run("; ".join(told)))
+
+    def _entries(self, meta: dict[str, Any], *, metrics: bool) -> list[Entry]:
+        """Variables that a backup has values for. Metrics come last: without them it is a prefix.
+
+        Raises:
+            ValueError: it has others.
+        """
+        has_seed = any(kind[0] == "seed" for kind in meta["entries"])
+        entries = snapshot.entries(self.model, metrics=metrics, seed=has_seed)
+        saved = [kind for kind in meta["entries"] if metrics or kind[0] != "metric"]
+        told = snapshot.first_difference(
+            saved, [entry.kind for entry in entries], "when it was saved"
+        )
+        if told is not None:
+            raise ValueError(self._other_run(told))
+        return entries
+
+    def _other_run(self, told: str) -> str:
+        return (
+            f"The backup in {self._folder.path} must be of this run; give another run another "
+            f"directory. Received: {told}"
+        )
+
+    def _restore(self, backup: Backup) -> None:
+        """Reads everything but metrics; called on all ranks."""
+        if self._peers.strategy is not None:
+            # Later this would replace what each rank has for itself.
+            self._peers.strategy.state.make_equal(self.model)
+            if not self._peers.strategy.state.is_complete():
+                log.warning(
+                    "Behind a server this run goes on without what its compression had kept there: "
+                    "not bit for bit."
+                )
+        meta = self._meta(backup)
+        shared, own = _parts(self._entries(meta, metrics=False), meta)
+        self._peers.together(lambda: self._read(backup, shared, own))
+        self._peers.together(lambda: self._read_state(backup))
+        everyone = self._peers.gather_from_all(snapshot.digests(shared), "what was restored")
+        if any(one != everyone[0] for one in everyone):
+            odd = [number for number, one in enumerate(everyone) if one != everyone[0]]
+            raise ValueError(
+                "All workers must take up the same backup. Received: others than worker 0's on "
+                f"the workers {odd}"
+            )
+        place = self._folder.place(backup)
+        told = json.loads((place / f"rank-{self._peers.rank}.json").read_text("utf-8"))
+        others.remind(self._others, told["callbacks"])
+        others.read_best_weights(place, self._others)
+        if "epoch" in told and getattr(self.model, "history", None) is not None:
+            self.model.history.epoch = told["epoch"]
+            self.model.history.history = told["history"]
+
+    def _restore_again(self, backup: Backup, batch: Any) -> None:
+        """Reads everything once more, with the metrics of an epoch that has begun."""
+        if batch is not None:
+            # Without a strategy Keras makes the metrics in the first step only.
+            self.model._symbolic_build(data_batch=batch)
+
+        def read() -> None:
+            meta = self._meta(backup)
+            self._read(backup, *_parts(self._entries(meta, metrics=True), meta))
+
+        self._peers.together(read)
+
+    def _read(self, backup: Backup, shared: list[Entry], own: list[Entry]) -> None:
+        place = self._folder.place(backup)
+        snapshot.read(place / "shared", shared)
+        snapshot.read(place / f"rank-{self._peers.rank}", own)
+
+    def _read_state(self, backup: Backup) -> None:
+        if self._peers.strategy is not None:
+            path = self._folder.place(backup) / f"rank-{self._peers.rank}.strategy"
+            state = self._peers.strategy.state.of_model(self.model)
+            # Lists of gradients that are not there yet take their values when they come.
+            tf.train.Checkpoint(state=state).read(str(path))
+
+    def _meta(self, backup: Backup) -> dict[str, Any]:
+        text = (self._folder.place(backup) / _META).read_text("utf-8")
+        meta: dict[str, Any] = json.loads(text)
+        return meta
+
+
+def _parts(entries: list[Entry], meta: dict[str, Any]) -> tuple[list[Entry], list[Entry]]:
+    """Variables that all ranks share in a backup, and those of each rank."""
+    own = set(meta["own"])
+    return (
+        [entry for place, entry in enumerate(entries) if place not in own],
+        [entry for place, entry in enumerate(entries) if place in own],
+    )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of backups: each is a folder of its own, there as a whole or not at all.
+
+    00000007-epoch-2-step-40/   a whole backup: the next step is step 40 of epoch 2
+    .writing-00000008-.../      one that is being written, or was when everything stopped
+    .deleting-00000006-.../     one that is being deleted
+
+A backup is whole when it has its name, which a rename gives it after everything inside is on the
+disk. Ranks write into it together; rank 0 names, lists and deletes.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+from pathlib import Path
+
+_NAME = re.compile(r"(\d{8,})-epoch-(\d+)-step-(\d+)")
+_WRITING, _DELETING = ".writing-", ".deleting-"
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Backup:
+    """A whole backup, or the name of one.
+
+    Attributes:
+        number: backups of one folder are numbered as they are written, from 1.
+        epoch: the epoch that goes on with it.
+        step: the next step of that epoch; 0 is its beginning.
+    """
+
+    number: int
+    epoch: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.number:08d}-epoch-{self.epoch}-step-{self.step}"
+
+
+class BackupFolder:
+    """The backups under one directory."""
+
+    def __init__(self, directory: str | Path) -> None:
+        """Looks at `directory`, which need not exist."""
+        self.path = Path(directory)
+
+    def backups(self) -> list[Backup]:
+        """All whole backups, oldest first."""
+        if not self.path.is_dir():
+            return []
+        matches = [_NAME.fullmatch(entry.name) for entry in self.path.iterdir()]
+        return sorted(Backup(*map(int, match.groups())) for match in matches if match)
+
+    def place(self, backup: Backup) -> Path:
+        """Where a whole backup is."""
+        return self.path / backup.name
+
+    def start(self, backup: Backup) -> Path:
+        """Makes the folder to write a backup into; an unfinished one of that name is dropped."""
+        place = self.draft(backup)
+        if place.exists():
+            shutil.rmtree(place)
+        place.mkdir(parents=True)
+        return place
+
+    def draft(self, backup: Backup) -> Path:
+        """Where a backup is while it is written."""
+        return self.path / f"{_WRITING}{backup.name}"
+
+    def finish(self, backup: Backup) -> None:
+        """Makes whole what was written into `draft`."""
+        draft = self.draft(backup)
+        for entry in draft.iterdir():
+            sync(entry)
+        sync(draft)
+        draft.rename(self.place(backup))
+        sync(self.path)
+
+    def prune(self, keep: int, protected: Backup | None = None) -> None:
+        """Deletes all but the newest `keep` backups, and what a stopped process left behind.
+
+        Args:
+            keep: how many stay, at least 1.
+            protected: one that stays, too.
+        """
+        for backup in self.backups()[:-keep]:
+            if backup != protected:
+                self.place(backup).rename(self.path / f"{_DELETING}{backup.name}")
+        self._sweep()
+
+    def clear(self) -> None:
+        """Deletes all backups, and the directory if nothing else is in it."""
+        for backup in self.backups():
+            self.place(backup).rename(self.path / f"{_DELETING}{backup.name}")
+        self._sweep()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+    def _sweep(self) -> None:
+        if not self.path.is_dir():
+            return
+        for entry in self.path.iterdir():
+            for prefix in (_WRITING, _DELETING):
+                if entry.name.startswith(prefix) and _NAME.fullmatch(
+                    entry.name.removeprefix(prefix)
+                ):
+                    shutil.rmtree(entry)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or what a folder lists, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

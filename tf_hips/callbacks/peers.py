@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers that run one `fit` together, as a callback sees them.
+
+Every method is called by all of them, in the same order. What fails on one is raised on all.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tf_hips.comm import primitives
+from tf_hips.errors import PeerError
+
+
+class Peers:
+    """Workers of one model: the ranks of a party, or one process alone."""
+
+    def __init__(self, model: keras.Model) -> None:
+        """Sees who trains `model`.
+
+        Args:
+            model: a Keras model, under a strategy of tf_hips or not.
+        """
+        strategy = model.distribute_strategy
+        # Without a strategy of ours every process trains on its own, under whatever launcher.
+        self.strategy = strategy if hasattr(strategy, "sample_group") else None
+        self.rank = primitives.rank() if self.strategy is not None else 0
+        self.size = primitives.size() if self.strategy is not None else 1
+
+    def gather(self, value: Any) -> list[Any]:
+        """JSON values of all ranks of the party, in rank order."""
+        return [value] if self.strategy is None else primitives.gather_objects(value)
+
+    def gather_from_all(self, value: Any, label: str) -> list[Any]:
+        """JSON values of all workers of all parties."""
+        return [value] if self.strategy is None else self.strategy._gather_objects(value, label)
+
+    def together(self, action: Callable[[], Any]) -> list[Any]:
+        """Runs `action` on all ranks; returns their JSON values when all are done.
+
+        Raises:
+            Exception: what `action` raised here, or a `PeerError` about what it raised elsewhere.
+        """
+        value, error = None, None
+        try:
+            value = action()
+        except Exception as raised:  # noqa: BLE001 - raised again, when the others know
+            error = raised
+        told = None if error is None else f"{type(error).__name__}: {error}"
+        everyone = self.gather([told, value])
+        if error is not None:
+            raise error
+        for rank, (failure, _) in enumerate(everyone):
+            if failure is not None:
+                raise PeerError(f"Rank {rank} failed. {failure}")
+        return [value for _, value in everyone]
+
+    def on_first(self, action: Callable[[], Any]) -> Any:
+        """Runs `action` on rank 0 only; returns its JSON value on all ranks.
+
+        Raises:
+            Exception: as in `together`.
+        """
+        return self.together(lambda: action() if self.rank == 0 else None)[0]

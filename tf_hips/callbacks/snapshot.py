@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of a Keras model that changes while it trains, in files and back.
+
+Weights, optimizer variables, random states and, in the middle of an epoch, metrics. What is equal
+on all ranks is written once, the rest by each rank; which is which is found by comparing digests,
+so that statistics of BatchNormalization, accumulated gradients and the variables of a user's own
+layers need no rule.
+
+Files are TensorFlow checkpoints: any type, checked by checksums, read by any TensorFlow.
+"""
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One variable.
+
+    Attributes:
+        role: what it is to the model, for messages: "weight", "optimizer", "metric", "seed".
+        variable: the TensorFlow variable.
+    """
+
+    role: str
+    variable: tf.Variable
+
+    @property
+    def kind(self) -> list[Any]:
+        """Role, type and shape, as JSON values."""
+        return [self.role, self.variable.dtype.name, list(self.variable.shape)]
+
+
+def entries(model: keras.Model, *, metrics: bool, seed: bool) -> list[Entry]:
+    """All variables of a model that change while it trains, in an order that its code decides.
+
+    Args:
+        model: a built model whose optimizer is built.
+        metrics: whether to include the state of its metrics; they come last.
+        seed: whether to include Keras' global seed generator, which is made if need be.
+    """
+    groups: list[tuple[str, Iterable[Any]]] = [
+        ("weight", model.variables),
+        ("optimizer", getattr(model.optimizer, "variables", [])),
+    ]
+    if seed:
+        groups.append(("seed", [global_seed_generator(make=True).state]))
+    if metrics:
+        groups.append(("metric", model.metrics_variables))
+    found: dict[int, Entry] = {}
+    for role, variables in groups:
+        for one in variables:
+            raw = one.value if isinstance(one, keras.Variable) else one
+            found.setdefault(id(raw), Entry(role, raw))
+    return list(found.values())
+
+
+def digests(chosen: Sequence[Entry]) -> list[str]:
+    """A digest of the value of each variable."""
+    return [
+        hashlib.blake2b(
+            np.ascontiguousarray(entry.variable.numpy()).tobytes(), digest_size=16
+        ).hexdigest()
+        for entry in chosen
+    ]
+
+
+def first_difference(there: Sequence[Any], here: Sequence[Any], where: str) -> str | None:
+    """Says where two lists of kinds differ, or None.
+
+    Args:
+        there: kinds to compare with.
+        here: kinds of this moment.
+        where: where or when `there` is.
+    """
+    for place in range(max(len(there), len(here))):
+        was = there[place] if place < len(there) else None
+        now = here[place] if place < len(here) else None
+        if was != now:
+            return f"variable {place} is {_text(now)}, and {_text(was)} {where}"
+    return None
+
+
+def write(path: Path, chosen: Sequence[Entry]) -> None:
+    """Writes variables to files whose names begin with `path`."""
+    _checkpoint(chosen).write(str(path))
+
+
+def read(path: Path, chosen: Sequence[Entry]) -> None:
+    """Reads what `write` wrote, or its beginning, into variables of the same kinds.
+
+    Raises:
+        tf.errors.NotFoundError: there is no such file.
+        tf.errors.OpError: the file is damaged.
+    """
+    _checkpoint(chosen).read(str(path)).assert_existing_objects_matched().expect_partial()
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Makes the optimizer's slots, as the first step would."""
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
+def global_seed_generator(make: bool = False) -> Any:
+    """Keras' generator for random operations without a seed; None before the first of them.
+
+    Args:
+        make: whether to make it where there is none.
+    """
+    # Keras has no public name for it. Making it draws from Python's random numbers, so looking
+    # must not.
+    module = sys.modules[keras.random.SeedGenerator.__module__]
+    if make:
+        return module.global_seed_generator()
+    return module.global_state.get_global_attribute(module.GLOBAL_SEED_GENERATOR)
+
+
+def _checkpoint(chosen: Sequence[Entry]) -> tf.train.Checkpoint:
+    return tf.train.Checkpoint(variables=[entry.variable for entry in chosen])
+
+
+def _text(kind: Any) -> str:
+    return "missing" if kind is None else f"{kind[0]} {kind[1]}{kind[2]}"
