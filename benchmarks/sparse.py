@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of a large embedding on two ranks: its gradient as rows, and as a table.
+
+Both ways go through `CompressedRing`; for the table the gradient is made dense before the optimizer
+gets it. Start it alone on the machine: `python -m benchmarks.sparse`.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+from benchmarks import harness
+
+SHAPE = (1_000_000, 64)
+ROWS = 4096
+RANKS = 2
+
+
+def main() -> int:
+    """Starts the ranks, or is one of them."""
+    if len(sys.argv) > 1:
+        return _rank()
+    from tf_hips.comm.launch import local_rank_environments
+
+    with local_rank_environments(RANKS) as environments, contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.sparse", "rank"],
+                    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+                    cwd=harness.ROOT,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for environment in environments
+        ]
+        outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        return 1
+    harness.write(
+        "sparse",
+        json.loads(outputs[0].splitlines()[-1]),
+        command="python -m benchmarks.sparse",
+        note=f"Milliseconds of one step (9 after 2 to warm up): a table of {SHAPE[0]} x {SHAPE[1]} "
+        f"float32, {ROWS} lookups on each of {RANKS} ranks of one machine, one thread each.",
+    )
+    return 0
+
+
+def _rank():
+    import tensorflow as tf
+
+    import tf_hips
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    strategy = tf_hips.CompressedRing()
+    rows = []
+    for name in ("SGD", "Adam"):
+        for way in ("rows", "table"):
+            seconds = _measure(strategy, name, way == "table")
+            times = zip(("min", "median", "max"), seconds, strict=True)
+            row = {"optimizer": name, "gradient": way}
+            rows.append({**row, **{key: round(one * 1e3, 1) for key, one in times}})
+            print(rows[-1], file=sys.stderr)
+    print(json.dumps(rows))
+    return 0
+
+
+def _measure(strategy, name, is_table):
+    import keras
+    import tensorflow as tf
+
+    with strategy.scope():
+        table = tf.Variable(tf.zeros(SHAPE))
+        optimizer = getattr(keras.optimizers, name)()
+
+    def step(indices):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((tf.gather(table, indices) - 1.0) ** 2)
+        gradient = tape.gradient(loss, table)
+        if is_table:
+            gradient = tf.convert_to_tensor(gradient)
+        optimizer.apply_gradients([(gradient, table)])
+
+    @tf.function
+    def run(indices):
+        strategy.run(step, args=(indices,))
+
+    generator = tf.random.Generator.from_seed(strategy.global_rank)
+    batches = iter([generator.uniform([ROWS], 0, SHAPE[0], tf.int64) for _ in range(11)])
+    return harness.timed(lambda: run(next(batches)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
