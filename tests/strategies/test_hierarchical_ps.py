@@ -138,15 +138,6 @@ def _train_a_lazy_model(run, own, worker):
     keras.utils.set_random_seed(worker)
     strategy = HierarchicalPS(config=run)
 
-    # Parties would skip different steps; nothing has been exchanged when that is refused.
-    keras.mixed_precision.set_dtype_policy("mixed_float16")
-    for options in ({}, {"run_eagerly": True}):
-        with strategy.scope():
-            half = training.build(**options)
-        with pytest.raises(ValueError, match="mixed_bfloat16 needs none"):
-            training.fit(half, own)
-    keras.mixed_precision.set_dtype_policy("float32")
-
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(3)])
         optimizer = keras.optimizers.Adam(0.05)
@@ -288,7 +279,7 @@ def test_a_party_that_disagrees_and_a_server_that_vanishes(tmp_path):
     assert len(said) == 6
     assert any("[6, 4]" in text and "[6, 5]" in text for text in said.values()), said
     assert said["shapes-north-1"].startswith("Rank 0 of this party failed.")
-    assert "Another rank of this party ended" in said["vanished-north-1"]
+    assert said["vanished-north-1"] == f"Rank 0 of this party failed. {said['vanished-north-0']}"
     assert f"127.0.0.1:{second.port}" in said["vanished-north-0"]
 
 

@@ -6,6 +6,8 @@
                    packets of all parties
     in the party   rank 0 broadcasts the packets, and every rank decodes the same bytes
 
+What is no gradient is reduced exactly instead (see `over_parties`).
+
 Error feedback keeps what encoding drops, on rank 0 for the way up and on the server for the way
 down; rank 0 commits its residual when the server has answered.
 
@@ -17,18 +19,18 @@ Follows HiPS (hierarchical parameter server) with the party's server played by H
 
 import atexit
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_hips import config as configuration
 from tf_hips import log
-from tf_hips.comm import primitives
+from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.allreduce import CompressedSum, plain
 from tf_hips.errors import ProtocolError
 from tf_hips.ops import algorithms, graph
@@ -36,7 +38,9 @@ from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.base import PartyStrategy
+from tf_hips.strategies.from_rank_0 import from_rank_0
 from tf_hips.strategies.gradients import Gradient, Reducer
+from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.strategies.turns import Witness
 
@@ -55,8 +59,9 @@ class HierarchicalPS(PartyStrategy):
             model = ...; model.compile(...)
         model.fit(dataset)
 
-    `strategy.reduce` and synchronised batch normalisation stay inside the party: the server sums
-    gradients only.
+    What is not a gradient (`strategy.reduce`, synchronised batch normalisation, metrics, whether a
+    loss scale overflowed) is never encoded: it is summed exactly over all workers of all parties.
+    Each such sum costs one round trip to the server; inside a step, that is time.
     """
 
     def __init__(
@@ -97,7 +102,10 @@ class HierarchicalPS(PartyStrategy):
         self._welcome: Welcome | None = None
         self._is_closed = False
         self._bytes = (0, 0)
+        self._num_gathers = 0
+        self._gathered_bytes = 0
         super().__init__(nonfinite, config)
+        self._exact = ExactReduction(self._gather_bytes, self._failures)
         if self._run.uplink is not None:
             if nonfinite == "propagate":
                 raise ValueError(
@@ -129,7 +137,14 @@ class HierarchicalPS(PartyStrategy):
                 reason = f"{type(error).__name__}: {error}"
             self._client.leave(reason)
             sent, received = self._read_bytes()
-            self.write_event("left", reason=reason, sent=sent, received=received)
+            self.write_event(
+                "left",
+                reason=reason,
+                sent=sent,
+                received=received,
+                gathers=self._num_gathers,
+                gathered_bytes=self._gathered_bytes,
+            )
         self._events.close()
 
     def _join(self) -> None:
@@ -182,18 +197,39 @@ class HierarchicalPS(PartyStrategy):
                 "another model; start another run for it"
             )
 
-    def _check_optimizer(self, optimizer: Any) -> None:
-        if self._welcome is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            # A party that skips a step alone would pair its next step with the others' this one.
-            raise ValueError(
-                "An optimizer must take every step with an uplink, and loss scaling "
-                "(mixed_float16) skips those that overflow in one party. Received: a "
-                "LossScaleOptimizer; mixed_bfloat16 needs none."
-            )
+    def _note_failure(self, error: BaseException) -> None:
+        if self._client is not None and not self._is_closed:
+            self._client.failed(f"{type(error).__name__}: {error}")
 
-    def _reduce_finite(self, is_finite: Any, optimizer: Any) -> tf.Tensor:
-        self._check_optimizer(optimizer)
-        return super()._reduce_finite(is_finite, optimizer)
+    def _over_parties(
+        self, tensors: Sequence[tf.Tensor], label: str, operation: str = "sum"
+    ) -> list[tf.Tensor]:
+        if self._welcome is None:
+            return list(tensors)
+        return self._exact(tensors, label, operation)
+
+    def _gather_objects(self, value: Any, label: str) -> list[Any]:
+        own = primitives.gather_objects(value, label)
+        if self._welcome is None:
+            return own
+        payload = json.dumps(own).encode()
+        texts = on_rank_0(lambda: [text.decode() for text in self._gather_bytes(label, payload)])
+        texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
+        everyone = [json.loads(text) for text in texts]
+        counts = tuple(len(values) for values in everyone)
+        if counts != self._welcome.workers:
+            raise ProtocolError(
+                f"`{label}` must come from each worker. Received: {counts} values by party"
+            )
+        return [value for values in everyone for value in values]
+
+    def _gather_bytes(self, label: str, payload: bytes) -> list[bytes]:
+        """Bytes of all parties, in their order. On rank 0, in the order of the turns."""
+        # The number counts answers: a gather that failed is asked for again, not skipped.
+        payloads = self._connected().gather(self._num_gathers, label, payload)
+        self._num_gathers += 1
+        self._gathered_bytes += len(payload)
+        return payloads
 
     def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
         client = self._connected()
@@ -247,7 +283,9 @@ class HierarchicalPS(PartyStrategy):
     def _exchange(self, number: np.int64, packets: np.ndarray) -> np.ndarray:
         client = self._connected()
         began = time.monotonic()
-        merged = client.exchange(int(number), packets)
+        # It is the server that says when a party is too late.
+        with watchdog.doing("a round with the other parties", has_deadline=True):
+            merged = client.exchange(int(number), packets)
         sent, received = self._new_bytes()
         self.write_event(
             "round",
@@ -280,7 +318,8 @@ class _Uplink:
         self._up, self._down = strategy._up, strategy._down
         self._sizes = list(sizes)
         self._label = label
-        self._exchange = strategy._failures.kept(strategy._exchange)
+        self._exchange = strategy._exchange
+        self._failures = strategy._failures
         run = strategy._run
         self._seed = derive_seed(run.seed, f"party/{run.uplink.site if run.uplink else ''}")
         self._down_bytes = [self._down.wire_bytes(size) if size else 0 for size in sizes]
@@ -296,20 +335,38 @@ class _Uplink:
     def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
         if not any(self._sizes):
             return list(vectors)
+        inputs: list[tf.Tensor] | None = None
+        stand_in: tf.Tensor | None = None
+        residuals: list[tuple[tf.Variable, tf.Tensor]] = []
         if primitives.rank() == 0:
-            reply = self._send(vectors, step)
+            packets, residuals = self._encode(vectors, step)
+            inputs = [step, packets]
         else:
             # The party's sum is not needed here, but rank 0 cannot have it without this rank; and
             # what is broadcast must not be a constant (see `Turns`), though its value is replaced.
             self._witness(vectors)
-            reply = tf.fill([sum(self._down_bytes)], tf.cast(step, tf.uint8))
-        reply = primitives.broadcast(reply, f"{self._label}.uplink")
+            stand_in = tf.fill([sum(self._down_bytes)], tf.cast(step, tf.uint8))
+        reply = from_rank_0(
+            self._exchange,
+            inputs,
+            stand_in,
+            sum(self._down_bytes),
+            f"{self._label}.uplink",
+            self._failures,
+        )
+        with tf.control_dependencies([reply]):
+            committed = [residual.assign(value, read_value=False) for residual, value in residuals]
+        with tf.control_dependencies([one for one in committed if one is not None]):
+            reply = tf.identity(reply)
         return [
             graph.decode(self._down, packet, size) if size else tf.zeros([0])
             for packet, size in zip(tf.split(reply, self._down_bytes), self._sizes, strict=True)
         ]
 
-    def _send(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> tf.Tensor:
+    def _encode(
+        self, vectors: Sequence[tf.Tensor], step: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
+        """All packets in one tensor, and what the residuals will be."""
         packets, residuals = [], []
         for position, (vector, size) in enumerate(zip(vectors, self._sizes, strict=True)):
             if not size:
@@ -326,12 +383,7 @@ class _Uplink:
             packets.append(packet)
             if residual is not None:
                 residuals.append((residual, new_residual))
-        reply = tf.numpy_function(self._exchange, [step, tf.concat(packets, 0)], tf.uint8)
-        reply = tf.ensure_shape(reply, [sum(self._down_bytes)])
-        with tf.control_dependencies([reply]):
-            committed = [residual.assign(value, read_value=False) for residual, value in residuals]
-        with tf.control_dependencies([one for one in committed if one is not None]):
-            return tf.identity(reply)
+        return tf.concat(packets, 0), residuals
 
 
 def _compressor(value: Compressor | str | None) -> Compressor:
