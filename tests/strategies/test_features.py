@@ -40,20 +40,37 @@ def _launch(configuration, tmp_path, deadline_s, is_full):
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(230)
+@pytest.mark.timeout(630)
 @pytest.mark.parametrize(
     "configuration",
     [*features.CONFIGURATIONS, features.ALONE],
     ids=lambda configuration: configuration.name,
 )
 def test_features_hold(configuration, tmp_path):
-    _launch(configuration, tmp_path, 200.0, is_full=False)
+    _launch(configuration, tmp_path, 600.0, is_full=False)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(930)
+@pytest.mark.timeout(1530)
 @pytest.mark.parametrize(
     "configuration", features.CONFIGURATIONS, ids=lambda configuration: configuration.name
 )
 def test_all_features_hold_everywhere(configuration, tmp_path):
-    _launch(configuration, tmp_path, 900.0, is_full=True)
+    _launch(configuration, tmp_path, 1500.0, is_full=True)
+
+
+def test_the_quick_cover_meets_each_feature_twice():
+    everything = features.everything()
+    met = {name: [] for name in everything}
+    for configuration in (*features.CONFIGURATIONS, features.ALONE):
+        for feature in features.cover(configuration):
+            met[feature.name].append(configuration)
+    for name, feature in everything.items():
+        configurations = met[name]
+        if feature.is_alone:
+            assert configurations == [features.ALONE], name
+            continue
+        assert len(configurations) == 2, name
+        if not feature.is_exact:
+            assert {one.strategy for one in configurations} == {"CompressedRing", "HierarchicalPS"}
+            assert {one.is_exact for one in configurations} == {True, False}, name

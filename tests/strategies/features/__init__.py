@@ -26,6 +26,7 @@ _MODULES = (
     "precision",
     "saving",
     "callbacks",
+    "ours",
     "single",
 )
 

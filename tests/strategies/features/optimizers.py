@@ -62,8 +62,6 @@ def optimizer(job: Job, parameter):
 
 @feature(each=_OPTIONS)
 def optimizer_option(job: Job, parameter):
-    if parameter == "loss_scale" and job.has_uplink:
-        return  # refused: see `mixed_float16`
     build = _build(_OPTIONS[parameter], run_eagerly=True)
     compare(job, build, linear(job, 3))
 

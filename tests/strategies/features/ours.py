@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tf_hips adds to Keras: shards, warm-up, resuming at the step."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.strategies import training
+from tests.strategies.features import feature
+from tests.strategies.features.job import BATCH, Job, close
+from tests.strategies.features.models import build_mlp, compare, linear
+from tf_hips import callbacks
+from tf_hips.strategies.sharding import gather, shard
+
+
+def _build(make=lambda: keras.optimizers.SGD(0.1)):
+    return build_mlp(make(), run_eagerly=True)
+
+
+@feature()
+def shard_trains_as_one_process(job: Job):
+    arrays = linear(job, 3)
+
+    def feed(strategy, own):
+        return {"x": shard(arrays, BATCH, shuffle=False, strategy=strategy)}
+
+    compare(job, _build, arrays, feed=feed)
+
+
+@feature()
+def shard_and_gather_drop_nothing(job: Job):
+    x, y = linear(job, 2)
+    rows = 2 * BATCH * job.size - 5
+    x, y = x[:rows], y[:rows]
+    strategy = job.strategy()
+    model = job.make(_build, strategy)
+    options = {"shuffle": False, "drop_remainder": False, "strategy": strategy}
+    told = model.evaluate(shard((x, y), BATCH, **options), verbose=0, return_dict=True)
+    out = gather(model.predict(shard(x, BATCH, **options), verbose=0), strategy=strategy)
+    np.testing.assert_allclose(out, model(x), rtol=1e-5, atol=1e-6)
+    close(job.equal(told), {"loss": np.mean((out - y) ** 2), "mae": np.mean(np.abs(out - y))})
+
+
+@feature()
+def learning_rate_warmup(job: Job):
+    rates = []
+
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate.numpy()))
+
+    model = job.make(_build)
+    warmup = callbacks.LearningRateWarmup(warmup_epochs=1)
+    model.fit(
+        *job.shard(linear(job, 4)),
+        batch_size=BATCH,
+        epochs=2,
+        callbacks=[warmup, Rates()],
+        verbose=0,
+    )
+    # From a rate for one worker, to that for two.
+    ramp = [0.05 * (1 + step / 4) for step in (1, 2, 3, 4)]
+    close([job.equal(rates)], [[*ramp, *4 * [0.1]]])
+    job.assert_replicas(model)
+
+
+class Stop(Exception):
+    """Ends a training in the middle of an epoch."""
+
+
+@feature()
+def resume_at_the_step(job: Job):
+    """Stopped in the middle of the second epoch, taken up at its third step."""
+    rows = job.shard(linear(job, 4))
+    steps = []
+
+    class Steps(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if model.stops and steps == [0, 1, 2, 3, 0, 1, 2]:
+                raise Stop
+            steps.append(batch)
+
+    def fit(stops):
+        model.stops = stops
+        steps.clear()
+        backup = callbacks.BackupAndRestore(job.folder / "backup", save_freq=3)
+        return model.fit(
+            *rows,
+            batch_size=BATCH,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+            callbacks=[backup, Steps()],
+        ).history
+
+    def build():
+        return _build(lambda: keras.optimizers.Adam(0.05))
+
+    model = job.make(build)
+    expected, weights = fit(stops=False), training.values(model)
+    model = job.make(build)
+    with pytest.raises(Stop):
+        fit(stops=True)
+    model = job.make(build)
+    history = fit(stops=False)
+    assert job.equal(steps) == [2, 3]
+    job.assert_replicas(model)
+    job.equal(history)
+    if job.is_exact or not job.has_uplink:
+        # A server's residuals are not in the backup: resuming a compressed uplink is not exact.
+        assert history == expected
+        for mine, theirs in zip(training.values(model), weights, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@feature()
+def sparse_gradients(job: Job):
+    """A table so large that its gradient's rows travel, where nothing is compressed."""
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((3,), dtype="int32"),
+                keras.layers.Embedding(3000, 8),
+                keras.layers.Flatten(),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
+        return model
+
+    generator = np.random.default_rng(6)
+    x = generator.integers(0, 3000, (3 * BATCH * job.size, 3)).astype(np.int32)
+    x[:, 0] = 7  # a row that all ranks have
+    compare(job, build, [x, x[:, 1:2] / np.float32(3000.0)], rtol=1e-4, atol=1e-5)
+
+
+@feature()
+def fine_tuning(job: Job):
+    """Compiled again with a layer frozen: another list of gradients."""
+    strategy = job.strategy()
+    model = job.make(_build, strategy)
+    rows = job.shard(linear(job, 2))
+    model.fit(*rows, batch_size=BATCH, verbose=0)
+    frozen = [value.tobytes() for value in model.layers[0].get_weights()]
+    with strategy.scope():
+        model.layers[0].trainable = False
+        model.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=True)
+    if job.has_uplink:
+        with pytest.raises(ValueError, match="one model with one optimizer"):
+            model.fit(*rows, batch_size=BATCH, verbose=0)
+        return
+    model.fit(*rows, batch_size=BATCH, verbose=0)
+    job.assert_replicas(model)
+    assert [value.tobytes() for value in model.layers[0].get_weights()] == frozen
