@@ -192,10 +192,13 @@ class Run:
         return self._begin(child, call)
 
     def _begin(self, child: int, call) -> concurrent.futures.Future:
+        before = self.session._waiting._newest.get(child)
         future = self.pool.submit(call)
         end = time.monotonic() + DEADLINE_S
         with self.session.changed:  # nobody is told that a call begins to wait
-            while not future.done() and child not in self.session._waiting._newest:
+            while not future.done() and (
+                self.session._waiting._newest.get(child) in (None, before)
+            ):
                 assert time.monotonic() < end
                 self.session.changed.wait(0.01)
         return future
@@ -286,30 +289,39 @@ def test_waits_that_do_not_cross_are_left_alone(make_run) -> None:
     assert [future.result(DEADLINE_S) for future in futures] == 4 * [[b"0", b"1", b"2"]]
     # An old call of a lost connection waits for a round, while its child is in a gather already:
     # the newer call is what the child does.
+    older = run.caller(0)
     old = run.round(1)
     for child in (1, 0):
         futures.append(run.gather(child, 1))
+    assert run.session.ended is None
+    # Nor may one come back to waiting that began before.
+    store = run.session.begin_round(older, 0)
+    stale = run.pool.submit(run.session.wait_results, older, store, 0, 0, lambda: False, 0)
+    end = time.monotonic() + DEADLINE_S
+    while run.session._waiting._num_calls < 4:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert run.session._waiting._newest[0][1].what == "exact value 1 (`x`)"
     assert run.session.ended is None
     futures.append(run.gather(2, 1))
     assert futures[-1].result(DEADLINE_S) == [b"0", b"1", b"2"]
     # And what is there already keeps nobody, even before it has noticed.
     assert not old.done()
+    assert not stale.done()
 
 
 def test_a_call_that_is_ready_but_asleep_waits_for_nobody(make_run) -> None:
     run = make_run()
-    run.agree()
-    future = run.gather(0, 0)
-    with run.session.changed:  # child 1's answer is there before child 0's call wakes
-        begun = run.session.begin_gather(run.caller(1), 0)
-        upload(begun, "x", b"1")
-        run.session.wait_gather(run.caller(1), 0, begun)
-        caller = run.caller(1, patience_s=0.1)
-        store = run.session.begin_round(caller, 0)
-        run.session._waiting._newest[0][1].is_ready()
-        with pytest.raises(PeerError, match="these have not delivered"):
-            run.session.wait_results(caller, store, 0, 0, lambda: False, 0)
-    assert future.result(DEADLINE_S) == [b"0", b"1"]
+    future = run._begin(1, lambda: run.session.begin_sync(run.caller(1), ["<f4[1]"], 4))
+    with run.session.changed:  # what child 1 waits for is there before its call wakes
+        run.session.begin_sync(run.caller(0), ["<f4[1]"], 4)
+        caller = run.caller(0, patience_s=0.1)
+        begun = run.session.begin_gather(caller, 0)
+        upload(begun, "x", b"0")
+        with pytest.raises(PeerError, match="these have not sent their values of `x`: `b`"):
+            run.session.wait_gather(caller, 0, begun)
+    assert future.result(DEADLINE_S) == 0
+    assert run.session.ended is None
 
 
 def test_a_party_that_has_left_is_not_waited_for(make_run) -> None:

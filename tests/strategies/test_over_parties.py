@@ -304,6 +304,12 @@ def test_exact_values_are_those_of_all_workers_of_all_parties(tmp_path):
             assert numbers == list(range(len(numbers)))
             assert len(numbers) >= 5
 
+    # That `fit` failed, and was caught, was told to the server.
+    events = log.read_events(tmp_path / "server-apart")
+    failed = [event for event in events if event["event"] == "failed"]
+    assert {event["child_site"] for event in failed} == set(SITES)
+    assert all(event["text"].startswith("ValueError: All workers") for event in failed)
+
     said = [(tmp_path / f"crossed-{worker}").read_text() for worker in range(3)]
     for text in said:
         assert text.startswith("ProtocolError: ")
