@@ -146,11 +146,15 @@ class GradientSum:
             self._prepared(value, position, optimizer, step)
             for position, value in enumerate(values)
         ]
-        own = self._checked(own, step, self._complain)
+        # What is not finite stays so in an exact sum, where all workers see it at once; a codec
+        # would hide it.
+        is_late = self._nonfinite == "raise" and not (self._is_alone or self._only_float32)
+        if not is_late:
+            own = self._checked(own, step, self._complain)
         sums = list(own) if self._is_alone else self._summed(own, optimizer, step)
-        if self._nonfinite == "raise":
+        if self._nonfinite == "raise" and not self._is_alone:
             # Finite gradients can overflow when they are added, to each other or to a residual.
-            sums = self._checked(sums, step, self._complain_sum)
+            sums = self._checked(sums, step, self._complain_sum, own if is_late else [])
         with tf.control_dependencies([_values(total) for total in sums]):
             counted = self.step.assign_add(1, read_value=True)
         with tf.control_dependencies([counted]):
@@ -161,6 +165,8 @@ class GradientSum:
 
     def in_turn(self, turns: Turns, values: Sequence[Summable], optimizer: Any) -> list[Summable]:
         """What a call returns, in a turn of its own."""
+        if self._is_alone:
+            return self(values, optimizer)  # without collectives there is nothing to wait for
         sums: list[Summable] = []
 
         def compute(turn: tf.Tensor) -> list[tf.Tensor]:
@@ -191,6 +197,8 @@ class GradientSum:
                     opaque(value.indices, step),
                     tf.constant(gradient.shape, tf.int64),
                 )
+        if self._is_alone:
+            return tf.convert_to_tensor(value)
         vector = opaque(tf.ensure_shape(tf.convert_to_tensor(value), gradient.shape), step)
         # Half types are widened for exactness; Horovod's Gloo sums them one rounding per rank.
         keep = gradient.dtype == tf.float64 and (position in self._apart or not self._only_float32)
@@ -215,6 +223,8 @@ class GradientSum:
 
     def _finished(self, total: Summable, gradient: Gradient) -> Summable:
         if not isinstance(total, tf.IndexedSlices):
+            if self._is_alone:
+                return tf.identity(total)
             return tf.cast(tf.reshape(total, gradient.shape), gradient.dtype)
         if self._is_alone and self._nonfinite == "propagate":
             return total
@@ -223,8 +233,13 @@ class GradientSum:
         )
 
     def _checked(
-        self, gradients: list[Summable], step: tf.Tensor, complain: Callable[..., np.int64]
+        self,
+        gradients: list[Summable],
+        step: tf.Tensor,
+        complain: Callable[..., np.int64],
+        own: Sequence[Summable] = (),
     ) -> list[Summable]:
+        """`gradients`, after a look at them; `own` are to blame before them, where they are bad."""
         if self._nonfinite == "propagate" or not gradients:
             return gradients
         values = [_values(one) for one in gradients]
@@ -233,17 +248,23 @@ class GradientSum:
                 tf.where(tf.math.is_finite(value), value, tf.zeros_like(value)) for value in values
             ]
         else:
-            flags = tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values])
-            passed = tf.cond(
-                tf.reduce_all(flags),
-                lambda: tf.constant(0, tf.int64),
-                lambda: tf.numpy_function(complain, [flags, step], tf.int64),
-            )
+
+            def look_closely() -> tf.Tensor:
+                blamed = []
+                if own:
+                    flags = _flags([_values(one) for one in own])
+                    blamed = [tf.numpy_function(self._complain, [flags, step], tf.int64)]
+                with tf.control_dependencies(blamed):
+                    return tf.numpy_function(complain, [_flags(values), step], tf.int64)
+
+            passed = tf.cond(_looks_finite(values), lambda: tf.constant(0, tf.int64), look_closely)
             with tf.control_dependencies([passed]):
                 finite = [tf.identity(value) for value in values]
         return [_with_values(one, value) for one, value in zip(gradients, finite, strict=True)]
 
     def _raise_nonfinite(self, whose: str, flags: np.ndarray, step: np.int64) -> np.int64:
+        if flags.all():
+            return np.int64(0)  # they are finite, only their sum is not
         position = int(np.argmin(flags))
         gradient = self.gradients[position]
         others = int(np.sum(~flags)) - 1
@@ -276,6 +297,21 @@ def _stays_sparse(value: tf.IndexedSlices, gradient: Gradient, optimizer: Any) -
     if is_additive(optimizer):
         return not is_small(gradient.shape, gradient.dtype)
     return depends_on_data(value.indices)
+
+
+def _looks_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """False if any of `values` is not finite, and for huge ones whose sum overflows.
+
+    A sum is one pass, and with all its parts finite it nearly always is; asking each element and
+    joining the answers costs several times as much, in every step.
+    """
+    sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in values]
+    return tf.math.is_finite(tf.add_n(sums))
+
+
+def _flags(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Which of `values` are finite, exactly."""
+    return tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
 
 def _parts(gradient: Summable) -> list[tf.Tensor]:

@@ -144,7 +144,9 @@ def opaque(value: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     if inputs is not None:
         inputs.append(value)
     size = value.shape.num_elements()
-    length = tf.size(value, tf.int64) if size is None else size
-    vector = tf.reshape(value, tf.reshape(length + tf.minimum(number, 0), [1]))
+    begin = tf.reshape(tf.minimum(number, 0), [1])
+    # A slice of the whole is not copied. A reshape to a shape that is not known would not do:
+    # TensorFlow computes that of constants all the same.
+    vector = tf.slice(tf.reshape(value, [-1]), begin, [-1 if size is None else size])
     vector.set_shape([size])
     return vector
