@@ -22,12 +22,17 @@ _HOMES = {
     "Compressor": "tf_hips.ops",
     "error_feedback": "tf_hips.ops",
     "fingerprint": "tf_hips.strategies",
+    "gather": "tf_hips.strategies",
     "local": "tf_hips.strategies",
     "onebit": "tf_hips.ops",
+    "set_epoch": "tf_hips.strategies",
+    "shard": "tf_hips.strategies",
     "terngrad": "tf_hips.ops",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+_PACKAGES = ("callbacks",)
+
+__all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 
 
 if "TF_HIPS_CONFIG" in os.environ:  # a worker of the launcher's, one of many
@@ -39,6 +44,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
+    if name in _PACKAGES:
+        return importlib.import_module(f"tf_hips.{name}")
     raise AttributeError(f"module 'tf_hips' has no attribute {name!r}")
 
 

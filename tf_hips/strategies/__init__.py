@@ -10,5 +10,14 @@ from tf_hips.strategies.hierarchical_ps import HierarchicalPS
 from tf_hips.strategies.hooks import local
 from tf_hips.strategies.replicas import fingerprint
 from tf_hips.strategies.ring import CompressedRing
+from tf_hips.strategies.sharding import gather, set_epoch, shard
 
-__all__ = ["CompressedRing", "HierarchicalPS", "fingerprint", "local"]
+__all__ = [
+    "CompressedRing",
+    "HierarchicalPS",
+    "fingerprint",
+    "gather",
+    "local",
+    "set_epoch",
+    "shard",
+]
