@@ -89,10 +89,14 @@ def batches(
     def gather(rows: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
 
+    # What rewrites a dataset for an iterator makes a copy of the arrays.
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
     return (
         position.passes(rows_of)
         .map(gather, num_parallel_calls=_PARALLEL, deterministic=True)
         .apply(tf.data.experimental.assert_cardinality(num_whole + bool(rest)))
+        .with_options(options)
         .prefetch(_AHEAD)
     )
 

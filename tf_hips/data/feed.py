@@ -2,9 +2,11 @@
 """What one `fit` iterates: a dataset, sharded by tf_hips or not, that can begin at any step.
 
 Where a run is taken up again, the steps before are computed and thrown away; a pipeline with random
-state goes on as if it had never been interrupted. Keras asks the dataset that the user gave for its
-length and iterates this one. It must be told to end the rest of an epoch: were it to find the data
-at their end, it would take what is left for the length of all epochs.
+state goes on as if it had never been interrupted.
+
+Keras asks the dataset that the user gave for its length, and iterates this one. Who begins in the
+middle of an epoch must also see to it that Keras takes only the steps that are left: were it to
+find the data at their end, it could take these for the length of all epochs.
 """
 
 import tensorflow as tf
@@ -71,16 +73,13 @@ class Feed:
         # Options of a dataset that comes in through a function would be lost.
         self.dataset = beginning.flat_map(dataset.skip).with_options(dataset.options())
 
-    def begin(self, epoch: int, first_step: int = 0) -> int | None:
+    def begin(self, epoch: int, first_step: int = 0) -> None:
         """Says what comes next; called when an epoch begins, before its first batch is taken.
 
         Args:
             epoch: Keras' number of the epoch; the first one may be later than `initial_epoch`,
                 where a run is taken up again.
             first_step: steps of that epoch that were made before.
-
-        Returns:
-            The number of steps after which this epoch must be ended; None where Keras ends it.
 
         Raises:
             ValueError: the data cannot begin there.
@@ -94,16 +93,6 @@ class Feed:
         self._has_begun = True
         for position in self._positions:
             position.next_of_fit = number + 1
-        if not first_step:
-            return None
-        steps = self._steps_per_epoch or self._length
-        if steps is None:
-            raise ValueError(
-                "A run that is taken up again in the middle of an epoch needs data of known "
-                "length: use `tf.data.experimental.assert_cardinality`. Received: "
-                f"first_step={first_step}, a dataset of unknown length"
-            )
-        return steps - first_step
 
     def _begin_pass(self, number: int, skipped: int) -> None:
         for position in self._positions:
