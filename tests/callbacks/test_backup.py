@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.tf, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.timeout(180)]
 
 STEPS = 6  # of an epoch
 
@@ -181,11 +181,11 @@ def test_a_crash_at_any_moment_of_a_backup_leaves_the_one_before(tmp_path, monke
         (BackupFolder, "prune"),
         (shutil, "rmtree"),
     ]
-    expected = build()
+    expected = build(optimizer="sgd")
     history = train(expected, [], epochs=1)
     for number, (owner, name) in enumerate(places):
         directory = tmp_path / str(number)
-        model = build()
+        model = build(optimizer="sgd")
         _, used = callbacks(directory, save_freq=1)
         backup = used[0]
         real = getattr(owner, name)
@@ -201,7 +201,7 @@ def test_a_crash_at_any_moment_of_a_backup_leaves_the_one_before(tmp_path, monke
                 train(model, [backup], epochs=1)
         whole = sorted(path.name for path in directory.glob("0*"))
         assert "00000002-epoch-0-step-2" in whole, (name, whole)
-        resumed = build()
+        resumed = build(optimizer="sgd")
         _, used = callbacks(directory, save_freq=3, delete_checkpoint=False)
         assert train(resumed, [used[0]], epochs=1) == history, name
         assert_same(expected, None, resumed, None)

@@ -354,7 +354,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         shared, own = _parts(self._entries(meta, metrics=False), meta)
         self._peers.together(lambda: self._read(backup, shared, own))
         self._peers.together(lambda: self._read_state(backup))
-        everyone = self._peers.gather_from_all(snapshot.digests(shared), "what was restored")
+        # Statistics and accumulated gradients are each worker's own.
+        trained = [entry for entry in shared if entry.role == "weight" and entry.variable.trainable]
+        everyone = self._peers.gather_from_all(snapshot.digest(trained), "what was restored")
         if any(one != everyone[0] for one in everyone):
             odd = [number for number, one in enumerate(everyone) if one != everyone[0]]
             raise ValueError(

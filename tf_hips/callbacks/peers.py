@@ -30,7 +30,9 @@ class Peers:
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks of the party, in rank order."""
-        return [value] if self.strategy is None else primitives.gather_objects(value)
+        if self.strategy is None:
+            return [value]
+        return primitives.gather_objects(value, "what BackupAndRestore does")
 
     def gather_from_all(self, value: Any, label: str) -> list[Any]:
         """JSON values of all workers of all parties."""

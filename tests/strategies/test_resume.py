@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run with compression that is stopped and goes on in new processes is the same bit for bit:
+weights, slots, residuals, noise, History; and what is refused.
+"""
+
+import contextlib
+import shutil
+
+import pytest
+
+from tests.strategies.test_hierarchical_ps import party_environments, serving, write_configs
+from tests.support.ranks import run_parties
+
+pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.ranks(2), pytest.mark.timeout(400)]
+
+STEPS, BATCH = 6, 4
+CASES = {
+    "onebit": {"compression": "error_feedback(onebit)", "save_freq": 4, "steps_per_execution": 1},
+    "terngrad": {
+        "compression": "error_feedback(terngrad(bitwidth=2))",
+        "save_freq": 2,
+        "steps_per_execution": 2,
+    },
+    "parties": {"save_freq": 2},
+}
+RING = ("onebit", "terngrad")
+
+
+class Stop(Exception):
+    """Raised on all ranks in the middle of an epoch."""
+
+
+def ring(case):
+    import tf_hips
+
+    return tf_hips.CompressedRing(compression=CASES[case]["compression"])
+
+
+def make(strategy, steps_per_execution=1, dropout=0.5, width=8):
+    import keras
+
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(width, activation="tanh"),
+                # Its statistics differ between ranks in the middle of an epoch.
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(dropout),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            "mse",
+            metrics=["mae"],
+            steps_per_execution=steps_per_execution,
+        )
+    return model
+
+
+def fit(model, case, folder=None, stop_at=None, **options):
+    """Two epochs of this rank's rows; returns History and the steps that were made."""
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.callbacks import BackupAndRestore, LearningRateWarmup
+    from tf_hips.data import shard
+
+    steps = []
+
+    class Stopping(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if (self.epoch, batch) == stop_at:
+                raise Stop
+            steps.append([self.epoch, batch])
+
+    rank, size = model.distribute_strategy.global_rank, 2
+    rows = training.data(STEPS * BATCH * size)
+    if case == "onebit":
+        # Shuffled, and still the same after a restart.
+        rows = {"x": shard(rows, BATCH, group=rank, groups=size, seed=3)}
+    else:
+        x, y = training.shard(rows, rank, size, BATCH)
+        rows = {"x": x, "y": y, "batch_size": BATCH}
+    backup = []
+    if folder is not None:
+        backup = [BackupAndRestore(folder / case, CASES[case]["save_freq"], **options)]
+    used = [*backup, LearningRateWarmup(warmup_epochs=1), Stopping()]
+    history = model.fit(**rows, epochs=2, shuffle=False, verbose=0, callbacks=used)
+    return history.history, steps
+
+
+def bits(strategy, model):
+    """Everything that must be equal, as text; differs per rank."""
+    import numpy as np
+
+    values = [*model.variables, *model.optimizer.variables, *strategy.state.variables]
+    return [np.asarray(value).tobytes().hex() for value in values]
+
+
+def _train(folder):
+    import gc
+    import json
+
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+
+    rank = primitives.rank()
+    for case in RING:
+        together = CASES[case]["steps_per_execution"]
+        strategy = ring(case)
+        model = make(strategy, together)
+        history, _ = fit(model, case)
+        expected = {"history": history, "bits": bits(strategy, model)}
+        (folder / f"{case}-{rank}.json").write_text(json.dumps(expected))
+        # The residuals go with the model.
+        names = {name for name in vars(strategy.state.gradients0) if not name.startswith("_")}
+        assert names >= {"step", "residual_0", "residual_5"}
+        assert any(name.startswith("owner_residual") for name in names)
+        del model
+        gc.collect()
+        assert not strategy.state.variables, strategy.state.variables
+        assert not [name for name in vars(strategy.state) if name.startswith("gradients")]
+
+        strategy = ring(case)
+        model = make(strategy, together)
+        with pytest.raises(Stop):
+            fit(model, case, folder, stop_at=(1, 4))
+        # What differs per rank: residuals; statistics, in the middle of an epoch.
+        everyone = primitives.gather_objects(bits(strategy, model))
+        assert everyone[0] != everyone[1]
+
+    # The same with tf.train.Checkpoint, between two calls of `fit`.
+    strategy = ring("onebit")
+    model = make(strategy, dropout=0.0)
+    fit(model, "terngrad")
+    checkpoint = tf.train.Checkpoint(
+        model=model, optimizer=model.optimizer, strategy=strategy.state
+    )
+    checkpoint.write(str(folder / f"checkpoint-{rank}"))
+    fit(model, "terngrad")
+    (folder / f"checkpoint-{rank}.json").write_text(json.dumps(bits(strategy, model)))
+
+
+def _go_on(folder):
+    import json
+
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+
+    rank = primitives.rank()
+    names = {path.name for path in (folder / "onebit").iterdir()}
+    assert names == {"00000001-epoch-0-step-4", "00000002-epoch-1-step-2"}
+    assert not (folder / "onebit" / "00000002-epoch-1-step-2" / "rank-2.json").exists()
+
+    # Another run is refused on all ranks, and nothing is lost by trying.
+    model = make(ring("terngrad"))
+    with pytest.raises(ValueError, match=r"compression is .*terngrad.* and was .*onebit"):
+        fit(model, "onebit", folder)
+    model = make(ring("onebit"), width=9)
+    with pytest.raises(ValueError, match=r"variable 0 is weight float32\[6, 9\], and .*\[6, 8\]"):
+        fit(model, "onebit", folder)
+    # One rank that cannot read tells the others.
+    model = make(ring("onebit"))
+    meta = folder / "onebit" / "00000002-epoch-1-step-2" / f"rank-{rank}.index"
+    if rank == 1:
+        meta.rename(meta.with_suffix(".away"))
+    with pytest.raises((OSError, tf.errors.OpError)) as caught:
+        fit(model, "onebit", folder)
+    assert rank == 1 or "Rank 1 failed" in str(caught.value)
+    if rank == 1:
+        meta.with_suffix(".away").rename(meta)
+
+    for case in RING:
+        strategy = ring(case)
+        model = make(strategy, CASES[case]["steps_per_execution"])
+        history, steps = fit(model, case, folder)
+        expected = json.loads((folder / f"{case}-{rank}.json").read_text())
+        assert steps[0] == ([1, 2] if case == "onebit" else [1, 4])
+        assert history == expected["history"]
+        assert bits(strategy, model) == expected["bits"]
+        assert not (folder / case).exists()
+
+    # Restored before the first step, and into what is there already.
+    strategy = ring("onebit")
+    model = make(strategy, dropout=0.0)
+    checkpoint = tf.train.Checkpoint(
+        model=model, optimizer=model.optimizer, strategy=strategy.state
+    )
+    expected = json.loads((folder / f"checkpoint-{rank}.json").read_text())
+    for _ in range(2):
+        status = checkpoint.read(str(folder / f"checkpoint-{rank}"))
+        fit(model, "terngrad")
+        status.assert_consumed()
+        assert bits(strategy, model) == expected
+    with pytest.raises(ProtocolError, match=r"rank is \d and was \d when the state was saved"):
+        checkpoint.read(str(folder / f"checkpoint-{1 - rank}"))
+
+
+def _parties(folder):
+    import shutil
+
+    from tests.strategies.test_hierarchical_ps import SITES, _configs
+    from tf_hips import CompressedRing, HierarchicalPS
+
+    # The residuals of two ranks cannot go on in one.
+    with pytest.raises(ValueError, match="number of ranks is 1 and was 2"):
+        fit(make(ring("onebit")), "onebit", folder / "of two")
+    with pytest.raises(ValueError, match="compression is None and was error_feedback"):
+        fit(make(CompressedRing()), "onebit", folder / "of two")
+
+    whole, stopped, resumed = _configs()
+    place = folder / whole.uplink.site
+    strategy = HierarchicalPS(config=whole)
+    model = make(strategy)
+    expected = fit(model, "parties")[0], bits(strategy, model)
+    strategy.close()
+
+    strategy = HierarchicalPS(config=stopped)
+    model = make(strategy)
+    with pytest.raises(Stop):
+        fit(model, "parties", place, stop_at=(1, 4))
+    strategy.close("stopped by the test")
+    if whole.uplink.site == SITES[0]:  # as if this party had been stopped a moment earlier
+        shutil.rmtree(place / "parties" / "00000005-epoch-1-step-4")
+
+    # A new run of a new server: rounds are counted from 0 again.
+    strategy = HierarchicalPS(config=resumed)
+    model = make(strategy)
+    history, steps = fit(model, "parties", place)
+    assert steps[0] == [1, 2]
+    assert (history, bits(strategy, model)) == expected
+    strategy.close()
+
+
+def test_a_stopped_run_goes_on_in_new_processes(tmp_path):
+    run_parties(_train, {"folder": tmp_path}, [2], deadline_s=100)
+    shutil.copytree(tmp_path / "onebit", tmp_path / "of two" / "onebit")
+    run_parties(_go_on, {"folder": tmp_path}, [2], deadline_s=100)
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for run in ("whole", "stopped", "resumed"):
+            server = stack.enter_context(serving(run))
+            runs.append(write_configs(tmp_path, run, f"127.0.0.1:{server.port}"))
+        environments = party_environments(*runs)
+        run_parties(_parties, {"folder": tmp_path}, [1, 1], environments, deadline_s=100)
