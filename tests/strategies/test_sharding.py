@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf_hips.shard` and `tf_hips.gather` on two ranks: training equals one process on the joined
-batch, nothing is dropped in evaluation, predictions come back in order.
+"""`tf_hips.shard` and `tf_hips.gather` on real ranks.
+
+Training equals one process on the joined batch, nothing is dropped in evaluation, predictions come
+back in order; in a party and over parties.
 """
 
 import pytest
 
-from tests.support.ranks import ranks
+from tests.strategies.test_hierarchical_ps import (
+    _configs,
+    party_environments,
+    serving,
+    write_configs,
+)
+from tests.support.ranks import ranks, run_parties
 
 pytestmark = pytest.mark.tf
 
@@ -123,3 +131,43 @@ def test_two_ranks_share_rows():
         shard(x, 8)
     with other.scope():
         assert firsts(shard(x, 8).map(lambda batch: batch * 2.0)) == first
+
+
+def _share_over_parties():
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips import data
+    from tf_hips.strategies import HierarchicalPS
+    from tf_hips.strategies.sharding import gather, shard
+
+    [config] = _configs()
+    strategy = HierarchicalPS(config=config)
+    worker, workers = strategy.sample_group()
+    assert workers == 3
+    rows = np.arange(20.0, dtype=np.float32)
+    batches = [batch.numpy().tolist() for batch in shard(rows, 3)]
+    alone = data.shard(rows, 9, group=0, groups=1, seed=7)
+    assert batches == [batch.numpy()[worker::3].tolist() for batch in alone]
+    own = shard((rows, tf.constant(rows > 4)), 4, shuffle=False, drop_remainder=False)
+    parts = [np.concatenate(part) for part in zip(*own.as_numpy_iterator(), strict=True)]
+    assert len(parts[0]) == [7, 7, 6][worker]
+    values, flags = gather(tuple(parts))
+    assert values.tolist() == rows.tolist()
+    assert flags.tolist() == (rows > 4).tolist()
+    strange = np.array([-0.0, np.nan, 1e-45], np.float32)
+    assert gather(strange[worker::3]).tobytes() == strange.tobytes()
+    with pytest.raises(
+        ValueError, match=r"worker 0: .*\[1\]; worker 1: .*\[2\]; worker 2: .*\[3\]"
+    ):
+        gather(rows[: worker + 1])
+    strategy.close()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(200)
+def test_workers_of_two_parties_share_rows(tmp_path):
+    with serving("rows") as server:
+        paths = write_configs(tmp_path, "rows", f"127.0.0.1:{server.port}")
+        environments = party_environments(paths)
+        run_parties(_share_over_parties, {}, [2, 1], environments, deadline_s=150)
