@@ -22,7 +22,7 @@ def fit(callbacks, *, rate=0.8, epochs=4, initial_epoch=0, **options):
 
     before = []
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(rate), "mse", **options)
+    model.compile(keras.optimizers.SGD(rate), "mse", run_eagerly=True, **options)
     rows = np.ones([10, 2], np.float32), np.ones([10, 1], np.float32)
     history = model.fit(
         *rows,
