@@ -127,7 +127,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         # Keras does not reset it: the next `fit` of this model would begin here.
         self.model._initial_epoch = self._outer_epoch
-        resuming.set_epoch(self.model, epoch)
+        if self._peers.strategy is None:
+            resuming.set_epoch(self.model, epoch)  # a strategy tells its data itself
         if backup.step:
             self._last_step = backup.step
             resuming.leave_out(

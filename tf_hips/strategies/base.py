@@ -463,6 +463,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         return self._experimental_distribute_dataset(dataset_fn(context), options)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        dataset = self._container_strategy()._fitting.fed(dataset)
         if dataset.options().autotune.enabled is None:
             # TensorFlow 2.21 can lose the signal that ends tf.data's tuning thread: it is sent
             # before the flag that it announces is set. Destroying an iterator, as Keras does in

@@ -71,6 +71,24 @@ class Beginning:
             trained = _unique(model.trainable_variables)
         self._make_equal(variables, trained, optimizer, advice="", is_collective=False)
 
+    def of_evaluation(self, model: keras.Model) -> bool:
+        """Makes the weights of a model that has not been trained equal in the party.
+
+        It is no beginning: what the weights are when training begins, all begin with.
+
+        Args:
+            model: a built Keras model.
+
+        Returns:
+            Whether the parties may still have different ones.
+        """
+        weights = [variable for variable in _unique(model.weights) if _is_ready(variable)]
+        if all(_holds(self._equal, weight) for weight in weights):
+            return False
+        check_equal_shapes(weights)
+        synchronise(weights)
+        return self.first_sync is not None
+
     def of_loop(
         self,
         occasion: Hashable,
@@ -93,6 +111,9 @@ class Beginning:
         gc.collect()  # what is gone on one rank must be gone on all
         known = [reference() for reference in self._known.values()]
         alive = [variable for variable in known if variable is not None]
+        if occasion == "run" and self.first_sync is not None:
+            # An eager step is going to compute gradients with these; a lazy model has none yet.
+            trained = _unique(one for one in alive if one.trainable and _is_ready(one)) or None
         owned = [*(trained or []), *getattr(optimizer, "variables", []), *alive]
         variables = [variable for variable in _unique(owned) if _is_ready(variable)]
         self._make_equal(variables, trained, optimizer, advice=_ADVICE, is_collective=True)

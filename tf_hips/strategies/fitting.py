@@ -20,7 +20,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips.callbacks import first_step
 from tf_hips.comm import primitives, watchdog
+from tf_hips.data import Feed, positions_of
+from tf_hips.errors import ProtocolError
 from tf_hips.strategies import hooks, logs
 from tf_hips.strategies.failures import Failures
 
@@ -43,6 +46,7 @@ class Fitting:
         self._strategy = strategy
         self._failures = failures
         self._running: list[str] = []
+        self._awaiting: _Closing | None = None  # a `fit` whose data have not come yet
 
     def may_write(self) -> bool:
         """Whether this process is the one that saves models: rank 0 of its party."""
@@ -62,7 +66,8 @@ class Fitting:
         """Trains with callbacks that fit many ranks."""
         arguments = _named(method, args, kwargs)
         _check(model, self._strategy)
-        closing = _Closing(self._strategy, arguments)
+        closing = _Closing(self._strategy, arguments, model.steps_per_execution)
+        self._awaiting = closing
         callbacks = arguments.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
             closing.set_model(model)
@@ -103,6 +108,33 @@ class Fitting:
         if self._running[-1] == "fit" and not self._strategy._is_alone():
             self.average_statistics(model)
         return self._over_replicas(model, _named(method, args, kwargs)["logs"], method)
+
+    def built(self, model: keras.Model) -> None:
+        """Before training, an evaluation is that of one model: the first rank's.
+
+        Raises:
+            ProtocolError: the parties have different weights, on all ranks.
+        """
+        is_evaluation = self._running in (["evaluate"], ["test_on_batch"])
+        if not is_evaluation or hooks.is_local() or self._strategy._is_alone():
+            return
+        if self._strategy._beginning.of_evaluation(model):
+            own = logs.digests(model.weights)
+            everyone = self._strategy._gather_objects(own, "weights before training")
+            if any(one != own for one in everyone):
+                raise ProtocolError(
+                    f"All parties must evaluate the same weights of `{model.name}`. Received: "
+                    "different ones. They are made equal when training begins; before that, load "
+                    "them on all workers, or call `keras.utils.set_random_seed` with the same seed "
+                    "before the model is built."
+                )
+
+    def fed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """What is iterated for a dataset of Keras': shards in `fit` are told which epoch it is."""
+        closing, self._awaiting = self._awaiting, None
+        if closing is None or not positions_of(dataset):
+            return dataset
+        return closing.feed(dataset)
 
     def average_statistics(self, model: keras.Model) -> int:
         """Averages BatchNormalization's statistics over all workers; see `logs`."""
@@ -152,6 +184,7 @@ class Fitting:
             raise
         finally:
             self._running.pop()
+            self._awaiting = None
 
     def _for_this_rank(self, callbacks: Any) -> list[Any]:
         """What of the callbacks runs here: all ranks decide alike, and one rank writes."""
@@ -174,10 +207,24 @@ class Fitting:
 class _Closing(keras.callbacks.Callback):
     """The last callback: what ranks must agree on at the ends of an epoch."""
 
-    def __init__(self, strategy: Any, arguments: dict[str, Any]) -> None:
+    def __init__(self, strategy: Any, arguments: dict[str, Any], steps_per_execution: int) -> None:
         super().__init__()
         self._strategy = strategy
         self._epochs = (arguments.get("initial_epoch", 0), arguments.get("epochs", 1))
+        self._steps_per_epoch = arguments.get("steps_per_epoch")
+        self._steps_per_execution = int(steps_per_execution)
+        self._feed: Feed | None = None
+
+    def feed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """What is iterated for `dataset`, such that each epoch is its own pass."""
+        self._feed = Feed(
+            dataset,
+            self._strategy._make_variable,
+            initial_epoch=self._epochs[0],
+            steps_per_epoch=self._steps_per_epoch,
+            steps_per_execution=self._steps_per_execution,
+        )
+        return self._feed.dataset
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compares how long this `fit` is going to be."""
@@ -197,6 +244,11 @@ class _Closing(keras.callbacks.Callback):
                 "All workers must take the same number of steps in `fit`: give each a shard of "
                 f"equal length (`tf_hips.shard`), or `steps_per_epoch`. Received: {told}"
             )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Tells sharded data which epoch begins, and at which step."""
+        if self._feed is not None:
+            self._feed.begin(epoch, first_step(self.model, epoch))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stops on all ranks where a callback of one wants to stop."""

@@ -162,13 +162,16 @@ def _building(
     model: keras.Model,
     iterator: Any = None,
     data_batch: Any = None,
-) -> Any:
+) -> None:
     # Under a strategy Keras looks at a first batch before training. What a PyDataset with workers
     # has read ahead by then comes first in the epoch, and its batches are in another order.
+    strategy = _of(model)
     adapter: Any = getattr(iterator, "data_adapter", None)
-    if _of(model) is not None and getattr(adapter, "enqueuer", None) is not None:
+    if strategy is not None and getattr(adapter, "enqueuer", None) is not None:
         iterator, data_batch = None, adapter._standardize_batch(adapter.py_dataset[0])
-    return keras_method(model, iterator=iterator, data_batch=data_batch)
+    keras_method(model, iterator=iterator, data_batch=data_batch)
+    if strategy is not None:
+        strategy._fitting.built(model)
 
 
 def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:

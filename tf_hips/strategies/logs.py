@@ -84,8 +84,7 @@ def average_statistics(model: keras.Model, total: Sum, gather: Gather, num_repli
     ]
     if not candidates:
         return 0
-    digests = [binascii.crc32(np.ascontiguousarray(weight.numpy())) for weight in candidates]
-    everyone = gather(digests, "statistics of the model's layers")
+    everyone = gather(digests(candidates), "statistics of the model's layers")
     chosen = [
         weight
         for place, weight in enumerate(candidates)
@@ -96,6 +95,11 @@ def average_statistics(model: keras.Model, total: Sum, gather: Gather, num_repli
         for weight, value in zip(chosen, sums, strict=True):
             weight.assign(tf.cast(value / tf.cast(num_replicas, value.dtype), weight.dtype))
     return len(chosen)
+
+
+def digests(weights: Sequence[Any]) -> list[int]:
+    """A number for each of `weights`, to compare replicas by."""
+    return [binascii.crc32(np.ascontiguousarray(weight.numpy())) for weight in weights]
 
 
 def _wide(value: tf.Tensor) -> tf.Tensor:
