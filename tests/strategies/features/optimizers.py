@@ -3,6 +3,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
@@ -54,10 +55,68 @@ def _build(make, **options):
     return build
 
 
+def _descend(make, targets, share, run):
+    """Variables and slots after four steps towards `targets`.
+
+    Args:
+        make: makes the optimizer.
+        targets: where this replica's gradients point.
+        share: of these gradients in the sum.
+        run: runs the step.
+    """
+    initial = [keras.random.normal((4, 3)), keras.random.normal((3,))]
+    variables = [
+        keras.Variable(value, name=name)
+        for value, name in zip(initial, ("kernel", "bias"), strict=True)
+    ]
+    optimizer = make()
+
+    @tf.function
+    def train():
+        def step():
+            gradients = [
+                (variable - target) * share
+                for variable, target in zip(variables, targets, strict=True)
+            ]
+            optimizer.apply(gradients, variables)
+
+        run(step)
+
+    for _ in range(4):
+        train()
+    slots = [np.asarray(slot) for slot in optimizer.variables]
+    return [np.asarray(variable) for variable in variables], slots
+
+
 @feature(each=_OPTIMIZERS)
 def optimizer(job: Job, parameter):
-    build = _build(_OPTIMIZERS[parameter], run_eagerly=True)
-    compare(job, build, linear(job, 2), rtol=1e-4, atol=1e-5)
+    """Four steps towards a point that no replica knows alone."""
+    make = _OPTIMIZERS[parameter]
+    generator = np.random.default_rng(7)
+    targets = [generator.normal(2.0, 1.0, (job.size, *shape)) for shape in ((4, 3), (3,))]
+    targets = [target.astype(np.float32) for target in targets]
+    aim = [target.mean(0) for target in targets]
+    strategy = job.strategy()
+
+    def train():
+        own = [target[job.rank] for target in targets]
+        return _descend(make, own, 1 / job.size, strategy.run)
+
+    weights, slots = job.make(train, strategy)
+    job.equal([value.tobytes() for value in (*weights, *slots)])
+    keras.utils.set_random_seed(0)
+    start = [np.asarray(keras.random.normal((4, 3))), np.asarray(keras.random.normal((3,)))]
+
+    def distance(values):
+        return sum(((value - point) ** 2).sum() for value, point in zip(values, aim, strict=True))
+
+    assert distance(weights) < distance(start)
+    if job.is_exact:
+        expected, expected_slots = job.one_process(
+            lambda: _descend(make, aim, 1.0, lambda step: step())
+        )
+        close(weights, expected, rtol=1e-4, atol=1e-5)
+        close(slots, expected_slots, rtol=1e-4, atol=1e-5)
 
 
 @feature(each=_OPTIONS)

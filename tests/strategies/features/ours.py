@@ -9,8 +9,7 @@ from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, compare, linear
-from tf_hips import callbacks
-from tf_hips.strategies.sharding import gather, shard
+from tf_hips import callbacks, gather, shard
 
 
 def _build(make=lambda: keras.optimizers.SGD(0.1)):
@@ -34,8 +33,10 @@ def shard_and_gather_drop_nothing(job: Job):
     x, y = x[:rows], y[:rows]
     strategy = job.strategy()
     model = job.make(_build, strategy)
+    model.fit(*job.shard([x[:16], y[:16]]), batch_size=BATCH, verbose=0)
     options = {"shuffle": False, "drop_remainder": False, "strategy": strategy}
     told = model.evaluate(shard((x, y), BATCH, **options), verbose=0, return_dict=True)
+    assert len(shard((x, y), BATCH, strategy=strategy, shuffle=False)) == 1  # of full batches
     out = gather(model.predict(shard(x, BATCH, **options), verbose=0), strategy=strategy)
     np.testing.assert_allclose(out, model(x), rtol=1e-5, atol=1e-6)
     close(job.equal(told), {"loss": np.mean((out - y) ** 2), "mae": np.mean(np.abs(out - y))})
@@ -126,7 +127,10 @@ def sparse_gradients(job: Job):
                 keras.layers.Dense(1),
             ]
         )
-        model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
+        # Where they travel dense, only SGD and Lion see what one process sees.
+        travels = job.is_exact and not job.has_uplink
+        optimizer = keras.optimizers.Adam(0.02) if travels else keras.optimizers.SGD(0.3)
+        model.compile(optimizer, "mse", run_eagerly=True)
         return model
 
     generator = np.random.default_rng(6)

@@ -21,8 +21,10 @@ def mixed_bfloat16(job: Job):
 @feature()
 def float64_weights(job: Job):
     keras.mixed_precision.set_dtype_policy("float64")
+    # To a server, as through a codec, values travel as float32.
+    near = 1e-6 if job.has_uplink else 1e-9
     model, _ = compare(
-        job, lambda: build_mlp(run_eagerly=True), linear(job, 2), rtol=1e-9, atol=1e-9
+        job, lambda: build_mlp(run_eagerly=True), linear(job, 2), rtol=near, atol=near
     )
     assert {str(weight.dtype) for weight in model.weights} == {"float64"}
 

@@ -46,44 +46,39 @@ def _accumulating():
 
 
 _WAYS = {
-    "dropout": (_dropout, linear),
-    "batch_normalization": (build_cnn, images),
-    "embedding_and_clipping": (_embedding, tokens),
-    "mixed_float16": (_half, linear),
-    "accumulation_and_ema": (_accumulating, linear),
+    "dropout": (_dropout, linear, CompressedRing),
+    "batch_normalization": (build_cnn, images, HierarchicalPS),
+    "embedding_and_clipping": (_embedding, tokens, CompressedRing),
+    "mixed_float16": (_half, linear, HierarchicalPS),
+    "accumulation_and_ema": (_accumulating, linear, CompressedRing),
 }
 
 
 @feature(alone=True, each=_WAYS)
 def one_worker_is_plain_keras(job: Job, parameter):
-    build, data = _WAYS[parameter]
+    build, data, _ = _WAYS[parameter]
     rows = data(job, 4)
     results = []
-    for scope in (
-        contextlib.nullcontext,
-        CompressedRing("error_feedback(onebit)").scope,
-        HierarchicalPS("error_feedback(onebit)").scope,
-    ):
+    strategy = _WAYS[parameter][2]("error_feedback(onebit)")
+    for scope in (contextlib.nullcontext, strategy.scope):
         keras.utils.set_random_seed(5)
         with scope():
             model = build()
         history = model.fit(
             *rows, batch_size=BATCH, epochs=2, validation_split=0.25, verbose=0
         ).history
-        evaluated = model.evaluate(*rows, verbose=0)
         states = [np.asarray(variable).tobytes() for variable in model.non_trainable_variables]
         slots = [np.asarray(variable).tobytes() for variable in model.optimizer.variables]
         results.append([[value.tobytes() for value in model.get_weights()], slots, states])
-        results[-1].append([history, evaluated])
-    for result in results[1:]:
-        assert result == results[0], (result[3], results[0][3])
+        results[-1].append(history)
+    assert results[0] == results[1], (results[0][3], results[1][3])
 
 
 @feature(alone=True)
 def one_worker_in_a_custom_loop(job: Job):
     x, y = training.data(16)
     results = []
-    for strategy in (tf.distribute.get_strategy(), CompressedRing("onebit"), HierarchicalPS()):
+    for strategy in (tf.distribute.get_strategy(), HierarchicalPS("onebit")):
         keras.utils.set_random_seed(5)
         with strategy.scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
@@ -98,4 +93,4 @@ def one_worker_in_a_custom_loop(job: Job):
 
         total = [float(strategy.reduce("SUM", strategy.run(step), axis=None)) for _ in range(3)]
         results.append([total, [value.tobytes() for value in model.get_weights()]])
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]

@@ -3,11 +3,13 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, compare, descent, linear
+from tf_hips.errors import ProtocolError
 
 
 @feature(each=["looped", "unrolled"])
@@ -98,6 +100,29 @@ def evaluate_and_predict(job: Job):
     close(result, expected)
     listed = model.evaluate(x[rows], y[rows], batch_size=4, verbose=0)
     np.testing.assert_allclose(listed, [result["loss"], result["mae"]], rtol=1e-6)
+
+
+@feature()
+def evaluate_before_training(job: Job):
+    """The weights of the first rank are evaluated; parties that differ hear of it."""
+    x, y = linear(job, 2)
+    model = job.make(lambda: build_mlp(run_eagerly=True))
+    own = job.shard([x, y])
+    if job.has_uplink:
+        with pytest.raises(ProtocolError, match="parties must evaluate the same weights"):
+            model.evaluate(*own, verbose=0)
+        weights = job.gather(model.get_weights())[0]
+        model.set_weights(weights)
+    told = job.equal(model.evaluate(*own, verbose=0))
+    out = model.predict(x, verbose=0)
+    np.testing.assert_allclose(told, [np.mean((out - y) ** 2), np.mean(np.abs(out - y))], rtol=1e-5)
+    # It was no beginning: weights that the first rank has now are those of all.
+    if job.rank == 0:
+        model.set_weights([np.ones_like(value) for value in model.get_weights()])
+    model.optimizer.learning_rate = 0.0
+    model.fit(*own, batch_size=BATCH, verbose=0)
+    job.assert_replicas(model)
+    np.testing.assert_array_equal(model.get_weights()[0], np.ones((6, 16)))
 
 
 @feature()
