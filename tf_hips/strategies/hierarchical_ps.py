@@ -37,10 +37,10 @@ from tf_hips.ops import algorithms, graph
 from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
-from tf_hips.strategies.base import PartyStrategy
 from tf_hips.strategies.from_rank_0 import from_rank_0
 from tf_hips.strategies.gradients import Gradient, Reducer
 from tf_hips.strategies.over_parties import ExactReduction
+from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.strategies.turns import Witness
 

@@ -8,8 +8,8 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import CompressedSum, plain
 from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
-from tf_hips.strategies.base import PartyStrategy
 from tf_hips.strategies.gradients import Gradient, Reducer
+from tf_hips.strategies.party import PartyStrategy
 
 
 class CompressedRing(PartyStrategy):

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The strategy that all of tf_hips builds on.
+
+One process is one replica on one device. Keras 3 hands an optimizer's gradients to the strategy
+once per trace, as `_batch_reduce_to(SUM, gradients)`, already divided by the number of replicas;
+here they meet those of the other workers. What else is reduced (synchronised batch normalisation,
+`strategy.reduce`) is summed exactly, in the party.
+
+    scope()   variables are recorded as they are created
+    run()     before an eager step the replicas are compared and made equal
+    reduce    an optimizer's gradients go through `GradientSum`, everything else through `plain`;
+              while a step is traced, this is where the replicas are made equal
+
+Invariant: all ranks build the same collectives in the same order; nothing here depends on names
+that Keras makes up.
+
+Which variables are made equal, and when, is `beginning`'s; what Keras does not pass comes from
+`hooks`, and what surrounds the steps of a `fit` is `fitting`'s.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips import config as configuration
+from tf_hips import log
+from tf_hips.comm import primitives
+from tf_hips.comm.allreduce import plain
+from tf_hips.errors import ProtocolError
+from tf_hips.ops.compressor import Compressor
+from tf_hips.strategies import hooks
+from tf_hips.strategies.base import Extended, device
+from tf_hips.strategies.beginning import Beginning
+from tf_hips.strategies.failures import Failures
+from tf_hips.strategies.fitting import Fitting
+from tf_hips.strategies.gradients import (
+    Gradient,
+    GradientSum,
+    Reducer,
+    check_nonfinite,
+    large_tables,
+    without,
+)
+from tf_hips.strategies.state import StrategyState
+from tf_hips.strategies.turns import Turns, opaque
+
+# Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
+_INFERENCE_STEPS = ("test_step", "one_step_on_data")
+_NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
+
+
+class PartyStrategy(tf.distribute.Strategy):
+    """One replica per process, gradients summed over a party; base of the public strategies."""
+
+    def __init__(self, nonfinite: str, run: configuration.Run | None) -> None:
+        """Starts Horovod.
+
+        Args:
+            nonfinite: what to do about NaN and infinities in gradients: "raise", "zero" or
+                "propagate".
+            run: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
+        """
+        check_nonfinite(nonfinite)
+        primitives.init()
+        self._run = run if run is not None else configuration.current()
+        self._nonfinite = nonfinite
+        self._failures = Failures()
+        self._events = log.EventLog(
+            self._run.log_dir,
+            run=self._run.run,
+            role=configuration.role(),
+            site=self._run.uplink.site if self._run.uplink else "local",
+            rank=primitives.rank(),
+        )
+        weakref.finalize(self, self._events.close)
+        self._beginning = Beginning()
+        self._fitting = Fitting(self, self._failures)
+        self._sums: dict[tuple[str, ...], GradientSum] = {}
+        self._num_sums = 0
+        self._state = StrategyState(self)
+        self._num_reductions = 0
+        self._is_making_own = False
+        self._model: keras.Model | None = None
+        self._is_running = False
+        self._reduced: tuple[list[Any], Any] | None = None
+        super().__init__(Extended(self, device()))
+        self._turns = Turns(self._make_variable)
+        hooks.register(self)
+
+    # What a strategy decides.
+
+    def _num_workers(self) -> int:
+        """Workers over which gradients are summed."""
+        return primitives.size()
+
+    def sample_group(self) -> tuple[int, int]:
+        """Which group of workers this one shares its noise and its batches with, and of how many.
+
+        Every worker is a group of its own here. Dropout's seeds and `tf_hips.shard` ask this and
+        nothing else, so a strategy that gives several workers the same batch overrides it.
+        """
+        return self.global_rank, self._num_workers()
+
+    def _over_parties(
+        self, tensors: Sequence[tf.Tensor], label: str, operation: str = "sum"
+    ) -> list[tf.Tensor]:
+        """Reduces what is reduced over this party already over all parties, exactly.
+
+        Called on all ranks in the same order, eagerly or while a graph is built, inside a turn.
+
+        Args:
+            tensors: numeric tensors of known shape, equal on all ranks of the party.
+            label: what they are, for messages.
+            operation: "sum", "min" or "max".
+
+        Returns:
+            Tensors like `tensors`, equal on all ranks of all parties.
+        """
+        del label, operation
+        return list(tensors)
+
+    def _gather_objects(self, value: Any, label: str) -> list[Any]:
+        """JSON values of all workers of all parties, by global rank, on all of them. Eager.
+
+        Args:
+            value: this worker's.
+            label: what it is, for messages.
+        """
+        return primitives.gather_objects(value, label)
+
+    def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
+        """How one list of gradients is summed; called once per list, eagerly, on all ranks.
+
+        Returns:
+            The reducer, whether it takes float32 only, and the number of the first step.
+        """
+        del gradients
+        return lambda vectors, step: plain(vectors, label), False, 0
+
+    def _is_alone(self) -> bool:
+        """Whether gradients of this worker are the sum already."""
+        return primitives.size() == 1
+
+    def _codecs(self) -> dict[str, Compressor | None]:
+        """How gradients are encoded, by the name of the argument that says so."""
+        return {}
+
+    def _counts_steps(self) -> bool:
+        """Whether steps are numbered here, not by a server."""
+        return True
+
+    def _check_new_sum(self) -> None:
+        """Raises if gradients of one more list cannot be summed."""
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Called when a method of a model, or an eager step, ends with `error` on this worker."""
+
+    # What Keras and users call.
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this worker among all, from 0."""
+        return primitives.rank()
+
+    @property
+    def state(self) -> StrategyState:
+        """Residuals and numbers of steps of this worker, for `tf.train.Checkpoint`."""
+        return self._state
+
+    def run(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
+        """Runs `fn` on this replica; before the first step, replicas are compared and made equal.
+
+        Raises:
+            ProtocolError: the ranks have different models, or `fn` is a training step of Keras that
+                reduces nothing.
+            ValueError: the model was compiled with `jit_compile=True`.
+        """
+        owner = getattr(fn, "__self__", None)
+        model = owner if isinstance(owner, keras.Model) else None
+        if getattr(fn, "__name__", "") in _INFERENCE_STEPS:
+            return super().run(fn, args, kwargs, options)
+        if model is not None and model.jit_compile is True:
+            raise ValueError(
+                "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
+                "kernel. Received: jit_compile=True"
+            )
+        outer = self._model, self._is_running
+        self._model, self._is_running = model, True
+        before = self._num_reductions
+        try:
+            if not tf.executing_eagerly():
+                result = super().run(fn, args, kwargs, options)
+            else:
+                if model is not None:
+                    self._beginning.of_model(model)
+                else:
+                    self._beginning.of_loop("run")
+                result = self._failures.translated(super().run)(fn, args, kwargs, options)
+        finally:
+            self._model, self._is_running = outer
+        is_step = model is not None and fn.__name__ == "train_step" and model.trainable_weights
+        if is_step and not tf.executing_eagerly():
+            # A trace passes through all branches; a step that runs eagerly may rightly reduce
+            # nothing, while it accumulates gradients or skips one that overflowed.
+            self._check_reduced(model, self._num_reductions - before)
+        return result
+
+    # `run` calls the user's function under the conversion status it finds, so it must not be
+    # converted itself, and must not switch conversion off for what it calls, as
+    # tf.autograph.experimental.do_not_convert would.
+    run.autograph_info__ = _NOT_CONVERTED  # type: ignore[attr-defined]
+
+    def write_event(self, event: str, **values: Any) -> None:
+        """Writes one event to the log of this process (`log_dir` of the configuration)."""
+        self._events.write(event, **values)
+
+    # Reductions.
+
+    def _reduce_exactly(self, values: Sequence[Any], is_mean: bool) -> list[tf.Tensor]:
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        self._num_reductions += 1
+        is_one_party = self._num_workers() == primitives.size()
+        for tensor in tensors:
+            has_rank = tensor.shape.rank is not None
+            is_known = tensor.shape.is_fully_defined() or (has_rank and is_one_party)
+            if not is_known or tensor.dtype in (tf.bool, tf.string):
+                raise ValueError(
+                    "A value that is reduced must be numeric, and over parties of known shape. "
+                    f"Received: shape={tensor.shape}, dtype={tensor.dtype.name}"
+                )
+            if is_mean and not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+                raise ValueError(
+                    "A value whose MEAN is taken must be of a floating type; cast it first. "
+                    f"Received: dtype={tensor.dtype.name}"
+                )
+        if self._is_alone():
+            return [tf.identity(tensor) for tensor in tensors]
+        if self._is_running and self._model is None:
+            with tf.init_scope():
+                self._beginning.of_loop("reduce")
+        kinds = [f"{tensor.dtype.name}_{'x'.join(map(str, tensor.shape))}" for tensor in tensors]
+        label = f"exact.{'.'.join(kinds)}"[:200]
+        with tf.device("/cpu:0"):
+            sums = self._turns(
+                lambda turn: self._over_parties(
+                    plain([opaque(tensor, turn) for tensor in tensors], label), label
+                ),
+                label=_sum_of(tensors),
+            )
+            if is_mean:
+                sums = [total / tf.cast(self._num_workers(), total.dtype) for total in sums]
+            return [
+                tf.reshape(total, tf.shape(tensor) if None in tensor.shape else tensor.shape)
+                for total, tensor in zip(sums, tensors, strict=True)
+            ]
+
+    def _gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Joins `rows` of all ranks of the party along axis 0, in rank order."""
+        self._num_reductions += 1
+        if self._is_running and self._model is None:
+            with tf.init_scope():
+                self._beginning.of_loop("reduce")
+        label = f"gather.{rows.dtype.name}.{rows.shape.rank}"
+        with tf.device("/cpu:0"):
+            [joined] = self._turns(
+                lambda turn: [
+                    primitives.allgather(tf.reshape(opaque(rows, turn), tf.shape(rows)), label)
+                ],
+                label="the gathering of values",
+            )
+        joined.set_shape([None, *rows.shape[1:]])
+        return joined
+
+    def _reduce_gradients(
+        self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
+    ) -> list[tf.Tensor]:
+        self._num_reductions += 1
+        key = tuple(variable._unique_id for variable in variables)
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise ProtocolError(
+                    "Strategies of tf_hips need TensorFlow 2 behaviour: eager outside tf.function. "
+                    "Received: a graph around it"
+                )
+            if key not in self._sums:
+                self._check_new_sum()
+            if self._model is not None:
+                self._beginning.of_model(self._model, variables, optimizer)
+            else:
+                self._beginning.of_loop((key, id(optimizer)), variables, optimizer)
+            if key not in self._sums:
+                with self._state.new_list(variables):
+                    self._sums[key] = self._make_sum(values, variables)
+                # The residuals are as large as the model: they go when it goes.
+                weakref.finalize(variables[0], self._sums.pop, key, None)
+        with tf.device("/cpu:0"):
+            sums = self._sums[key].in_turn(self._turns, values, optimizer)
+        if self._is_alone():
+            return sums
+        # Keras would have clipped before, each replica by its own norm.
+        return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
+
+    def _make_sum(self, values: Sequence[Any], variables: Sequence[tf.Variable]) -> GradientSum:
+        gradients = [
+            Gradient(variable.name.removesuffix(":0"), tuple(variable.shape), variable.dtype)
+            for variable in variables
+        ]
+        label = f"gradients{self._num_sums}"
+        sparse, apart = self._sparse_gradients(values, gradients)
+        if self._is_alone():
+            reducer, only_float32, first_step = (lambda vectors, step: list(vectors)), False, 0
+        else:
+            reducer, only_float32, first_step = self._make_reducer(without(gradients, apart), label)
+        self._num_sums += 1
+        return GradientSum(
+            gradients,
+            reducer,
+            label=label,
+            is_alone=self._is_alone(),
+            sparse=sparse,
+            apart=apart,
+            only_float32=only_float32,
+            nonfinite=self._nonfinite,
+            first_step=first_step,
+            make_variable=self._make_variable,
+            failures=self._failures,
+            rank=primitives.rank(),
+        )
+
+    def _sparse_gradients(
+        self, values: Sequence[Any], gradients: Sequence[Gradient]
+    ) -> tuple[Collection[int], Collection[int]]:
+        """Which gradients may stay sparse, and which a reducer never sees (see `GradientSum`)."""
+        if not self._counts_steps():
+            return (), ()  # what a server sums is dense
+        if all(codec is None for codec in self._codecs().values()):
+            return range(len(gradients)), ()
+        large = large_tables(values, gradients)
+        return large, large
+
+    @contextlib.contextmanager
+    def _reducing(self, variables: list[Any], optimizer: Any) -> Iterator[None]:
+        """While `optimizer` hands over the gradients of `variables`."""
+        outer, self._reduced = self._reduced, (variables, optimizer)
+        try:
+            yield
+        finally:
+            self._reduced = outer
+
+    def _reduce_finite(self, is_finite: Any, optimizer: Any) -> tf.Tensor:
+        del optimizer
+        # Keras' LossScaleOptimizer asks each rank about its own gradients; a rank that skips a step
+        # alone would leave the others waiting in the sum.
+        if self._is_alone():
+            return is_finite
+        with tf.device("/cpu:0"):
+            flag = tf.cast(is_finite, tf.int32)
+            [least] = self._turns(
+                lambda turn: self._over_parties(
+                    [primitives.allreduce(opaque(flag, turn), "is_finite", "min")],
+                    "is_finite",
+                    "min",
+                ),
+                label="whether all gradients are finite",
+            )
+        return tf.cast(tf.reshape(least, []), tf.bool)
+
+    # Variables.
+
+    def _make_variable(self, value: tf.Tensor, name: str) -> tf.Variable:
+        """A variable of the strategy itself: not trained, not synchronised."""
+        self._is_making_own = True
+        try:
+            with tf.init_scope(), tf.device("/cpu:0"):
+                variable = tf.Variable(value, trainable=False, name=f"tf_hips_{name}")
+        finally:
+            self._is_making_own = False
+        self._state.keep(name, variable)
+        return variable
+
+    def _record(self, variable: tf.Variable, is_local: bool) -> None:
+        if not (self._is_making_own or is_local):
+            self._beginning.record(variable)
+
+    # Checks.
+
+    def _check_reduced(self, model: keras.Model, num_reductions: int) -> None:
+        if num_reductions == 0:
+            raise ProtocolError(
+                f"The training step of `{model.name}` must reduce its gradients. Received: a step "
+                "that passed none to the strategy; build and compile the model inside "
+                "`strategy.scope()`, and apply gradients with its optimizer."
+            )
+
+
+def _sum_of(tensors: Sequence[tf.Tensor]) -> str:
+    one = tensors[0] if tensors else None
+    what = "nothing" if one is None else f"a {one.dtype.name}{one.shape.as_list()}"
+    return f"the sum of {what}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
