@@ -71,6 +71,5 @@ def test_the_quick_cover_meets_each_feature_twice():
             assert configurations == [features.ALONE], name
             continue
         assert len(configurations) == 2, name
-        if not feature.is_exact:
-            assert {one.strategy for one in configurations} == {"CompressedRing", "HierarchicalPS"}
-            assert {one.is_exact for one in configurations} == {True, False}, name
+        assert len({one.strategy for one in configurations}) == 2, name
+        assert len({one.is_exact for one in configurations}) == 2, name

@@ -70,9 +70,12 @@ CONFIGURATIONS = (
 ALONE = Configuration("alone", "HierarchicalPS", "error_feedback(onebit)", (1,))
 
 # Each meets both strategies, and gradients that are compressed and that are not.
-_PAIRS = (("ring", "parties-terngrad"), ("ring-onebit", "parties"), ("ring-onebit", "party"))
-# For what can be said of exact sums only.
-_EXACT_PAIRS = (("ring", "parties"), ("ring", "party"), ("party", "parties"))
+_PAIRS = (
+    ("ring", "parties-terngrad"),
+    ("ring-onebit", "parties"),
+    ("ring", "parties-terngrad"),
+    ("ring-onebit", "party"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,27 +85,19 @@ class Feature:
     Attributes:
         name: its function's name, with the parameter in brackets.
         check: runs it on one rank.
-        is_exact: whether it can only be said of uncompressed gradients.
         is_alone: whether it is about one worker.
     """
 
     name: str
     check: Callable[[Any], None]
-    is_exact: bool
     is_alone: bool
-
-    def runs_in(self, configuration: Configuration) -> bool:
-        """Whether it means something there."""
-        if self.is_alone or configuration == ALONE:
-            return self.is_alone and configuration == ALONE
-        return configuration.is_exact or not self.is_exact
 
 
 _registry: dict[str, Feature] = {}
 
 
 def feature(
-    *, exact: bool = False, alone: bool = False, each: Iterable[str] | None = None
+    *, alone: bool = False, each: Iterable[str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Registers the decorated function, which takes the job, and one of `each` if given."""
 
@@ -113,7 +108,7 @@ def feature(
                 name, call = f"{name}[{parameter}]", functools.partial(check, parameter=parameter)
             if name in _registry:
                 raise ValueError(f"Two features are called {name}.")
-            _registry[name] = Feature(name, call, exact, alone)
+            _registry[name] = Feature(name, call, alone)
         return check
 
     return decorate
@@ -128,10 +123,12 @@ def everything() -> dict[str, Feature]:
 
 def cover(configuration: Configuration, *, is_full: bool = False) -> list[Feature]:
     """The features that are shown in `configuration`: all, or the pairwise cover's share."""
-    chosen = []
-    for place, one in enumerate(everything().values()):
-        pairs = _EXACT_PAIRS if one.is_exact else _PAIRS
-        in_share = one.is_alone or configuration.name in pairs[place % len(pairs)]
-        if one.runs_in(configuration) and (is_full or in_share):
-            chosen.append(one)
-    return chosen
+    features = everything().values()
+    if configuration == ALONE:
+        return [one for one in features if one.is_alone]
+    chosen = [one for one in features if not one.is_alone]
+    return [
+        one
+        for place, one in enumerate(chosen)
+        if is_full or configuration.name in _PAIRS[place % len(_PAIRS)]
+    ]

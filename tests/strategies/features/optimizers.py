@@ -93,7 +93,7 @@ def optimizer(job: Job, parameter):
     """Four steps towards a point that no replica knows alone."""
     make = _OPTIMIZERS[parameter]
     generator = np.random.default_rng(7)
-    targets = [generator.normal(2.0, 1.0, (job.size, *shape)) for shape in ((4, 3), (3,))]
+    targets = [generator.normal(5.0, 1.0, (job.size, *shape)) for shape in ((4, 3), (3,))]
     targets = [target.astype(np.float32) for target in targets]
     aim = [target.mean(0) for target in targets]
     strategy = job.strategy()
