@@ -69,19 +69,33 @@ def test_payloads_come_in_child_order_whoever_is_first(order: tuple[int, ...]) -
 def test_a_payload_counts_once_and_is_kept_until_all_have_gone_on() -> None:
     gathers = Gathers(2, 100)
     deliver(gathers, 0, 0, b"first")
-    deliver(gathers, 0, 0, b"again")
+    deliver(gathers, 0, 0, b"first")  # sent again
     deliver(gathers, 1, 0, b"")
     expected = [(0, b"first")]  # what is empty is not sent
     assert answer(gathers, 0) == expected
     assert gathers.answer(0, have=[0]) == []
     deliver(gathers, 0, 1, b"next")
     assert answer(gathers, 0) == expected  # child 1 may have lost it
-    deliver(gathers, 1, 0, b"lost the answer")
+    deliver(gathers, 1, 0, b"")  # it has lost the answer
     assert answer(gathers, 0) == expected
     deliver(gathers, 1, 1, b"next")
     with pytest.raises(ProtocolError, match="Gather 0 is over"):
         gathers.answer(0)
     assert gathers.missing(0) == set()
+
+
+@pytest.mark.parametrize(("label", "payload"), [("x", b"other"), ("x", b""), ("y", b"first")])
+def test_what_is_sent_again_must_be_the_same(make_run, label: str, payload: bytes) -> None:
+    run = make_run()
+    first = run.gather(0, 0, payload=b"first")
+    again = run.gather(0, 0, label, payload)
+    error = error_of(again)
+    assert isinstance(error, ProtocolError)
+    assert "Gather 0 of a site must stay what it was" in str(error)
+    assert f"Received: `{label}`, {len(payload)} other bytes" in str(error)
+    assert not first.done()  # what came first counts
+    assert run.gather(1, 0, payload=b"second").result(DEADLINE_S) == [b"first", b"second"]
+    assert first.result(DEADLINE_S) == [b"first", b"second"]
 
 
 def test_a_number_must_be_the_next() -> None:
@@ -170,13 +184,15 @@ class Run:
     def caller(self, child: int, patience_s: float = DEADLINE_S) -> Caller:
         return Caller(child, f"p{child}", patience_s)
 
-    def gather(self, child: int, number: int, label: str = "x") -> concurrent.futures.Future:
+    def gather(
+        self, child: int, number: int, label: str = "x", payload: bytes | None = None
+    ) -> concurrent.futures.Future:
         """Begins to gather; returns when the call waits or is over."""
 
         def call() -> list[bytes]:
             caller = self.caller(child)
             begun = self.session.begin_gather(caller, number)
-            upload(begun, label, b"%d" % child)
+            upload(begun, label, b"%d" % child if payload is None else payload)
             return [bytes(one) for _, one in self.session.wait_gather(caller, number, begun)]
 
         return self._begin(child, call)

@@ -14,7 +14,7 @@ Up travels one packet: u16 bytes of label | label, UTF-8 | payload. Down travels
 payload that is not empty, its child for a chunk number.
 
 Invariants:
-- (number, child) counts once. What was delivered before is taken for the same payload and dropped.
+- (number, child) counts once. What is delivered again must be the same, and is dropped.
 - Memory is at most three payloads a child: one that comes in, one delivered, one kept. A length is
   checked before memory is taken for it.
 """
@@ -161,9 +161,23 @@ class Gathers:
         return self._gathers[number].labels if number in self._gathers else {}
 
     def deliver(self, child: int, number: int, label: str, payload: memoryview) -> None:
-        """Takes the payload of a child, the first time."""
+        """Takes the payload of a child, the first time.
+
+        Raises:
+            ProtocolError: the child has delivered something else under this number before. Others
+                may have it, so none of the two can stand for the other.
+        """
         gather = self._gathers.get(number)
-        if gather is None or child in gather.payloads:
+        if gather is None:
+            return
+        if child in gather.payloads:
+            before = gather.labels[child], gather.payloads[child]
+            if before != (label, payload):
+                raise ProtocolError(
+                    f"Gather {number} of a site must stay what it was when it is sent again: "
+                    f"`{before[0]}`, {len(before[1])} bytes. Received: `{label}`, {len(payload)} "
+                    "other bytes"
+                )
             return
         gather.labels[child], gather.payloads[child] = label, payload
         if not self.missing(number):

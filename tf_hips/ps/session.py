@@ -378,8 +378,8 @@ class Session:
             Pairs of child and payload, in child order, but those in `have` and empty ones.
 
         Raises:
-            ProtocolError: what came is no payload; or the children gather different things, which
-                ends the run for all.
+            ProtocolError: what came is no payload, or not the one that came before; or the children
+                gather different things, which ends the run for all.
             PeerError: a child has left, or did not come in time.
         """
         with self.changed:
@@ -391,7 +391,11 @@ class Session:
                 gathers.end(caller.child, upload)
             if came is not None:
                 label, payload = came
-                others = gathers.labels(number)
+                others = {
+                    child: other
+                    for child, other in gathers.labels(number).items()
+                    if child != caller.child
+                }
                 if any(other != label for other in others.values()):
                     whats = {child: _gather(number, other) for child, other in others.items()}
                     self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
