@@ -76,7 +76,7 @@ def kind(options: argparse.Namespace) -> str:
 def train(options: argparse.Namespace, events_dir: Path, console: Console) -> int:
     """Runs the training to its end and shows a line per epoch; returns its exit code."""
     command = [sys.executable, "-m", "tf_hips.cli", "run"]
-    command += ["--parties", str(options.parties), "--workers", str(options.workers)]
+    command += ["--parties", str(options.parties), "--workers", str(options.workers), "--server"]
     command += ["--seed", str(options.seed), "--log-dir", str(events_dir), str(HERE / "digits.py")]
     command += ["--epochs", str(options.epochs), "--seed", str(options.seed)]
     log_file = options.out / "run.log"

@@ -201,6 +201,32 @@ def test_a_deadline_bounds_the_server_and_the_parties(
     assert given == [f"--{name}-timeout={timeout_s:.1f}" for name in names]
 
 
+@pytest.mark.parametrize(
+    ("options", "has_server"),
+    [
+        ([], False),
+        (["--server"], True),
+        (["--compression", "onebit"], True),
+        (["--deadline", "9"], True),
+    ],
+)
+def test_one_party_has_a_server_only_where_it_is_asked_for(
+    options: list[str], has_server: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = RecordingJob()
+    monkeypatch.setattr("tf_hips.cli.run.Job", lambda **_: job)
+    (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
+    logs = ["--seed", "3", "--log-dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--parties", "1", *options, *logs, str(tmp_path / "train.py")])
+    assert ended.value.code == 0
+    assert set(job.told) == {"party0/worker0", "party0/worker1"}
+    assert ("server" in job.commands) == has_server
+    for told in job.told.values():
+        assert (told.uplink is not None) == has_server
+        assert (told.seed, told.log_dir) == (3, str(tmp_path))
+
+
 def test_plain_text_on_a_public_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["server", "--parties", "a", "--insecure", "--bind", "0.0.0.0:0"])

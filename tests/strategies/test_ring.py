@@ -181,14 +181,18 @@ def test_mistakes_are_errors_on_all_ranks():
     import tensorflow as tf
 
     from tests.strategies import training
+    from tf_hips import config
     from tf_hips.comm import primitives
-    from tf_hips.errors import NonFiniteError, ProtocolError
+    from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
     from tf_hips.strategies import CompressedRing
 
     rank = primitives.rank()
     own = training.shard(training.data(), rank, 2)
     with pytest.raises(ValueError, match="nonfinite='skip'"):
         CompressedRing(nonfinite="skip")
+    joined = config.Run(uplink=config.Uplink("hub:7070", "west"))
+    with pytest.raises(ConfigError, match=r"HierarchicalPS, or `tf-hips run --parties 1`.*`west`"):
+        CompressedRing(config=joined)  # it would train a model for itself
     strategy = CompressedRing()
 
     # Rank 1 has one unit more in the first layer.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tf-hips run`: a whole run on this machine: a global server and P parties of W workers.
 
+One party has nobody to meet: it gets a server only where one is asked for.
+
 Certificates are made on the spot in a private folder that goes away with the run. The workers of
 all parties are direct children of this process, so that whoever fails first can be told from those
 who fail because of it.
@@ -8,6 +10,7 @@ who fail because of it.
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import sys
 import tempfile
@@ -38,7 +41,7 @@ def add(commands: Any) -> None:
         type=arguments.count,
         default=2,
         metavar="N",
-        help="number of parties (default 2)",
+        help="number of parties (default 2); one trains alone, without a server",
     )
     parser.add_argument(
         "--workers",
@@ -46,6 +49,11 @@ def add(commands: Any) -> None:
         default=2,
         metavar="N",
         help="workers per party (default 2)",
+    )
+    parser.add_argument(
+        "--server",
+        action="store_true",
+        help="start a server for one party, too, as --compression and --deadline do",
     )
     parser.add_argument(
         "--seed", type=arguments.seed, default=0, help="seed of the run (default 0)"
@@ -87,6 +95,45 @@ def _start(
     folder: Path,
 ) -> Failure | None:
     sites = [f"party{index}" for index in range(options.parties)]
+    run = config.Run(
+        run=f"run-{uuid.uuid4().hex[:12]}",
+        seed=options.seed,
+        log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
+    )
+    # A server that nobody joins would wait for ever, and `CompressedRing` never joins one.
+    uplinks: list[config.Uplink] | list[None] = [None]
+    if _needs_server(options):
+        started = _start_server(job, options, run, sites, folder)
+        if started is None:
+            return job.wait()
+        uplinks = started
+    for site, uplink in zip(sites, uplinks, strict=True):
+        party.start_local_workers(
+            job,
+            stack,
+            dataclasses.replace(run, uplink=uplink),
+            site=site,
+            number=options.workers,
+            processes=options.parties * options.workers,
+            command=command,
+            folder=folder,
+        )
+    return None
+
+
+def _needs_server(options: argparse.Namespace) -> bool:
+    is_asked_for = options.server or options.compression or options.deadline is not None
+    return bool(options.parties > 1 or is_asked_for)
+
+
+def _start_server(
+    job: Job, options: argparse.Namespace, run: config.Run, sites: list[str], folder: Path
+) -> list[config.Uplink] | None:
+    """How each site reaches the server once that listens; None when it failed before.
+
+    Raises:
+        TimeoutError: it did not listen in time.
+    """
     own, *others = certs.make(
         folder / "certificates",
         server=_SERVER,
@@ -94,8 +141,6 @@ def _start(
         days=_CERTIFICATE_DAYS,
         authority_days=_CERTIFICATE_DAYS,
     )
-    name = f"run-{uuid.uuid4().hex[:12]}"
-    log_dir = str(Path(options.log_dir).resolve()) if options.log_dir else None
     address_file = folder / "address"
     processes = options.parties * options.workers
 
@@ -109,10 +154,10 @@ def _start(
         "--bind",
         "127.0.0.1:0",
     ]
-    server += ["--run", name, "--once", "--announce", str(address_file)]
+    server += ["--run", run.run, "--once", "--announce", str(address_file)]
     server += ["--authority", own.authority, "--certificate", own.certificate, "--key", own.key]
     server += ["--compression", options.compression] if options.compression else []
-    server += ["--log-dir", log_dir] if log_dir else []
+    server += ["--log-dir", run.log_dir] if run.log_dir else []
     deadline_s = config.Uplink.deadline_s
     if options.deadline is not None:
         server += [f"--{name}-timeout={options.deadline}" for name in ("round", "join")]
@@ -128,17 +173,8 @@ def _start(
     except TimeoutError as error:
         raise TimeoutError(f"the server did not start: {error}") from error
     if address is None:
-        return job.wait()
-    for site, identity in zip(sites, others, strict=True):
-        uplink = config.Uplink(address, site, identity, deadline_s)
-        party.start_local_workers(
-            job,
-            stack,
-            config.Run(run=name, seed=options.seed, uplink=uplink, log_dir=log_dir),
-            site=site,
-            number=options.workers,
-            processes=processes,
-            command=command,
-            folder=folder,
-        )
-    return None
+        return None
+    return [
+        config.Uplink(address, site, identity, deadline_s)
+        for site, identity in zip(sites, others, strict=True)
+    ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from tf_hips import config as configuration
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import CompressedSum, plain
+from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Reducer
@@ -18,8 +19,8 @@ class CompressedRing(PartyStrategy):
     In this release the packets go through owners on the ranks (the `ps` topology: alltoall, merge,
     allgather); the ring will take its place where it is faster, with the same results in meaning.
 
-    Start one process per worker with `horovodrun` or `tf-hips run`; without a launcher it is one
-    worker, and training is bit for bit what plain Keras does.
+    Start one process per worker with `horovodrun` or `tf-hips run --parties 1`; without a launcher
+    it is one worker, and training is bit for bit what plain Keras does.
 
         strategy = tf_hips.CompressedRing(compression="error_feedback(onebit)")
         with strategy.scope():
@@ -44,9 +45,17 @@ class CompressedRing(PartyStrategy):
 
         Raises:
             ValueError: an argument is unknown.
+            ConfigError: the run has a server and other parties, which this strategy never meets.
         """
+        run = config if config is not None else configuration.current()
+        if run.uplink is not None:  # each party would train a model of its own
+            raise ConfigError(
+                "CompressedRing must run in one party, without a server: use HierarchicalPS, or "
+                f"`tf-hips run --parties 1`. Received: party `{run.uplink.site}` of the server "
+                f"{run.uplink.server}"
+            )
         self._compression = parse(compression) if isinstance(compression, str) else compression
-        super().__init__(nonfinite, config)
+        super().__init__(nonfinite, run)
 
     def _codecs(self) -> dict[str, Compressor | None]:
         return {"compression": self._compression}
