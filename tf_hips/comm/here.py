@@ -65,14 +65,14 @@ class Here:
         """Is at nothing.
 
         Attributes:
-            places: what is asked about graphs.
             begun: eager collectives begun.
             waits: text, key and beginning of those that go on; the innermost last.
             names: what a reader knows them by, the outermost first.
             doings: what this process is at, and whether that has a deadline of its own.
             verdict: why its job was ended.
         """
-        self.places: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._places: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
         self.begun = 0
         self.waits: list[tuple[str, str, float]] = []
         self.names: list[str] = []
@@ -80,6 +80,16 @@ class Here:
         self.verdict: Verdict | None = None
         self._failure: _Failure | None = None
         self._graph_since: tuple[Any, float] = (None, 0.0)
+
+    def add(self, place: Place) -> None:
+        """Asks `place` about graphs from now on, for as long as it lives."""
+        with self._lock:
+            self._places.add(place)
+
+    def places(self) -> list[Place]:
+        """Who is asked about graphs."""
+        with self._lock:
+            return list(self._places)
 
     def sample(self, now: float) -> tuple[int, Wait | None]:
         """Collectives begun so far, and the wait that goes on.
@@ -89,7 +99,7 @@ class Here:
         """
         begun = self.begun
         marked: tuple[str, str] | None = None
-        for place in list(self.places):
+        for place in self.places():
             count, at = place.where()
             begun += count
             marked = at or marked
@@ -110,13 +120,13 @@ class Here:
 
     def wait_text(self) -> str:
         """What is waited in, or was when it failed; "" for nothing."""
-        marks = [place.where()[1] for place in list(self.places)]
+        marks = [place.where()[1] for place in self.places()]
         texts = [*self.names, *(wait[0] for wait in self.waits), *(one[0] for one in marks if one)]
         return texts[0] if texts else ""
 
     def fail(self, error: BaseException) -> None:
         """Remembers an error until the next collective begins."""
-        for place in list(self.places):
+        for place in self.places():
             place.leave()
         now = time.monotonic()
         is_freed = hasattr(error, _MARK) or bool(words_of_horovod(error))

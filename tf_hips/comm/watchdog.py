@@ -110,11 +110,14 @@ class Watchdog:
                 _here.verdict = None if told is None else Verdict(**told)
         return _here.verdict
 
-    def find_departed(self) -> str:
-        """Who has ended this job's collectives, in a sentence; "" when that cannot be said.
+    def find_departed(self) -> tuple[str, str]:
+        """Who has ended this job's collectives.
 
         A rank that was killed has said nothing, so this may take seconds: they are the time in
         which the others show that they are there.
+
+        Returns:
+            Who, in a sentence, and the remedy; each "" where it is not known.
         """
         others = [rank for rank in range(self._size) if rank != self._rank]
         began = time.monotonic()
@@ -137,11 +140,11 @@ class Watchdog:
                 silent = [other for other in others if other not in alive]
                 if silent and now - began > _NAME_S:
                     names = " or ".join(f"rank {other}" for other in silent)
-                    return f"{names[0].upper()}{names[1:]} ended without a word (killed?)."
+                    return f"{names[0].upper()}{names[1:]} ended without a word (killed?).", ""
                 if not silent:
-                    return ""
+                    return "", ""
                 time.sleep(_POLL_S)
-        return ""
+        return "", ""
 
     def _run(self) -> None:
         while not self._is_over.is_set():
@@ -152,15 +155,11 @@ class Watchdog:
             try:
                 self.look()
                 self._failures = 0
-            except ConnectionError as error:
-                self._failures += 1
-                if self._failures >= _MAX_FAILURES:
-                    log.warning("Ranks that wait for ever will not be noticed. %s", error)
-                    return
             except Exception as error:  # noqa: BLE001 - a job must not suffer from its watchdog
-                if not self._is_over.is_set():
-                    log.warning("The watchdog has failed: %r", error)
-                return
+                self._failures += 1
+                if self._failures >= _MAX_FAILURES and not self._is_over.is_set():
+                    log.warning("Ranks that wait for ever will not be noticed. %r", error)
+                    return
 
     def look(self) -> None:
         """One look: tells what is new, and judges where this rank has waited for long.
@@ -215,6 +214,8 @@ class Watchdog:
         return View(state, now - heard, now - stood)
 
     def _put(self, now: float, has_ended: bool = False) -> None:
+        if os.getpid() != self._process:
+            return  # a child of a fork is not this rank
         with self._lock:
             self._beat += 1
             state = _here.state(now, self._beat, has_ended)
@@ -272,7 +273,7 @@ def stop() -> None:
 
 def watch(place: Place) -> None:
     """Lets the watchdog ask `place`, for as long as it lives."""
-    _here.places.add(place)
+    _here.add(place)
 
 
 @contextlib.contextmanager
@@ -337,8 +338,12 @@ def named(text: str) -> Iterator[None]:
 def failed(error: BaseException) -> None:
     """Tells that a step, or what was made of many, has ended with `error` on this rank.
 
-    It is over when this rank begins its next collective.
+    It is over when this rank begins its next collective. An error inside of something that goes on
+    around it (an evaluation that a callback of `fit` makes) does not count: whoever caught it is
+    late, and has not left.
     """
+    if len(_here.doings) > 1:
+        return
     _here.fail(error)
     if _watchdog is not None:
         _watchdog.wake()
@@ -382,11 +387,12 @@ def _loss(words: str) -> Verdict:
     """What is known when collectives have failed and nobody has judged why."""
     text = _here.wait_text()
     at = f" This rank waited in {text}." if text else ""
-    departed = _watchdog.find_departed() if _watchdog is not None else ""
+    departed, remedy = _watchdog.find_departed() if _watchdog is not None else ("", "")
     who = f": {departed[0].lower()}{departed[1:]}" if departed else "; its own output says why."
+    # Where a rank has said how it ended, Horovod's words are only the noise of that.
+    rest = remedy or f"Horovod here: {words}"
     return Verdict(
-        "peer",
-        f"Another rank of this party ended in the middle of a step{who}{at} Horovod here: {words}",
+        "peer", f"Another rank of this party ended in the middle of a step{who}{at} {rest}"
     )
 
 

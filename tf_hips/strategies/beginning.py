@@ -15,6 +15,7 @@ Invariant: nothing is trained over parties that was not made equal over parties.
 """
 
 import gc
+import hashlib
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -23,9 +24,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise
+from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
 
+EAGER_STEP = "an eager step"
 _ADVICE = ". Variables of one rank alone belong outside of `strategy.scope()`."
 
 
@@ -40,10 +43,27 @@ class Beginning:
         self._shared: dict[int, weakref.ref[tf.Variable]] = {}
         self._has_met = False
         self._occasions: set[Hashable] = set()
+        self._num_trainable = 0
 
     def record(self, variable: tf.Variable) -> None:
         """Remembers a variable that was created in the strategy's scope."""
         _add(self._known, [variable])
+        self._num_trainable += bool(variable.trainable)
+
+    def forget(self, variables: Iterable[Any]) -> None:
+        """Lets `variables` be made equal in the party again, when they are trained next."""
+        for variable in _unique(variables):
+            self._equal.pop(id(variable), None)
+
+    def is_equal(self, variables: Iterable[Any]) -> bool:
+        """Whether all of `variables` have been made equal."""
+        return all(_holds(self._equal, variable) for variable in _unique(variables))
+
+    def make_equal_in_party(self, variables: Iterable[Any]) -> None:
+        """Makes `variables` equal now; they will be again when they are trained. On all ranks."""
+        ready = [variable for variable in _unique(variables) if _is_ready(variable)]
+        check_equal_shapes(ready)
+        synchronise(ready)
 
     def of_model(
         self,
@@ -71,29 +91,13 @@ class Beginning:
             trained = _unique(model.trainable_variables)
         self._make_equal(variables, trained, optimizer, advice="", is_collective=False)
 
-    def of_evaluation(self, model: keras.Model) -> bool:
-        """Makes the weights of a model that has not been trained equal in the party.
-
-        It is no beginning: what the weights are when training begins, all begin with.
-
-        Args:
-            model: a built Keras model.
-
-        Returns:
-            Whether the parties may still have different ones.
-        """
-        weights = [variable for variable in _unique(model.weights) if _is_ready(variable)]
-        if all(_holds(self._equal, weight) for weight in weights):
-            return False
-        check_equal_shapes(weights)
-        synchronise(weights)
-        return self.first_sync is not None
-
     def of_loop(
         self,
         occasion: Hashable,
         trained: Sequence[tf.Variable] | None = None,
         optimizer: Any = None,
+        *,
+        is_computed: bool = False,
     ) -> None:
         """Makes equal what a custom loop uses; once for each `occasion`, equal on all ranks.
 
@@ -101,22 +105,40 @@ class Beginning:
             occasion: what tells this call from others.
             trained: the variables whose gradients are being reduced, if any are.
             optimizer: the optimizer that reduces them.
+            is_computed: whether the gradients have their values, as in an eager step.
 
         Raises:
-            ProtocolError: as in `of_model`.
+            ProtocolError: as in `of_model`; or gradients were computed with other weights.
         """
+        is_step = occasion == EAGER_STEP
+        if is_step:
+            occasion = (occasion, self._num_trainable)  # again when there is another model
         if occasion in self._occasions or not _are_ready(trained):
             return
         self._occasions.add(occasion)
         gc.collect()  # what is gone on one rank must be gone on all
         known = [reference() for reference in self._known.values()]
         alive = [variable for variable in known if variable is not None]
-        if occasion == "run" and self.first_sync is not None:
-            # An eager step is going to compute gradients with these; a lazy model has none yet.
+        if is_step and self.first_sync is not None and not self._has_met:
+            # It is going to compute gradients with these; a lazy model has none yet.
             trained = _unique(one for one in alive if one.trainable and _is_ready(one)) or None
+        if is_computed and not self.is_equal(trained or []):
+            self._check_computed(trained or [])
         owned = [*(trained or []), *getattr(optimizer, "variables", []), *alive]
         variables = [variable for variable in _unique(owned) if _is_ready(variable)]
         self._make_equal(variables, trained, optimizer, advice=_ADVICE, is_collective=True)
+
+    def _check_computed(self, trained: Sequence[tf.Variable]) -> None:
+        """Raises if gradients that exist already were computed with weights that differ."""
+        own = hashlib.sha256(b"".join(value_of(one).tobytes() for one in trained)).hexdigest()
+        digests = primitives.gather_objects(own, "weights of a first eager step")
+        if len(set(digests)) > 1 or self.first_sync is not None:
+            raise ProtocolError(
+                "Weights must exist before the first eager step computes gradients with them. "
+                f"Received: {trained[0].name} and others, made inside of the step, which other "
+                "workers may begin with other values. Build the model before the loop "
+                "(`model.build(shape)`), or put the step into a `tf.function`."
+            )
 
     def _make_equal(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_hips.comm import watchdog
+from tf_hips.strategies import hooks
 
 
 class Failures:
@@ -46,13 +47,16 @@ class Failures:
             except (tf.errors.OutOfRangeError, StopIteration):
                 raise  # the data has ended, which is no failure
             except BaseException as error:
-                if isinstance(error, tf.errors.OpError):
-                    if self.first is None:
-                        self.first = watchdog.explain(error)
-                    if self.first is not None:
-                        watchdog.failed(self.first)
-                        raise self.first from None
-                watchdog.failed(error)
+                found = self._behind(error) if isinstance(error, tf.errors.OpError) else None
+                if not hooks.is_local():
+                    watchdog.failed(found or error)
+                if found is not None:
+                    raise found from None
                 raise
 
         return call
+
+    def _behind(self, error: BaseException) -> BaseException | None:
+        """What TensorFlow's error is about, if it is known; it is told once."""
+        first, self.first = self.first, None
+        return first or watchdog.explain(error)

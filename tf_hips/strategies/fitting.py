@@ -20,14 +20,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_hips.callbacks import first_step
 from tf_hips.comm import primitives, watchdog
-from tf_hips.data import Feed, positions_of
+from tf_hips.data import positions_of
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies import hooks, logs
+from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
 from tf_hips.strategies.failures import Failures
 
-# Callbacks of Keras that only write down what all ranks know alike.
+# Callbacks of Keras that only write down what all ranks know alike. Not their subclasses: these may
+# do more, which all ranks must do.
 _REPORTERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
 
 Method = Callable[..., Any]
@@ -46,7 +47,7 @@ class Fitting:
         self._strategy = strategy
         self._failures = failures
         self._running: list[str] = []
-        self._awaiting: _Closing | None = None  # a `fit` whose data have not come yet
+        self._awaiting: Closing | None = None  # a `fit` whose data have not come yet
 
     def may_write(self) -> bool:
         """Whether this process is the one that saves models: rank 0 of its party."""
@@ -66,7 +67,9 @@ class Fitting:
         """Trains with callbacks that fit many ranks."""
         arguments = _named(method, args, kwargs)
         _check(model, self._strategy)
-        closing = _Closing(self._strategy, arguments, model.steps_per_execution)
+        if isinstance(arguments.get("x"), tf.data.Dataset):
+            arguments["shuffle"] = False  # else Keras warns that it does not shuffle it
+        closing = Closing(self._strategy, arguments, model.steps_per_execution)
         self._awaiting = closing
         callbacks = arguments.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -115,19 +118,25 @@ class Fitting:
         Raises:
             ProtocolError: the parties have different weights, on all ranks.
         """
+        strategy, beginning = self._strategy, self._strategy._beginning
         is_evaluation = self._running in (["evaluate"], ["test_on_batch"])
-        if not is_evaluation or hooks.is_local() or self._strategy._is_alone():
+        if not is_evaluation or hooks.is_local() or strategy._is_alone():
             return
-        if self._strategy._beginning.of_evaluation(model):
-            own = logs.digests(model.weights)
-            everyone = self._strategy._gather_objects(own, "weights before training")
-            if any(one != own for one in everyone):
-                raise ProtocolError(
-                    f"All parties must evaluate the same weights of `{model.name}`. Received: "
-                    "different ones. They are made equal when training begins; before that, load "
-                    "them on all workers, or call `keras.utils.set_random_seed` with the same seed "
-                    "before the model is built."
-                )
+        if beginning.is_equal(model.weights):
+            return
+        own = logs.digests(model.weights)
+        everyone = strategy._gather_objects(own, "weights before training")
+        if all(one == own for one in everyone):
+            return
+        if beginning.first_sync is None:
+            beginning.make_equal_in_party(model.weights)
+            return
+        raise ProtocolError(
+            f"All parties must evaluate the same weights of `{model.name}`. Received: different "
+            "ones. They are made equal when training begins; before that, load them on all "
+            "workers, or call `keras.utils.set_random_seed` with the same seed before the model "
+            "is built."
+        )
 
     def fed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """What is iterated for a dataset of Keras': shards in `fit` are told which epoch it is."""
@@ -147,6 +156,9 @@ class Fitting:
         self, name: str, method: Method, model: keras.Model, args: Any, kwargs: Any
     ) -> Any:
         arguments = _named(method, args, kwargs)
+        if self._strategy._is_alone() or hooks.is_local():
+            with self._as(name, model):
+                return self._failures.translated(method)(**arguments)
         return_dict = arguments.pop("return_dict", False)
         with self._as(name, model):
             own = self._failures.translated(method)(**arguments, return_dict=True)
@@ -154,7 +166,7 @@ class Fitting:
                 hooks.original(keras.Model, "_get_metrics_result_or_logs"), model
             )
             results = self._over_replicas(model, own, keras_choice)
-        results = {name: _plain(value) for name, value in results.items()}
+        results = {name: _plain(results[name]) for name in own}
         return results if return_dict else model._flatten_metrics_in_order(results)
 
     def _over_replicas(self, model: keras.Model, own: Any, choice: Method) -> Any:
@@ -180,7 +192,9 @@ class Fitting:
             with watchdog.doing(f"`{name}` of model {model.name}"):
                 yield
         except BaseException as error:
-            self._strategy._note_failure(error)
+            # What a callback catches has not ended what the others wait in.
+            if len(self._running) == 1 and not hooks.is_local():
+                self._strategy._note_failure(error)
             raise
         finally:
             self._running.pop()
@@ -194,102 +208,14 @@ class Fitting:
         kept = []
         for callback in flat:
             if isinstance(callback, keras.callbacks.TerminateOnNaN):
-                kept.append(_AtEpochEnds(callback))
+                kept.append(AtEpochEnds(callback))
             elif self.may_write():
                 kept.append(callback)
             elif isinstance(callback, keras.callbacks.BackupAndRestore):
-                kept.append(_Restoring(callback))
-            elif not isinstance(callback, _REPORTERS):
+                kept.append(Restoring(callback))
+            elif type(callback) not in _REPORTERS:
                 kept.append(callback)
         return kept
-
-
-class _Closing(keras.callbacks.Callback):
-    """The last callback: what ranks must agree on at the ends of an epoch."""
-
-    def __init__(self, strategy: Any, arguments: dict[str, Any], steps_per_execution: int) -> None:
-        super().__init__()
-        self._strategy = strategy
-        self._epochs = (arguments.get("initial_epoch", 0), arguments.get("epochs", 1))
-        self._steps_per_epoch = arguments.get("steps_per_epoch")
-        self._steps_per_execution = int(steps_per_execution)
-        self._feed: Feed | None = None
-
-    def feed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """What is iterated for `dataset`, such that each epoch is its own pass."""
-        self._feed = Feed(
-            dataset,
-            self._strategy._make_variable,
-            initial_epoch=self._epochs[0],
-            steps_per_epoch=self._steps_per_epoch,
-            steps_per_execution=self._steps_per_execution,
-        )
-        return self._feed.dataset
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Compares how long this `fit` is going to be."""
-        if self._strategy._is_alone():
-            return
-        steps = (self.params or {}).get("steps")
-        first, last = self._epochs
-        own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
-        everyone = self._strategy._gather_objects(own, "the length of `fit`")
-        if any(len({one[place] for one in everyone} - {None}) > 1 for place in range(3)):
-            told = "; ".join(
-                f"worker {worker}: {'unknown' if steps is None else steps} steps in each of the "
-                f"epochs {first} to {last}"
-                for worker, (steps, first, last) in enumerate(everyone)
-            )
-            raise ValueError(
-                "All workers must take the same number of steps in `fit`: give each a shard of "
-                f"equal length (`tf_hips.shard`), or `steps_per_epoch`. Received: {told}"
-            )
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tells sharded data which epoch begins, and at which step."""
-        if self._feed is not None:
-            self._feed.begin(epoch, first_step(self.model, epoch))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stops on all ranks where a callback of one wants to stop."""
-        if not self._strategy._is_alone():
-            wishes = self._strategy._gather_objects(
-                bool(self.model.stop_training), "whether to stop after an epoch"
-            )
-            self.model.stop_training = any(wishes)
-
-
-class _Passing(keras.callbacks.Callback):
-    """Stands for a callback of Keras, and passes on some of its calls."""
-
-    def __init__(self, callback: keras.callbacks.Callback) -> None:
-        super().__init__()
-        self._callback = callback
-
-    def set_model(self, model: keras.Model) -> None:
-        super().set_model(model)
-        self._callback.set_model(model)
-
-
-class _Restoring(_Passing):
-    """Keras' BackupAndRestore on a rank that writes nothing: it restores."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._callback.on_train_begin(logs)
-
-
-class _AtEpochEnds(_Passing):
-    """Keras' TerminateOnNaN: in a batch one rank may see NaN alone; in an epoch's loss all do."""
-
-    def __init__(self, callback: keras.callbacks.TerminateOnNaN) -> None:
-        super().__init__(callback)
-        self._batch = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._batch = batch
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._callback.on_batch_end(self._batch, logs)
 
 
 def _check(model: keras.Model, strategy: Any) -> None:

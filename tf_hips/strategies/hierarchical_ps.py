@@ -226,7 +226,8 @@ class HierarchicalPS(PartyStrategy):
     def _gather_bytes(self, label: str, payload: bytes) -> list[bytes]:
         """Bytes of all parties, in their order. On rank 0, in the order of the turns."""
         # The number counts answers: a gather that failed is asked for again, not skipped.
-        payloads = self._connected().gather(self._num_gathers, label, payload)
+        with watchdog.doing("a sum over the parties", has_deadline=True):
+            payloads = self._connected().gather(self._num_gathers, label, payload)
         self._num_gathers += 1
         self._gathered_bytes += len(payload)
         return payloads

@@ -6,7 +6,8 @@ ends. Each wrapper here passes what Keras knows to the strategy that is at work,
 method, unchanged, for models and optimizers that have nothing to do with ours.
 
     keras.Model               compile, fit, evaluate, train_on_batch, test_on_batch: see `fitting`
-                              save, save_weights, export: one rank writes
+                              save, save_weights, export: one rank writes; so do the functions
+                              of `keras.saving`
     keras.optimizers          gradients are reduced with their variables and their optimizer, and
                               clipped afterwards; rows of equal index are added in one order; a
                               loss scale overflows on all ranks or on none
@@ -16,6 +17,7 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
 import contextlib
 import contextvars
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,6 +38,9 @@ _METHODS = (
     "_get_metrics_result_or_logs",
 )
 _WRITERS = ("save", "save_weights", "export")
+# The same as functions of a model.
+_WRITING_MODULES = (keras.saving, keras.models)
+_WRITING_FUNCTIONS = ("save_model", "save_weights")
 
 
 _strategies: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -89,6 +94,11 @@ def _install() -> None:
         _wrap(keras.Model, name, functools.partial(_method, name))
     for name in _WRITERS:
         _wrap(keras.Model, name, _writer)
+    for module, name in itertools.product(_WRITING_MODULES, _WRITING_FUNCTIONS):
+        if hasattr(module, name):
+            keras_function = getattr(module, name)
+            wrapped = functools.partial(_writer, keras_function)
+            setattr(module, name, functools.wraps(keras_function)(wrapped))
     _wrap(keras.Model, "_maybe_symbolic_build", _building)
     _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _reduction)
     _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
@@ -204,7 +214,7 @@ def _finiteness(keras_method: Callable[..., Any], optimizer: Any, gradients: Any
     # others waiting in the sum.
     is_finite = keras_method(optimizer, gradients)
     strategy = _at_work()
-    return is_finite if strategy is None else strategy._reduce_finite(is_finite, optimizer)
+    return is_finite if strategy is None else strategy._reduce_finite(is_finite)
 
 
 def _noise(keras_method: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@
 One process is one replica on one device. Keras 3 hands an optimizer's gradients to the strategy
 once per trace, as `_batch_reduce_to(SUM, gradients)`, already divided by the number of replicas;
 here they meet those of the other workers. What else is reduced (synchronised batch normalisation,
-`strategy.reduce`) is summed exactly, in the party.
+`strategy.reduce`) is summed exactly, over all replicas of all parties.
 
     scope()   variables are recorded as they are created
     run()     before an eager step the replicas are compared and made equal
@@ -19,6 +19,7 @@ Which variables are made equal, and when, is `beginning`'s; what Keras does not 
 """
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.strategies import hooks
 from tf_hips.strategies.base import Extended, device
-from tf_hips.strategies.beginning import Beginning
+from tf_hips.strategies.beginning import EAGER_STEP, Beginning
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
@@ -81,6 +82,8 @@ class PartyStrategy(tf.distribute.Strategy):
         self._fitting = Fitting(self, self._failures)
         self._sums: dict[tuple[str, ...], GradientSum] = {}
         self._num_sums = 0
+        self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
         self._state = StrategyState(self)
         self._num_reductions = 0
         self._is_making_own = False
@@ -179,17 +182,11 @@ class PartyStrategy(tf.distribute.Strategy):
         Raises:
             ProtocolError: the ranks have different models, or `fn` is a training step of Keras that
                 reduces nothing.
-            ValueError: the model was compiled with `jit_compile=True`.
         """
         owner = getattr(fn, "__self__", None)
         model = owner if isinstance(owner, keras.Model) else None
         if getattr(fn, "__name__", "") in _INFERENCE_STEPS:
             return super().run(fn, args, kwargs, options)
-        if model is not None and model.jit_compile is True:
-            raise ValueError(
-                "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
-                "kernel. Received: jit_compile=True"
-            )
         outer = self._model, self._is_running
         self._model, self._is_running = model, True
         before = self._num_reductions
@@ -200,7 +197,7 @@ class PartyStrategy(tf.distribute.Strategy):
                 if model is not None:
                     self._beginning.of_model(model)
                 else:
-                    self._beginning.of_loop("run")
+                    self._beginning.of_loop(EAGER_STEP)
                 result = self._failures.translated(super().run)(fn, args, kwargs, options)
         finally:
             self._model, self._is_running = outer
@@ -282,6 +279,7 @@ class PartyStrategy(tf.distribute.Strategy):
     ) -> list[tf.Tensor]:
         self._num_reductions += 1
         key = tuple(variable._unique_id for variable in variables)
+        is_computed = tf.executing_eagerly()
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ProtocolError(
@@ -293,7 +291,10 @@ class PartyStrategy(tf.distribute.Strategy):
             if self._model is not None:
                 self._beginning.of_model(self._model, variables, optimizer)
             else:
-                self._beginning.of_loop((key, id(optimizer)), variables, optimizer)
+                if optimizer not in self._optimizers:  # an id would be used again
+                    self._optimizers[optimizer] = next(self._numbers)
+                occasion = (key, self._optimizers[optimizer])
+                self._beginning.of_loop(occasion, variables, optimizer, is_computed=is_computed)
             if key not in self._sums:
                 with self._state.new_list(variables):
                     self._sums[key] = self._make_sum(values, variables)
@@ -353,10 +354,8 @@ class PartyStrategy(tf.distribute.Strategy):
         finally:
             self._reduced = outer
 
-    def _reduce_finite(self, is_finite: Any, optimizer: Any) -> tf.Tensor:
-        del optimizer
-        # Keras' LossScaleOptimizer asks each rank about its own gradients; a rank that skips a step
-        # alone would leave the others waiting in the sum.
+    def _reduce_finite(self, is_finite: Any) -> tf.Tensor:
+        """Whether gradients are finite on all replicas."""
         if self._is_alone():
             return is_finite
         with tf.device("/cpu:0"):

@@ -81,7 +81,7 @@ def synchronise(variables: Sequence[tf.Variable], first_sync: FirstSync | None =
     total = sum(variable.shape.num_elements() * variable.dtype.size for variable in variables)
     values = None
     if primitives.rank() == 0:
-        values = [_value(variable) for variable in variables]
+        values = [value_of(variable) for variable in variables]
     if first_sync is not None:
         values = on_rank_0(lambda: first_sync(values or []))
     if primitives.size() > 1:
@@ -134,7 +134,8 @@ def on_rank_0(action: Callable[[], Any]) -> Any:
     return None
 
 
-def _value(variable: tf.Variable) -> np.ndarray:
+def value_of(variable: tf.Variable) -> np.ndarray:
+    """The value of a variable, which no tape sees being read."""
     # Not `variable.numpy()`: that tells the tapes that are recording, which then ask for a
     # gradient. This happens in the middle of a step, where the optimizer hands over its gradients.
     value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).numpy()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank does alone is noticed, undone, or does no harm."""
+
+import pytest
+
+from tests.support.ranks import ranks
+
+pytestmark = pytest.mark.tf
+
+
+@ranks(2)
+def test_what_one_rank_does_alone():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import CompressedRing, local, shard
+
+    rank = primitives.rank()
+    own = training.shard(training.data(32), rank, 2)
+    strategy = CompressedRing()
+    strategy = CompressedRing()  # as a notebook does when a cell is run again
+    assert len(list(shard(own, 8))) == 1
+    with strategy.scope():
+        model = training.build(keras.optimizers.Adam(0.01))
+    training.fit(model, own)
+
+    # Weights that rank 0 has loaded between two fits are everybody's, as with Horovod's broadcast.
+    if rank == 0:
+        model.set_weights([np.full_like(weight, 0.5) for weight in model.get_weights()])
+    training.fit(model, own)
+    training.assert_same_on_all_ranks(model)
+    assert abs(model.get_weights()[0].mean() - 0.5) < 0.1
+
+    # A learning rate that one rank alone changes would let the replicas drift apart.
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 * rate)
+    with pytest.raises(ProtocolError, match=r"after epoch 1 `.*learning_rate` of worker 1 is not"):
+        model.fit(*own, verbose=0, callbacks=[scheduler] if rank == 0 else [])
+    training.fit(model, own)  # begins with rank 0's again
+    training.assert_same_on_all_ranks(model)
+
+    # An error that a callback of one rank catches is that rank's business; results keep the order
+    # that Keras gives them.
+    class Careless(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            with local(), pytest.raises(ValueError):
+                self.model.evaluate(own[0], own[1][:, :2], verbose=0)
+
+    model.fit(*own, verbose=0, callbacks=[Careless()] if rank == 0 else [])
+    names = list(model.train_on_batch(own[0][:8], own[1][:8], return_dict=True))
+    with local():
+        assert names == list(model.test_on_batch(own[0][:8], own[1][:8], return_dict=True))
+
+    # Eager loops: a second model, and many optimizers whose ids Python uses again.
+    features, targets = (tf.constant(array[:8]) for array in own)
+    for _ in range(2):
+        keras.utils.set_random_seed(rank)
+        with strategy.scope():
+            other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+
+        def step(other, optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((other(features) - targets) ** 2) / 2
+            gradients = tape.gradient(loss, other.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, other.trainable_variables, strict=True))
+            return float(loss)
+
+        before = None
+        for number in range(5):
+            with strategy.scope():
+                optimizer = keras.optimizers.SGD(0.1 * number)
+            strategy.run(step, (other, optimizer))
+            if rank == 1:
+                before = [optimizer] if number % 2 else []  # ids are used again on one rank only
+        assert before is None or len(before) < 2
+        alone = [weight.numpy() for weight in other.weights]
+        everyone = primitives.gather_objects([weight.tobytes().hex() for weight in alone])
+        assert everyone[0] == everyone[1]
+
+    # A lazy model whose weights appear in the eager step itself, different on the ranks.
+    keras.utils.set_random_seed(rank)
+    with strategy.scope():
+        lazy, optimizer = keras.Sequential([keras.layers.Dense(3)]), keras.optimizers.SGD(0.1)
+    with pytest.raises(ProtocolError, match="Weights must exist before the first eager step"):
+        strategy.run(step, (lazy, optimizer))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that a strategy puts into a `fit`: the last one, and stand-ins for some of Keras'."""
+
+import itertools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.callbacks.resuming import first_step
+from tf_hips.data import Feed
+from tf_hips.errors import ProtocolError
+from tf_hips.strategies.logs import digests
+
+
+class Closing(keras.callbacks.Callback):
+    """The last callback: what ranks must agree on at the ends of an epoch."""
+
+    def __init__(self, strategy: Any, arguments: dict[str, Any], steps_per_execution: int) -> None:
+        super().__init__()
+        self._strategy = strategy
+        self._epochs = (arguments.get("initial_epoch", 0), arguments.get("epochs", 1))
+        self._steps_per_epoch = arguments.get("steps_per_epoch")
+        self._steps_per_execution = int(steps_per_execution)
+        self._feed: Feed | None = None
+
+    def feed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """What is iterated for `dataset`, such that each epoch is its own pass."""
+        self._feed = Feed(
+            dataset,
+            self._strategy._make_variable,
+            initial_epoch=self._epochs[0],
+            steps_per_epoch=self._steps_per_epoch,
+            steps_per_execution=self._steps_per_execution,
+        )
+        return self._feed.dataset
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Compares how long this `fit` is going to be."""
+        if self._strategy._is_alone():
+            return
+        steps = (self.params or {}).get("steps")
+        first, last = self._epochs
+        own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
+        told_by_all = self._strategy._gather_objects(
+            [own, self._digests_if_equal()], "the length of `fit`"
+        )
+        everyone = [one for one, _ in told_by_all]
+        if any(len({one[place] for one in everyone} - {None}) > 1 for place in range(3)):
+            told = "; ".join(
+                f"worker {worker}: {'unknown' if steps is None else steps} steps in each of the "
+                f"epochs {first} to {last}"
+                for worker, (steps, first, last) in enumerate(everyone)
+            )
+            raise ValueError(
+                "All workers must take the same number of steps in `fit`: give each a shard of "
+                f"equal length (`tf_hips.shard`), or `steps_per_epoch`. Received: {told}"
+            )
+        self._begin_equal([digests for _, digests in told_by_all])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Tells sharded data which epoch begins, and at which step."""
+        if self._feed is not None:
+            self._feed.begin(epoch, first_step(self.model, epoch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stops on all ranks where a callback of one wants to stop; replicas must still be equal.
+
+        Raises:
+            ProtocolError: something was done on one worker that all had to do.
+        """
+        if self._strategy._is_alone():
+            return
+        told_by_all = self._strategy._gather_objects(
+            [bool(self.model.stop_training), digests(_replicated(self.model))],
+            "whether to stop after an epoch",
+        )
+        self.model.stop_training = any(wish for wish, _ in told_by_all)
+        different = self._difference([one for _, one in told_by_all])
+        if different:
+            raise ProtocolError(
+                f"All workers must do the same to the model. Received: after epoch {epoch + 1} "
+                f"{different}; a callback that sets weights or the learning rate belongs on all "
+                "workers, with the same decisions."
+            )
+
+    def _digests_if_equal(self) -> list[int] | None:
+        """What this worker begins with, unless it is going to get the first worker's anyway."""
+        variables = _replicated(self.model)
+        is_equal = self._strategy._beginning.is_equal(variables)
+        return digests(variables) if is_equal else None
+
+    def _begin_equal(self, everyone: list[Any]) -> None:
+        """Takes the first rank's weights where another one has loaded its own."""
+        different = self._difference(everyone)
+        if not different:
+            return
+        if self._strategy._beginning.first_sync is not None:
+            raise ProtocolError(
+                f"All workers must begin with the same weights. Received: {different}; load them "
+                "on all workers."
+            )
+        log.warning("Before this `fit` %s. Those of rank 0 are taken.", different)
+        self._strategy._beginning.make_equal_in_party(_replicated(self.model))
+
+    def _difference(self, everyone: list[Any]) -> str:
+        """Who has what that the first worker has not; "" for nobody."""
+        variables = _replicated(self.model)
+        for worker, one in enumerate(everyone):
+            for place, (here, there) in enumerate(
+                itertools.zip_longest(everyone[0] or [], one or [])
+            ):
+                if here != there:
+                    name = variables[place].path if place < len(variables) else "a variable"
+                    return f"`{name}` of worker {worker} is not that of worker 0"
+        return ""
+
+
+class _Passing(keras.callbacks.Callback):
+    """Stands for a callback of Keras, and passes on some of its calls."""
+
+    def __init__(self, callback: keras.callbacks.Callback) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        self._callback.set_model(model)
+
+
+class Restoring(_Passing):
+    """Keras' BackupAndRestore on a rank that writes nothing: it restores."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores."""
+        self._callback.on_train_begin(logs)
+
+
+class AtEpochEnds(_Passing):
+    """Keras' TerminateOnNaN: in a batch one rank may see NaN alone; in an epoch's loss all do."""
+
+    def __init__(self, callback: keras.callbacks.TerminateOnNaN) -> None:
+        super().__init__(callback)
+        self._batch = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Remembers the batch."""
+        self._batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks at the epoch's loss."""
+        self._callback.on_batch_end(self._batch, logs)
+
+
+def _replicated(model: keras.Model) -> list[Any]:
+    """What must be equal on all workers: the optimizer's variables, and what it trains.
+
+    The learning rate comes early: where it differs all differs, and it is the cause. Gradients that are still being accumulated are each worker's own.
+    """
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    accumulated = {id(one) for one in getattr(inner, "_accumulated_gradients", [])}
+    slots = [one for one in getattr(optimizer, "variables", []) if id(one) not in accumulated]
+    return [*slots, *model.trainable_weights]
