@@ -64,12 +64,15 @@ class Run:
         seed: seed of the run, from which every encoder derives its own.
         uplink: the slow tier, or None where there is none.
         log_dir: folder for event logs, or None for no event log.
+        saves: whether the first rank of this party saves models. Where several parties share a
+            folder, one of them does.
     """
 
     run: str = "local"
     seed: int = 0
     uplink: Uplink | None = None
     log_dir: str | None = None
+    saves: bool = True
 
 
 def load(path: str | Path) -> Run:

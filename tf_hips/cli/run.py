@@ -111,7 +111,7 @@ def _start(
         party.start_local_workers(
             job,
             stack,
-            dataclasses.replace(run, uplink=uplink),
+            dataclasses.replace(run, uplink=uplink, saves=site == sites[0]),
             site=site,
             number=options.workers,
             processes=options.parties * options.workers,

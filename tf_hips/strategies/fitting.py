@@ -50,8 +50,8 @@ class Fitting:
         self._awaiting: Closing | None = None  # a `fit` whose data have not come yet
 
     def may_write(self) -> bool:
-        """Whether this process is the one that saves models: rank 0 of its party."""
-        return primitives.rank() == 0
+        """Whether this process is the one that saves models: rank 0 of a party that does."""
+        return primitives.rank() == 0 and bool(self._strategy._run.saves)
 
     def compile(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """Refuses a model that was built without the strategy."""
