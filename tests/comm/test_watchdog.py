@@ -110,9 +110,13 @@ def test_who_has_left_is_named_with_the_error_and_the_remedy():
     assert "Rank 1 ended in `fit` of model m with ValueError: boom" in (
         judged(seen(waits("a")), ended).text
     )
-    assert "Rank 1 ended, without an error." in (
-        judged(seen(waits("a")), seen(State(has_ended=True))).text
+    quiet = judged(seen(waits("a")), seen(State(has_ended=True))).text
+    assert quiet.startswith(
+        "Rank 1 ended, without an error. Rank 0 has waited 10 s in collective a. All workers must "
+        "call the same methods of Keras"
     )
+    assert "`with tf_hips.local():`" in quiet
+    assert "catch it" not in quiet
 
 
 def test_the_cause_is_told_from_its_consequences():
@@ -120,10 +124,14 @@ def test_the_cause_is_told_from_its_consequences():
     cause = seen(State(failure="ValueError: boom", has_ended=True))
     quiet = seen(State(has_ended=True))
     busy = seen(State())
-    assert departed({1: freed, 2: cause, 3: busy}) == "Rank 2 ended with ValueError: boom."
-    assert departed({1: quiet, 2: cause}) == "Rank 2 ended with ValueError: boom."
-    assert departed({1: quiet, 2: freed}) == "Rank 1 ended, without an error."
-    assert departed({1: freed, 2: busy, 3: View(None, 0.0, 0.0)}) == ""
+    for views in ({1: freed, 2: cause, 3: busy}, {1: quiet, 2: cause}):
+        who, remedy = departed(views)
+        assert who == "Rank 2 ended with ValueError: boom."
+        assert "catch it on all ranks alike" in remedy
+    who, remedy = departed({1: quiet, 2: freed})
+    assert who == "Rank 1 ended, without an error."
+    assert "`with tf_hips.local():`" in remedy
+    assert departed({1: freed, 2: busy, 3: View(None, 0.0, 0.0)}) is None
 
 
 # Ranks that are late.
@@ -503,8 +511,23 @@ def test_errors_of_horovod_are_explained(monkeypatch, clock):
     store.values["2"] = State(failure="ValueError: boom", has_ended=True).to_json()
     with pytest.raises(PeerError) as caught, watchdog.waiting("my sum"):
         raise RuntimeError(f"trace\n{words}\nmore")
-    for part in ("rank 2 ended with ValueError: boom", "This rank waited in my sum", words):
+    for part in (
+        "rank 2 ended with ValueError: boom",
+        "This rank waited in my sum",
+        "on all ranks",
+    ):
         assert part in str(caught.value)
+    assert "Horovod" not in str(caught.value)  # the reason is known
+
+    # It is through when the others are not.
+    store.values["2"] = State(has_ended=True).to_json()
+    again()
+    told = str(watchdog.explain(RuntimeError(words)))
+    assert told.startswith(
+        "Another rank of this party ended in the middle of a step: rank 2 ended, without an error. "
+    )
+    assert "All workers must call the same methods of Keras (`fit`, `evaluate`" in told
+    assert "Horovod" not in told
 
     # Rank 2 was killed: rank 1 goes on to show that it is there.
     store.values["2"] = State(beat=4).to_json()
@@ -516,7 +539,9 @@ def test_errors_of_horovod_are_explained(monkeypatch, clock):
 
     monkeypatch.setattr(watchdog.time, "sleep", sleep)
     again()
-    assert "rank 2 ended without a word" in str(watchdog.explain(RuntimeError(words)))
+    told = str(watchdog.explain(RuntimeError(words)))
+    assert "rank 2 ended without a word" in told
+    assert f"Horovod here: {words}" in told
     again()
     store.is_down = True
     assert "its own output says why" in str(watchdog.explain(RuntimeError(words)))
@@ -535,7 +560,7 @@ def test_a_store_that_is_gone_is_one_warning(monkeypatch, clock):
     dog._thread.start()
     dog._thread.join(timeout=10)
     assert not dog._thread.is_alive()
-    assert said == ["Ranks that wait for ever will not be noticed. down"]
+    assert said == ["Ranks that wait for ever will not be noticed. ConnectionError('down')"]
     dog.end()
     dog.publish()
     assert not stopped

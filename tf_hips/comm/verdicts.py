@@ -30,7 +30,12 @@ _SAME_ORDER = (
     "`evaluate` and `strategy.reduce` on all of them alike, or inside `tf_hips.local()`."
 )
 _END_ALIKE = (
-    "Let the error end the process, or catch it on all ranks alike and make the same steps after it"
+    "Let the error end the process, or catch it on all ranks alike and make the same steps after "
+    "it."
+)
+_CALL_ALIKE = (
+    "All workers must call the same methods of Keras (`fit`, `evaluate`, `train_on_batch`), with "
+    "the same number of steps; what one does alone belongs inside `with tf_hips.local():`."
 )
 
 
@@ -155,7 +160,9 @@ def judge(
         return _deadlock(rank, own, views, elsewhere)
     left = [other for other, view in others.items() if has_left(view)]
     if left:
-        return Verdict("peer", f"{_departure(left, views)} {_waiting(rank, own)} {_END_ALIKE}.")
+        return Verdict(
+            "peer", f"{_departure(left, views)} {_waiting(rank, own)} {_remedy(left, views)}"
+        )
     late = [
         other
         for other, view in sorted(views.items())
@@ -173,11 +180,14 @@ def has_left(view: View) -> bool:
     return state.has_ended or (has_failed and state.failed_s + view.silent_s >= LEFT_S)
 
 
-def departed(views: Mapping[int, View]) -> str:
-    """Who ended a job whose collectives have failed, in a sentence; "" where nobody says so.
+def departed(views: Mapping[int, View]) -> tuple[str, str] | None:
+    """Who ended a job whose collectives have failed.
 
     Args:
         views: the other ranks.
+
+    Returns:
+        Who, in a sentence, and the remedy; None where nobody says that it was him.
     """
     # A rank that was itself freed by an error of Horovod is no cause, unless nobody else is one.
     ended = {
@@ -188,7 +198,7 @@ def departed(views: Mapping[int, View]) -> str:
     causes = [rank for rank, state in ended.items() if not state.is_freed]
     failed = [rank for rank in causes if ended[rank].failure is not None]
     found = failed or causes
-    return _departure(found, views) if found else ""
+    return (_departure(found, views), _remedy(found, views)) if found else None
 
 
 def _waits_elsewhere(view: View, key: str) -> bool:
@@ -233,6 +243,11 @@ def _departure(left: list[int], views: Mapping[int, View]) -> str:
             parts.append(f"rank {rank} ended{at}, without an error")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _remedy(left: list[int], views: Mapping[int, View]) -> str:
+    has_failed = any((views[rank].state or State()).failure is not None for rank in left)
+    return _END_ALIKE if has_failed else _CALL_ALIKE
 
 
 def _late(
