@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_hips.data import Feed, positions_of, shard
+from tf_hips.data import Feed, check_whole, positions_of, shard
 
 pytestmark = [pytest.mark.tf, pytest.mark.heavy]
 
@@ -190,3 +190,54 @@ def test_data_without_a_position_are_skipped():
 def test_where_a_fit_cannot_begin_is_said():
     with pytest.raises(ValueError, match=r"use `dataset.repeat\(\)`.*a dataset of 6 batches"):
         run(make("arrays"), epochs=3, steps_per_epoch=4, resume=(1, 0))
+
+
+def test_a_fit_of_the_same_data_is_taken_up_where_it_counted():
+    dataset = make("arrays")
+    whole = run(dataset, epochs=2) + run(dataset, epochs=2)
+    # The second call is broken off in its second epoch; the data have counted on.
+    feed = Feed(dataset)
+    positions_of(dataset)[0].offset_of_resumed = 2
+    feed.begin(1, 0)
+    assert int(next(iter(feed.dataset))[0][0, 0]) == whole[18]
+    # Told once; what nobody took is forgotten.
+    positions_of(dataset)[0].offset_of_resumed = 7
+    feed = Feed(dataset)
+    feed.begin(0, 0)
+    assert positions_of(dataset)[0].next_of_fit == 5
+
+
+def test_a_cache_behind_a_shuffled_shard_is_refused():
+    for cached in (make("arrays").cache(), make("dataset").map(lambda x, y: (x, y)).cache()):
+        with pytest.raises(ValueError, match=r"cache before `tf_hips\.shard`"):
+            Feed(cached.prefetch(1))
+    in_order = shard(X, 2, group=1, groups=2, seed=4, shuffle=False).cache()
+    source = tf.data.Dataset.from_tensor_slices(X).cache()
+    for fine in (in_order, shard(source, 2, group=1, groups=2, seed=4)):
+        Feed(fine)
+
+
+def test_predictions_and_evaluations_need_all_rows():
+    def of(data=X, batch_size=2, **options):
+        return shard(data, batch_size, group=1, groups=2, seed=4, **options).prefetch(1)
+
+    uncounted = tf.data.Dataset.from_tensor_slices(X).filter(lambda x: True)
+    remedy = r"shuffle=False, drop_remainder=False\)`. Received: a shard that "
+    for dataset, method, told in (
+        (of(), "predict", "is shuffled$"),
+        (of(shuffle=False, batch_size=5), "predict", "leaves out rows"),
+        (of(batch_size=5), "predict", "is shuffled and leaves out rows"),
+        (of(batch_size=5), "evaluate", "leaves out rows"),
+        (of(uncounted), "evaluate", "leaves out rows"),
+        (of(uncounted, shuffle=5, drop_remainder=False), "predict", "is shuffled$"),
+    ):
+        with pytest.raises(ValueError, match=f"`{method}` must have .*{remedy}{told}"):
+            check_whole(dataset, method)
+    for dataset, method in (
+        (of(), "evaluate"),
+        (of(shuffle=False), "predict"),
+        (of(uncounted, shuffle=1, drop_remainder=False), "predict"),
+        (of(uncounted.repeat(), shuffle=False), "evaluate"),
+        (tf.data.Dataset.range(3), "predict"),
+    ):
+        check_whole(dataset, method)

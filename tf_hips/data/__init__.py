@@ -5,7 +5,7 @@ The lowest layer: it knows neither strategies nor Horovod.
 """
 
 from tf_hips.data.feed import Feed
-from tf_hips.data.position import Position, positions_of
+from tf_hips.data.position import Position, check_whole, positions_of
 from tf_hips.data.shards import shard
 
-__all__ = ["Feed", "Position", "positions_of", "shard"]
+__all__ = ["Feed", "Position", "check_whole", "positions_of", "shard"]

@@ -47,8 +47,14 @@ class Feed:
             initial_epoch: as it was given to `fit`.
             steps_per_epoch: as it was given to `fit`.
             steps_per_execution: as it was given to `compile`.
+
+        Raises:
+            ValueError: a cache keeps the order of one epoch for all.
         """
+        _check_caches(dataset)
         self._positions = positions_of(dataset)
+        for position in self._positions:
+            position.offset_of_resumed = None  # what a `fit` that failed may have left
         self._initial_epoch = initial_epoch
         self._length = known_length(dataset)
         self._length_of_pass = _length_of_pass(dataset)
@@ -84,6 +90,8 @@ class Feed:
         Raises:
             ValueError: the data cannot begin there.
         """
+        if not self._has_begun:
+            self._take_up()
         number = self._first + epoch - self._initial_epoch
         if self._steps_per_epoch is None:
             self._begin_pass(number, first_step)
@@ -93,6 +101,15 @@ class Feed:
         self._has_begun = True
         for position in self._positions:
             position.next_of_fit = number + 1
+
+    def _take_up(self) -> None:
+        """Counts on as the `fit` did that is taken up again, if one is."""
+        offsets = [one.offset_of_resumed for one in self._positions]
+        told = [offset for offset in offsets if offset is not None]
+        if told:
+            self._first = max(told) + self._initial_epoch
+        for position in self._positions:
+            position.offset_of_resumed = None
 
     def _begin_pass(self, number: int, skipped: int) -> None:
         for position in self._positions:
@@ -112,6 +129,17 @@ class Feed:
             self._begin_pass(*divmod(number * steps + first_step, self._length_of_pass))
         else:
             self._begin_pass(self._first, done)
+
+
+def _check_caches(dataset: tf.data.Dataset) -> None:
+    for one in ancestry(dataset):
+        is_cache = type(one).__name__.lstrip("_") == "CacheDataset"
+        if is_cache and any(position.is_shuffled for position in positions_of(one)):
+            raise ValueError(
+                "A dataset must not be cached behind a shuffle, for every epoch would have the "
+                "order of the first: cache before `tf_hips.shard`. Received: `.cache()` behind a "
+                "shard that is shuffled"
+            )
 
 
 def _length_of_pass(dataset: tf.data.Dataset) -> int | None:

@@ -33,16 +33,29 @@ class Position:
     Attributes:
         next_of_fit: the epoch after the last one that a `fit` began or that was set. Other passes
             do not count here: one rank may have looked at a batch, and the others not.
+        offset_of_resumed: how much further a `fit` that is taken up again counts here than Keras
+            counts its epochs; None where none is. Set before the first epoch of that `fit`.
+        is_shuffled: whether every epoch has another order.
+        drops: whether an epoch may leave rows out.
     """
 
-    def __init__(self, make_variable: MakeVariable = make_plain_variable) -> None:
+    def __init__(
+        self,
+        make_variable: MakeVariable = make_plain_variable,
+        *,
+        is_shuffled: bool = False,
+    ) -> None:
         """Starts with epoch 0.
 
         Args:
             make_variable: makes a variable of a value and a name.
+            is_shuffled: whether every epoch has another order.
         """
         self._next = make_variable(tf.constant(0, tf.int64), "epoch")
         self.next_of_fit = 0
+        self.offset_of_resumed: int | None = None
+        self.is_shuffled = is_shuffled
+        self.drops = False
 
     def set(self, epoch: Any) -> None:
         """Makes the next pass that begins epoch number `epoch`, from 0.
@@ -82,6 +95,32 @@ def positions_of(dataset: tf.data.Dataset) -> list[Position]:
     """
     found = (getattr(one, _ATTRIBUTE, None) for one in ancestry(dataset))
     return list(dict.fromkeys(position for position in found if position is not None))
+
+
+def check_whole(dataset: tf.data.Dataset, method: str) -> None:
+    """Refuses shards whose results would be those of other rows, or in another order.
+
+    Args:
+        dataset: what a method of a model is about to go through.
+        method: "predict", which must have all rows in order; or "evaluate", which must have all.
+
+    Raises:
+        ValueError: a shard leaves rows out, or is shuffled where the order counts.
+    """
+    positions = positions_of(dataset)
+    told = [
+        text
+        for text, is_so in (
+            ("is shuffled", any(one.is_shuffled for one in positions) and method == "predict"),
+            ("leaves out rows", any(one.drops for one in positions)),
+        )
+        if is_so
+    ]
+    if told:
+        raise ValueError(
+            f"`{method}` must have all rows, in order: `tf_hips.shard(..., shuffle=False, "
+            f"drop_remainder=False)`. Received: a shard that {' and '.join(told)}"
+        )
 
 
 def ancestry(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

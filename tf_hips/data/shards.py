@@ -41,7 +41,8 @@ def shard(
         ValueError: an argument is out of range, or the data cannot be sharded.
     """
     _check(batch_size, seed, shuffle, data)
-    position = Position(make_variable)
+    joined = groups * batch_size
+    position = Position(make_variable, is_shuffled=shuffle is True or shuffle > 1)
     common: dict[str, Any] = {
         "group": group,
         "groups": groups,
@@ -61,8 +62,18 @@ def shard(
         length = arrays.num_rows(tensors)
         _check_length(length, batch_size, groups, drop_remainder)
         result = arrays.batches(tensors, batch_size, is_shuffled=bool(shuffle), **common)
-    joined = groups * batch_size
-    if length is not None and drop_remainder and length % joined and group == 0:
+    is_endless = length is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY
+    position.drops = drop_remainder and not is_endless and (length is None or length % joined > 0)
+    if position.drops and length is None and group == 0 and joined > 1:
+        log.warning(
+            "shard: up to %d rows of each epoch are left out%s, so that %d workers take equal "
+            "steps of %d rows.",
+            joined - 1,
+            ", others each time" if shuffle else ", the last ones",
+            groups,
+            batch_size,
+        )
+    elif position.drops and length is not None and group == 0:
         log.warning(
             "shard: each epoch leaves out %d of %d rows%s, so that %d workers take %d equal steps "
             "of %d rows.",
