@@ -152,3 +152,23 @@ def test_errors_say_what_is_wrong():
     warmup = LearningRateWarmup(0.4, warmup_epochs=1, scale=2, steps_per_epoch=3)
     model.fit(data, verbose=0, callbacks=[warmup])
     assert float(model.optimizer.learning_rate) == pytest.approx(0.4)
+
+
+def test_every_fit_warms_up_to_the_rate_it_finds():
+    import keras
+
+    from tf_hips.callbacks import LearningRateWarmup
+
+    warmup = LearningRateWarmup(warmup_steps=4, scale=2)
+    for rate in (0.8, 0.2):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(rate), "mse")
+        warmup.set_model(model)
+        assert warmup.rate(9) == np.float32(rate)
+    # Broken off in the middle, it goes on to the rate that it had found.
+    warmup.on_epoch_begin(0)
+    warmup.set_params({"steps": 9})
+    warmup.on_train_batch_begin(0)
+    assert float(model.optimizer.learning_rate) < 0.2
+    warmup.set_model(model)
+    assert warmup.rate(9) == np.float32(0.2)

@@ -8,6 +8,6 @@ business and need no callback.
 
 from tf_hips.callbacks.backup import BackupAndRestore
 from tf_hips.callbacks.learning_rate import LearningRateMultiplier, LearningRateWarmup
-from tf_hips.callbacks.resuming import first_step
+from tf_hips.callbacks.resuming import first_step as first_step  # of the strategies only
 
-__all__ = ["BackupAndRestore", "LearningRateMultiplier", "LearningRateWarmup", "first_step"]
+__all__ = ["BackupAndRestore", "LearningRateMultiplier", "LearningRateWarmup"]

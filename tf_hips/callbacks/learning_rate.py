@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 Multiplier = Callable[[float], float]
 
@@ -38,7 +39,8 @@ class _Rate(keras.callbacks.Callback):
             raise ValueError(
                 f"`steps_per_epoch` must be at least 1. Received: steps_per_epoch={steps_per_epoch}"
             )
-        self._initial = initial_lr
+        self._given = self._initial = initial_lr
+        self._last: tuple[Any, float] | None = None
         self._given_steps = steps_per_epoch
         self._epoch = 0
 
@@ -58,7 +60,9 @@ class _Rate(keras.callbacks.Callback):
                 f"{type(self).__name__} to set it; a schedule computes it from the steps. "
                 f"Received: learning_rate={current}"
             )
-        if self._initial is None:
+        # Every `fit` has its own, unless the last one was broken off in the middle of this.
+        is_own = self._last is not None and self._last == (optimizer, current)
+        if self._given is None and not is_own:
             self._initial = current
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -83,6 +87,8 @@ class _Rate(keras.callbacks.Callback):
 
     def _set(self, rate: float) -> None:
         self.model.optimizer.learning_rate = rate
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        self._last = optimizer, float(np.float32(rate))
 
 
 class LearningRateWarmup(_Rate):
