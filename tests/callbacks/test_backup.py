@@ -298,3 +298,63 @@ def test_a_backup_of_another_run_is_refused_by_name(tmp_path):
             callbacks(tmp_path, **wrong)
     with pytest.raises(ValueError, match="`directory` must not be empty"):
         callbacks("")
+
+
+def stopping_at(epoch, batch=None):
+    """Sets `stop_training`, as what sees that its machine is to go."""
+    import keras
+
+    class Preempted(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, number, logs=None):
+            if (self.epoch, number) == (epoch, batch):
+                self.model.stop_training = True
+
+        def on_epoch_end(self, number, logs=None):
+            if batch is None and number == epoch:
+                self.model.stop_training = True
+
+    return Preempted()
+
+
+@pytest.mark.parametrize(
+    ("batch", "name"), [(None, "epoch-2-step-0"), (5, "epoch-2-step-0"), (2, "epoch-1-step-3")]
+)
+def test_a_run_that_is_asked_to_stop_goes_on(tmp_path, batch, name):
+    model = build()
+    history = train(model, callbacks()[1])
+    # No backup is due where it stops.
+    _, used = callbacks(tmp_path / "backup", save_freq=5)
+    train(build(), [*used, stopping_at(1, batch)])
+    assert max(path.name for path in (tmp_path / "backup").iterdir()).endswith(name)
+    resumed = build()
+    resumed_history = train(resumed, callbacks(tmp_path / "backup", save_freq=5)[1])
+    assert_same(model, history, resumed, resumed_history)
+    assert not (tmp_path / "backup").exists()
+    # In the last epoch it is over all the same.
+    train(build(), [*callbacks(tmp_path / "backup")[1], stopping_at(2)])
+    assert not (tmp_path / "backup").exists()
+
+
+def test_what_stops_with_a_loss_that_is_no_number_is_not_saved(tmp_path):
+    import keras
+
+    _, used = callbacks(tmp_path)
+    poison = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: (
+            epoch and model.set_weights([weight * np.nan for weight in model.get_weights()])
+        )
+    )
+    model = build()
+    train(model, [*used, poison, keras.callbacks.TerminateOnNaN()])
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001-epoch-1-step-0"]
+
+
+def test_a_directory_that_cannot_be_is_told_before_the_first_epoch(tmp_path):
+    (tmp_path / "file").write_text("")
+    steps, used = callbacks(tmp_path / "file" / "backup")
+    with pytest.raises(NotADirectoryError):
+        train(build(), used)
+    assert not steps

@@ -153,13 +153,22 @@ def _go_on(folder):
 
     import tensorflow as tf
 
+    from tf_hips.callbacks import folder as backups_folder
     from tf_hips.comm import primitives
-    from tf_hips.errors import ProtocolError
+    from tf_hips.errors import PeerError, ProtocolError
 
     rank = primitives.rank()
     names = {path.name for path in (folder / "onebit").iterdir()}
     assert names == {"00000001-epoch-0-step-4", "00000002-epoch-1-step-2"}
     assert not (folder / "onebit" / "00000002-epoch-1-step-2" / "rank-2.json").exists()
+
+    # A directory of each rank's own is told before anything is trained.
+    backups_folder._PATIENCE_S = 0.1
+    model = make(ring("onebit"))
+    with pytest.raises((FileNotFoundError, PeerError), match="on a file system that all ranks"):
+        fit(model, "onebit", folder / f"of-{rank}")
+    assert not model.optimizer.iterations.numpy()
+    assert not [*folder.glob("of-*/onebit/.*"), *folder.glob("of-*/onebit/*")]
 
     # Another run is refused on all ranks, and nothing is lost by trying.
     model = make(ring("terngrad"))
@@ -208,8 +217,12 @@ def _go_on(folder):
 def _parties(folder):
     import shutil
 
+    from tests.strategies import training
     from tests.strategies.test_hierarchical_ps import SITES, _configs
     from tf_hips import CompressedRing, HierarchicalPS
+    from tf_hips.callbacks import BackupAndRestore
+    from tf_hips.config import Run
+    from tf_hips.data import shard
 
     # The residuals of two ranks cannot go on in one.
     with pytest.raises(ValueError, match="number of ranks is 1 and was 2"):
@@ -218,7 +231,39 @@ def _parties(folder):
         fit(make(CompressedRing()), "onebit", folder / "of two")
 
     whole, stopped, resumed = _configs()
-    place = folder / whole.uplink.site
+
+    # One process: the second `fit` of the same data is broken off, and goes on in the same order.
+    def second_fit(model, rows, stop_at=None):
+        import keras
+
+        class Stopping(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == stop_at:
+                    raise Stop
+
+        backup = BackupAndRestore(folder / f"second-{whole.uplink.site}")
+        model.fit(rows, epochs=3, verbose=0, callbacks=[backup, Stopping()])
+
+    def first_fit(seed):
+        strategy = CompressedRing(config=Run(seed=seed))
+        model = make(strategy)
+        rows = shard(training.data(24), BATCH, group=0, groups=1, seed=3)
+        model.fit(rows, epochs=2, verbose=0)
+        return strategy, model, rows
+
+    strategy, model, rows = first_fit(1)
+    second_fit(model, rows)
+    expected = bits(strategy, model)
+    strategy, model, rows = first_fit(1)
+    with pytest.raises(Stop):
+        second_fit(model, rows, stop_at=2)
+    with pytest.raises(ValueError, match="seed is 2 and was 1"):
+        second_fit(*first_fit(2)[1:])
+    second_fit(model, rows)
+    assert bits(strategy, model) == expected
+
+    # Parties share a directory.
+    place = folder / "parties" / whole.uplink.site
     strategy = HierarchicalPS(config=whole)
     model = make(strategy)
     expected = fit(model, "parties")[0], bits(strategy, model)
@@ -227,17 +272,18 @@ def _parties(folder):
     strategy = HierarchicalPS(config=stopped)
     model = make(strategy)
     with pytest.raises(Stop):
-        fit(model, "parties", place, stop_at=(1, 4))
+        fit(model, "parties", folder, stop_at=(1, 4))
     strategy.close("stopped by the test")
     if whole.uplink.site == SITES[0]:  # as if this party had been stopped a moment earlier
-        shutil.rmtree(place / "parties" / "00000005-epoch-1-step-4")
+        shutil.rmtree(place / "00000005-epoch-1-step-4")
 
     # A new run of a new server: rounds are counted from 0 again.
     strategy = HierarchicalPS(config=resumed)
     model = make(strategy)
-    history, steps = fit(model, "parties", place)
+    history, steps = fit(model, "parties", folder)
     assert steps[0] == [1, 2]
     assert (history, bits(strategy, model)) == expected
+    assert not place.exists()
     strategy.close()
 
 

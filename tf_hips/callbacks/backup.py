@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`BackupAndRestore`: a run that is stopped at any moment goes on at the step, bit for bit.
 
-Written together, into one directory for all ranks of a party:
+Written together, into one directory for all ranks of a party; of several parties, each has a folder
+of its name in there:
 
-    meta.json          what the run must be to go on: workers, compression, seed, model; position
+    meta.json          what the run must be to go on: workers, compression, seed, model; position,
+                       and how the data count their epochs
     shared.*           variables that are equal on all ranks, by rank 0
     rank-<r>.*         variables that are not
     rank-<r>.strategy.* residuals and numbers of steps of the strategy
@@ -17,7 +19,9 @@ what was right at its beginning.
 Invariant: a backup is whole or not seen (see `folder`), and all ranks take up the same one.
 """
 
+import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +48,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
 
     Give it to `fit` on all workers, with one directory for all ranks of a party, on a file system
-    that all of them see. It moves itself to the end of the callbacks, so it saves what the others
-    have changed. What is restored, and what is not: docs/resume.md.
+    that all of them see; parties may share it. It moves itself to the end of the callbacks, so it
+    saves what the others have changed. What is restored, and what is not: docs/resume.md.
     """
 
     def __init__(
@@ -63,7 +67,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 epochs.
             keep: backups to keep; the newest is taken up. Parties that stop at different moments
                 need 2.
-            delete_checkpoint: whether to delete the backups when `fit` has ended well.
+            delete_checkpoint: whether to delete the backups when `fit` has made its last epoch. One
+                that was stopped before (`model.stop_training`) leaves a backup.
 
         Raises:
             ValueError: an argument is out of range.
@@ -79,6 +84,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise ValueError(f"`keep` must be at least 1. Received: keep={keep}")
         if not str(directory):
             raise ValueError("`directory` must not be empty. Received: directory=''")
+        self._directory = Path(directory)
         self._folder = BackupFolder(directory)
         self._save_freq = save_freq
         self._keep = keep
@@ -91,11 +97,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._last_step = 0
         self._steps_since = 0
         self._is_due = False
+        self._is_cut = False  # whether an epoch was stopped in its middle
+        self._next_epoch = 0
 
     def set_model(self, model: keras.Model) -> None:
         """Remembers the model, and comes after the other callbacks from now on."""
         super().set_model(model)
         self._peers = Peers(model)
+        # Parties count and write their backups each for itself.
+        site = self._peers.site
+        self._folder = BackupFolder(self._directory / site if site else self._directory)
         self._others = resuming.put_last(self)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -103,16 +114,21 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         Raises:
             ValueError: the backup is of another run; says what is different.
+            FileNotFoundError: the ranks do not share the directory.
             PeerError: another rank cannot take it up.
         """
         self._forget()
         resuming.begin_anew(self.model)
+        self._probe()
         backup = self._choose()
         if backup is None:
             return
         self._peers.together(lambda: self._check(backup))
         self._restore(backup)
         self._resumed = backup
+        self._next_epoch = backup.epoch
+        if self._peers.strategy is not None:
+            resuming.go_on_counting(self.model, self._meta(backup)["data_offset"])
         resuming.go_on(self.model, backup.epoch, backup.step)
         self._outer_epoch = self.model._initial_epoch
         self.model._initial_epoch = backup.epoch
@@ -122,6 +138,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Leaves out the steps of a resumed epoch that have been done."""
         self._epoch = epoch
         self._last_step = 0
+        self._is_cut = False
         backup = self._resumed
         if backup is None or backup.epoch != epoch:
             return
@@ -136,37 +153,67 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves every `save_freq` steps."""
+        """Saves every `save_freq` steps, and when something stops the epoch here."""
         step = batch + 1
         self._steps_since += step - self._last_step
         self._last_step = step
-        if self._save_freq == "epoch" or self._steps_since < int(self._save_freq):
-            return
-        self._steps_since = 0
         num_steps = (self.params or {}).get("steps")
-        if num_steps is not None and step >= num_steps:
-            self._is_due = True  # after validation, and what the other callbacks do then
-        else:
+        is_last = num_steps is not None and step >= num_steps
+        is_due = self._save_freq != "epoch" and self._steps_since >= int(self._save_freq)
+        if is_due:
+            self._steps_since = 0
+        if is_last:
+            self._is_due = is_due  # after validation, and what the other callbacks do then
+        elif self.model.stop_training:
+            # All ranks stop here, or none may: one that goes on alone is an error.
+            self._is_cut = True
+            if all(self._peers.gather(_is_sane(logs))):
+                self._save(self._epoch, step)
+        elif is_due:
             self._save(self._epoch, step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves at the end of an epoch, unless it is the last because something stops the run.
+        """Saves at the end of an epoch, and always where it is the last because something stops.
 
-        Then there is nothing to go on with: what is taken up after all stops there again.
+        What stops because of a loss that is no number is not saved: better what was before.
         """
-        if self._save_freq == "epoch" or self._is_due:
-            self._is_due = False
-            if not any(self._peers.gather(bool(self.model.stop_training))):
-                self._save(epoch + 1, 0)
+        is_due, self._is_due = self._save_freq == "epoch" or self._is_due, False
+        if self._is_cut:
+            return
+        self._next_epoch = epoch + 1
+        wishes = self._peers.gather_from_all(
+            [bool(self.model.stop_training), _is_sane(logs)], "backups before a stop"
+        )
+        if any(stops for stops, _ in wishes):
+            is_due = all(is_sane for _, is_sane in wishes)
+        if is_due:
+            self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Deletes the backups, when all ranks are done."""
+        """Deletes the backups, when all workers have made the last epoch."""
         if self._resumed is not None:
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
         if self._delete:
-            self._peers.gather(None)
-            self._peers.on_first(self._folder.clear)
+            num_epochs = (self.params or {}).get("epochs")
+            is_over = num_epochs is None or self._next_epoch >= num_epochs
+            if all(self._peers.gather_from_all(is_over, "the end of the run")):
+                self._peers.on_first(self._clear)
+
+    def _probe(self) -> None:
+        """Raises now, not after an epoch, where the ranks do not see one directory."""
+        name = self._peers.on_first(self._folder.write_probe)
+        try:
+            self._peers.together(lambda: self._folder.find_probe(name))
+        finally:
+            if self._peers.rank == 0:
+                self._folder.drop_probe(name)
+
+    def _clear(self) -> None:
+        self._folder.clear()
+        if self._folder.path != self._directory:
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()  # the last party does
 
     # Saving.
 
@@ -176,6 +223,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         has_seed = snapshot.global_seed_generator() is not None
         entries = snapshot.entries(self.model, metrics=step > 0, seed=has_seed)
         own = self._own(entries)
+        data_offset = None
+        if self._peers.strategy is not None:
+            data_offset = resuming.data_offset(self.model, self._epoch)
 
         def start() -> list[int]:
             numbers = [backup.number for backup in folder.backups()]
@@ -200,6 +250,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "entries": [entry.kind for entry in entries],
                 "own": own,
                 "steps_per_epoch": (self.params or {}).get("steps"),
+                "data_offset": data_offset,
             }
             (draft / _META).write_text(json.dumps(meta), encoding="utf-8")
             folder.finish(backup)
@@ -251,6 +302,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._peers.strategy is not None:
             facts = self._peers.strategy.state.facts()
             facts.pop("rank", None)  # told by the names of the files
+            # Orders of data and noise of layers are functions of it, whatever the compression.
+            facts["seed"] = self._peers.strategy._run.seed
         optimizer = self.model.optimizer
         return {
             **facts,
@@ -400,6 +453,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         text = (self._folder.place(backup) / _META).read_text("utf-8")
         meta: dict[str, Any] = json.loads(text)
         return meta
+
+
+def _is_sane(logs: Any) -> bool:
+    loss = (logs or {}).get("loss")
+    return loss is None or math.isfinite(float(loss))
 
 
 def _parts(entries: list[Entry], meta: dict[str, Any]) -> tuple[list[Entry], list[Entry]]:

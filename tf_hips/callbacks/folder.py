@@ -14,10 +14,15 @@ import dataclasses
 import os
 import re
 import shutil
+import time
+import uuid
 from pathlib import Path
 
 _NAME = re.compile(r"(\d{8,})-epoch-(\d+)-step-(\d+)")
 _WRITING, _DELETING = ".writing-", ".deleting-"
+_PROBE = ".probe-"
+# A remote file system may show a new file late.
+_PATIENCE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -46,6 +51,32 @@ class BackupFolder:
     def __init__(self, directory: str | Path) -> None:
         """Looks at `directory`, which need not exist."""
         self.path = Path(directory)
+
+    def write_probe(self) -> str:
+        """Makes the directory and a file in it; returns the file's name."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        name = f"{_PROBE}{uuid.uuid4().hex}"
+        (self.path / name).touch()
+        return name
+
+    def find_probe(self, name: str) -> None:
+        """Looks for what another rank wrote.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (self.path / name).exists():
+            if time.monotonic() > deadline:
+                raise FileNotFoundError(
+                    "`directory` must be on a file system that all ranks share. Received: "
+                    f"{self.path}, where a rank does not see what rank 0 wrote"
+                )
+            time.sleep(0.1)
+
+    def drop_probe(self, name: str) -> None:
+        """Deletes the file that `write_probe` made."""
+        (self.path / name).unlink(missing_ok=True)
 
     def backups(self) -> list[Backup]:
         """All whole backups, oldest first."""

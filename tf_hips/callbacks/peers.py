@@ -27,6 +27,9 @@ class Peers:
         self.strategy = strategy if hasattr(strategy, "sample_group") else None
         self.rank = primitives.rank() if self.strategy is not None else 0
         self.size = primitives.size() if self.strategy is not None else 1
+        uplink = None if self.strategy is None else self.strategy._run.uplink
+        # This party's name, where there are several.
+        self.site: str | None = None if uplink is None else uplink.site
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks of the party, in rank order."""

@@ -99,6 +99,25 @@ def set_epoch(model: keras.Model, epoch: int) -> None:
             position.set(epoch)
 
 
+def data_offset(model: keras.Model, epoch: int) -> int | None:
+    """How much further sharded data count than the running `fit` counts its epochs.
+
+    Only where a strategy tells the data its epochs; None without such data.
+
+    Args:
+        model: the model whose `fit` runs.
+        epoch: the one that runs, or has just ended.
+    """
+    counted = [position.next_of_fit - 1 for position in _positions(_Fit(model).data)]
+    return max(counted) - epoch if counted else None
+
+
+def go_on_counting(model: keras.Model, offset: int | None) -> None:
+    """Lets the data of the `fit` that begins count on from `data_offset`."""
+    for position in _positions(_Fit(model).data):
+        position.offset_of_resumed = offset
+
+
 def leave_out(model: keras.Model, epoch: int, step: int, begin: Callable[[Any], None]) -> None:
     """Lets the epoch that `fit` is about to begin start at a step in its middle.
 
