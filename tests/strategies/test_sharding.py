@@ -124,12 +124,19 @@ def test_two_ranks_share_rows():
     with pytest.raises(ValueError, match="`dataset` must come from"):
         set_epoch(tf.data.Dataset.range(3), 1)
 
-    # Another strategy in this process: whose workers is no longer clear.
-    other = CompressedRing(config=config.Run(seed=5))
-    with pytest.raises(ValueError, match="2 strategies made"):
+    # The same strategy made again, as in a notebook: the same workers share alike.
+    again = CompressedRing(config=config.Run(seed=5))
+    assert firsts(shard(x, 8).map(lambda batch: batch * 2.0)) == first
+    assert gather(x[rank::2]).tobytes() == x.tobytes()
+    # One with another seed: whose shares is no longer clear, unless the old one is gone.
+    other = CompressedRing(config=config.Run(seed=6))
+    with pytest.raises(ValueError, match="3 strategies made"):
         shard(x, 8)
-    with other.scope():
+    with again.scope():
         assert firsts(shard(x, 8).map(lambda batch: batch * 2.0)) == first
+    other.in_a_cycle = other
+    del other
+    assert firsts(shard(x, 8).map(lambda batch: batch * 2.0)) == first
 
 
 def _share_over_parties():

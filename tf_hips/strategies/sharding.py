@@ -5,6 +5,7 @@ Of the strategy only the number of this worker's group, the number of groups and
 are asked; the batches are `tf_hips.data`'s.
 """
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ def shard(
             what is left out is said once. False leaves nothing out, and workers may have different
             numbers of rows and steps, as `evaluate` and `predict` allow.
         seed: of the shuffling, the same on all workers; None takes the run's.
-        strategy: whose workers; None takes that of the scope, or else the only one of this process.
+        strategy: whose workers; None takes that of the scope, or else the only one of this process,
+            or any of several that have the same workers and seed.
 
     Returns:
         A dataset of batches with the structure of `data`, for `fit`, `evaluate`, `predict` or a
@@ -165,13 +167,17 @@ def _found(strategy: Any) -> Any:
     if strategy is None and tf.distribute.has_strategy():
         strategy = tf.distribute.get_strategy()
     if strategy is None:
+        if len(hooks.live()) > 1:
+            gc.collect()  # a strategy that was made anew may have left the old one in a cycle
         live = hooks.live()
-        if len(live) != 1:
+        live = [one for one in live if not getattr(one, "_is_closed", False)] or live
+        if len({(one.sample_group(), one._run.seed) for one in live}) != 1:
             raise ValueError(
                 "`strategy` must say whose workers share the data, unless this process has made "
-                f"one strategy, and no other. Received: strategy=None, {len(live)} strategies made"
+                "one strategy, or several with the same workers and seed. Received: strategy=None, "
+                f"{len(live)} strategies made"
             )
-        [strategy] = live
+        strategy = live[0]
     if not hasattr(strategy, "sample_group"):
         raise ValueError(
             f"`strategy` must be one of tf_hips. Received: strategy={type(strategy).__name__}"
