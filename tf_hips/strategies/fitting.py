@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from tf_hips.comm import primitives, watchdog
-from tf_hips.data import positions_of
+from tf_hips.data import check_whole, positions_of
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies import hooks, logs
 from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
@@ -88,10 +88,16 @@ class Fitting:
     def evaluate(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """Evaluates; the result is that of all workers' rows."""
         arguments = _named(method, args, kwargs)
+        _check_rows(arguments, "evaluate")
         if not self._running and self._strategy.global_rank:
             arguments["verbose"] = _quiet(arguments)
         with self._as("evaluate", model):
             return self._failures.translated(method)(**arguments)
+
+    def predict(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
+        """Predicts for this worker's rows; waits for nobody."""
+        _check_rows(_named(method, args, kwargs), "predict")
+        return method(*args, **kwargs)
 
     def train_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """One step; returns loss and metrics of all workers' batches."""
@@ -231,6 +237,11 @@ def _check(model: keras.Model, strategy: Any) -> None:
             f"The optimizer of `{model.name}` must be made inside the scope of the model's "
             f"strategy. Received: an optimizer made under {type(made_in).__name__}"
         )
+
+
+def _check_rows(arguments: dict[str, Any], name: str) -> None:
+    if isinstance(arguments.get("x"), tf.data.Dataset):
+        check_whole(arguments["x"], name)
 
 
 def _named(method: Method, args: Any, kwargs: Any) -> dict[str, Any]:

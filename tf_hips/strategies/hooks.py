@@ -5,7 +5,7 @@ Keras tells a strategy little: not which model runs, nor which optimizer reduces
 ends. Each wrapper here passes what Keras knows to the strategy that is at work, and is Keras' own
 method, unchanged, for models and optimizers that have nothing to do with ours.
 
-    keras.Model               compile, fit, evaluate, train_on_batch, test_on_batch: see `fitting`
+    keras.Model               compile, fit, evaluate, predict, *_on_batch: see `fitting`
                               save, save_weights, export: one rank writes; so do the functions
                               of `keras.saving`
     keras.optimizers          gradients are reduced with their variables and their optimizer, and
@@ -33,6 +33,7 @@ _METHODS = (
     "compile",
     "fit",
     "evaluate",
+    "predict",
     "train_on_batch",
     "test_on_batch",
     "_get_metrics_result_or_logs",
