@@ -26,9 +26,9 @@ def test_what_one_rank_does_alone():
     assert len(list(shard(own, 8))) == 1
     with strategy.scope():
         model = training.build(keras.optimizers.Adam(0.01))
-    with pytest.raises(ValueError, match="`predict` must have all rows, in order.*is shuffled"):
+    with pytest.raises(ValueError, match=r"`predict` must have all rows, in order.*is shuffled"):
         model.predict(shard(own[0], 8), verbose=0)
-    with pytest.raises(ValueError, match="`evaluate` must have all rows.*leaves out rows"):
+    with pytest.raises(ValueError, match=r"`evaluate` must have all rows.*leaves out rows"):
         model.evaluate(shard([array[:15] for array in own], 4), verbose=0)
     training.fit(model, own)
 

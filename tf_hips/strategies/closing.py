@@ -156,7 +156,8 @@ class AtEpochEnds(_Passing):
 def _replicated(model: keras.Model) -> list[Any]:
     """What must be equal on all workers: the optimizer's variables, and what it trains.
 
-    The learning rate comes early: where it differs all differs, and it is the cause. Gradients that are still being accumulated are each worker's own.
+    The learning rate comes early: where it differs all differs, and it is the cause. Gradients that
+    are still being accumulated are each worker's own.
     """
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
