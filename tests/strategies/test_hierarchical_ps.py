@@ -192,9 +192,9 @@ def test_two_parties_train_as_one(tmp_path, worker_counts):
         mine = [event for event in events if event["site"] == site and event["rank"] == 0]
         rounds = [event for event in mine if event["event"] == "round"]
         assert [event["round"] for event in rounds] == list(range(20))
-        # Weights and two numbers: slots that no step has touched need not cross the slow tier.
+        # Weights, two numbers, and one for each slot that no step has touched.
         [begun] = [event for event in mine if event["event"] == "first_sync"]
-        assert 652 < begun["bytes"] <= 652 + 16
+        assert 652 < begun["bytes"] <= 652 + 16 + 8 * 4
         assert all(event["sent"] > 0 and event["received"] > 0 for event in rounds)
         [left] = [event for event in mine if event["event"] == "left"]
         assert left["reason"] is None

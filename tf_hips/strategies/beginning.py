@@ -178,18 +178,26 @@ class Beginning:
         """Makes `variables` equal over the parties; called once, on all ranks."""
         slots: set[int] = set()
         if optimizer is not None and int(optimizer.iterations.numpy()) == 0:
-            # Slots that no step has touched begin equal everywhere: they need not cross the slow
-            # tier. A party that has made steps already sends more, and the server says so.
+            # Slots that no step has touched are of one number each, nearly all: that crosses the
+            # slow tier, not the slot. (ScheduleFreeAdamW has one that begins as the weight.) A
+            # party that has made steps already sends more, and the server says so.
             slots = {id(slot) for slot in _unique(optimizer.variables) if slot.shape.rank}
-        sent = [place for place, variable in enumerate(variables) if id(variable) not in slots]
         first_sync = self.first_sync
 
         def exchange(values: list[np.ndarray]) -> list[np.ndarray]:
-            synced = first_sync([values[place] for place in sent]) if first_sync else []
-            results = list(values)
-            for place, value in zip(sent, synced, strict=True):
-                results[place] = value
-            return results
+            is_short = [
+                id(variable) in slots and value.size > 0 and bool(np.all(value == value.flat[0]))
+                for variable, value in zip(variables, values, strict=True)
+            ]
+            sent = [
+                value.reshape(-1)[:1] if short else value
+                for value, short in zip(values, is_short, strict=True)
+            ]
+            synced = first_sync(sent) if first_sync else sent
+            return [
+                np.broadcast_to(one, value.shape) if short else one
+                for one, value, short in zip(synced, values, is_short, strict=True)
+            ]
 
         synchronise(variables, exchange)
 

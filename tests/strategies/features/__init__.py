@@ -86,11 +86,13 @@ class Feature:
         name: its function's name, with the parameter in brackets.
         check: runs it on one rank.
         is_alone: whether it is about one worker.
+        share: number of the parameter among those of the function; None without parameters.
     """
 
     name: str
     check: Callable[[Any], None]
     is_alone: bool
+    share: int | None
 
 
 _registry: dict[str, Feature] = {}
@@ -102,13 +104,22 @@ def feature(
     """Registers the decorated function, which takes the job, and one of `each` if given."""
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
-        for parameter in each if each is not None else [None]:
-            name, call = check.__name__, check
-            if parameter is not None:
-                name, call = f"{name}[{parameter}]", functools.partial(check, parameter=parameter)
-            if name in _registry:
-                raise ValueError(f"Two features are called {name}.")
-            _registry[name] = Feature(name, call, alone)
+        if each is None:
+            features = [Feature(check.__name__, check, alone, None)]
+        else:
+            features = [
+                Feature(
+                    f"{check.__name__}[{parameter}]",
+                    functools.partial(check, parameter=parameter),
+                    alone,
+                    share,
+                )
+                for share, parameter in enumerate(each)
+            ]
+        for one in features:
+            if one.name in _registry:
+                raise ValueError(f"Two features are called {one.name}.")
+            _registry[one.name] = one
         return check
 
     return decorate
@@ -122,7 +133,11 @@ def everything() -> dict[str, Feature]:
 
 
 def cover(configuration: Configuration, *, is_full: bool = False) -> list[Feature]:
-    """The features that are shown in `configuration`: all, or the pairwise cover's share."""
+    """The features that are shown in `configuration`: all, or the pairwise cover's share.
+
+    In the cover a feature is shown in a pair of configurations; of one with parameters, each
+    parameter in one of them, so that all parameters together meet the pairs.
+    """
     features = everything().values()
     if configuration == ALONE:
         return [one for one in features if one.is_alone]
@@ -130,5 +145,12 @@ def cover(configuration: Configuration, *, is_full: bool = False) -> list[Featur
     return [
         one
         for place, one in enumerate(chosen)
-        if is_full or configuration.name in _PAIRS[place % len(_PAIRS)]
+        if is_full or configuration.name in _configurations(place, one.share)
     ]
+
+
+def _configurations(place: int, share: int | None) -> tuple[str, ...]:
+    if share is None:
+        return _PAIRS[place % len(_PAIRS)]
+    pair = _PAIRS[share // 2 % len(_PAIRS)]
+    return (pair[share % 2],)

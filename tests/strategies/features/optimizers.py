@@ -70,6 +70,7 @@ def _descend(make, targets, share, run):
         for value, name in zip(initial, ("kernel", "bias"), strict=True)
     ]
     optimizer = make()
+    optimizer.build(variables)
 
     @tf.function
     def train():
@@ -110,7 +111,7 @@ def optimizer(job: Job, parameter):
     def distance(values):
         return sum(((value - point) ** 2).sum() for value, point in zip(values, aim, strict=True))
 
-    assert distance(weights) < distance(start)
+    assert distance(weights) < distance(start), (distance(weights), distance(start))
     if job.is_exact:
         expected, expected_slots = job.one_process(
             lambda: _descend(make, aim, 1.0, lambda step: step())
