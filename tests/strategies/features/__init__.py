@@ -68,6 +68,9 @@ CONFIGURATIONS = (
     ),
 )
 ALONE = Configuration("alone", "HierarchicalPS", "error_feedback(onebit)", (1,))
+# Configurations that the same processes can go through, one after the other: `make test` starts no
+# more than these, as most of a launch is TensorFlow's import.
+LAUNCHES = (("ring", "ring-onebit", "party"), ("parties", "parties-terngrad"), ("alone",))
 
 # Each meets both strategies, and gradients that are compressed and that are not.
 _PAIRS = (
@@ -123,6 +126,12 @@ def feature(
         return check
 
     return decorate
+
+
+def configurations(names: Iterable[str]) -> list[Configuration]:
+    """Configurations by their names."""
+    known = {one.name: one for one in (*CONFIGURATIONS, ALONE)}
+    return [known[name] for name in names]
 
 
 def everything() -> dict[str, Feature]:

@@ -23,7 +23,13 @@ import numpy as np
 import pytest
 
 from tests.strategies import training
-from tests.strategies.features import CONFIGURATIONS, Configuration, Feature, cover
+from tests.strategies.features import (
+    Configuration,
+    Feature,
+    configurations,
+    cover,
+    everything,
+)
 from tf_hips import config
 from tf_hips.comm import primitives
 from tf_hips.strategies import CompressedRing, HierarchicalPS, local
@@ -119,6 +125,7 @@ class Job:
         """Makes ready for a feature."""
         keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(100 + self.rank)
+        name = f"{self.configuration.name}.{name}"
         self._board.begin(name)
         self.folder = self._root / f"{name}-party{self.party}"
         self.folder.mkdir(exist_ok=True)
@@ -157,7 +164,7 @@ class Job:
         from tests.strategies.test_hierarchical_ps import serving
 
         self._runs += 1
-        run = f"run{self._runs}"
+        run = f"{self.configuration.name}-{self._runs}"
         server = self._servers.enter_context(serving(run)) if self.rank == 0 else None
         port = self._board.gather(server.port if server else None)[0]
         uplink = config.Uplink(
@@ -220,41 +227,44 @@ def close(mine: Any, theirs: Any, rtol: float = 1e-5, atol: float = 1e-6) -> Non
         np.testing.assert_allclose(one, other, rtol, atol, err_msg=f"number {place}")
 
 
-def run(configuration: str, folder: Path, names: Sequence[str], is_full: bool) -> None:
+def run(names: Sequence[str], folder: Path, chosen: Sequence[str], is_full: bool) -> None:
     """The body of each rank: goes through features, ends with an error if any fails.
 
     Args:
-        configuration: name of one of `CONFIGURATIONS`, or "alone".
+        names: of configurations with the same parties.
         folder: shared by all ranks of the launch.
-        names: features to run; empty for the cover's.
+        chosen: features to run; empty for the cover's.
         is_full: whether the cover is the full product.
     """
-    from tests.strategies.features import ALONE, everything
-
-    [chosen] = [one for one in (*CONFIGURATIONS, ALONE) if one.name == configuration]
-    features = [everything()[name] for name in names] or cover(chosen, is_full=is_full)
-    job = Job(chosen, folder)
+    known = everything()
+    jobs = [Job(configuration, folder) for configuration in configurations(names)]
+    todo = [
+        (job, feature)
+        for job in jobs
+        for feature in (
+            [known[name] for name in chosen] or cover(job.configuration, is_full=is_full)
+        )
+    ]
     # TensorFlow's half a million objects stay; looking at them takes longer than many features.
     gc.collect()
     gc.freeze()
     failed, times = [], {}
-    for feature in features:
+    for job, feature in todo:
+        title = f"{job.configuration.name}: {feature.name}"
         began, worked = time.monotonic(), time.process_time()
         outcomes = _check(job, feature)
-        times[feature.name] = time.monotonic() - began, time.process_time() - worked
-        print(f"{feature.name}: {times[feature.name][0]:.1f} s", flush=True)
+        times[title] = time.monotonic() - began, time.process_time() - worked
+        print(f"{title}: {times[title][0]:.1f} s", flush=True)
         if any(outcomes):
-            failed.append(feature.name)
-            for rank, outcome in enumerate(outcomes):
-                if outcome and rank == job.rank:
-                    print(f"\nFeature {feature.name} fails on rank {rank}:\n{outcome}", flush=True)
+            failed.append(title)
+            print(f"\n{title} fails on rank {job.rank}:\n{outcomes[job.rank]}", flush=True)
         if not primitives.is_running():
-            failed.append(f"{feature.name} (ended the job)")
+            failed.append("the job has been ended")
             break
-    if job.rank == 0:
+    if primitives.rank() == 0:
         (folder / "times").write_bytes(pickle.dumps(times))
     if failed:
-        raise AssertionError(f"{len(failed)} of {len(features)} features fail: {', '.join(failed)}")
+        raise AssertionError(f"{len(failed)} of {len(todo)} features fail: {'; '.join(failed)}")
 
 
 def _check(job: Job, feature: Feature) -> list[str | None]:
