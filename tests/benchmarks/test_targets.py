@@ -33,6 +33,9 @@ def measured() -> dict[str, float]:
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target["id"])
 def test_committed_result_meets_the_target(target: dict) -> None:
     values = measured()
+    if not target.get("is_measured", True):
+        assert target["id"] not in values, "there is a result: take `is_measured` away"
+        pytest.skip(f"no result of `{target['command']}` is committed yet")
     assert target["id"] in values, f"run `{target['command']}` and commit its result"
     assert (
         target.get("at_least", float("-inf"))
