@@ -15,7 +15,7 @@
 All variants of a comparison alternate in short blocks, in another order in each round, and those
 that do not run stand still. A ratio is formed in each round, from the blocks' medians without their
 first step; the result is the median of the rounds' ratios, with quartiles. Models, weights, batches
-and optimizer (Adam) are the same, and so must the weights be at the end, bit for bit.
+and optimizer (Adam) are the same, and so must what was trained be at the end, bit for bit.
 
 Targets stand for the `cnn` (0.6 million weights, batch 16); the `mlp` (7 thousand weights, batch
 32), where nearly all is overhead, and the `transformer` (one block, 0.2 million weights, batch 16)

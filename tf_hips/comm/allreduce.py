@@ -91,12 +91,18 @@ def _plain(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
         if sum(lengths) == 0:
             continue
         members = [tensors[known[place]] for place in group]
-        joined = tf.concat([tf.reshape(member, [-1]) for member in members], 0)
+        joined = tf.concat([_flat(member) for member in members], 0)
         total = primitives.allreduce(joined, f"{label}.sum.{index}")
         parts = tf.split(total, lengths)
         for place, member, part in zip(group, members, parts, strict=True):
-            results[known[place]] = tf.reshape(part, member.shape)
+            results[known[place]] = (
+                part if member.shape.rank == 1 else tf.reshape(part, member.shape)
+            )
     return results
+
+
+def _flat(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1])
 
 
 @dataclasses.dataclass(frozen=True)

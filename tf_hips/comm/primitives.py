@@ -6,6 +6,9 @@ ranks, so every collective here takes an explicit name and ignores the scope it 
 keeps what follows the last "/", so the names are `hips.<what>` without one. Eagerly it pairs them
 by order: eager collectives belong on one thread.
 
+In a graph a collective runs, each time, whatever its input is and whether or not its result is
+used: what goes in and what comes out is `opaque` (see `ops.flow`).
+
 Everything works without a launcher, as one rank; collectives of one rank are identities and start
 nothing.
 
@@ -17,10 +20,11 @@ additions, and with it the result on three or more ranks, would depend on timing
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -30,6 +34,7 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.comm import watchdog
 from tf_hips.errors import ProtocolError
+from tf_hips.ops.flow import opaque
 
 _OPERATIONS = {"sum": hvd.Sum, "min": hvd.Min}
 
@@ -41,7 +46,7 @@ _CYCLE_TIME_MS = "0.5"
 _has_stopped = False
 # Rank, size and local rank: known for good, also when Horovod has been stopped.
 _facts: tuple[int, int, int] | None = None
-_built = threading.local()
+_building = threading.local()
 _stopping = threading.Lock()
 
 
@@ -123,37 +128,53 @@ def allreduce(tensor: tf.Tensor, name: str, operation: str = "sum") -> tf.Tensor
         raise ValueError(f'`operation` must be "sum" or "min". Received: operation={operation!r}')
     if size() == 1:
         return tf.identity(tensor)
-    with _collective("allreduce", name) as full_name:
-        return hvd.allreduce(
-            tensor, op=_OPERATIONS[operation], name=full_name, ignore_name_scope=True
-        )
+    return _collective(
+        "allreduce",
+        lambda value, name: hvd.allreduce(
+            value, op=_OPERATIONS[operation], name=name, ignore_name_scope=True
+        ),
+        tensor,
+        name,
+    )
 
 
 def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Concatenates the ranks' tensors along axis 0, in rank order; their lengths may differ."""
     if size() == 1:
         return tf.identity(tensor)
-    with _collective("allgather", name) as full_name:
-        return hvd.allgather(tensor, name=full_name, ignore_name_scope=True)
+    return _collective(
+        "allgather",
+        lambda value, name: hvd.allgather(value, name=name, ignore_name_scope=True),
+        tensor,
+        name,
+    )
 
 
 def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
     """Sends `splits[r]` rows of `tensor` to each rank r; returns what came, in rank order."""
     if size() == 1:
         return tf.identity(tensor)
-    with _collective("alltoall", name) as full_name:
-        received, _ = hvd.alltoall(
-            tensor, splits=tf.constant(splits, tf.int32), name=full_name, ignore_name_scope=True
-        )
-        return received
+    lengths = tf.constant(splits, tf.int32)
+    return _collective(
+        "alltoall",
+        lambda value, name: hvd.alltoall(value, splits=lengths, name=name, ignore_name_scope=True)[
+            0
+        ],
+        tensor,
+        name,
+    )
 
 
 def broadcast(tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
     """Returns rank `root`'s tensor on all ranks; shapes and types must agree beforehand."""
     if size() == 1:
         return tf.identity(tensor)
-    with _collective("broadcast", name) as full_name:
-        return hvd.broadcast(tensor, root, name=full_name, ignore_name_scope=True)
+    return _collective(
+        "broadcast",
+        lambda value, name: hvd.broadcast(value, root, name=name, ignore_name_scope=True),
+        tensor,
+        name,
+    )
 
 
 def broadcast_object(value: Any, root: int = 0, what: str = "a value") -> Any:
@@ -211,29 +232,46 @@ def barrier(what: str = "a barrier") -> None:
             allreduce(tf.zeros([1]), "barrier")
 
 
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A collective in a graph.
+
+    Attributes:
+        name: what Horovod pairs it by.
+        input: its tensor.
+        output: its result.
+    """
+
+    name: str
+    input: tf.Tensor
+    output: tf.Tensor
+
+
 @contextlib.contextmanager
-def built_names() -> Iterator[list[str]]:
-    """Collects the names of the collectives that this thread builds into a graph meanwhile."""
-    before = getattr(_built, "names", None)
-    names: list[str] = []
-    _built.names = names
+def building() -> Iterator[list[Built]]:
+    """Collects the collectives that this thread builds into graphs meanwhile."""
+    before = getattr(_building, "built", None)
+    built: list[Built] = []
+    _building.built = built
     try:
-        yield names
+        yield built
     finally:
-        _built.names = before
+        _building.built = before
 
 
-@contextlib.contextmanager
-def _collective(kind: str, name: str) -> Iterator[str]:
+def _collective(
+    kind: str, run: Callable[[tf.Tensor, str], tf.Tensor], tensor: tf.Tensor, name: str
+) -> tf.Tensor:
     full_name = _full_name(name)
     watchdog.check()
     if tf.executing_eagerly():
         with watchdog.waiting(f"the {kind} `{name}`", f"eager {kind} {name}"):
-            yield full_name
-        return
-    if getattr(_built, "names", None) is not None:
-        _built.names.append(full_name)
-    yield full_name
+            return run(tensor, full_name)
+    [value] = opaque([tensor])
+    [result] = opaque([run(value, full_name)])
+    if getattr(_building, "built", None) is not None:
+        _building.built.append(Built(full_name, value, result))
+    return result
 
 
 def _encoded(value: Any) -> np.ndarray:

@@ -72,8 +72,7 @@ def sparse_sum(
 
     Args:
         slices: one for each table, values [rows, *shape[1:]] of any floating type that Horovod
-            knows; the same tables on all ranks, each with rows of its own, possibly none. In a
-            graph no optimiser must take them for constants.
+            knows; the same tables on all ranks, each with rows of its own, possibly none.
         shapes: shapes of the tables.
         label: part of the collectives' names.
         is_additive: whether only the sum over equal indices matters. If not, all rows of all ranks

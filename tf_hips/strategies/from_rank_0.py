@@ -29,8 +29,7 @@ _KINDS: dict[str, type[TfHipsError]] = {
 
 def from_rank_0(
     action: Action,
-    inputs: Sequence[tf.Tensor] | None,
-    stand_in: tf.Tensor | None,
+    inputs: Sequence[tf.Tensor],
     num_bytes: int,
     name: str,
     failures: Failures,
@@ -39,9 +38,7 @@ def from_rank_0(
 
     Args:
         action: gets arrays; returns uint8 [num_bytes].
-        inputs: on rank 0 what `action` gets.
-        stand_in: on the other ranks uint8 [num_bytes] of any value. In a graph it must depend on
-            what rank 0 needs this rank for, which TensorFlow drops otherwise (see `Turns`).
+        inputs: what `action` gets; the other ranks' are not looked at.
         num_bytes: length of the result.
         name: name of the collective.
         failures: where exceptions raised in a step are kept.
@@ -55,10 +52,10 @@ def from_rank_0(
     """
     relay = _Relay(action, num_bytes)
     if primitives.rank() == 0:
-        reply = _call(relay.run, inputs or (), tf.uint8)
+        reply = _call(relay.run, inputs, tf.uint8)
         reply = tf.ensure_shape(reply, [HEADER_BYTES + num_bytes])
     else:
-        reply = tf.concat([tf.zeros([HEADER_BYTES], tf.uint8), stand_in], 0)
+        reply = tf.zeros([HEADER_BYTES + num_bytes], tf.uint8)  # its value is replaced
     header, result = tf.split(primitives.broadcast(reply, name), [HEADER_BYTES, num_bytes])
     if tf.executing_eagerly():
         failures.kept(relay.check)(header.numpy())

@@ -22,9 +22,10 @@ import tensorflow as tf
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.errors import NonFiniteError
+from tf_hips.ops.flow import all_finite, opaque
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.slices import depends_on_data, is_additive
-from tf_hips.strategies.turns import MakeVariable, Turns, opaque
+from tf_hips.strategies.turns import MakeVariable, Turns
 
 NONFINITE_MODES = ("raise", "zero", "propagate")
 
@@ -142,10 +143,7 @@ class GradientSum:
             Gradients of the given shapes and types, equal on all workers; sparse or dense.
         """
         step = self.step.read_value()
-        own = [
-            self._prepared(value, position, optimizer, step)
-            for position, value in enumerate(values)
-        ]
+        own = [self._prepared(value, position, optimizer) for position, value in enumerate(values)]
         # What is not finite stays so in an exact sum, where all workers see it at once; a codec
         # would hide it.
         is_late = self._nonfinite == "raise" and not (self._is_alone or self._only_float32)
@@ -158,6 +156,8 @@ class GradientSum:
         with tf.control_dependencies([_values(total) for total in sums]):
             counted = self.step.assign_add(1, read_value=True)
         with tf.control_dependencies([counted]):
+            if self._is_alone:
+                return _with_all_values(sums, opaque([_values(total) for total in sums]))
             return [
                 self._finished(total, gradient)
                 for total, gradient in zip(sums, self.gradients, strict=True)
@@ -169,8 +169,7 @@ class GradientSum:
             return self(values, optimizer)  # without collectives there is nothing to wait for
         sums: list[Summable] = []
 
-        def compute(turn: tf.Tensor) -> list[tf.Tensor]:
-            del turn
+        def compute() -> list[tf.Tensor]:
             sums.extend(self(values, optimizer))
             return [part for total in sums for part in _parts(total)]
 
@@ -182,27 +181,29 @@ class GradientSum:
             for total in sums
         ]
 
-    def _prepared(
-        self, value: Summable, position: int, optimizer: Any, step: tf.Tensor
-    ) -> Summable:
+    def _prepared(self, value: Summable, position: int, optimizer: Any) -> Summable:
         """One gradient, sparse if it stays so, otherwise as a vector; half types are widened."""
         gradient = self.gradients[position]
-        if isinstance(value, tf.IndexedSlices):
-            if self._is_alone:
-                return value
-            if position in self._sparse and _stays_sparse(value, gradient, optimizer):
-                rows = tf.reshape(opaque(value.values, step), [-1, *gradient.shape[1:]])
-                return tf.IndexedSlices(
-                    rows if gradient.dtype == tf.float64 else tf.cast(rows, tf.float32),
-                    opaque(value.indices, step),
-                    tf.constant(gradient.shape, tf.int64),
-                )
         if self._is_alone:
-            return tf.convert_to_tensor(value)
-        vector = opaque(tf.ensure_shape(tf.convert_to_tensor(value), gradient.shape), step)
+            is_sparse = isinstance(value, tf.IndexedSlices)
+            return value if is_sparse else tf.convert_to_tensor(value)
+        if (
+            isinstance(value, tf.IndexedSlices)
+            and position in self._sparse
+            and _stays_sparse(value, gradient, optimizer)
+        ):
+            rows = tf.reshape(value.values, [-1, *gradient.shape[1:]])
+            return tf.IndexedSlices(
+                rows if gradient.dtype == tf.float64 else tf.cast(rows, tf.float32),
+                value.indices,
+                tf.constant(gradient.shape, tf.int64),
+            )
+        dense = tf.convert_to_tensor(value)
+        if dense.shape != gradient.shape:
+            dense = tf.ensure_shape(dense, gradient.shape)
         # Half types are widened for exactness; Horovod's Gloo sums them one rounding per rank.
         keep = gradient.dtype == tf.float64 and (position in self._apart or not self._only_float32)
-        return vector if keep else tf.cast(vector, tf.float32)
+        return tf.reshape(dense if keep else tf.cast(dense, tf.float32), [-1])
 
     def _summed(self, own: Sequence[Summable], optimizer: Any, step: tf.Tensor) -> list[Summable]:
         sparse = [place for place, one in enumerate(own) if isinstance(one, tf.IndexedSlices)]
@@ -223,11 +224,7 @@ class GradientSum:
 
     def _finished(self, total: Summable, gradient: Gradient) -> Summable:
         if not isinstance(total, tf.IndexedSlices):
-            if self._is_alone:
-                return tf.identity(total)
             return tf.cast(tf.reshape(total, gradient.shape), gradient.dtype)
-        if self._is_alone and self._nonfinite == "propagate":
-            return total
         return tf.IndexedSlices(
             tf.cast(total.values, gradient.dtype), tf.identity(total.indices), total.dense_shape
         )
@@ -252,22 +249,26 @@ class GradientSum:
             def look_closely() -> tf.Tensor:
                 blamed = []
                 if own:
-                    flags = _flags([_values(one) for one in own])
-                    blamed = [tf.numpy_function(self._complain, [flags, step], tf.int64)]
+                    blamed = [
+                        tf.numpy_function(
+                            self._complain, [step, *(_values(one) for one in own)], tf.int64
+                        )
+                    ]
                 with tf.control_dependencies(blamed):
-                    return tf.numpy_function(complain, [_flags(values), step], tf.int64)
+                    return tf.numpy_function(complain, [step, *values], tf.int64)
 
-            passed = tf.cond(_looks_finite(values), lambda: tf.constant(0, tf.int64), look_closely)
+            passed = tf.cond(all_finite(values), lambda: tf.constant(0, tf.int64), look_closely)
             with tf.control_dependencies([passed]):
-                finite = [tf.identity(value) for value in values]
-        return [_with_values(one, value) for one, value in zip(gradients, finite, strict=True)]
+                finite = opaque(values)
+        return _with_all_values(gradients, finite)
 
-    def _raise_nonfinite(self, whose: str, flags: np.ndarray, step: np.int64) -> np.int64:
-        if flags.all():
+    def _raise_nonfinite(self, whose: str, step: np.int64, *values: np.ndarray) -> np.int64:
+        bad = [place for place, value in enumerate(values) if not np.isfinite(value).all()]
+        if not bad:
             return np.int64(0)  # they are finite, only their sum is not
-        position = int(np.argmin(flags))
+        position = bad[0]
         gradient = self.gradients[position]
-        others = int(np.sum(~flags)) - 1
+        others = len(bad) - 1
         more = f" and {others} more" if others else ""
         raise NonFiniteError(
             f"Gradient {position} ({gradient.name}, shape {list(gradient.shape)}){more} {whose} "
@@ -299,21 +300,6 @@ def _stays_sparse(value: tf.IndexedSlices, gradient: Gradient, optimizer: Any) -
     return depends_on_data(value.indices)
 
 
-def _looks_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """False if any of `values` is not finite, and for huge ones whose sum overflows.
-
-    A sum is one pass, and with all its parts finite it nearly always is; asking each element and
-    joining the answers costs several times as much, in every step.
-    """
-    sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in values]
-    return tf.math.is_finite(tf.add_n(sums))
-
-
-def _flags(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Which of `values` are finite, exactly."""
-    return tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values])
-
-
 def _parts(gradient: Summable) -> list[tf.Tensor]:
     if isinstance(gradient, tf.IndexedSlices):
         return [gradient.values, gradient.indices]
@@ -324,7 +310,10 @@ def _values(gradient: Summable) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _with_values(gradient: Summable, values: tf.Tensor) -> Summable:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return values
+def _with_all_values(gradients: Sequence[Summable], values: Sequence[tf.Tensor]) -> list[Summable]:
+    return [
+        tf.IndexedSlices(value, one.indices, one.dense_shape)
+        if isinstance(one, tf.IndexedSlices)
+        else value
+        for one, value in zip(gradients, values, strict=True)
+    ]

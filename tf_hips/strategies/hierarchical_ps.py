@@ -42,7 +42,6 @@ from tf_hips.strategies.gradients import Gradient, Reducer
 from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import PartyStrategy
 from tf_hips.strategies.replicas import on_rank_0
-from tf_hips.strategies.turns import Witness
 
 _SAME = "same"
 
@@ -324,7 +323,6 @@ class _Uplink:
         run = strategy._run
         self._seed = derive_seed(run.seed, f"party/{run.uplink.site if run.uplink else ''}")
         self._down_bytes = [self._down.wire_bytes(size) if size else 0 for size in sizes]
-        self._witness = Witness(strategy._make_variable)
         self.residuals: dict[int, tf.Variable] = {}
         if self._up.has_residual and primitives.rank() == 0:
             self.residuals = {
@@ -336,21 +334,14 @@ class _Uplink:
     def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
         if not any(self._sizes):
             return list(vectors)
-        inputs: list[tf.Tensor] | None = None
-        stand_in: tf.Tensor | None = None
+        inputs: list[tf.Tensor] = []
         residuals: list[tuple[tf.Variable, tf.Tensor]] = []
         if primitives.rank() == 0:
             packets, residuals = self._encode(vectors, step)
             inputs = [step, packets]
-        else:
-            # The party's sum is not needed here, but rank 0 cannot have it without this rank; and
-            # what is broadcast must not be a constant (see `Turns`), though its value is replaced.
-            self._witness(vectors)
-            stand_in = tf.fill([sum(self._down_bytes)], tf.cast(step, tf.uint8))
         reply = from_rank_0(
             self._exchange,
             inputs,
-            stand_in,
             sum(self._down_bytes),
             f"{self._label}.uplink",
             self._failures,

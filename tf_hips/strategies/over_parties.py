@@ -51,8 +51,7 @@ class ExactReduction:
         """Reduces each tensor elementwise.
 
         Args:
-            tensors: numeric tensors of known shape, equal on all ranks of the party. In a graph
-                they must depend on a variable: what is constant would be computed once for all.
+            tensors: numeric tensors of known shape, equal on all ranks of the party.
             label: what they are, for messages; part of a collective's name.
             operation: "sum", "min" or "max".
 
@@ -70,10 +69,7 @@ class ExactReduction:
         combine = functools.partial(
             self._combine, _title(tensors, label, operation), operation, _kinds(tensors)
         )
-        # On the other ranks the value is replaced.
-        total = from_rank_0(
-            combine, [packed], packed, sum(sizes), f"{label}.parties", self._failures
-        )
+        total = from_rank_0(combine, [packed], sum(sizes), f"{label}.parties", self._failures)
         return [
             tf.reshape(_from_bytes(part, tensor.dtype), tensor.shape)
             for part, tensor in zip(tf.split(total, sizes), tensors, strict=True)

@@ -47,7 +47,7 @@ from tf_hips.strategies.gradients import (
     without,
 )
 from tf_hips.strategies.state import StrategyState
-from tf_hips.strategies.turns import Turns, opaque
+from tf_hips.strategies.turns import Turns
 
 # Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
 _INFERENCE_STEPS = ("test_step", "one_step_on_data")
@@ -245,8 +245,8 @@ class PartyStrategy(tf.distribute.Strategy):
         label = f"exact.{'.'.join(kinds)}"[:200]
         with tf.device("/cpu:0"):
             sums = self._turns(
-                lambda turn: self._over_parties(
-                    plain([opaque(tensor, turn) for tensor in tensors], label), label
+                lambda: self._over_parties(
+                    plain([tf.reshape(tensor, [-1]) for tensor in tensors], label), label
                 ),
                 label=_sum_of(tensors),
             )
@@ -266,10 +266,7 @@ class PartyStrategy(tf.distribute.Strategy):
         label = f"gather.{rows.dtype.name}.{rows.shape.rank}"
         with tf.device("/cpu:0"):
             [joined] = self._turns(
-                lambda turn: [
-                    primitives.allgather(tf.reshape(opaque(rows, turn), tf.shape(rows)), label)
-                ],
-                label="the gathering of values",
+                lambda: [primitives.allgather(rows, label)], label="the gathering of values"
             )
         joined.set_shape([None, *rows.shape[1:]])
         return joined
@@ -300,10 +297,10 @@ class PartyStrategy(tf.distribute.Strategy):
                     self._sums[key] = self._make_sum(values, variables)
                 # The residuals are as large as the model: they go when it goes.
                 weakref.finalize(variables[0], self._sums.pop, key, None)
+        if self._is_alone():
+            return self._sums[key].in_turn(self._turns, values, optimizer)
         with tf.device("/cpu:0"):
             sums = self._sums[key].in_turn(self._turns, values, optimizer)
-        if self._is_alone():
-            return sums
         # Keras would have clipped before, each replica by its own norm.
         return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
 
@@ -359,12 +356,10 @@ class PartyStrategy(tf.distribute.Strategy):
         if self._is_alone():
             return is_finite
         with tf.device("/cpu:0"):
-            flag = tf.cast(is_finite, tf.int32)
+            flag = tf.reshape(tf.cast(is_finite, tf.int32), [1])
             [least] = self._turns(
-                lambda turn: self._over_parties(
-                    [primitives.allreduce(opaque(flag, turn), "is_finite", "min")],
-                    "is_finite",
-                    "min",
+                lambda: self._over_parties(
+                    [primitives.allreduce(flag, "is_finite", "min")], "is_finite", "min"
                 ),
                 label="whether all gradients are finite",
             )

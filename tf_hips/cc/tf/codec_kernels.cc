@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/platform/threadpool.h"
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/packet.h"
 #include "tf_hips/cc/tf/codec_ops.h"
 #include "tf_hips/cc/tf/params.h"
+#include "tf_hips/cc/tf/pool.h"
 
 namespace tf_hips {
 namespace {
@@ -26,18 +24,6 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 constexpr int64_t kMaxWord = std::numeric_limits<uint32_t>::max();
-
-// TensorFlow's own pool; a single chunk stays on the kernel's thread.
-ParallelFor PoolOf(OpKernelContext* ctx) {
-  auto* workers = ctx->device()->tensorflow_cpu_worker_threads()->workers;
-  return [workers](int64_t num_tasks, const std::function<void(int64_t)>& task) {
-    const auto one_by_one =
-        tensorflow::thread::ThreadPool::SchedulingParams::Fixed(/*block_size=*/1);
-    workers->ParallelFor(num_tasks, one_by_one, [&task](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) task(i);
-    });
-  };
-}
 
 absl::Status ReadElements(OpKernelConstruction* ctx, int64_t* num_elements) {
   if (absl::Status status = ctx->GetAttr("num_elements", num_elements); !status.ok()) return status;

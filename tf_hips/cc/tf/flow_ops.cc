@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step needs around its collectives: values that no optimiser looks through, and one look at
+// all gradients.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tf_hips/cc/tf/pool.h"
+
+namespace tf_hips {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+
+// A task of this size takes some microseconds, many times what it costs to hand it over.
+constexpr int64_t kTaskBytes = int64_t{1} << 18;
+
+// Values out as they came in, without a copy. Being stateful it is never folded, merged or dropped.
+class OpaqueKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    for (int i = 0; i < ctx->num_inputs(); ++i) ctx->set_output(i, ctx->input(i));
+  }
+
+  bool IsExpensive() override { return false; }
+};
+
+// The bits of a float's exponent: all of them set means NaN or infinity.
+template <typename Word, Word exponent>
+bool AllFiniteWords(const char* data, int64_t num_bytes) {
+  const auto* words = reinterpret_cast<const Word*>(data);
+  const int64_t n = num_bytes / static_cast<int64_t>(sizeof(Word));
+  // Without a branch, so that the compiler makes vectors of it.
+  Word is_bad = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    is_bad |= static_cast<Word>((words[i] & exponent) == exponent);
+  }
+  return is_bad == 0;
+}
+
+bool AllFinite(tensorflow::DataType dtype, const char* data, int64_t num_bytes) {
+  switch (dtype) {
+    case tensorflow::DT_HALF:
+      return AllFiniteWords<uint16_t, 0x7c00>(data, num_bytes);
+    case tensorflow::DT_BFLOAT16:
+      return AllFiniteWords<uint16_t, 0x7f80>(data, num_bytes);
+    case tensorflow::DT_FLOAT:
+      return AllFiniteWords<uint32_t, 0x7f800000>(data, num_bytes);
+    default:
+      return AllFiniteWords<uint64_t, 0x7ff0000000000000>(data, num_bytes);
+  }
+}
+
+// Whether all values of all tensors are finite; one pass, at the speed of memory.
+class AllFiniteKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    struct Task {
+      tensorflow::DataType dtype;
+      const char* data;
+      int64_t num_bytes;
+    };
+    std::vector<Task> tasks;
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      const Tensor& tensor = ctx->input(i);
+      const absl::string_view bytes = tensor.tensor_data();
+      const auto size = static_cast<int64_t>(bytes.size());
+      for (int64_t begin = 0; begin < size; begin += kTaskBytes) {
+        tasks.push_back({tensor.dtype(), bytes.data() + begin, std::min(kTaskBytes, size - begin)});
+      }
+    }
+    std::atomic<bool> is_finite{true};
+    const auto look = [&](int64_t i) {
+      const Task& task = tasks[i];
+      if (!AllFinite(task.dtype, task.data, task.num_bytes)) {
+        is_finite.store(false, std::memory_order_relaxed);
+      }
+    };
+    int64_t num_bytes = 0;
+    for (const Task& task : tasks) num_bytes += task.num_bytes;
+    if (num_bytes <= kTaskBytes) {
+      for (size_t i = 0; i < tasks.size(); ++i) look(static_cast<int64_t>(i));
+    } else {
+      PoolOf(ctx)(static_cast<int64_t>(tasks.size()), look);
+    }
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &output));
+    output->scalar<bool>()() = is_finite.load(std::memory_order_relaxed);
+  }
+};
+
+REGISTER_OP("TfHipsOpaque")
+    .Attr("T: list(type) >= 1")
+    .Input("values: T")
+    .Output("same: T")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsOpaque").Device(tensorflow::DEVICE_CPU), OpaqueKernel);
+// Hands on what lies on the device, so it needs nothing of CUDA.
+REGISTER_KERNEL_BUILDER(Name("TfHipsOpaque").Device(tensorflow::DEVICE_GPU), OpaqueKernel);
+
+REGISTER_OP("TfHipsAllFinite")
+    .Attr("T: list({half, bfloat16, float, double}) >= 1")
+    .Input("values: T")
+    .Output("is_finite: bool")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsAllFinite").Device(tensorflow::DEVICE_CPU), AllFiniteKernel);
+
+}  // namespace
+}  // namespace tf_hips

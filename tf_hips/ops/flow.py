@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that no optimiser looks through, and one look at many gradients.
+
+To TensorFlow an operation of Horovod is a pure function. It drops one whose result this rank does
+not use, and computes one of constants when it optimises a graph, once for all steps; the other
+ranks would wait for ever. `opaque` values come from an operation with a side effect, and so do
+their consumers' inputs: nothing is folded through it, and nothing that leads to it is dropped.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tf_hips.ops import library
+
+Tensor: TypeAlias = Any
+"""A tf.Tensor; TensorFlow ships no types that mypy can check."""
+
+_FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+def opaque(values: Sequence[Tensor]) -> list[Tensor]:
+    """The same `values`, of any shapes and types, from one operation that has to be run.
+
+    Costs nothing and copies nothing. Its gradient is its argument. Eagerly, where nothing is
+    optimised, it does nothing.
+    """
+    if not values or tf.executing_eagerly():
+        return list(values)
+    return list(library.ops(tf).tf_hips_opaque(values=list(values)))
+
+
+def all_finite(values: Sequence[Tensor]) -> Tensor:
+    """Whether no element of `values` is NaN or infinite; a scalar tf.bool.
+
+    Args:
+        values: tensors of any shapes, each float16, bfloat16, float32 or float64.
+
+    Raises:
+        TypeError: one is of another type.
+    """
+    for value in values:
+        if value.dtype not in _FLOATS:
+            known = ", ".join(dtype.name for dtype in _FLOATS)
+            raise TypeError(f"`values` must be of {known}. Received: dtype={value.dtype.name}")
+    if not values:
+        return tf.constant(True)
+    return library.ops(tf).tf_hips_all_finite(values=list(values))
+
+
+def _gradient_of_opaque(operation: tf.Operation, *gradients: Tensor) -> list[Tensor]:
+    del operation
+    return list(gradients)
+
+
+tf.RegisterGradient("TfHipsOpaque")(_gradient_of_opaque)
