@@ -50,6 +50,18 @@ def test_collectives_on_three_ranks():
     for _ in range(3):
         check(scoped())
 
+    # Grappler would compute a collective of constants once for all calls, and drop one whose result
+    # this rank does not use; the other ranks would wait for this one.
+    @tf.function
+    def careless(number):
+        total = primitives.allreduce(tf.ones([2]), "of_constants")
+        unused = primitives.allreduce(tf.cast(tf.fill([2], number), tf.float32), "unused")
+        return total if rank else total + unused
+
+    for number in range(3):
+        expected = 3.0 if rank else 3.0 + 3.0 * number
+        assert careless(tf.constant(number)).numpy().tolist() == [expected] * 2
+
     assert primitives.broadcast_object({"rank": rank, "text": "gr\u00fcezi"}) == {
         "rank": 0,
         "text": "gr\u00fcezi",

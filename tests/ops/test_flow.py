@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flow`: values that no optimiser looks through, and the look at gradients."""
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tf
+
+SIZES = (0, 1, 7, 64, 100_003)  # the last takes several tasks
+
+
+def test_opaque_hands_on_values_of_all_kinds():
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import opaque
+
+    values = [tf.constant([[1.5, 2.5]]), tf.constant("text"), tf.constant([True]), tf.zeros([0, 3])]
+    assert opaque([]) == []
+    assert opaque(values) == values
+
+    @tf.function
+    def same(*tensors):
+        out = opaque(tensors)
+        assert [one.shape for one in out] == [one.shape for one in tensors]
+        assert [one.dtype for one in out] == [one.dtype for one in tensors]
+        return out
+
+    for got, value in zip(same(*values), values, strict=True):
+        np.testing.assert_array_equal(got.numpy(), value.numpy())
+
+
+def test_opaque_values_are_computed_and_never_folded():
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import opaque
+
+    calls = []
+
+    def note(value):
+        calls.append(float(value))
+        return value
+
+    @tf.function
+    def step():
+        [constant] = opaque([tf.constant(2.0)])
+        # A pure function to TensorFlow: without `opaque` it is computed once, or not at all.
+        opaque([tf.numpy_function(note, [constant], tf.float32, stateful=False)])
+        return tf.constant(0.0)
+
+    for _ in range(3):
+        step()
+    assert calls == [2.0] * 3
+
+
+def test_opaque_passes_gradients_on():
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import opaque
+
+    @tf.function
+    def slope(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            first, second = opaque([x, y])
+            value = first * first + 3.0 * second
+        return tape.gradient(value, [x, y])
+
+    assert [one.numpy() for one in slope(tf.constant(5.0), tf.constant(1.0))] == [10.0, 3.0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("size", SIZES)
+def test_all_finite_is_exact(dtype, size):
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import all_finite
+
+    kind = tf.as_dtype(dtype)
+    # Of both signs, subnormal, and so large that their sum overflows.
+    pattern = [0.0, -0.0, kind.max, kind.min, float(np.finfo("float16").smallest_subnormal), 1.0]
+    fine = np.resize(np.array(pattern, kind.as_numpy_dtype), size)
+    assert all_finite([tf.constant(fine)]).numpy()
+    assert all_finite([tf.constant(fine), tf.zeros([2, 3]), tf.constant(fine)]).numpy()
+    for place in {0, size // 2, size - 1} if size else ():
+        for bad in (np.nan, np.inf, -np.inf):
+            values = fine.copy()
+            values[place] = bad
+            assert not all_finite([tf.zeros([4]), tf.constant(values)]).numpy(), (place, bad)
+
+
+def test_all_finite_of_nothing_and_of_integers():
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import all_finite
+
+    assert all_finite([]).numpy()
+    with pytest.raises(TypeError, match=r"must be of float16, .*Received: dtype=int32"):
+        all_finite([tf.constant([1])])
