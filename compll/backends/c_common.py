@@ -25,12 +25,13 @@ linux unix
 """
 # What generated functions use themselves, and what they call.
 _OWN = """
-abs add base body buffer bytes canonical_bits capacity codec_hash code_at codes count decode encode
-finish float_at float_to_code float_to_int float_to_uint32 in int_abs int_add int_div int_mul
-int_neg int_rem int_shl int_shr int_sub j key layout load_code load_float load_floats main
-max_body_bytes maximum minimum n noise noise_at noise_tile out pack_codes packed_bytes params
-random_float random_int read_params reduce_tile round_half_away status std store_code store_float
-store_floats tf_hips unpack_codes value value_at values
+abs add base bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count
+decode encode exp2_exact finish float_at float_bits float_to_code float_to_int float_to_uint32 in
+int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub j key layout load_code
+load_float load_floats log2_exact main max_body_bytes maximum minimum n noise noise_at noise_tile
+out pack_codes packed_bytes params power_of_two random_float random_int read_params reduce_tile
+round_half_away sign_of status std store_code store_float store_floats tf_hips unpack_codes value
+value_at values
 """
 RESERVED = frozenset((_KEYWORDS + _OWN).split())
 
@@ -218,6 +219,11 @@ class Expressions:
                 return f"{parts[0]} ? {parts[1]} : {parts[2]}", 1
             case nodes.Convert():
                 return self._convert(expr), _ATOM
+            case nodes.Bitcast():
+                function = "bits_float" if expr.type == FLOAT else "float_bits"
+                return f"{function}({self(expr.operand)})", _ATOM
+            case nodes.KeyPart():
+                return f"static_cast<int64_t>(key.{expr.name})", _ATOM
             case nodes.Math():
                 return self._math(expr), _ATOM
             case nodes.Index(array=nodes.Ref(var=var)):
@@ -251,9 +257,13 @@ class Expressions:
             return f"{expr.function}imum<{self.type(expr.type)}>({arguments})"
         if expr.function == "abs" and expr.type == INT:
             return f"int_abs({arguments})"
-        name = {"abs": "std::fabs", "round": "round_half_away"}.get(
-            expr.function, f"std::{expr.function}"
-        )
+        name = {
+            "abs": "std::fabs",
+            "round": "round_half_away",
+            "sign": "sign_of",
+            "exp2": "exp2_exact",
+            "log2": "log2_exact",
+        }.get(expr.function, f"std::{expr.function}")
         return f"{name}({arguments})"
 
     def _convert(self, expr: nodes.Convert) -> str:

@@ -24,6 +24,7 @@ _INCLUDES = (
     "codec.h",
     "convert.h",
     "denormals.h",
+    "functions.h",
     "layout.h",
     "reduce.h",
     "rng.h",

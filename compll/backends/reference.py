@@ -89,6 +89,13 @@ class Interpreter:
                 return semantics.convert(
                     self.eval(expr.operand), expr.operand.type, expr.type, width
                 )
+            case nodes.Bitcast():
+                return semantics.bitcast(self.eval(expr.operand), expr.type)
+            case nodes.KeyPart():
+                # The 64 bits of a seed, as an int has them.
+                return np.uint64(self._key.seed if expr.name == "seed" else self._key.step).astype(
+                    np.int64
+                )
             case nodes.Math():
                 return semantics.math(
                     expr.function, [self.eval(argument) for argument in expr.arguments]

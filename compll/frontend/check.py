@@ -91,6 +91,7 @@ class _Body:
 class _Encoder(_Body):
     def __init__(self, tree: ast.Function, interface: Interface, report: Report) -> None:
         super().__init__(tree, interface, report, gradient_at=0)
+        self.lower.has_key = True
 
     def run(self) -> nodes.Encode | None:
         fields: tuple[nodes.Expr, ...] | None = None

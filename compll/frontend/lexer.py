@@ -19,10 +19,11 @@ _TOKEN = re.compile(
     r"|(?P<open>/\*)"
     r"|(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[A-Za-z0-9_.]*)"
     r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<op>->|<<|>>|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%]=|[-+*/%<>=!~&|^?:;,.(){}\[\]])",
+    r"|(?P<op>->|<<=|>>=|<<|>>|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%&|^]=|[-+*/%<>=!~&|^?:;,.(){}\[\]])",
     re.DOTALL,
 )
 _INTEGER = re.compile(r"[0-9]+\Z")
+_HEXADECIMAL = re.compile(r"0[xX][0-9A-Fa-f]{1,16}\Z")
 _FLOAT = re.compile(r"(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eEfF]))(?:[eE][+-]?[0-9]+)?[fF]?\Z")
 
 
@@ -85,12 +86,14 @@ def _number(text: str, span: Span, report: Report) -> Token:
             )
             return Token("int", "0", span)
         return Token("int", text, span)
+    if _HEXADECIMAL.match(text):
+        return Token("int", str(int(text, 16)), span)
     if _FLOAT.match(text):
         return Token("float", text.rstrip("fF"), span)
     report.add(
         "E003",
         f"malformed number `{text}`",
         span,
-        "help: write integers as 12, floats as 0.5 or 1e-3",
+        "help: write integers as 12 or 0xC, floats as 0.5 or 1e-3",
     )
     return Token("int", "0", span)

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compll.errors import Report
-from compll.frontend import ast
+from compll.frontend import ast, scalars
 from compll.frontend.constants import integer_of
+from compll.frontend.scalars import KEY_PARTS, SCALAR
 from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest
 from compll.ir import nodes
 from compll.ir.reducers import REDUCERS, recognise
@@ -37,7 +38,6 @@ from compll.ir.types import (
 from compll.ir.walk import walk
 from compll.source import Span
 
-MATH = {"abs": 1, "sqrt": 1, "floor": 1, "ceil": 1, "round": 1, "min": 2, "max": 2}
 VECTOR = ("map", "reduce", "range")
 STATEMENTS = ("concat", "extract")
 LATER = (
@@ -52,7 +52,7 @@ LATER = (
     "histogram",
     "sample",
 )
-BUILT_IN = (*MATH, *VECTOR, *STATEMENTS, "random")
+BUILT_IN = (*SCALAR, *VECTOR, *STATEMENTS)
 MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_EXPANSION = 20_000
 # Keeps every later stage, which recurses too, far from the end of Python's stack.
@@ -94,6 +94,7 @@ class Lowerer:
     ) -> None:
         """`params`: the scalar parameters of the codec, which widths and lengths may depend on."""
         self.report = report
+        self.has_key = False
         self.params = params
         self.lets: dict[nodes.Var, nodes.Expr] = {}
         self.sizes: dict[nodes.Var, nodes.Expr] = {}
@@ -274,6 +275,8 @@ class Lowerer:
     def _name(self, tree: ast.Name, frame: Frame) -> nodes.Expr:
         found = frame.scope.find(tree.name)
         if found is None:
+            if tree.name in KEY_PARTS:
+                return scalars.key_part(self, tree.name, tree.span)
             if tree.name in LATER:
                 raise self._later(tree.name, tree.span)
             raise self.refuse(
@@ -351,16 +354,14 @@ class Lowerer:
             raise Refused
         if isinstance(found, Function):
             return self._apply(tree, found, frame)
-        if tree.name in MATH:
-            return self._math(tree, frame)
-        if tree.name == "random":
-            return self._random(tree, frame)
+        if tree.name in SCALAR:
+            return scalars.call(self, tree, frame)
         if tree.name in VECTOR:
             if frame.is_lambda:
                 note = "help: compute it before the lambda; the lambda captures it"
                 raise self.refuse("E404", f"`{tree.name}` inside a lambda", tree.name_span, note)
             arity = {"map": 2, "reduce": 3, "range": 1}[tree.name]
-            self._arity(tree, arity)
+            self.arity(tree, arity)
             return {"map": self._map, "reduce": self._reduce, "range": self._range}[tree.name](
                 tree, frame
             )
@@ -388,14 +389,15 @@ class Lowerer:
             "E204", f"`{name}` belongs to CompLL, but this version does not have it", span, note
         )
 
-    def _arity(self, tree: ast.Call, count: int) -> None:
+    def arity(self, tree: ast.Call, count: int) -> None:
+        """Refuses a call with another number of arguments."""
         if len(tree.arguments) != count:
             plural = "" if count == 1 else "s"
             message = f"`{tree.name}` takes {count} argument{plural}, found {len(tree.arguments)}"
             raise self.refuse("E303", message, tree.span)
 
     def _apply(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Expr:
-        self._arity(tree, len(found.tree.parameters))
+        self.arity(tree, len(found.tree.parameters))
         function = self.lambda_(found, frame, frame.position)
         values = [self.scalar(argument, frame) for argument in tree.arguments]
         arguments = tuple(
@@ -403,44 +405,9 @@ class Lowerer:
         )
         return nodes.Apply(function.result.type, tree.span, function, arguments)
 
-    def _math(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
-        self._arity(tree, MATH[tree.name])
-        values = [self.number(self.scalar(argument, frame)) for argument in tree.arguments]
-        if tree.name in ("abs", "min", "max"):
-            kind = FLOAT if any(value.type == FLOAT for value in values) else INT
-        else:
-            kind = FLOAT
-        return nodes.Math(
-            kind, tree.span, tree.name, tuple(self.convert(value, kind) for value in values)
-        )
-
-    def _random(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
-        kind = tree.type_argument
-        if (
-            kind is None
-            or kind.name not in ("float", "int")
-            or kind.is_array
-            or kind.width is not None
-        ):
-            span = tree.name_span if kind is None else kind.span
-            raise self.refuse("E402", "`random` must be `random<float>` or `random<int>`", span)
-        if frame.position is None:
-            note = "note: noise belongs to an element, so it is drawn in the lambda of a `map`"
-            raise self.refuse(
-                "E402", "`random` outside the lambda of a `map`", tree.name_span, note
-            )
-        self._arity(tree, 2)
-        site = self._sites.setdefault(tree.span.start, len(self._sites))
-        if kind.name == "int":
-            low, high = (
-                self.integer(argument, frame, "a bound of `random<int>`")
-                for argument in tree.arguments
-            )
-            return nodes.Random(INT, tree.span, low, high, frame.position, site)
-        low, high = (
-            self.convert(self.scalar(argument, frame), FLOAT) for argument in tree.arguments
-        )
-        return nodes.Random(FLOAT, tree.span, low, high, frame.position, site)
+    def site(self, tree: ast.Call) -> int:
+        """The number of a call of `random`, by its place in the text."""
+        return self._sites.setdefault(tree.span.start, len(self._sites))
 
     # Vectors.
 

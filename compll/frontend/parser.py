@@ -7,6 +7,7 @@
     function  = type NAME '(' [ type NAME { ',' type NAME } ] ')' body
     body      = '{' { stmt } '}'
     stmt      = type NAME [ '=' expr ] ';'  |  NAME '=' expr ';'
+              | NAME ASSIGN expr ';'    ASSIGN: '+=' and the like; `x += y` is `x = x + y`
               | 'if' '(' expr ')' branch [ 'else' branch ]
               | 'return' [ expr ] ';'  |  expr ';'  |  ';'    (after a lambda without the ';')
     branch    = body | stmt
@@ -61,7 +62,8 @@ _FOREIGN_WORDS = (
     ),
     *("static", "typedef", "template", "using", "namespace", "new", "delete", "sizeof"),
 )
-_FOREIGN_OPERATORS = ("++", "--", "+=", "-=", "*=", "/=", "%=")
+_FOREIGN_OPERATORS = ("++", "--")
+_COMPOUND = ("+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^=")
 _PRECEDENCE = {
     **{
         "||": 1,
@@ -150,7 +152,7 @@ class _Parser:
             "help: vectors are worked on with `map` and `reduce`; see docs/compll-language.md"
         )
         if token.text in _FOREIGN_OPERATORS:
-            help_line = "help: write the assignment out, as in `x = x + 1;`"
+            help_line = "help: write `x += 1;`"
         self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)
         raise _Recover
 
@@ -318,7 +320,7 @@ class _Parser:
                 raise _Recover
             if token.text in TYPE_NAMES or self._peek().kind == "name":
                 return self._declare()
-            if self._peek().kind == "op" and self._peek().text == "=":
+            if self._peek().kind == "op" and self._peek().text in ("=", *_COMPOUND):
                 return self._assign()
         value = self._expression()
         self._end_statement(value)
@@ -335,9 +337,12 @@ class _Parser:
 
     def _assign(self) -> ast.Stmt:
         name = self._next()
-        self._next()
+        operator = self._next().text
         value = self._expression()
         self._end_statement(value)
+        if operator != "=":
+            old = ast.Name(name.span, name.text)
+            value = ast.Binary(name.span.to(value.span), operator[:-1], old, value)
         return ast.Assign(name.span, name.text, value)
 
     def _end_statement(self, value: ast.Expr | None) -> None:
@@ -435,11 +440,11 @@ class _Parser:
             self._foreign(token)
         self._next()
         type_argument = None
-        if token.text == "random" and self._take("<"):
+        if token.text in ("random", "bitcast") and self._take("<"):
             type_argument = self._type()
-            self._expect(">", "after the type of `random`")
+            self._expect(">", f"after the type of `{token.text}`")
             if not self._is("("):
-                self._fail("`(` after `random<...>`")
+                self._fail(f"`(` after `{token.text}<...>`")
         if not self._is("("):
             return ast.Name(token.span, token.text)
         self._next()

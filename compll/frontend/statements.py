@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer, Refused
+from compll.frontend.scalars import KEY_PARTS
 from compll.frontend.scope import POISONED, Function, Variable, nearest
 from compll.ir import nodes
 from compll.ir.types import BOOL, INT, Array, Type
@@ -157,6 +158,9 @@ class Statements:
         """A new value for a variable."""
         lower = self.lowerer
         found = frame.scope.find(statement.name)
+        if found is None and statement.name in KEY_PARTS:
+            message = f"`{statement.name}` belongs to the call, so it cannot be assigned"
+            raise lower.refuse("E206", message, statement.span)
         if found is None:
             help_lines = nearest(statement.name, frame.scope.all_names())
             raise lower.refuse(

@@ -7,9 +7,10 @@
     decode   = gradient: var, fields: field*, lets: let*, result: expr   field = var, size?, equals?
     let      = var, value: expr
     expr     = Const | Ref | Size(array) | Unary(op, x) | Binary(op, x, y) | Select(c, x, y)
-             | Convert(x) | Math(fn, x*) | Index(array, i) | Random(low, high, position, site)
-             | Range(count) | Map(position, fn, source) | Reduce(reducer, init, source) | Apply(fn,
-             x*) | Elementwise(position, size, lets, value)
+             | Convert(x) | Bitcast(x) | Math(fn, x*) | Index(array, i) | KeyPart(name)
+             | Random(low, high, position, site) | Range(count) | Map(position, fn, source)
+             | Reduce(reducer, init, source) | Apply(fn, x*)
+             | Elementwise(position, size, lets, value)
     lambda   = params: var*, lets: let*, result: expr
 
 and what the passes make of it for back ends that emit loops:
@@ -116,8 +117,22 @@ class Convert(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Bitcast(Expr):
+    """A Float's bits as UInt(32), every NaN as one; or the Float with an Int's low 32 bits."""
+
+    operand: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPart(Expr):
+    """`seed` or `step` of the call, an Int; in an Encode alone."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Math(Expr):
-    """abs, sqrt, floor, ceil, round (half away from zero), min, max."""
+    """abs, sign, sqrt, exp2, log2, floor, ceil, round (half away from zero), min, max."""
 
     function: str
     arguments: tuple[Expr, ...]

@@ -131,6 +131,10 @@ class _Printer:
                 )
             case nodes.Convert():
                 return f"{expr.type}({self.expr(expr.operand)})"
+            case nodes.Bitcast():
+                return f"bitcast<{expr.type}>({self.expr(expr.operand)})"
+            case nodes.KeyPart():
+                return expr.name
             case nodes.Math():
                 return f"{expr.function}({', '.join(map(self.expr, expr.arguments))})"
             case nodes.Index():

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from compll.ir import functions
 from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
 
 Value = Any  # np.float32 | np.int64 | np.bool_ or an array of one of them
@@ -112,6 +113,12 @@ def math(function: str, arguments: list[Value]) -> Value:
     match function:
         case "abs":
             return np.abs(arguments[0])
+        case "sign":
+            return functions.sign(arguments[0])
+        case "exp2":
+            return functions.exp2(arguments[0])
+        case "log2":
+            return functions.log2(arguments[0])
         case "sqrt":
             return np.sqrt(arguments[0])
         case "floor":
@@ -150,6 +157,11 @@ def convert(x: Value, source: Type, target: Type, bits: int = 0) -> Value:
         return _truncate(x, (1 << bits) - 1) if isinstance(target, UInt) else _to_int(x)
     x = np.asarray(x).astype(np.int64)[()]
     return np.bitwise_and(x, np.int64((1 << bits) - 1)) if isinstance(target, UInt) else x
+
+
+def bitcast(x: Value, target: Type) -> Value:
+    """The bits of a Float as an integer, or the Float with the low 32 bits of an integer."""
+    return functions.bits_float(x) if target == FLOAT else functions.float_bits(x)
 
 
 def _truncate(x: Value, top: int) -> Value:

@@ -108,7 +108,7 @@ class _Resolver:
                 return self.scalar(self._lets[value.var])
             case nodes.Ref() if value.var in self._params:
                 return value
-            case nodes.Unary() | nodes.Convert():
+            case nodes.Unary() | nodes.Convert() | nodes.Bitcast():
                 return replace(value, operand=self.scalar(value.operand))
             case nodes.Binary():
                 return replace(value, left=self.scalar(value.left), right=self.scalar(value.right))

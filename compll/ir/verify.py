@@ -7,7 +7,7 @@ nodes.py, and after inlining no vector is left that would have to be stored.
 """
 
 from compll.ir import nodes
-from compll.ir.types import BOOL, FLOAT, INT, Array
+from compll.ir.types import BOOL, FLOAT, INT, Array, UInt
 from compll.ir.walk import children
 
 
@@ -20,14 +20,14 @@ def verify(program: nodes.Program, is_inlined: bool = False) -> None:
     params = {param.var for param in program.params}
     if program.encode is not None:
         encode = program.encode
-        checker = _Checker(params | {encode.gradient}, is_inlined)
+        checker = _Checker(params | {encode.gradient}, is_inlined, has_key=True)
         checker.lets(encode.lets)
         for value in encode.fields:
             checker.expr(value)
             checker.field(value)
     if program.decode is not None:
         decode = program.decode
-        checker = _Checker(params | {decode.gradient}, is_inlined)
+        checker = _Checker(params | {decode.gradient}, is_inlined, has_key=False)
         for item in decode.fields:
             if (item.size is None) == isinstance(item.var.type, Array):
                 raise IrError(
@@ -44,8 +44,9 @@ def verify(program: nodes.Program, is_inlined: bool = False) -> None:
 
 
 class _Checker:
-    def __init__(self, bound: set[nodes.Var], is_inlined: bool) -> None:
+    def __init__(self, bound: set[nodes.Var], is_inlined: bool, has_key: bool) -> None:
         self._bound = set(bound)
+        self._has_key = has_key
         self._is_inlined = is_inlined
 
     def bind(self, var: nodes.Var) -> None:
@@ -72,7 +73,7 @@ class _Checker:
     def _inside(
         self, bound: tuple[nodes.Var, ...], lets: tuple[nodes.Let, ...], value: nodes.Expr
     ) -> None:
-        inner = _Checker(self._bound, self._is_inlined)
+        inner = _Checker(self._bound, self._is_inlined, self._has_key)
         for var in bound:
             inner.bind(var)
         inner.lets(lets)
@@ -105,6 +106,12 @@ class _Checker:
                     or expr.no.type != expr.type
                 ):
                     raise IrError("a Select needs a Bool and two arms of its own type")
+            case nodes.Bitcast():
+                if (expr.type, expr.operand.type) not in ((FLOAT, INT), (UInt(32), FLOAT)):
+                    raise IrError(f"a Bitcast of {expr.operand.type} to {expr.type}")
+            case nodes.KeyPart():
+                if expr.type != INT or expr.name not in ("seed", "step") or not self._has_key:
+                    raise IrError(f"`{expr.name}` is not known here")
             case nodes.Reduce():
                 if expr.init.type != expr.type or expr.type not in (FLOAT, INT):
                     raise IrError(f"a reduction of type {expr.type} from {expr.init.type}")

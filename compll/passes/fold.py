@@ -93,6 +93,8 @@ def _simplify(expr: nodes.Expr) -> nodes.Expr:
             return _constant(
                 expr, semantics.binary(expr.op, _value(left), _value(right), left.type)
             )
+        case nodes.Bitcast(operand=nodes.Const() as operand):
+            return _constant(expr, semantics.bitcast(_value(operand), expr.type))
         case nodes.Select(condition=nodes.Const() as condition):
             return expr.yes if condition.value else expr.no
         case nodes.Select() if expr.yes == expr.no:

@@ -232,7 +232,7 @@ def _zero(kind: Type, span: Span) -> nodes.Expr:
 def rebuild(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nodes.Expr:
     """`expr` with `change` applied to what is directly inside; not for nodes that bind."""
     match expr:
-        case nodes.Unary() | nodes.Convert():
+        case nodes.Unary() | nodes.Convert() | nodes.Bitcast():
             return replace(expr, operand=change(expr.operand))
         case nodes.Binary():
             return replace(expr, left=change(expr.left), right=change(expr.right))
@@ -248,7 +248,7 @@ def rebuild(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nod
             return replace(expr, low=low, high=high, position=position)
         case nodes.Size():
             return replace(expr, array=change(expr.array))
-        case nodes.Const() | nodes.Ref():
+        case nodes.Const() | nodes.Ref() | nodes.KeyPart():
             return expr
         case _:
             raise TypeError(f"`expr` must not bind variables. Received: {expr!r}")

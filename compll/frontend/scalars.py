@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of built-in functions that give a scalar, and the names that stand for the call's key."""
+
+from typing import TYPE_CHECKING
+
+from compll.frontend import ast
+from compll.ir import nodes
+from compll.ir.types import FLOAT, INT, UInt
+from compll.source import Span
+
+if TYPE_CHECKING:
+    from compll.frontend.lower import Frame, Lowerer
+
+MATH = {
+    **dict.fromkeys(("abs", "sign", "sqrt", "exp2", "log2", "floor", "ceil", "round"), 1),
+    **dict.fromkeys(("min", "max"), 2),
+}
+SCALAR = (*MATH, "bitcast", "random")
+KEY_PARTS = ("seed", "step")
+_OF_INTS_TOO = ("abs", "sign", "min", "max")
+
+
+def key_part(lower: "Lowerer", name: str, span: Span) -> nodes.Expr:
+    """`seed` or `step` where nothing else has that name."""
+    if not lower.has_key:
+        note = "note: it is known in Encode; a packet is decoded without it"
+        raise lower.refuse("E201", f"unknown name `{name}`", span, note)
+    return nodes.KeyPart(INT, span, name)
+
+
+def call(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    """Lowers a call of one of SCALAR."""
+    if tree.name == "random":
+        return _random(lower, tree, frame)
+    if tree.name == "bitcast":
+        return _bitcast(lower, tree, frame)
+    lower.arity(tree, MATH[tree.name])
+    values = [lower.number(lower.scalar(argument, frame)) for argument in tree.arguments]
+    is_float = tree.name not in _OF_INTS_TOO or any(value.type == FLOAT for value in values)
+    kind = FLOAT if is_float else INT
+    return nodes.Math(
+        kind, tree.span, tree.name, tuple(lower.convert(value, kind) for value in values)
+    )
+
+
+def _bitcast(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    named = tree.type_argument
+    kind = lower.type_of(named, frame) if named is not None else None
+    if kind not in (FLOAT, UInt(32)):
+        span = tree.name_span if named is None else named.span
+        message = "`bitcast` must be `bitcast<float>` or `bitcast<uint32>`"
+        raise lower.refuse("E301", message, span)
+    lower.arity(tree, 1)
+    value = lower.number(lower.scalar(tree.arguments[0], frame))
+    if (kind == FLOAT) == (value.type == FLOAT):
+        wanted = "an integer" if kind == FLOAT else "a `float`"
+        message = f"`bitcast<{kind}>` takes {wanted}, found `{value.type}`"
+        raise lower.refuse("E302", message, tree.arguments[0].span)
+    return nodes.Bitcast(kind, tree.span, value)
+
+
+def _random(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    kind = tree.type_argument
+    if kind is None or kind.name not in ("float", "int") or kind.is_array or kind.width is not None:
+        span = tree.name_span if kind is None else kind.span
+        raise lower.refuse("E402", "`random` must be `random<float>` or `random<int>`", span)
+    if frame.position is None:
+        note = "note: noise belongs to an element, so it is drawn in the lambda of a `map`"
+        message = "`random` outside the lambda of a `map`"
+        raise lower.refuse("E402", message, tree.name_span, note)
+    lower.arity(tree, 2)
+    site = lower.site(tree)
+    if kind.name == "int":
+        low, high = (
+            lower.integer(argument, frame, "a bound of `random<int>`")
+            for argument in tree.arguments
+        )
+        return nodes.Random(INT, tree.span, low, high, frame.position, site)
+    low, high = (lower.convert(lower.scalar(argument, frame), FLOAT) for argument in tree.arguments)
+    return nodes.Random(FLOAT, tree.span, low, high, frame.position, site)
