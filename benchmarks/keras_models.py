@@ -17,7 +17,8 @@ LEARNING_RATE = 1e-3
 NUM_CLASSES = 10
 NUM_BATCHES = 16  # of different data; they repeat
 
-Ended = Callable[[], None]  # to be called at the end of each step
+Ended = Callable[[], bool]  # to be called at the end of each step; whether it was the last
+FOR_EVER = 10**9  # steps
 
 
 class Ends(keras.callbacks.Callback):
@@ -28,7 +29,7 @@ class Ends(keras.callbacks.Callback):
         self._ended = ended
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._ended()
+        self.model.stop_training = self._ended()
 
 
 def mlp() -> keras.Model:
@@ -110,8 +111,8 @@ class Fit:
     def __init__(self, model: keras.Model, dataset: tf.data.Dataset) -> None:
         self.model, self._dataset = model, dataset
 
-    def __call__(self, num_steps: int, ended: Ended) -> None:
-        self.model.fit(self._dataset, steps_per_epoch=num_steps, verbose=0, callbacks=[Ends(ended)])
+    def __call__(self, ended: Ended) -> None:
+        self.model.fit(self._dataset, steps_per_epoch=FOR_EVER, verbose=0, callbacks=[Ends(ended)])
 
 
 class Loop:
@@ -154,9 +155,10 @@ class Loop:
 
         self._step = step
 
-    def __call__(self, num_steps: int, ended: Ended) -> None:
+    def __call__(self, ended: Ended) -> None:
         self._mean.reset_state()
         batches = iter(self._dataset)
-        for _ in range(num_steps):
+        is_last = False
+        while not is_last:
             self._step(batches)
-            ended()
+            is_last = ended()

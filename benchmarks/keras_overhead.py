@@ -13,14 +13,17 @@
                  `tf_hips.HierarchicalPS` adds to that and `import keras`
 
 All variants of a comparison alternate in short blocks, in another order in each round, and those
-that do not run stand still. A ratio is formed in each round, from the blocks' medians without their
-first step; the result is the median of the rounds' ratios, with quartiles. Models, weights, batches
-and optimizer (Adam) are the same, and so must what was trained be at the end, bit for bit.
+that do not run stand still. What else runs on a machine only ever adds to a step, so a variant's
+time is the lower quartile of all its steps without the first ones of blocks. A result is the ratio
+of two such times, with an interval that holds nine tenths of the ratios that other choices of the
+same rounds give (bootstrap). Rounds go on until the interval of a step of the `cnn` is narrow, or
+the time is over. Models, weights, batches and optimizer (Adam) are the same, and so must what was
+trained be at the end, bit for bit.
 
 Targets stand for the `cnn` (0.6 million weights, batch 16); the `mlp` (7 thousand weights, batch
 32), where nearly all is overhead, and the `transformer` (one block, 0.2 million weights, batch 16)
-are told beside it. A ratio whose quartiles lie further apart than 0.15 is no measurement: its
-target is not met, and nothing is stored.
+are told beside it. A ratio whose interval is wider than `NOISE` is no measurement: its target is
+not met, and nothing is stored.
 """
 
 import argparse
@@ -32,19 +35,26 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from benchmarks import harness
 from benchmarks.keras_jobs import Job, job
 
 MODELS = ("mlp", "cnn", "transformer")
 BLOCK = {"mlp": 100, "cnn": 5, "transformer": 6}  # steps
-ROUNDS = 30
-TRACES = {"mlp": 3, "cnn": 5, "transformer": 3}
+ROUNDS = 20  # at least
+SECONDS = 200.0  # and then no more rounds of one comparison
+TRACES = {"mlp": 5, "cnn": 7, "transformer": 5}
 IMPORTS = 5
-# Quartiles of a ratio that are further apart say that the machine did something else meanwhile.
-NOISE = 0.15
+# An interval that is wider says that the machine did something else meanwhile.
+NOISE = {"step": 0.05, "trace": 0.15}
+BOOTSTRAPS = 500
 CYCLE = {"HOROVOD_CYCLE_TIME": "0.5"}  # what tf_hips sets
+
+Rounds: TypeAlias = list[list[float]]
+"""Seconds of the steps of each round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +77,14 @@ class Ratio:
     """Ours over a baseline's.
 
     Attributes:
-        ours: median, in seconds.
-        baseline: median, in seconds.
-        low: lower quartile of the rounds' ratios.
-        middle: their median.
-        high: upper quartile.
+        ours: in seconds.
+        baseline: in seconds.
+        low: lower end of the interval of their ratio.
+        middle: their ratio.
+        high: upper end of the interval.
         title: the baseline's.
-        cpu: median ratio of the processors' time.
+        cpu: ratio of the processors' time.
+        rounds: how many there were.
     """
 
     ours: float
@@ -83,6 +94,7 @@ class Ratio:
     high: float
     title: str
     cpu: float
+    rounds: int
 
 
 def main() -> int:
@@ -90,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of blocks")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of blocks, at least")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument(
         "--only", choices=("imports", "one", "two"), help="one comparison; nothing is stored"
@@ -109,9 +121,9 @@ def main() -> int:
     is_complete = arguments.only is None and arguments.models == list(MODELS)
     rows = [with_target(row) for row in rows]
     note = (
-        f"{time.monotonic() - began:.0f} s, {arguments.rounds} rounds. Ratios are medians of the "
-        "rounds' ratios, with their quartiles; `cpu` is the ratio of the processors' time. "
-        "Baselines: see the head of `benchmarks/keras_overhead.py`."
+        f"{time.monotonic() - began:.0f} s. Ratios of lower quartiles of all steps, with 90 % "
+        "intervals; `cpu` is the ratio of the processors' time. Baselines: see the head of "
+        "`benchmarks/keras_overhead.py`."
     )
     is_noisy = any(row["met"] == "noisy" for row in rows)
     if is_complete and not is_noisy:
@@ -143,7 +155,7 @@ def imports() -> list[dict[str, Any]]:
             round(median[measured], 3),
             ours=f"{before + median[measured]:.2f} s",
             baseline=f"{before:.2f} s",
-            quartiles=_range(*_quartiles(values)[::2]),
+            interval=_range(*_quartiles(values)[::2]),
         )
 
     return [
@@ -206,47 +218,56 @@ def two_workers(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
 
 
 def steps(model: str, ours: Variant, baselines: Sequence[Variant], rounds: int) -> Ratio:
-    """Step time of `ours` over the fastest of `baselines`, by the median of the ratios."""
+    """Step time of `ours` over that of the fastest of `baselines`."""
     variants = [ours, *baselines]
     size = BLOCK[model]
-    taken: dict[Variant, list[float]] = {variant: [] for variant in variants}
-    cpu: dict[Variant, list[float]] = {variant: [] for variant in variants}
+    taken: dict[Variant, Rounds] = {variant: [] for variant in variants}
+    cpu: dict[Variant, Rounds] = {variant: [] for variant in variants}
     for variant in variants:
-        _ask(variant, "begin", model, steps=size * (rounds + 1))
-    for number in range(rounds + 1):
+        _ask(variant, "begin", model)
+        _ask(variant, "block", model, steps=size)  # the first block traces
+    end = time.monotonic() + SECONDS
+    while True:
         # Another order in each round: what follows what matters.
+        number = len(taken[ours])
         turn = number % len(variants)
         order = variants[turn:] + variants[:turn]
         for variant in order if number % 2 else reversed(order):
             answers = _ask(variant, "block", model, steps=size)
-            if number:  # the first round traces
-                # Steps end on all ranks at once; the mean leaves out who came last.
-                medians = [statistics.median(answer["steps"][1:]) for answer in answers]
-                taken[variant].append(statistics.mean(medians))
-                cpu[variant].append(statistics.mean(answer["cpu"] for answer in answers))
+            # Steps end on all ranks at once; the mean leaves out who came last.
+            ranks = zip(*(answer["steps"][1:] for answer in answers), strict=True)
+            taken[variant].append([statistics.mean(step) for step in ranks])
+            cpu[variant].append([statistics.mean(answer["cpu"] for answer in answers)])
+        if number + 1 < rounds:
+            continue
+        fastest = min(baselines, key=lambda variant: _time(taken[variant]))
+        ratio = _ratio(taken[ours], taken[fastest], cpu[ours], cpu[fastest], fastest.title)
+        is_narrow = ratio.high - ratio.low <= NOISE["step"] / 2
+        if model != "cnn" or is_narrow or time.monotonic() > end:
+            break
     digests = {
         answer["digest"] for variant in variants for answer in _ask(variant, "finish", model)
     }
     if len(digests) != 1:
         raise SystemExit(f"bench-keras: the variants of `{model}` did not do the same work.")
-    ratios = [
-        _ratio(taken[ours], taken[variant], cpu[ours], cpu[variant], variant.title)
-        for variant in baselines
-    ]
-    for ratio in ratios:
-        _say(model, "step", ratio)
-    return max(ratios, key=lambda ratio: ratio.middle)
+    for variant in baselines:
+        _say(
+            model,
+            "step",
+            _ratio(taken[ours], taken[variant], cpu[ours], cpu[variant], variant.title),
+        )
+    return ratio
 
 
 def tracing(model: str, ours: Variant, baseline: Variant) -> Ratio:
     """Time to trace of `ours` over that of `baseline`."""
-    taken: dict[Variant, list[float]] = {ours: [], baseline: []}
-    cpu: dict[Variant, list[float]] = {ours: [], baseline: []}
+    taken: dict[Variant, Rounds] = {ours: [], baseline: []}
+    cpu: dict[Variant, Rounds] = {ours: [], baseline: []}
     for _ in range(TRACES[model]):
         for variant in taken:
             answers = _ask(variant, "trace", model)
-            taken[variant].append(max(answer["first"] - answer["later"] for answer in answers))
-            cpu[variant].append(statistics.mean(answer["cpu"] for answer in answers))
+            taken[variant].append([max(answer["first"] - answer["later"] for answer in answers)])
+            cpu[variant].append([statistics.mean(answer["cpu"] for answer in answers)])
     ratio = _ratio(taken[ours], taken[baseline], cpu[ours], cpu[baseline], baseline.title)
     _say(model, "tracing", ratio)
     return ratio
@@ -256,21 +277,29 @@ def _ask(variant: Variant, what: str, model: str, **more: int) -> list[dict[str,
     return variant.job.ask(do=what, model=model, variant=variant.kind, **more)
 
 
-def _ratio(
-    ours: Sequence[float],
-    baseline: Sequence[float],
-    our_cpu: Sequence[float],
-    its_cpu: Sequence[float],
-    title: str,
-) -> Ratio:
-    ratios = [mine / its for mine, its in zip(ours, baseline, strict=True)]
-    cpu = [mine / its for mine, its in zip(our_cpu, its_cpu, strict=True)]
+def _time(rounds: Rounds) -> float:
+    """The lower quartile of all steps."""
+    return float(np.quantile(np.concatenate(rounds), 0.25))
+
+
+def _ratio(ours: Rounds, baseline: Rounds, our_cpu: Rounds, its_cpu: Rounds, title: str) -> Ratio:
+    random = np.random.default_rng(0)
+    ratios = []
+    for _ in range(BOOTSTRAPS):
+        # Rounds stay together: what disturbed one variant may have disturbed its neighbour.
+        chosen = random.integers(len(ours), size=len(ours))
+        ratios.append(_time([ours[n] for n in chosen]) / _time([baseline[n] for n in chosen]))
+    low, high = np.quantile(ratios, [0.05, 0.95])
+    mine, its = _time(ours), _time(baseline)
     return Ratio(
-        statistics.median(ours),
-        statistics.median(baseline),
-        *_quartiles(ratios),
+        mine,
+        its,
+        float(low),
+        mine / its,
+        float(high),
         title,
-        statistics.median(cpu),
+        _time(our_cpu) / _time(its_cpu),
+        len(ours),
     )
 
 
@@ -283,7 +312,8 @@ def _say(model: str, what: str, ratio: Ratio) -> None:
     """A run takes minutes: whoever waits sees it move."""
     print(
         f"{model} {what}: {_ms(ratio.ours)} over {_ms(ratio.baseline)} ({ratio.title}): "
-        f"{ratio.middle:.3f} [{_range(ratio.low, ratio.high)}], cpu {ratio.cpu:.3f}",
+        f"{ratio.middle:.3f} [{_range(ratio.low, ratio.high)}], cpu {ratio.cpu:.3f}, "
+        f"{ratio.rounds} rounds",
         flush=True,
     )
 
@@ -295,7 +325,7 @@ def _of_ratio(name: str, model: str, what: str, ratio: Ratio) -> dict[str, Any]:
         round(ratio.middle, 3),
         ours=_ms(ratio.ours),
         baseline=f"{_ms(ratio.baseline)} {ratio.title}",
-        quartiles=_range(ratio.low, ratio.high),
+        interval=_range(ratio.low, ratio.high),
         overhead=_ms(ratio.ours - ratio.baseline),
         cpu=f"{ratio.cpu:.2f}",
     )
@@ -308,7 +338,7 @@ def _row(
     *,
     ours: str,
     baseline: str,
-    quartiles: str,
+    interval: str,
     overhead: str = "",
     cpu: str = "",
 ) -> dict[str, Any]:
@@ -319,7 +349,7 @@ def _row(
         "baseline": baseline,
         "overhead": overhead,
         "measured": measured,
-        "quartiles": quartiles,
+        "interval": interval,
         "cpu": cpu,
     }
 
@@ -330,9 +360,11 @@ def with_target(row: dict[str, Any]) -> dict[str, Any]:
     targets = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
     for target in targets:
         if target["id"] == row["id"]:
-            low, high = (float(value) for value in row["quartiles"].split(" - "))
+            low, high = (float(value) for value in row["interval"].split(" - "))
             met = "yes" if row["measured"] <= target["at_most"] else "no"
-            met = "noisy" if target["unit"] == "x" and high - low > NOISE else met
+            if target["unit"] == "x":
+                kind = "trace" if "-trace-" in row["id"] else "step"
+                met = "noisy" if high - low > NOISE[kind] else met
             return {**row, "target": f"<= {target['at_most']} {target['unit']}", "met": met}
     return {**row, "target": "", "met": ""}
 

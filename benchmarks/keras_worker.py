@@ -72,9 +72,9 @@ class Worker:
             self._rank = hvd.rank()
         return {}
 
-    def begin(self, model: str, variant: str, steps: int) -> dict[str, Any]:
-        """Makes a model that is going to make so many steps."""
-        self._runs[model, variant] = Run(self._trainer(model, variant), steps)
+    def begin(self, model: str, variant: str) -> dict[str, Any]:
+        """Makes a model that is going to make blocks of steps."""
+        self._runs[model, variant] = Run(self._trainer(model, variant))
         return {}
 
     def block(self, model: str, variant: str, steps: int) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Worker:
         return {"steps": times, "cpu": time.process_time() - used}
 
     def finish(self, model: str, variant: str) -> dict[str, Any]:
-        """Waits for the end of the last step's `fit`; a digest of the weights that train.
+        """Ends a model's training; a digest of the weights that train.
 
         The statistics of BatchNormalization are not among them: `fit` under a strategy leaves their
         mean over the ranks, a loop each rank its own.
@@ -101,7 +101,12 @@ class Worker:
         trainer = self._trainer(model, variant)
         gc.collect()
         used, times = time.process_time(), [time.perf_counter()]
-        trainer(TRACE_STEPS, lambda: times.append(time.perf_counter()))
+
+        def ended() -> bool:
+            times.append(time.perf_counter())
+            return len(times) > TRACE_STEPS
+
+        trainer(ended)
         first, *later = _differences(times)
         return {
             "first": first,
@@ -124,22 +129,23 @@ class Worker:
 class Run:
     """One training, in a thread of its own, that makes steps only when told how many."""
 
-    def __init__(self, trainer: Any, num_steps: int) -> None:
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[list[float] | BaseException] = queue.SimpleQueue()
-        self._left = self._last = 0
+        self._left = 0
         self._times: list[float] = []
-        self._thread = threading.Thread(target=self._train, args=[num_steps], daemon=True)
+        self._thread = threading.Thread(target=self._train, daemon=True)
         self._thread.start()
 
     def block(self, num_steps: int) -> list[float]:
-        """Makes steps; their seconds."""
+        """Makes steps, at least one; their seconds."""
         self._todo.put(num_steps)
         return self._result()
 
     def finish(self) -> Any:
-        """Waits for the end, after all the steps that were announced; returns the trainer."""
+        """Ends the training, after at least one block; returns the trainer."""
+        self._todo.put(0)
         self._result()
         self._thread.join()
         return self._trainer
@@ -150,24 +156,23 @@ class Run:
             raise result
         return result
 
-    def _train(self, num_steps: int) -> None:
+    def _train(self) -> None:
         self._await()
-        self._last = num_steps
         try:
-            self._trainer(num_steps, self._ended)
+            self._trainer(self._ended)
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             self._done.put(error)
         else:
             self._done.put([])
 
-    def _ended(self) -> None:
+    def _ended(self) -> bool:
         self._times.append(time.perf_counter())
         self._left -= 1
-        self._last -= 1
-        if self._left == 0:
-            self._done.put(_differences(self._times))
-            if self._last:
-                self._await()
+        if self._left:
+            return False
+        self._done.put(_differences(self._times))
+        self._await()
+        return self._left == 0
 
     def _await(self) -> None:
         self._left = self._todo.get()
