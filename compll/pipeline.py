@@ -27,17 +27,20 @@ def compile_spec(path: str | Path) -> nodes.Program:
         OSError: the file cannot be read.
     """
     path = Path(path)
-    data = path.read_bytes()
+    return compile_bytes(path.read_bytes(), path.stem, str(path))
+
+
+def compile_bytes(data: bytes, name: str, shown: str) -> nodes.Program:
+    """Compiles what a file holds; `name`: of the codec; `shown`: the file that messages name."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        shown = data.decode("ascii", errors="replace").replace("\ufffd", "?")
-        source = SourceFile(str(path), shown)
-        report = Report(source)
+        readable = data.decode("ascii", errors="replace").replace("\ufffd", "?")
+        report = Report(SourceFile(shown, readable))
         report.add("E004", "a specification must be UTF-8 text", Span(error.start, error.start + 1))
         report.raise_if_any()
         raise
-    return compile_text(text, path.stem, str(path))
+    return compile_text(text, name, shown)
 
 
 def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:

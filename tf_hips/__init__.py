@@ -23,6 +23,7 @@ _HOMES = {
     "error_feedback": "tf_hips.ops",
     "fingerprint": "tf_hips.strategies",
     "gather": "tf_hips.strategies",
+    "load": "tf_hips.ops",
     "local": "tf_hips.strategies",
     "onebit": "tf_hips.ops",
     "set_epoch": "tf_hips.strategies",

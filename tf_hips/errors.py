@@ -27,6 +27,10 @@ class LibraryError(TfHipsError, ImportError):
     """A native library is missing or built for another TensorFlow; names the command that helps."""
 
 
+class SpecificationError(TfHipsError, ValueError):
+    """A specification (`.pse`) is not there or was refused; holds the diagnostics of CompLL."""
+
+
 class PacketError(TfHipsError, ValueError):
     """A packet is truncated, too long, or was made by another codec."""
 
@@ -46,6 +50,8 @@ class NonFiniteError(TfHipsError, ArithmeticError):
 def print_in_one_line() -> None:
     """Makes this process print an uncaught `TfHipsError` as one line, `module.Class: text`.
 
+    Diagnostics of a specification keep their lines.
+
     Other exceptions go where they went before, and so do all with `TF_HIPS_TRACEBACK=1`.
     """
     before = sys.excepthook
@@ -54,7 +60,9 @@ def print_in_one_line() -> None:
         if not isinstance(error, TfHipsError) or os.environ.get(TRACEBACK_VARIABLE) == "1":
             before(kind, error, trace)
             return
-        text = " ".join(str(error).split())
+        # A diagnostic of CompLL points at the text of the specification, over several lines.
+        is_drawing = isinstance(error, SpecificationError)
+        text = str(error) if is_drawing else " ".join(str(error).split())
         sys.stderr.write(f"{kind.__module__}.{kind.__qualname__}: {text}\n")
 
     sys.excepthook = hook

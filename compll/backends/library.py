@@ -2,30 +2,22 @@
 """A codec compiled by the system's C++ compiler and called through ctypes.
 
 Chunks and prefixes are added here, as in the reference.
-
-Libraries are cached under the user's cache folder by a hash of everything that goes into them: the
-generated source, the runtime's headers, the compiler and its flags. A library is written aside and
-renamed, so that processes that build the same one at once do not see half of it.
 """
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from compll import packet
 from compll.backends.reference import Bytes, Floats
+from compll.backends.toolchain import BuildError, build, compile_codec, include_folder
 from compll.ir import nodes
 from compll.ir.printer import spec_hash
 from compll.packet import PacketError
 
-FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
-BUILD_DEADLINE_S = 300
+__all__ = ["BuildError", "CompiledCodec", "build", "compile_codec", "include_folder"]
+
 _STATUS = {
     1: "the buffer for the body is too small",
     2: "the body must be as long as its element count asks for",
@@ -34,10 +26,6 @@ _STATUS = {
     5: "the specification has no such function",
 }
 _BODY_STATUS = (2, 3)
-
-
-class BuildError(RuntimeError):
-    """There is no C++ compiler, or it refused the source; holds its message."""
 
 
 class _Key(ctypes.Structure):
@@ -75,66 +63,6 @@ class _Codec(ctypes.Structure):
             ),
         ),
     )
-
-
-def include_folder() -> Path:
-    """The folder that holds `tf_hips/cc/runtime`, for the C++ compiler's -I."""
-    folder = Path(__file__).resolve().parents[2]
-    if not (folder / "tf_hips/cc/runtime/codec.h").is_file():
-        raise BuildError(
-            f"the headers must be in {folder}/tf_hips/cc/runtime. Received: no codec.h there"
-        )
-    return folder
-
-
-def cache_folder() -> Path:
-    """Where built codecs are kept: `compll` under XDG_CACHE_HOME, or under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "compll"
-
-
-def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
-    """Compiles the source of a codec to a shared library; returns its path in the cache.
-
-    Raises:
-        BuildError: no compiler is found (`CXX` names one), or it fails.
-    """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise BuildError(
-            "a C++17 compiler is needed: install g++ (apt-get install g++), or set CXX"
-        )
-    root = include_folder()
-    command = [compiler, *FLAGS, "-DTF_HIPS_STANDALONE_CODEC", *flags, f"-I{root}"]
-    digest = hashlib.sha256("\0".join([*command, source]).encode())
-    digest.update(str(Path(compiler).stat().st_mtime_ns).encode())
-    for header in sorted((root / "tf_hips/cc/runtime").glob("*.h")):
-        digest.update(header.read_bytes())
-    folder = cache_folder()
-    library = folder / f"{name}-{digest.hexdigest()[:24]}.so"
-    if library.is_file():
-        return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        text = Path(scratch, f"{name}.codec.cc")
-        text.write_text(source, encoding="utf-8")
-        made = Path(scratch, "codec.so")
-        try:
-            subprocess.run(
-                [*command, "-o", str(made), str(text)],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=BUILD_DEADLINE_S,
-            )
-        except subprocess.CalledProcessError as error:
-            raise BuildError(
-                f"{compiler} refused {name}.codec.cc:\n{error.stderr.strip()}"
-            ) from error
-        except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{compiler} did not finish within {BUILD_DEADLINE_S} s") from error
-        made.replace(library)
-    return library
 
 
 class CompiledCodec:

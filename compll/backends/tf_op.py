@@ -80,6 +80,7 @@ def emit(program: nodes.Program) -> str:
         "",
         '#include "tf_hips/cc/runtime/codec.h"',
         '#include "tf_hips/cc/tf/codec_ops.h"',
+        '#include "tf_hips/cc/tf/refuse_xla.h"',
         "",
         f'extern "C" const TfHipsCodec* {getter}(void);',
     )
@@ -105,6 +106,7 @@ def _emit_op(op: _Op, program: nodes.Program, getter: str, lines: Lines) -> None
     lines.add(f'    .Doc(R"doc({op.doc})doc");')
     lines.add(f'REGISTER_KERNEL_BUILDER(Name("{name}").Device(tensorflow::DEVICE_CPU),')
     lines.add(f"                        tf_hips::{op.suffix}Op<{getter}>);")
+    lines.add(f'TF_HIPS_REFUSE_XLA("{name}");')
 
 
 def _attr(param: nodes.Param) -> str:

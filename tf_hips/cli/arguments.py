@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tf_hips.config import Tls
+from tf_hips.errors import LibraryError
 
 # A site is part of a certificate's name, of file names and of roles in the log.
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
@@ -96,8 +97,8 @@ def codec(text: str) -> str:
     from tf_hips.ops import compressor
 
     try:
-        canonical: str = compressor.parse(text).text
-    except ValueError as error:
+        canonical: str = compressor.resolve(text).text
+    except (ValueError, LibraryError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return canonical
 

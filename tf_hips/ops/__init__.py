@@ -3,6 +3,7 @@
 
     compressor   Compressor, a plain value; parse(text)
     algorithms   onebit(), terngrad(), fp32(), error_feedback(); REGISTRY
+    jit          load(path): a specification becomes a codec of the running program
     native       NumPy arrays and byte buffers, no TensorFlow
     graph        TensorFlow ops; import it by name, it imports TensorFlow
     library      finds and checks the built libraries
@@ -12,6 +13,7 @@ Specifications are in specs/; the libraries are built from them by `make build`.
 
 from tf_hips.ops.algorithms import REGISTRY, error_feedback, fp32, onebit, terngrad
 from tf_hips.ops.compressor import CHUNK, Compressor, chunk_sizes, parse
+from tf_hips.ops.jit import load
 from tf_hips.ops.native import Key, derive_seed
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "derive_seed",
     "error_feedback",
     "fp32",
+    "load",
     "onebit",
     "parse",
     "terngrad",

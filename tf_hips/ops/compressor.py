@@ -10,7 +10,7 @@ import dataclasses
 import re
 import struct
 
-from tf_hips.ops import native, registry
+from tf_hips.ops import jit, native
 
 CHUNK = 1 << 20
 """Elements of one tensor that are encoded together. Frozen: it decides every packet's bytes."""
@@ -18,7 +18,12 @@ CHUNK = 1 << 20
 ERROR_FEEDBACK = "error_feedback"
 
 _MAX_TEXT = 256
-_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL)
+_MAX_FILE_TEXT = 4096
+_CALL = re.compile(
+    r"\s*([A-Za-z_]\w*(?:@[0-9a-f]{16})?)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL
+)
+# A path holds no parentheses here; `tf_hips.load` takes any.
+_FILE_CALL = re.compile(r"\s*([^()]*\S\.(?:pse|so))\s*(?:\((.*)\)\s*)?", re.DOTALL)
 _ARGUMENT = re.compile(r"\s*(?:([A-Za-z_]\w*)\s*=)?\s*([^\s=]+)\s*", re.ASCII)
 
 
@@ -37,7 +42,8 @@ class Compressor:
     Made by the functions of ops.algorithms, or by `parse`.
 
     Attributes:
-        name: an algorithm of REGISTRY, or "error_feedback".
+        name: an algorithm of REGISTRY, a loaded one with the hash of its specification
+            (`my@0123456789abcdef`), or "error_feedback".
         params: (name, value) of each parameter, in the order of the specification.
         inner: what is wrapped; None for a codec.
 
@@ -57,7 +63,7 @@ class Compressor:
                     "`error_feedback` must wrap one codec without error feedback. "
                     f"Received: inner={self.inner and self.inner.text}, params={self.params}"
                 )
-            for name, least in registry.REGISTRY[self.inner.name].feedback_minimum:
+            for name, least in jit.algorithm(self.inner.name).feedback_minimum:
                 if dict(self.inner.params)[name] < least:
                     raise ValueError(
                         f"`{name}` must be at least {least} under error feedback, else residuals "
@@ -67,11 +73,13 @@ class Compressor:
         given = dict(self.params)
         if len(given) != len(self.params):
             raise ValueError(f"a parameter must be given once. Received: params={self.params}")
-        params = registry.find(self.name, also=[ERROR_FEEDBACK]).checked(**given)
+        algorithm = jit.algorithm(self.name, also=[ERROR_FEEDBACK])
+        params = algorithm.checked(**given)
         if self.inner is not None:
             raise ValueError(
                 f"`{self.name}` is a codec and wraps nothing. Received: {self.inner.text}"
             )
+        object.__setattr__(self, "name", algorithm.name)
         object.__setattr__(self, "params", params)
 
     @property
@@ -87,7 +95,7 @@ class Compressor:
     @property
     def is_unbiased(self) -> bool:
         """Whether the mean of what is decoded, over seeds, is the gradient."""
-        return self.inner is None and registry.REGISTRY[self.name].is_unbiased
+        return self.inner is None and jit.algorithm(self.name).is_unbiased
 
     @property
     def text(self) -> str:
@@ -111,20 +119,43 @@ class Compressor:
         return self.text
 
 
-def parse(text: str) -> Compressor:
+def resolve(value: Compressor | str) -> Compressor:
+    """The compressor that the user of this process gave: a value, or a text that may name a file.
+
+    Raises:
+        ValueError, TypeError: as for `parse`; SpecificationError, LibraryError: as for `jit.load`.
+    """
+    if isinstance(value, str):
+        return parse(value, files=True)
+    if not isinstance(value, Compressor):
+        raise TypeError(
+            f"a compressor must be a value such as onebit(), or its text. Received: {value!r}"
+        )
+    return value
+
+
+def parse(text: str, files: bool = False) -> Compressor:
     """Turns "onebit", "terngrad(bitwidth=4)" or "error_feedback(onebit)" into the value it names.
 
     Args:
         text: what a user or another process wrote; arguments by name or by position.
+        files: whether the text may name a specification, "my.pse(ratio=0.1)", which is then loaded
+            as by `tf_hips.load`. Only for what the user of this process wrote: what came over a
+            network must not open files.
 
     Raises:
         ValueError: an unknown name (the message has the known ones and the nearest), or a wrong
             argument.
         TypeError: `text` is not a string.
+        SpecificationError, LibraryError: as for `jit.load` and `jit.algorithm`.
     """
     if not isinstance(text, str):
         raise TypeError(f"`text` must be a string such as 'onebit'. Received: {text!r}")
-    call = _CALL.fullmatch(text) if len(text) <= _MAX_TEXT else None
+    limit = _MAX_FILE_TEXT if files else _MAX_TEXT
+    call = _CALL.fullmatch(text) if len(text) <= limit else None
+    file = _FILE_CALL.fullmatch(text) if files and call is None and len(text) <= limit else None
+    if file is not None:
+        call = file
     if call is None:
         raise ValueError(
             f"a compressor must read like 'terngrad(bitwidth=2)'. Received: {text[:_MAX_TEXT]!r}"
@@ -134,8 +165,10 @@ def parse(text: str) -> Compressor:
         # One level is all there is, so that a hostile text cannot nest deeply.
         if arguments.startswith(ERROR_FEEDBACK) or not arguments:
             raise ValueError(f"`error_feedback` must wrap one codec. Received: {text!r}")
-        return Compressor(ERROR_FEEDBACK, inner=parse(arguments))
-    known = [p.name for p in registry.find(name, also=[ERROR_FEEDBACK]).parameters]
+        return Compressor(ERROR_FEEDBACK, inner=parse(arguments, files))
+    if file is not None:
+        name = jit.load(name).name
+    known = [p.name for p in jit.algorithm(name, also=[ERROR_FEEDBACK]).parameters]
     values: dict[str, int | float] = {}
     for position, argument in enumerate(arguments.split(",") if arguments else []):
         key, number = _parse_argument(argument, text)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_hips.ops import library, registry
+from tf_hips.ops import jit, library
 from tf_hips.ops.compressor import Compressor
 
 Tensor: TypeAlias = Any
@@ -119,8 +119,16 @@ def merge_encode(
 def _op(compressor: Compressor, kind: str) -> Any:
     """The generated wrapper of one op, with the codec's parameters filled in."""
     codec = compressor.codec
-    function = getattr(library.ops(tf), f"tf_hips_{registry.REGISTRY[codec.name].op}_{kind}")
-    params = dict(codec.params)
+    algorithm = jit.algorithm(codec.name)
+    function = getattr(library.ops(tf), f"tf_hips_{algorithm.op}_{kind}")
+    params: dict[str, Any] = dict(codec.params)
+    if algorithm.is_loaded:
+        # One op for all of them: see cc/tf/loaded_ops.cc.
+        values = [
+            [params[p.name] for p in algorithm.parameters if p.is_integer == is_integer]
+            for is_integer in (True, False)
+        ]
+        params = {"codec": algorithm.name, "integers": values[0], "floats": values[1]}
     return lambda **arguments: function(**arguments, **params)
 
 

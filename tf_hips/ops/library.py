@@ -21,6 +21,7 @@ OPS_PATH = Path(__file__).with_name("_tf_hips_ops.so")
 NATIVE_PATH = Path(__file__).with_name("libtf_hips_native.so")
 ABI_VERSION = 1
 
+_codecs: dict[str, int] = {}
 _REMEDY = "run `make build` in the source tree, or install a wheel made for this TensorFlow"
 
 
@@ -58,9 +59,35 @@ def ops(tf: Any) -> Any:
     check_tensorflow(built_with().TENSORFLOW, tf.__version__)
     _check_exists(OPS_PATH)
     try:
-        return tf.load_op_library(str(OPS_PATH))
+        wrappers = tf.load_op_library(str(OPS_PATH))
+        for name, table in _codecs.items():
+            _give(name, table)
     except (tf.errors.OpError, OSError) as error:
         raise errors.LibraryError(f"{OPS_PATH} does not load: {error}; {_REMEDY}") from error
+    return wrappers
+
+
+def add_codec(name: str, table: int) -> None:
+    """Lets the ops `tf_hips_loaded_*` find a codec that was loaded while the program runs.
+
+    Args:
+        name: what the attribute `codec` of an op says.
+        table: address of its TfHipsCodec, which must stay.
+    """
+    _codecs[name] = table
+    if ops.cache_info().currsize:
+        _give(name, table)
+
+
+def _give(name: str, table: int) -> None:
+    # The library that TensorFlow has loaded: the same file is mapped once.
+    function = ctypes.CDLL(str(OPS_PATH)).tf_hips_ops_add_codec
+    function.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+    if function(name.encode(), table) != 0:
+        raise errors.LibraryError(
+            f"{OPS_PATH.name} must take the codec {name}. Received: another interface version; "
+            f"{_REMEDY}"
+        )
 
 
 @functools.cache

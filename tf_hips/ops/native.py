@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips import errors
-from tf_hips.ops import library
+from tf_hips.ops import jit, library, loaded
 
 if TYPE_CHECKING:
     from tf_hips.ops.compressor import Compressor
@@ -280,7 +280,12 @@ def _functions() -> _Functions:
 @functools.lru_cache(maxsize=256)
 def _codec(codec: "Compressor") -> "tuple[int, ctypes.Array[ctypes.c_double]]":
     """The codec's table, and its parameters as C wants them."""
-    found = _functions().find_codec(codec.name.encode())
+    functions = _functions()
+    if loaded.NAME.fullmatch(codec.name):
+        # Also for a value that was made in another process and came here whole.
+        found = jit.table(codec.name)
+    else:
+        found = functions.find_codec(codec.name.encode())
     if not found:
         raise errors.LibraryError(
             f"{library.NATIVE_PATH.name} has no codec {codec.name!r}; run `make build`"

@@ -2,7 +2,9 @@
 """The facts about each algorithm that Python needs: one entry of REGISTRY per file in specs/.
 
 The specification decides what an algorithm does and what its parameters are; a test compares this
-table with what the native library says. Nothing here computes, and nothing imports TensorFlow.
+table with what the native library says. Algorithms that were loaded while the program runs
+(ops.jit) stand beside it; what is known of them comes from their libraries. Nothing here computes,
+and nothing imports TensorFlow.
 """
 
 import dataclasses
@@ -17,15 +19,20 @@ class Parameter:
 
     Attributes:
         name: as in the specification and in `Compressor.text`.
-        default: value when the caller gives none.
+        default: value when the caller gives none; None: a value must be given.
         minimum: smallest value allowed.
         maximum: largest value allowed.
     """
 
     name: str
-    default: int | float
+    default: int | float | None
     minimum: int | float
     maximum: int | float
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether only integers are values."""
+        return isinstance(self.minimum if self.default is None else self.default, int)
 
     def checked(self, value: object) -> int | float:
         """Returns `value` as this parameter holds it: an int, or a float that float32 can hold.
@@ -34,7 +41,9 @@ class Parameter:
             TypeError: `value` is not a number of the right kind.
             ValueError: `value` is out of range.
         """
-        is_integer = isinstance(self.default, int)
+        if value is None:
+            raise ValueError(f"`{self.name}` must be given: it has no default.")
+        is_integer = self.is_integer
         kind = "an integer" if is_integer else "a number"
         if isinstance(value, bool) or not isinstance(value, int if is_integer else (int, float)):
             raise TypeError(f"`{self.name}` must be {kind}. Received: {self.name}={value!r}")
@@ -78,6 +87,11 @@ class Algorithm:
     is_unbiased: bool = False
     feedback_minimum: tuple[tuple[str, int | float], ...] = ()
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it came while the program runs; its name then holds the specification's hash."""
+        return "@" in self.name
+
     def checked(self, **values: object) -> tuple[tuple[str, int | float], ...]:
         """Returns (name, value) of all parameters, with defaults filled in.
 
@@ -114,11 +128,27 @@ REGISTRY: dict[str, Algorithm] = {
 }
 
 
+# By full name, `my@0123456789abcdef`; and which of them a stem alone means.
+_loaded: dict[str, Algorithm] = {}
+_newest: dict[str, str] = {}
+
+
+def add(algorithm: Algorithm) -> None:
+    """Adds a loaded algorithm; its stem alone now means this one."""
+    _loaded[algorithm.name] = algorithm
+    _newest[algorithm.name.partition("@")[0]] = algorithm.name
+
+
+def newest(stem: str) -> str | None:
+    """Full name of the loaded algorithm that a stem alone means; None if there is none."""
+    return _newest.get(stem)
+
+
 def find(name: str, also: Iterable[str] = ()) -> Algorithm:
     """Returns the algorithm called `name`.
 
     Args:
-        name: what the user wrote.
+        name: what the user wrote: one of REGISTRY, or one that was loaded, with its hash or not.
         also: further names that would have been valid in its place, for the message.
 
     Raises:
@@ -126,7 +156,10 @@ def find(name: str, also: Iterable[str] = ()) -> Algorithm:
     """
     if name in REGISTRY:
         return REGISTRY[name]
-    names = sorted([*REGISTRY, *also])
+    full = _newest.get(name, name)
+    if full in _loaded:
+        return _loaded[full]
+    names = sorted([*REGISTRY, *_newest, *also])
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"a compressor must be one of {_names(names)}. Received: {name!r}{hint}")

@@ -93,12 +93,12 @@ def terms_of(config: ServerConfig) -> Terms:
     Raises:
         ValueError: a compressor is unknown.
     """
-    compression = None if config.compression is None else compressors.parse(config.compression).text
+    compression = None if config.compression is None else compressors.resolve(config.compression).text
     downlink = config.downlink
     if downlink == SAME:
         downlink = compression
     elif downlink is not None:
-        downlink = compressors.parse(downlink).text
+        downlink = compressors.resolve(downlink).text
     return Terms(
         config.parties,
         compression,

@@ -34,7 +34,7 @@ from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.allreduce import CompressedSum, plain
 from tf_hips.errors import ProtocolError
 from tf_hips.ops import algorithms, graph
-from tf_hips.ops.compressor import Compressor, parse
+from tf_hips.ops.compressor import Compressor, parse, resolve
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.from_rank_0 import from_rank_0
@@ -95,7 +95,7 @@ class HierarchicalPS(PartyStrategy):
         self._up = _compressor(compression)
         self._down = self._up if downlink == _SAME else _compressor(downlink)
         self._local = (
-            parse(local_compression) if isinstance(local_compression, str) else local_compression
+            None if local_compression is None else resolve(local_compression)
         )
         self._client: Client | None = None
         self._welcome: Welcome | None = None
@@ -381,4 +381,4 @@ class _Uplink:
 def _compressor(value: Compressor | str | None) -> Compressor:
     if value is None:
         return algorithms.fp32()
-    return parse(value) if isinstance(value, str) else value
+    return resolve(value)

@@ -7,7 +7,7 @@ from tf_hips import config as configuration
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import CompressedSum, plain
 from tf_hips.errors import ConfigError
-from tf_hips.ops.compressor import Compressor, parse
+from tf_hips.ops.compressor import Compressor, resolve
 from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Reducer
 from tf_hips.strategies.party import PartyStrategy
@@ -54,7 +54,7 @@ class CompressedRing(PartyStrategy):
                 f"`tf-hips run --parties 1`. Received: party `{run.uplink.site}` of the server "
                 f"{run.uplink.server}"
             )
-        self._compression = parse(compression) if isinstance(compression, str) else compression
+        self._compression = None if compression is None else resolve(compression)
         super().__init__(nonfinite, run)
 
     def _codecs(self) -> dict[str, Compressor | None]:

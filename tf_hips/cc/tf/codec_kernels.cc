@@ -159,7 +159,9 @@ class Rows {
 
 CodecKernel::CodecKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
     : OpKernel(ctx), codec_(codec) {
-  OP_REQUIRES_OK(ctx, ReadParams(*ctx, *codec, &params_));
+  std::string name;
+  OP_REQUIRES_OK(ctx, ReadCodec(*ctx, &codec_, &params_, &name));
+  OP_REQUIRES(ctx, codec_ != nullptr, NotLoaded(name));
 }
 
 EncodeKernel::EncodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)

@@ -3,9 +3,10 @@
 // generates.
 //
 // `GetCodec` is the function that returns the codec's table. Each kernel reads one attribute per
-// parameter of the codec, under the parameter's name. Kernels keep no state between calls, are
-// thread-safe, and run chunks on TensorFlow's own pool. A wrong packet, shape or parameter is an
-// InvalidArgument that says what was expected and what came.
+// parameter of the codec, under the parameter's name. Where it returns null, the codec is one that
+// was loaded while the program runs, named by the attribute `codec` (see loaded_ops.cc). Kernels
+// keep no state between calls, are thread-safe, and run chunks on TensorFlow's own pool. A wrong
+// packet, shape or parameter is an InvalidArgument that says what was expected and what came.
 
 #ifndef TF_HIPS_CC_TF_CODEC_OPS_H_
 #define TF_HIPS_CC_TF_CODEC_OPS_H_
@@ -25,7 +26,8 @@ namespace tf_hips {
 
 using CodecGetter = const TfHipsCodec* (*)();
 
-// What all kernels of a codec share: the codec and the values of its parameters.
+// What all kernels of a codec share: the codec and the values of its parameters. A null `codec`:
+// the one that the attribute `codec` names.
 class CodecKernel : public tensorflow::OpKernel {
  public:
   CodecKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
@@ -91,14 +93,14 @@ class MergeEncodeKernel : public CodecKernel {
 };
 
 absl::Status InferEncode(tensorflow::shape_inference::InferenceContext* c,
-                         const TfHipsCodec& codec);
+                         const TfHipsCodec* codec);
 absl::Status InferEncodeFeedback(tensorflow::shape_inference::InferenceContext* c,
-                                 const TfHipsCodec& codec);
+                                 const TfHipsCodec* codec);
 absl::Status InferDecode(tensorflow::shape_inference::InferenceContext* c,
-                         const TfHipsCodec& codec);
-absl::Status InferMerge(tensorflow::shape_inference::InferenceContext* c, const TfHipsCodec& codec);
+                         const TfHipsCodec* codec);
+absl::Status InferMerge(tensorflow::shape_inference::InferenceContext* c, const TfHipsCodec* codec);
 absl::Status InferMergeEncode(tensorflow::shape_inference::InferenceContext* c,
-                              const TfHipsCodec& codec);
+                              const TfHipsCodec* codec);
 
 // The names that generated text uses: a kernel class and a shape function per op, made for one
 // codec.
@@ -121,23 +123,23 @@ using MergeEncodeOp = KernelOf<GetCodec, MergeEncodeKernel>;
 
 template <CodecGetter GetCodec>
 absl::Status EncodeShape(tensorflow::shape_inference::InferenceContext* c) {
-  return InferEncode(c, *GetCodec());
+  return InferEncode(c, GetCodec());
 }
 template <CodecGetter GetCodec>
 absl::Status EncodeFeedbackShape(tensorflow::shape_inference::InferenceContext* c) {
-  return InferEncodeFeedback(c, *GetCodec());
+  return InferEncodeFeedback(c, GetCodec());
 }
 template <CodecGetter GetCodec>
 absl::Status DecodeShape(tensorflow::shape_inference::InferenceContext* c) {
-  return InferDecode(c, *GetCodec());
+  return InferDecode(c, GetCodec());
 }
 template <CodecGetter GetCodec>
 absl::Status MergeShape(tensorflow::shape_inference::InferenceContext* c) {
-  return InferMerge(c, *GetCodec());
+  return InferMerge(c, GetCodec());
 }
 template <CodecGetter GetCodec>
 absl::Status MergeEncodeShape(tensorflow::shape_inference::InferenceContext* c) {
-  return InferMergeEncode(c, *GetCodec());
+  return InferMergeEncode(c, GetCodec());
 }
 
 }  // namespace tf_hips

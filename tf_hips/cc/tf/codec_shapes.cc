@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,12 +16,16 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
 // Bytes of the packets of `elements` elements, unknown when these are, or when the codec has no
-// fixed size.
-absl::Status PacketDim(InferenceContext* c, const TfHipsCodec& codec, DimensionHandle elements,
+// fixed size, or is not loaded.
+absl::Status PacketDim(InferenceContext* c, const TfHipsCodec* given, DimensionHandle elements,
                        DimensionHandle* bytes) {
   std::vector<double> params;
-  TF_RETURN_IF_ERROR(ReadParams(*c, codec, &params));
+  std::string name;
+  TF_RETURN_IF_ERROR(ReadCodec(*c, &given, &params, &name));
   *bytes = c->UnknownDim();
+  // A graph may be read before its codec is loaded; the kernel is made later, and says so.
+  if (given == nullptr) return absl::OkStatus();
+  const TfHipsCodec& codec = *given;
   if (!codec.is_fixed_size || !c->ValueKnown(elements)) return absl::OkStatus();
   const int64_t size = WireBytes(codec, params.data(), c->Value(elements));
   if (size < 0) {
@@ -50,7 +55,7 @@ absl::Status CheckScalars(InferenceContext* c, int first) {
 }
 
 // Checks the last dimension of the packets against the number of elements.
-absl::Status CheckPacketShape(InferenceContext* c, const TfHipsCodec& codec, int rank,
+absl::Status CheckPacketShape(InferenceContext* c, const TfHipsCodec* codec, int rank,
                               DimensionHandle elements, DimensionHandle* bytes) {
   ShapeHandle packets;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), rank, &packets));
@@ -60,7 +65,7 @@ absl::Status CheckPacketShape(InferenceContext* c, const TfHipsCodec& codec, int
 
 }  // namespace
 
-absl::Status InferEncode(InferenceContext* c, const TfHipsCodec& codec) {
+absl::Status InferEncode(InferenceContext* c, const TfHipsCodec* codec) {
   TF_RETURN_IF_ERROR(CheckScalars(c, 1));
   DimensionHandle bytes;
   TF_RETURN_IF_ERROR(PacketDim(c, codec, c->NumElements(c->input(0)), &bytes));
@@ -68,7 +73,7 @@ absl::Status InferEncode(InferenceContext* c, const TfHipsCodec& codec) {
   return absl::OkStatus();
 }
 
-absl::Status InferEncodeFeedback(InferenceContext* c, const TfHipsCodec& codec) {
+absl::Status InferEncodeFeedback(InferenceContext* c, const TfHipsCodec* codec) {
   TF_RETURN_IF_ERROR(CheckScalars(c, 2));
   ShapeHandle shape;
   TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->input(1), &shape));
@@ -79,7 +84,7 @@ absl::Status InferEncodeFeedback(InferenceContext* c, const TfHipsCodec& codec) 
   return absl::OkStatus();
 }
 
-absl::Status InferDecode(InferenceContext* c, const TfHipsCodec& codec) {
+absl::Status InferDecode(InferenceContext* c, const TfHipsCodec* codec) {
   DimensionHandle elements, bytes;
   TF_RETURN_IF_ERROR(ElementsAttr(c, &elements));
   TF_RETURN_IF_ERROR(CheckPacketShape(c, codec, 1, elements, &bytes));
@@ -87,7 +92,7 @@ absl::Status InferDecode(InferenceContext* c, const TfHipsCodec& codec) {
   return absl::OkStatus();
 }
 
-absl::Status InferMerge(InferenceContext* c, const TfHipsCodec& codec) {
+absl::Status InferMerge(InferenceContext* c, const TfHipsCodec* codec) {
   DimensionHandle elements, bytes;
   TF_RETURN_IF_ERROR(ElementsAttr(c, &elements));
   TF_RETURN_IF_ERROR(CheckPacketShape(c, codec, 2, elements, &bytes));
@@ -95,7 +100,7 @@ absl::Status InferMerge(InferenceContext* c, const TfHipsCodec& codec) {
   return absl::OkStatus();
 }
 
-absl::Status InferMergeEncode(InferenceContext* c, const TfHipsCodec& codec) {
+absl::Status InferMergeEncode(InferenceContext* c, const TfHipsCodec* codec) {
   TF_RETURN_IF_ERROR(CheckScalars(c, 2));
   DimensionHandle elements, bytes;
   TF_RETURN_IF_ERROR(ElementsAttr(c, &elements));

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The system's C++ compiler: from the source of a codec to a shared library.
+
+A library is written aside and renamed, so that a process that wants it never sees half of it.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
+BUILD_DEADLINE_S = 300
+_SHOWN_CHARACTERS = 4000
+
+
+class BuildError(RuntimeError):
+    """There is no C++ compiler, or it refused the source; holds its message."""
+
+
+def include_folder() -> Path:
+    """The folder that holds `tf_hips/cc/runtime`, for the C++ compiler's -I."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / "tf_hips/cc/runtime/codec.h").is_file():
+        raise BuildError(
+            f"the headers must be in {folder}/tf_hips/cc/runtime. Received: no codec.h there"
+        )
+    return folder
+
+
+def compiler() -> str:
+    """Path of the C++ compiler: the one that `CXX` names, else g++."""
+    wanted = os.environ.get("CXX") or "g++"
+    found = shutil.which(wanted)
+    if found is None:
+        raise BuildError(
+            "a C++17 compiler is needed: install g++ (apt-get install g++), or set CXX. "
+            f"Received: no {wanted}"
+        )
+    return found
+
+
+def codec_id(name: str, specification: bytes) -> str:
+    """What a library says it is: the codec's name and 16 digits of its specification's SHA-256."""
+    return f"{name}@{hashlib.sha256(specification).hexdigest()[:16]}"
+
+
+def compile_codec(
+    source: str, identity: str, output: Path, command: tuple[str, ...] | None = None
+) -> None:
+    """Compiles the source of a codec to a library that stands alone, with the C interface only.
+
+    Args:
+        source: what `compll.generate` made.
+        identity: `codec_id` of the specification, which the library tells whoever loads it.
+        output: the library.
+        command: compiler and flags; None: `compiler()` and FLAGS.
+
+    Raises:
+        BuildError: there is no compiler, or it fails.
+        OSError: the output cannot be written.
+    """
+    name = identity.partition("@")[0]
+    told = 'extern "C" { __attribute__((visibility("default"))) extern const char tf_hips_codec_id[]; }'
+    text = f'{source}\n{told}\nconst char tf_hips_codec_id[] = "{identity}";\n'
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Ends with the process that writes it, or lies there under a name that nobody asks for.
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".making-") as scratch:
+        file = Path(scratch, f"{name}.codec.cc")
+        file.write_text(text, encoding="ascii")
+        made = Path(scratch, "codec.so")
+        command = (compiler(), *FLAGS) if command is None else command
+        wanted = ("-DTF_HIPS_STANDALONE_CODEC", f"-I{include_folder()}")
+        _run([*command, *wanted, "-o", str(made), str(file)], name)
+        made.replace(output)
+
+
+def _run(command: list[str], name: str) -> None:
+    try:
+        subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=BUILD_DEADLINE_S,
+        )
+    except subprocess.CalledProcessError as error:
+        shown = error.stderr.strip()[:_SHOWN_CHARACTERS]
+        raise BuildError(f"{command[0]} refused {name}.codec.cc:\n{shown}") from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{command[0]} did not finish within {BUILD_DEADLINE_S} s") from error
+
+
+def cache_folder() -> Path:
+    """Where built codecs are kept: `compll` under XDG_CACHE_HOME, or under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "compll"
+
+
+def build(source: str, name: str, flags: tuple[str, ...] = ()) -> Path:
+    """Compiles the source of a codec to a shared library; returns its path in the cache.
+
+    The cache goes by a hash of everything that goes into a library: the generated source, the
+    runtime's headers, the compiler and its flags.
+
+    Raises:
+        BuildError: no compiler is found (`CXX` names one), or it fails.
+    """
+    command = (compiler(), *FLAGS, *flags)
+    root = include_folder()
+    digest = hashlib.sha256("\0".join([*command, str(root), source]).encode())
+    digest.update(str(Path(command[0]).stat().st_mtime_ns).encode())
+    for header in sorted((root / "tf_hips/cc/runtime").glob("*.h")):
+        digest.update(header.read_bytes())
+    library = cache_folder() / f"{name}-{digest.hexdigest()[:24]}.so"
+    if not library.is_file():
+        compile_codec(source, codec_id(name, source.encode()), library, command)
+    return library

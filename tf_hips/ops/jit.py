@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door to CompLL: a specification becomes a codec of the running program.
+
+    topk = tf_hips.load("my.pse")
+    strategy = tf_hips.HierarchicalPS(compression=topk(ratio=0.1))
+
+The system's C++ compiler makes a library of the codec alone, in about two seconds, and the cache
+keeps it under a hash of all that goes into it: the specification, CompLL, the headers, the compiler
+and its flags. A library is written aside and renamed, and processes that want the same one at once
+take turns: one compiles, the others wait for it. Entries are never changed, so old ones do no harm;
+a cached codec is loaded without importing CompLL.
+
+    TF_HIPS_CACHE   folder of the cache (default: ~/.cache/tf_hips)
+    TF_HIPS_SPECS   folders, separated by colons, where codecs that other processes name are found
+    CXX             the C++ compiler (default: g++)
+
+Another process names a codec by the hash of its specification, never by a path, so a peer can make
+this one load only what its user has put here. This is the only module that imports compll.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tf_hips import errors
+from tf_hips.ops import loaded, registry
+
+if TYPE_CHECKING:
+    from tf_hips.ops.compressor import Compressor
+
+CACHE = "TF_HIPS_CACHE"
+SPECS = "TF_HIPS_SPECS"
+LIBRARY = ".so"
+SPECIFICATION = ".pse"
+
+_FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
+_lock = threading.Lock()
+
+
+class LoadedCodec:
+    """What `load` returns: call it with the codec's parameters to get a `Compressor`.
+
+    Attributes:
+        name: of the codec, with the hash of its specification: `my@0123456789abcdef`.
+        parameters: in the order of the specification.
+    """
+
+    def __init__(self, algorithm: registry.Algorithm) -> None:
+        """`algorithm`: of the registry."""
+        self.name = algorithm.name
+        self.parameters = algorithm.parameters
+
+    def __call__(self, *values: float, **named: float) -> "Compressor":
+        """Returns the compressor with these values of its parameters, by position or by name.
+
+        Raises:
+            TypeError: a value is not a number, or there are too many.
+            ValueError: a parameter is unknown, given twice or missing, or out of its range.
+        """
+        from tf_hips.ops.compressor import Compressor
+
+        if len(values) > len(self.parameters):
+            raise TypeError(
+                f"`{self.name}` takes {len(self.parameters)} arguments. Received: {len(values)}"
+            )
+        given = [(p.name, value) for p, value in zip(self.parameters, values, strict=False)]
+        return Compressor(self.name, (*given, *named.items()))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
+            for parameter in self.parameters
+        )
+        return f"<codec {self.name}({shown})>"
+
+
+def load(path: str | os.PathLike[str], replace: bool = False) -> LoadedCodec:
+    """Makes the codec of a specification known to this process, compiling it if that is needed.
+
+    Loading the same content again costs a look into the file.
+
+    Args:
+        path: a specification, `my.pse`, or a library that `compll gen --build` made of one.
+        replace: take the name although another content has it; compressors that were made of the
+            other one stay as they are. For interactive work.
+
+    Returns:
+        A function from the codec's parameters to a `Compressor`.
+
+    Raises:
+        SpecificationError: there is no such file, or CompLL refuses it; has its diagnostics.
+        LibraryError: there is no C++ compiler, or the cache cannot be written.
+        ValueError: a built-in codec, or a loaded one of another content, has this name.
+    """
+    file = Path(path)
+    if file.suffix == LIBRARY:
+        _, name = loaded.identity(file)
+    else:
+        data = _read(file)
+        name = loaded.full_name(file.stem, data)
+    with _lock:
+        _check_name(name, file, replace)
+        if loaded.table(name) is None:
+            library = file if file.suffix == LIBRARY else _library(name, data, str(file))
+            return LoadedCodec(loaded.add(library))
+        algorithm = registry.find(name)
+        registry.add(algorithm)
+        return LoadedCodec(algorithm)
+
+
+def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
+    """The algorithm called `name`; one that is named with its hash is loaded if it is here.
+
+    Args:
+        name: what a user or another process wrote.
+        also: further names that would have been valid in its place, for the message.
+
+    Raises:
+        ValueError: there is none.
+        SpecificationError: no specification of that content is known here; says what to do.
+        LibraryError: as for `load`.
+    """
+    if loaded.NAME.fullmatch(name) is not None and loaded.table(name) is None:
+        with _lock:
+            if loaded.table(name) is None:
+                found = _specification(name)
+                before = registry.newest(name.partition("@")[0])
+                loaded.add(_library(name, found[1], found[0]))
+                if before is not None:  # what another process named does not change what ours means
+                    registry.add(registry.find(before))
+    return registry.find(name, also)
+
+
+def table(name: str) -> int | None:
+    """Address of the table of a codec named with its hash; raises what `algorithm` raises."""
+    return loaded.table(algorithm(name).name)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise errors.SpecificationError(
+            f"`{file}` must be a specification that can be read. Received: {error.strerror}, in "
+            f"the folder {Path.cwd()}"
+        ) from error
+
+
+def _check_name(name: str, file: Path, replace: bool) -> None:
+    stem = name.partition("@")[0]
+    if stem in registry.REGISTRY:
+        raise ValueError(
+            f"`{file}` must have a name of its own: {stem} is a built-in codec. Rename the file."
+        )
+    other = registry.newest(stem)
+    if other not in (None, name) and not replace:
+        raise ValueError(
+            f"`{file}` must have the content that was loaded before as {other}. Received: {name}. "
+            "Rename the file, start a new process, or call tf_hips.load(..., replace=True)"
+        )
+
+
+def _specification(name: str) -> tuple[str, bytes]:
+    """File and content of the specification of a codec that another process named."""
+    stem, _, content = name.partition("@")
+    folders = [Path(folder) for folder in os.environ.get(SPECS, "").split(":") if folder]
+    files = [cache_folder() / f"{stem}-{content}{SPECIFICATION}"]
+    files += [folder / f"{stem}{SPECIFICATION}" for folder in folders]
+    others = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            data = file.read_bytes()
+            if loaded.full_name(stem, data) == name:
+                return str(file), data
+            others.append(f"{file} is {loaded.full_name(stem, data)}")
+    raise errors.SpecificationError(
+        f"`{name}` must be a specification of that content, which this process does not have. Put "
+        f"{stem}{SPECIFICATION} here and name it (`tf_hips.load` in a program, `--compression "
+        f"{stem}{SPECIFICATION}` of a server), or set {SPECS} to the folder that holds it. "
+        f"Received: {'; '.join(others) or 'no such file'}"
+    )
+
+
+def cache_folder() -> Path:
+    """Where codecs are kept: TF_HIPS_CACHE, or `tf_hips` under XDG_CACHE_HOME or ~/.cache."""
+    named = os.environ.get(CACHE)
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "tf_hips"
+
+
+def _library(name: str, specification: bytes, shown: str) -> Path:
+    """The library of a specification, from the cache or made now; `shown`: its file in messages."""
+    stem, _, content = name.partition("@")
+    command = _command()
+    folder = _cache()
+    entry = folder / f"{stem}-{content}-{_tools(command)}{LIBRARY}"
+    if _is_good(entry, name):
+        return entry
+    with _turn(entry.with_suffix(".lock")):
+        if not _is_good(entry, name):
+            _make(entry, name, specification, shown, command)
+        kept = folder / f"{stem}-{content}{SPECIFICATION}"
+        if not kept.is_file():
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
+                aside.write(specification)
+            Path(aside.name).replace(kept)
+    return entry
+
+
+def _is_good(entry: Path, name: str) -> bool:
+    """Whether the cache has the library, whole."""
+    if not entry.is_file():
+        return False
+    try:
+        return loaded.identity(entry)[1] == name
+    except errors.LibraryError:  # a disk was full, or someone wrote there: make it again
+        return False
+
+
+def _make(
+    entry: Path, name: str, specification: bytes, shown: str, command: tuple[str, ...]
+) -> None:
+    from compll import CompileError
+    from compll.backends.library import BuildError, compile_codec
+    from compll.pipeline import compile_bytes, generate
+
+    stem = name.partition("@")[0]
+    try:
+        program = compile_bytes(specification, stem, shown)
+    except CompileError as error:
+        raise errors.SpecificationError(str(error)) from error
+    if program.encode is None or program.decode is None:
+        missing = "Encode" if program.encode is None else "Decode"
+        raise errors.SpecificationError(
+            f"`{shown}` must have an Encode and a Decode. Received: no {missing}"
+        )
+    source = generate(program)[f"{stem}.codec.cc"]
+    try:
+        compile_codec(source, name, entry, command)
+    except BuildError as error:
+        raise errors.LibraryError(str(error)) from error
+
+
+def _command() -> tuple[str, ...]:
+    """The C++ compiler with its flags."""
+    wanted = os.environ.get("CXX") or "g++"
+    compiler = shutil.which(wanted)
+    if compiler is None:
+        raise errors.LibraryError(
+            "a C++ compiler is needed to load a specification: install g++ (apt-get install g++), "
+            "set CXX, or load a library that `compll gen --build` made on another machine. "
+            f"Received: no {wanted}"
+        )
+    return compiler, *_FLAGS
+
+
+def _tools(command: tuple[str, ...]) -> str:
+    """Hash of all that makes a library of a specification."""
+    digest = hashlib.sha256("\0".join(command).encode())
+    digest.update(_version(command[0]))
+    digest.update(_sources())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _version(compiler: str) -> bytes:
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise errors.LibraryError(f"{compiler} must be a C++ compiler. Received: {error}") from error
+    return done.stdout
+
+
+@functools.cache
+def _sources() -> bytes:
+    """Hash of CompLL and of the headers, without importing CompLL."""
+    spec = importlib.util.find_spec("compll")
+    if spec is None or spec.origin is None:
+        raise errors.LibraryError("CompLL must be installed beside tf_hips. Received: no `compll`")
+    compll = Path(spec.origin).parent
+    headers = Path(__file__).resolve().parents[1] / "cc/runtime"
+    digest = hashlib.sha256()
+    for file in [*sorted(compll.rglob("*.py")), *sorted(headers.glob("*.h"))]:
+        data = file.read_bytes()
+        digest.update(f"{file.name}\0{len(data)}\0".encode() + data)
+    return digest.digest()
+
+
+def _cache() -> Path:
+    """The folder of the cache, made if it is missing."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = folder.stat()
+    except OSError as error:
+        raise errors.LibraryError(
+            f"the cache {folder} must be a folder that can be written: set {CACHE}. Received: "
+            f"{error.strerror}"
+        ) from error
+    # What lies there is run by this process.
+    if held.st_mode & 0o002 or held.st_uid not in (os.geteuid(), 0):
+        raise errors.LibraryError(
+            f"the cache {folder} must be ours and closed to others: set {CACHE}. Received: mode "
+            f"{held.st_mode & 0o777:o}, owner {held.st_uid}"
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def _turn(file: Path) -> Iterator[None]:
+    """One process of this machine at a time; without locks (some network disks) all at once."""
+    try:
+        with file.open("w") as handle:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+    except PermissionError as error:
+        raise errors.LibraryError(
+            f"the cache {file.parent} must be a folder that can be written: set {CACHE}. Received: "
+            f"{error.strerror}"
+        ) from error

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs that came while the program runs: their tables, and what the registry has to know of them.
+
+A loaded codec is called `my@0123456789abcdef`: the stem of its specification and the first 16
+digits of the SHA-256 of the file. That name travels between processes in the texts of compressors,
+so that two files called `my.pse` are never taken for one another.
+
+Nothing is ever unloaded: tables are used from C and by TensorFlow's kernels.
+"""
+
+import ctypes
+import hashlib
+import re
+import threading
+from pathlib import Path
+
+from tf_hips import errors
+from tf_hips.ops import library, registry
+
+NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)@([0-9a-f]{16})", re.ASCII)
+"""A loaded codec: stem, content."""
+
+_lock = threading.Lock()
+_tables: dict[str, int] = {}
+
+
+class _Param(ctypes.Structure):
+    """TfHipsParam of cc/runtime/codec.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("is_integer", ctypes.c_int32),
+        ("default_value", ctypes.c_double),
+        ("minimum", ctypes.c_double),
+        ("maximum", ctypes.c_double),
+    )
+
+
+class _Table(ctypes.Structure):
+    """The beginning of TfHipsCodec of cc/runtime/codec.h: all that is read here."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+        ("spec_hash", ctypes.c_uint32),
+        ("num_params", ctypes.c_int32),
+        ("params", ctypes.POINTER(_Param)),
+    )
+
+
+def full_name(stem: str, specification: bytes) -> str:
+    """The name of the codec of a specification, `my@0123456789abcdef`."""
+    return f"{stem}@{hashlib.sha256(specification).hexdigest()[:16]}"
+
+
+def table(name: str) -> int | None:
+    """Address of the table of a loaded codec; None if there is none of that name."""
+    return _tables.get(name)
+
+
+def identity(path: Path) -> tuple[ctypes.CDLL, str]:
+    """Loads the library of a codec; returns it and the full name of the codec in it.
+
+    Raises:
+        LibraryError: it does not load, or is not a codec that CompLL built for this version.
+    """
+    try:
+        # By its full path: a bare name would be looked up among the system's libraries.
+        cdll = ctypes.CDLL(str(path.absolute()))
+        text = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(cdll, "tf_hips_codec_id")))
+    except (OSError, ValueError) as error:
+        raise errors.LibraryError(
+            f"{path} must be a library that `compll gen --build` or tf_hips.load made. "
+            f"Received: {error}"
+        ) from error
+    name = text.decode("ascii", errors="replace")
+    if NAME.fullmatch(name) is None:
+        raise errors.LibraryError(f"{path} must name its codec. Received: {name!r}")
+    return cdll, name
+
+
+def add(path: Path) -> registry.Algorithm:
+    """Makes the codec in a library known to the registry, the native face and TensorFlow.
+
+    Adding one again changes nothing.
+
+    Raises:
+        LibraryError: as for `identity`, or the library was built for another version of tf_hips.
+    """
+    cdll, name = identity(path)
+    with _lock:
+        if name in _tables:
+            return registry.find(name)
+        getter = cdll[f"tf_hips_codec_{name.partition('@')[0]}"]
+        getter.restype = ctypes.c_void_p
+        address: int = getter()
+        held = _Table.from_address(address)
+        if held.abi_version != library.ABI_VERSION:
+            raise errors.LibraryError(
+                f"{path} must have interface version {library.ABI_VERSION}: build it again from "
+                f"its specification. Received: {held.abi_version}"
+            )
+        parameters = tuple(_parameter(held.params[i]) for i in range(held.num_params))
+        algorithm = registry.Algorithm(name, op="loaded", parameters=parameters)
+        library.add_codec(name, address)
+        _tables[name] = address
+        registry.add(algorithm)
+        return algorithm
+
+
+def _parameter(param: _Param) -> registry.Parameter:
+    values = [param.default_value, param.minimum, param.maximum]
+    default, low, high = (
+        None if value != value else int(value) if param.is_integer else value for value in values
+    )
+    if low is None or high is None:
+        raise errors.LibraryError(f"the range of {param.name!r} must be numbers. Received: NaN")
+    return registry.Parameter(param.name.decode("ascii"), default, low, high)
