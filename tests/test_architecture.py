@@ -38,6 +38,7 @@ WITHOUT_TENSORFLOW = [
     "tf_hips.log",
     "tf_hips.ops.algorithms",
     "tf_hips.ops.compressor",
+    "tf_hips.ops.jit",
     "tf_hips.ops.native",
     "tf_hips.ps.client",
     "tf_hips.ps.server",

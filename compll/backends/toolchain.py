@@ -63,7 +63,8 @@ def compile_codec(
         OSError: the output cannot be written.
     """
     name = identity.partition("@")[0]
-    told = 'extern "C" { __attribute__((visibility("default"))) extern const char tf_hips_codec_id[]; }'
+    visible = '__attribute__((visibility("default")))'
+    told = f'extern "C" {{ {visible} extern const char tf_hips_codec_id[]; }}'
     text = f'{source}\n{told}\nconst char tf_hips_codec_id[] = "{identity}";\n'
     output.parent.mkdir(parents=True, exist_ok=True)
     # Ends with the process that writes it, or lies there under a name that nobody asks for.

@@ -19,9 +19,7 @@ ERROR_FEEDBACK = "error_feedback"
 
 _MAX_TEXT = 256
 _MAX_FILE_TEXT = 4096
-_CALL = re.compile(
-    r"\s*([A-Za-z_]\w*(?:@[0-9a-f]{16})?)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL
-)
+_CALL = re.compile(r"\s*([A-Za-z_]\w*(?:@[0-9a-f]{16})?)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL)
 # A path holds no parentheses here; `tf_hips.load` takes any.
 _FILE_CALL = re.compile(r"\s*([^()]*\S\.(?:pse|so))\s*(?:\((.*)\)\s*)?", re.DOTALL)
 _ARGUMENT = re.compile(r"\s*(?:([A-Za-z_]\w*)\s*=)?\s*([^\s=]+)\s*", re.ASCII)

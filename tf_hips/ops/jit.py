@@ -279,7 +279,9 @@ def _version(compiler: str) -> bytes:
     try:
         done = subprocess.run([compiler, "--version"], capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise errors.LibraryError(f"{compiler} must be a C++ compiler. Received: {error}") from error
+        raise errors.LibraryError(
+            f"{compiler} must be a C++ compiler. Received: {error}"
+        ) from error
     return done.stdout
 
 
@@ -305,10 +307,7 @@ def _cache() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = folder.stat()
     except OSError as error:
-        raise errors.LibraryError(
-            f"the cache {folder} must be a folder that can be written: set {CACHE}. Received: "
-            f"{error.strerror}"
-        ) from error
+        raise _not_writable(folder, error) from error
     # What lies there is run by this process.
     if held.st_mode & 0o002 or held.st_uid not in (os.geteuid(), 0):
         raise errors.LibraryError(
@@ -322,12 +321,17 @@ def _cache() -> Path:
 def _turn(file: Path) -> Iterator[None]:
     """One process of this machine at a time; without locks (some network disks) all at once."""
     try:
-        with file.open("w") as handle:
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-    except PermissionError as error:
-        raise errors.LibraryError(
-            f"the cache {file.parent} must be a folder that can be written: set {CACHE}. Received: "
-            f"{error.strerror}"
-        ) from error
+        handle = file.open("w")
+    except OSError as error:
+        raise _not_writable(file.parent, error) from error
+    with handle:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _not_writable(folder: Path, error: OSError) -> errors.LibraryError:
+    return errors.LibraryError(
+        f"the cache {folder} must be a folder that can be written: set {CACHE}. Received: "
+        f"{error.strerror}"
+    )

@@ -93,7 +93,9 @@ def terms_of(config: ServerConfig) -> Terms:
     Raises:
         ValueError: a compressor is unknown.
     """
-    compression = None if config.compression is None else compressors.resolve(config.compression).text
+    compression = config.compression
+    if compression is not None:
+        compression = compressors.resolve(compression).text
     downlink = config.downlink
     if downlink == SAME:
         downlink = compression

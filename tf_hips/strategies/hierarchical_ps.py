@@ -94,9 +94,7 @@ class HierarchicalPS(PartyStrategy):
             raise ValueError(f'`intra` must be "horovod". Received: intra={intra!r}')
         self._up = _compressor(compression)
         self._down = self._up if downlink == _SAME else _compressor(downlink)
-        self._local = (
-            None if local_compression is None else resolve(local_compression)
-        )
+        self._local = None if local_compression is None else resolve(local_compression)
         self._client: Client | None = None
         self._welcome: Welcome | None = None
         self._is_closed = False

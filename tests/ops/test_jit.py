@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tf_hips.load: a specification becomes a codec of the running program, the same in all faces."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import compll
+import tf_hips
+from tests.ops.codecs import bits, gradient
+from tests.support.ranks import process_groups
+from tf_hips.errors import LibraryError, SpecificationError
+from tf_hips.ops import (
+    Compressor,
+    Key,
+    error_feedback,
+    graph,
+    jit,
+    library,
+    loaded,
+    native,
+    parse,
+    registry,
+)
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).resolve().parents[2]
+MINE = Path(__file__).with_name("mine.pse")
+NAME = loaded.full_name("mine", MINE.read_bytes())
+KEY = Key(seed=3, step=2, tensor_id=1)
+BIG = 2**53 - 1  # no float32 holds it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    """A cache of its own, so that these tests compile; what they load, other tests do not see."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in ((loaded, ("_tables",)), (registry, ("_loaded", "_newest"))):
+            for name in names:
+                patch.setattr(module, name, {})
+        patch.setenv(jit.CACHE, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def mine(_cache) -> Compressor:
+    return tf_hips.load(MINE)(2.0, salt=BIG)
+
+
+def changed(folder: Path, name: str = "mine") -> Path:
+    """A specification of the same name and another content."""
+    file = folder / f"{name}.pse"
+    file.write_text(MINE.read_text() + "\n// changed\n")
+    return file
+
+
+def run(program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """A program in a process of its own, without TensorFlow."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_its_text_says_which_content_it_is(mine: Compressor) -> None:
+    assert mine.text == f"{NAME}(scale=2, salt={BIG})"
+    assert parse(mine.text) == mine
+    assert parse("mine(2, 9007199254740991)") == mine
+    assert parse(f"{MINE}(2, salt={BIG})", files=True) == mine
+    feedback = error_feedback(mine)
+    assert parse(f"error_feedback({MINE}(2, {BIG}))", files=True) == feedback
+    assert parse(feedback.text) == feedback
+    assert pickle.loads(pickle.dumps(feedback)) == feedback
+
+
+def test_faces_agree(mine: Compressor) -> None:
+    x = gradient(2**20 + 77)
+    reference = compll.Reference(compll.compile_spec(MINE), **dict(mine.params))
+    packet = reference.encode(x, seed=3, step=2, tensor_id=1)
+    assert native.encode(mine, x, KEY).tobytes() == packet.tobytes()
+    assert mine.wire_bytes(x.size) == packet.size
+    values = reference.decode(packet, x.size)
+    np.testing.assert_array_equal(bits(native.decode(mine, packet, x.size)), bits(values))
+    in_graph, _ = graph.encode(mine, tf.constant(x), seed=3, step=2, tensor_id=1)
+    assert in_graph.numpy().tobytes() == packet.tobytes()
+    decoded = graph.decode(mine, in_graph, x.size)
+    np.testing.assert_array_equal(bits(decoded.numpy()), bits(values))
+
+
+def test_all_ops_match_the_native_library_with_static_shapes(mine: Compressor) -> None:
+    feedback = error_feedback(mine)
+    x, kept = gradient(35), gradient(35, seed=1)
+    size = mine.wire_bytes(35)
+
+    @tf.function(input_signature=[tf.TensorSpec([5, 7]), tf.TensorSpec([35])])
+    def both(x: tf.Tensor, flat: tf.Tensor) -> list[tf.Tensor]:
+        shaped = tf.reshape(flat, [5, 7])
+        first, residual = graph.encode(feedback, x, seed=3, step=2, tensor_id=1, residual=shaped)
+        rows = tf.stack([first, first])
+        merged = graph.merge(feedback, rows, 35)
+        again, left = graph.merge_encode(feedback, rows, 35, flat, seed=3, step=2, tensor_id=1)
+        assert first.shape == again.shape == [size]
+        assert residual.shape == [5, 7]
+        assert left.shape == merged.shape == [35]
+        return [first, residual, merged, again, left]
+
+    first, residual, merged, again, left = both(x.reshape(5, 7), kept)
+    expected_residual, expected_left = kept.copy(), kept.copy()
+    packet = native.encode(feedback, x, KEY, residual=expected_residual)
+    assert first.numpy().tobytes() == packet.tobytes()
+    np.testing.assert_array_equal(residual.numpy().ravel(), expected_residual)
+    np.testing.assert_array_equal(merged.numpy(), native.merge(feedback, [packet, packet], 35))
+    expected = native.merge_encode(feedback, [packet, packet], 35, KEY, residual=expected_left)
+    assert again.numpy().tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(left.numpy(), expected_left)
+
+
+def test_the_op_refuses_parameters_that_do_not_fit(mine: Compressor) -> None:
+    encode = library.ops(tf).tf_hips_loaded_encode
+    scalars = {"gradient": tf.ones([3]), "seed": 1, "step": 1, "codec": NAME}
+    for values in ({}, {"integers": [1, 2], "floats": [1.0]}, {"integers": [1], "floats": []}):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="2 parameters"):
+            encode(**scalars, **values)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"`scale`.*\[0, 100\]"):
+        encode(**scalars, integers=[1], floats=[101.0])
+
+
+def test_a_graph_without_its_codec_says_which_to_load(mine: Compressor) -> None:
+    name = "absent@0123456789abcdef"
+
+    @tf.function
+    def encoded(x: tf.Tensor) -> tf.Tensor:
+        packet = library.ops(tf).tf_hips_loaded_encode(gradient=x, seed=1, step=1, codec=name)
+        assert packet.shape.as_list() == [None]
+        return packet
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r'tf_hips.load\("absent.pse"\)'):
+        encoded(tf.ones([3]))
+
+
+def test_a_saved_graph_runs_where_the_codec_is_loaded(mine: Compressor, tmp_path: Path) -> None:
+    class Model(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([10])])
+        def encoded(self, x: tf.Tensor) -> tf.Tensor:
+            return graph.encode(mine, x, seed=3, step=2, tensor_id=1)[0]
+
+    tf.saved_model.save(Model(), str(tmp_path / "model"))
+    program = (
+        "import sys, tensorflow as tf, tf_hips\n"
+        "from tf_hips.ops import library\n"
+        "library.ops(tf)\n"
+        "model = tf.saved_model.load(sys.argv[1])\n"
+        "try:\n"
+        "    model.encoded(tf.ones([10]))\n"
+        "except tf.errors.FailedPreconditionError as error:\n"
+        "    assert 'is not loaded in this process' in str(error), error\n"
+        "else:\n"
+        "    sys.exit('it ran without its codec')\n"
+        f"tf_hips.load({str(MINE)!r})\n"
+        "print(model.encoded(tf.ones([10])).numpy().tobytes().hex())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "model")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    packet = native.encode(mine, np.ones(10, np.float32), KEY)
+    assert done.stdout.split()[-1] == packet.tobytes().hex()
+
+
+@pytest.mark.parametrize("text", ["onebit", "mine(2, 5)"])
+@pytest.mark.parametrize("kind", ["encode", "decode"])
+def test_xla_is_told_why(mine: Compressor, text: str, kind: str) -> None:
+    compressor = parse(text)
+
+    @tf.function(jit_compile=True)
+    def compiled(x: tf.Tensor, packet: tf.Tensor) -> tf.Tensor:
+        if kind == "decode":
+            return graph.decode(compressor, packet, 8)
+        return graph.encode(compressor, x * 2.0, seed=1, step=1, tensor_id=0)[0]
+
+    packet = native.encode(compressor, np.ones(8, np.float32), KEY)
+    with pytest.raises(tf.errors.UnimplementedError, match=r"has no XLA kernel: .*outside of"):
+        compiled(tf.ones([8]), tf.constant(packet))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "error", "text"),
+    [
+        ((), {}, ValueError, "`salt` must be given"),
+        ((1.0, 2, 3), {}, TypeError, "takes 2 arguments"),
+        ((1.0, 2.5), {}, TypeError, "`salt` must be an integer"),
+        ((101.0, 2), {}, ValueError, r"`scale` must be in \[0.0, 100.0\]"),
+        ((1.0, 2), {"salt": 3}, ValueError, "given once"),
+        ((), {"salt": 1, "sale": 3}, ValueError, "sale=3"),
+    ],
+)
+def test_wrong_arguments(mine: Compressor, arguments, named, error, text) -> None:
+    codec = tf_hips.load(MINE)
+    with pytest.raises(error, match=text):
+        codec(*arguments, **named)
+    assert "scale=1.5, salt)" in repr(codec)
+
+
+def test_what_came_over_a_network_opens_no_file(mine: Compressor) -> None:
+    with pytest.raises(ValueError, match="must read like"):
+        parse(f"{MINE}(2, 1)")
+    with pytest.raises(SpecificationError, match="must be a specification of that content"):
+        parse("mine@0123456789abcdef(2, 1)")
+
+
+def test_another_content_of_the_same_name(mine: Compressor, tmp_path: Path) -> None:
+    other = changed(tmp_path)
+    with pytest.raises(ValueError, match=f"loaded before as {NAME}.*replace=True"):
+        tf_hips.load(other)
+    replaced = tf_hips.load(other, replace=True)
+    assert parse("mine(2, 1)").name == replaced.name != NAME
+    assert native.encode(mine, gradient(9), KEY).size == mine.wire_bytes(9)
+    assert tf_hips.load(MINE, replace=True).name == NAME
+    assert parse("mine(2, 1)").name == NAME
+    with pytest.raises(ValueError, match="onebit is a built-in codec"):
+        tf_hips.load(changed(tmp_path, "onebit"))
+
+
+def test_diagnostics_come_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.pse"
+    file.write_text("void WrongEncode(float* gradient, uint8* out) { out = concat(gpa); }\n")
+    with pytest.raises(compll.CompileError) as theirs:
+        compll.compile_spec(file)
+    with pytest.raises(SpecificationError) as ours:
+        parse(f"{file}(1)", files=True)
+    assert str(ours.value) == str(theirs.value)
+    assert "error[E201]" in str(ours.value)
+
+
+def test_a_codec_needs_both_directions_and_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "half.pse"
+    file.write_text("void HalfEncode(float* gradient, uint8* out) { out = concat(gradient); }\n")
+    with pytest.raises(SpecificationError, match="no Decode"):
+        tf_hips.load(file)
+    with pytest.raises(SpecificationError, match="can be read"):
+        tf_hips.load(tmp_path / "missing.pse")
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(LibraryError, match=r"install g\+\+.*no-such-compiler"):
+        tf_hips.load(changed(tmp_path, "compilerless"))
+
+
+def test_a_cache_that_others_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv(jit.CACHE, str(folder))
+    with pytest.raises(LibraryError, match="closed to others"):
+        tf_hips.load(changed(tmp_path, "open_cache"))
+
+
+LOAD = (
+    "import sys, numpy as np, tf_hips\n"
+    "from tf_hips.ops import Key, native\n"
+    f"codec = tf_hips.load({str(MINE)!r})(2, 1)\n"
+    "packet = native.encode(codec, np.arange(9, dtype=np.float32), Key(3, 2, 1))\n"
+    "print(packet.tobytes().hex(), 'compll' in sys.modules, 'tensorflow' in sys.modules)\n"
+)
+
+
+def test_processes_at_once_compile_once(mine: Compressor, tmp_path: Path) -> None:
+    compiler, count = tmp_path / "counting", tmp_path / "count"
+    compiler.write_text(
+        f'#!/bin/sh\nif [ "$1" != --version ]; then echo x >>{count}; fi\n'
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    environment = {**os.environ, jit.CACHE: str(tmp_path / "cache"), "CXX": str(compiler)}
+    with process_groups() as start:
+        processes = [
+            start([sys.executable, "-c", LOAD], cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+            for _ in range(4)
+        ]
+        outputs = [process.communicate(timeout=60)[0].split() for process in processes]
+    expected = native.encode(parse("mine(2, 1)"), np.arange(9, dtype=np.float32), KEY)
+    assert {output[0].decode() for output in outputs} == {expected.tobytes().hex()}
+    assert count.read_text() == "x\n"
+    left = sorted(path.suffix for path in (tmp_path / "cache").iterdir())
+    assert left == [".lock", ".pse", ".so"]
+
+
+def test_a_cached_codec_needs_no_compll_and_no_tensorflow(mine: Compressor) -> None:
+    assert run(LOAD).stdout.split()[1:] == ["False", "False"]
+
+
+def test_a_damaged_entry_is_made_again(mine: Compressor, tmp_path: Path) -> None:
+    first = run(LOAD, **{jit.CACHE: str(tmp_path)})
+    (entry,) = tmp_path.glob("*.so")
+    entry.write_bytes(b"half a library")
+    (tmp_path / "mine-0123456789abcdef-0123456789abcdef.so").write_bytes(b"an old one")
+    second = run(LOAD, **{jit.CACHE: str(tmp_path)})
+    assert second.stdout.split() == [first.stdout.split()[0], "True", "False"]
+
+
+def test_a_server_finds_what_a_peer_names_by_its_content(mine: Compressor, tmp_path: Path) -> None:
+    program = (
+        "from tf_hips.errors import TfHipsError\n"
+        "from tf_hips.ops import parse\n"
+        "try:\n"
+        f"    print(parse('error_feedback({NAME}(2, 1))').wire_bytes(100))\n"
+        "except TfHipsError as error:\n"
+        "    print(error)\n"
+    )
+    cache = str(tmp_path / "cache")
+    expected = str(mine.wire_bytes(100))
+    assert run(program).stdout.strip() == expected
+    without = run(program, **{jit.CACHE: cache}).stdout
+    assert "--compression mine.pse" in without
+    assert f"set {jit.SPECS}" in without
+    specs = f"{tmp_path}:{MINE.parent}"
+    found = run(program, **{jit.CACHE: cache, jit.SPECS: specs})
+    assert found.stdout.strip() == expected, found.stderr
+    wrong = changed(tmp_path)
+    told = run(program, **{jit.CACHE: str(tmp_path / "other"), jit.SPECS: str(tmp_path)}).stdout
+    assert loaded.full_name("mine", wrong.read_bytes()) in told
