@@ -49,6 +49,8 @@ CODES = {
     "E402": "`random` in a wrong place or of a wrong type",
     "E403": "a length that depends on data",
     "E404": "a vector operator inside a lambda",
+    "E405": "an order outside the accepted ones",
+    "E406": "a `scatter` outside a Decode",
     "E501": "a function that is neither an Encode nor a Decode",
     "E502": "a wrong signature of Encode or Decode",
     "E503": "more than one codec in a file",

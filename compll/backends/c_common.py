@@ -26,12 +26,13 @@ linux unix
 # What generated functions use themselves, and what they call.
 _OWN = """
 abs add base bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count
-decode encode exp2_exact finish float_at float_bits float_to_code float_to_int float_to_uint32 in
-int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub j key layout load_code
-load_float load_floats log2_exact main max_body_bytes maximum minimum n noise noise_at noise_tile
-out pack_codes packed_bytes params power_of_two random_float random_int read_params reduce_tile
-round_half_away sign_of status std store_code store_float store_floats tf_hips unpack_codes value
-value_at values
+decode encode exp2_exact finish float_at float_bits float_key float_to_code float_to_int
+float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub j
+keep_range keep_values key key_float layout load_code load_float load_floats log2_exact main
+max_body_bytes maximum minimum n noise noise_at noise_tile out pack_codes packed_bytes params
+power_of_two random_float random_int read_params reduce_tile round_half_away scatter_tile scratch
+sign_of sort_values status std store_code store_float store_floats take_indices tf_hips unpack_codes
+value value_at values wide_noise_at wide_noise_tile wide_random_int
 """
 RESERVED = frozenset((_KEYWORDS + _OWN).split())
 
@@ -133,8 +134,8 @@ class Access(Protocol):
     def index(self, array: nodes.Var, index: nodes.Expr, c: "Expressions") -> str:
         """Element `index` of a stored vector."""
 
-    def noise(self, site: int, position: nodes.Expr, c: "Expressions") -> str:
-        """The 16 random bits of a call site for an element."""
+    def noise(self, expr: nodes.Random, c: "Expressions") -> str:
+        """The random bits of a call site for an element."""
 
     def width(self, kind: UInt) -> str:
         """Name of the Width of a type whose width depends on parameters."""
@@ -229,8 +230,9 @@ class Expressions:
             case nodes.Index(array=nodes.Ref(var=var)):
                 return self.access.index(var, expr.index, self), _ATOM
             case nodes.Random():
-                noise = self.access.noise(expr.site, expr.position, self)
+                noise = self.access.noise(expr, self)
                 function = "random_int" if expr.type == INT else "random_float"
+                function = function if expr.bits == 16 else f"wide_{function}"
                 return f"{function}({self(expr.low)}, {self(expr.high)}, {noise})", _ATOM
             case _:
                 raise TypeError(f"`expr` must be a scalar after inlining. Received: {expr!r}")

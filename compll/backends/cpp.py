@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from compll.backends.c_common import Lines, Names
+from compll.backends.kept import KeptVectors, fails
 from compll.backends.loops import Loops, Stored
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt
@@ -28,6 +29,7 @@ _INCLUDES = (
     "layout.h",
     "reduce.h",
     "rng.h",
+    "select.h",
     "target.h",
 )
 
@@ -68,6 +70,7 @@ class _Function:
     def __post_init__(self) -> None:
         self.loops = Loops(self.lines, self.names, self.program.params, self.stored, self.widths)
         self.c = self.loops.c
+        self.kept = KeptVectors(self.loops)
         self.fields = field_names(self.program)
 
     def unpack_params(self, used: set[nodes.Var]) -> None:
@@ -80,11 +83,11 @@ class _Function:
                 )
 
 
-def _roots(steps: tuple[nodes.Let | nodes.Sweep, ...]) -> list[nodes.Expr]:
+def _roots(steps: tuple[nodes.Step, ...]) -> list[nodes.Expr]:
     """The expressions that the steps of a function compute."""
     roots: list[nodes.Expr] = []
     for step in steps:
-        if isinstance(step, nodes.Let):
+        if isinstance(step, nodes.Let | nodes.Store):
             roots.append(step.value)
         else:
             roots += [
@@ -93,6 +96,11 @@ def _roots(steps: tuple[nodes.Let | nodes.Sweep, ...]) -> list[nodes.Expr]:
                 *(write.value for write in step.writes),
             ]
     return roots
+
+
+def _result(steps: tuple[nodes.Step, ...]) -> str:
+    """The type that a hot function returns: a status where it can fail."""
+    return "int32_t" if fails(steps) else "void"
 
 
 def _vars(exprs: Iterable[nodes.Expr]) -> set[nodes.Var]:
@@ -269,7 +277,8 @@ class _Emitter:
         ]
         roots = [*_roots(self._plan.encode), *(value for _, value in scalars)]
         lines.add(
-            "TF_HIPS_HOT void encode_fields([[maybe_unused]] const Params& params,",
+            f"TF_HIPS_HOT {_result(self._plan.encode)} "
+            "encode_fields([[maybe_unused]] const Params& params,",
             "                               [[maybe_unused]] const TfHipsKey& key,",
             "                               [[maybe_unused]] const float* __restrict__ in,",
             "                               [[maybe_unused]] int64_t n,",
@@ -296,6 +305,8 @@ class _Emitter:
                     f"store_code({function.c(value)}, "
                     f"{self._bits(value.type, function)}, {target});"
                 )
+        if fails(self._plan.encode):
+            lines.add("return TF_HIPS_OK;")
         lines.close()
         lines.add("")
 
@@ -306,7 +317,7 @@ class _Emitter:
 
     def _steps(
         self,
-        steps: tuple[nodes.Let | nodes.Sweep, ...],
+        steps: tuple[nodes.Step, ...],
         function: _Function,
         targets: dict[int, str],
     ) -> None:
@@ -314,10 +325,14 @@ class _Emitter:
             if isinstance(step, nodes.Let):
                 self._lines.add(function.c.let(step))
                 continue
-            count = "n"
-            if not isinstance(step.size, nodes.Size):
-                count = function.names.fresh("size")
-                self._lines.add(f"const int64_t {count} = {function.c(step.size)};")
+            if isinstance(step, nodes.Store):
+                function.kept.store(step)
+                continue
+            scatter = step.writes[0].value if step.writes else None
+            if isinstance(scatter, nodes.Scatter):
+                function.kept.scatter(scatter, "out", "if (!add) std::fill(out, out + n, 0.0f);")
+                continue
+            count = function.loops.number(step.size, "size")
             function.loops.sweep(step, count, targets)
 
     # Decode.
@@ -330,7 +345,8 @@ class _Emitter:
         read = list(_vars(roots))
         kinds = self._widths_in([*roots, *(nodes.Ref(var.type, var.span, var) for var in read)])
         lines.add(
-            "TF_HIPS_HOT void decode_fields([[maybe_unused]] const Params& params,",
+            f"TF_HIPS_HOT {_result(self._plan.decode)} "
+            "decode_fields([[maybe_unused]] const Params& params,",
             "                               [[maybe_unused]] const uint8_t* __restrict__ body,",
             "                               [[maybe_unused]] const Layout& layout,",
             "                               float* __restrict__ out, [[maybe_unused]] int64_t n,",
@@ -347,6 +363,8 @@ class _Emitter:
                 continue
             self._read_field(number, item, function)
         self._steps(self._plan.decode, function, {0: "out"})
+        if fails(self._plan.decode):
+            lines.add("return TF_HIPS_OK;")
         lines.close()
         lines.add("")
 
@@ -395,7 +413,12 @@ class _Emitter:
             lines.add("const ScopedExactDenormals mode;")
             self._start("-status")
             lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
-            lines.add("encode_fields(params, *key, in, n, layout, body);", "return layout.bytes;")
+            call = "encode_fields(params, *key, in, n, layout, body);"
+            if fails(self._plan.encode):
+                lines.add(f"status = {call}", "if (status != TF_HIPS_OK) return -status;")
+            else:
+                lines.add(call)
+            lines.add("return layout.bytes;")
         lines.close()
         lines.add("")
         if program.decode is None:
@@ -411,9 +434,11 @@ class _Emitter:
             self._start("status")
             lines.add("if (bytes != layout.bytes) return TF_HIPS_BODY_LENGTH;")
             self._check_equals(program.decode)
-            lines.add(
-                "decode_fields(params, body, layout, out, n, add != 0);", "return TF_HIPS_OK;"
-            )
+            call = "decode_fields(params, body, layout, out, n, add != 0);"
+            if fails(self._plan.decode):
+                lines.add(f"return {call}")
+            else:
+                lines.add(call, "return TF_HIPS_OK;")
         lines.close()
         lines.add("")
         lines.open("const TfHipsCodec kCodec = {")

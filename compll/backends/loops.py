@@ -10,7 +10,8 @@ compilers turn into vector code:
 `base` is the first element of the tile, `count` their number, `j` an element's number in the tile.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from compll.backends.c_common import Expressions, Lines, Names
@@ -80,11 +81,12 @@ class Loops:
         function = "float_at" if vector.is_field else "value_at"
         return f"{function}({vector.pointer}, {vector.count}, {c(index)})"
 
-    def noise(self, site: int, position: nodes.Expr, c: Expressions) -> str:
+    def noise(self, expr: nodes.Random, c: Expressions) -> str:
         """The random bits of an element, from the tile when it is the loop's own element."""
-        if self._is_here(position):
-            return f"{self._noise[site]}[j]"
-        return f"noise_at(key, {site}, {c(position)})"
+        if self._is_here(expr.position):
+            return f"{self._noise[expr.site]}[j]"
+        wide = "" if expr.bits == 16 else "wide_"
+        return f"{wide}noise_at(key, {expr.site}, {c(expr.position)})"
 
     def width(self, kind: UInt) -> str:
         """Name of the Width of a type."""
@@ -100,12 +102,43 @@ class Loops:
 
     # Sweeps.
 
+    def number(self, size: nodes.Expr, name: str) -> str:
+        """C++ for a length that is used more than once: a variable, unless it is one already."""
+        if isinstance(size, nodes.Size):
+            return self.c(size)
+        text = self.names.fresh(name)
+        self.lines.add(f"const int64_t {text} = {self.c(size)};")
+        return text
+
+    @contextlib.contextmanager
+    def tiles(
+        self, size: nodes.Expr, count: str, parts: list[nodes.Elementwise], condition: str = ""
+    ) -> Iterator[None]:
+        """A loop over the tiles of `count` elements; what is emitted within belongs to a tile.
+
+        `size`: the length of `parts`, of which the first `count` are visited; the loop ends early
+        where `condition` (C++) does not hold.
+        """
+        self._size = size
+        more = f" && {condition}" if condition else ""
+        self.lines.open(f"for (int64_t base = 0; base < {count}{more}; base += kTile) {{")
+        self.lines.add(f"const int64_t count = std::min(kTile, {count} - base);")
+        self._prepare(parts)
+        yield
+        self.lines.close()
+        self._noise.clear()
+        self._tiles.clear()
+        self._size = None
+
+    def tile(self, part: nodes.Elementwise, kind: Type) -> str:
+        """C++ for the values of a tile, in a loop that `tiles` began."""
+        return self._values(part, kind)
+
     def sweep(self, sweep: nodes.Sweep, count: str, targets: dict[int, str]) -> None:
         """One loop; `count`: C++ for its size; `targets`: where each field is written to."""
         self._size = sweep.size
-        elements = [reduce.source for _, reduce in sweep.reduces] + [
-            write.value for write in sweep.writes
-        ]
+        elements: list[nodes.Expr] = [reduce.source for _, reduce in sweep.reduces]
+        elements += [write.value for write in sweep.writes]
         parts = [part for part in elements if isinstance(part, nodes.Elementwise)]
         results = [self._start(var, reduce) for var, reduce in sweep.reduces]
         self.lines.open(f"for (int64_t base = 0; base < {count}; base += kTile) {{")
@@ -128,7 +161,7 @@ class Loops:
             self._position = part.position
             for expr in walk(part):
                 if isinstance(expr, nodes.Random) and self._is_here(expr.position):
-                    self._prepare_noise(expr.site)
+                    self._prepare_noise(expr.site, expr.bits)
                 elif (
                     isinstance(expr, nodes.Index)
                     and isinstance(expr.array, nodes.Ref)
@@ -137,14 +170,15 @@ class Loops:
                     self._prepare_field(self.stored[expr.array.var])
         self._position = None
 
-    def _prepare_noise(self, site: int) -> None:
+    def _prepare_noise(self, site: int, bits: int) -> None:
         if site in self._noise:
             return
         noise, buffer = self.names.fresh("noise"), self.names.fresh("noise_buffer")
         self._noise[site] = noise
         self.lines.add(
-            f"alignas(64) uint16_t {buffer}[kNoiseSize];",
-            f"const uint16_t* {noise} = noise_tile(key, {site}, base, count, {buffer});",
+            f"alignas(64) uint{bits}_t {buffer}[kNoiseSize];",
+            f"const uint{bits}_t* {noise} = "
+            f"{'' if bits == 16 else 'wide_'}noise_tile(key, {site}, base, count, {buffer});",
         )
 
     def _prepare_field(self, vector: Stored) -> None:
@@ -251,6 +285,8 @@ class Loops:
     # Writes.
 
     def _write(self, write: nodes.Write, target: str) -> None:
+        if not isinstance(write.value, nodes.Elementwise):
+            raise TypeError(f"a sweep writes Elementwise only. Received: {write.value!r}")
         kind = write.value.type.element if isinstance(write.value.type, Array) else write.value.type
         if target == "out":
             self._write_gradient(write.value)

@@ -2,7 +2,7 @@
 """Philox4x32-10, the counter-based generator of Salmon et al. (SC 2011), on NumPy vectors.
 
 One block serves eight elements with 16 bits each: element e of a tensor uses block e // 8, lane e %
-8.
+8. Or four with 32 bits each: block e // 4, word e % 4.
 """
 
 import numpy as np
@@ -40,12 +40,29 @@ def noise16(
     """The 16 random bits of each element (its index in the tensor) at call site `site`."""
     wanted = elements.astype(np.uint64)
     blocks, places = np.unique(wanted >> np.uint64(3), return_inverse=True)
-    fixed = [np.broadcast_to(np.uint64(word), blocks.shape) for word in (step, tensor_id)]
-    key = (seed & 0xFFFFFFFF, (seed >> 32) ^ site)
-    words = np.stack(philox4x32((blocks & _LOW, blocks >> _32, fixed[0], fixed[1]), key), axis=1)
+    words = _words(blocks, seed, step, tensor_id, site)
     halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=2).reshape(
         len(blocks), 8
     )
     lanes = (wanted & np.uint64(7)).astype(np.int64)
     noise: npt.NDArray[np.int64] = halves[places.reshape(-1), lanes].astype(np.int64)
     return noise
+
+
+def noise32(
+    elements: npt.NDArray[np.int64], seed: int, step: int, tensor_id: int, site: int
+) -> npt.NDArray[np.int64]:
+    """The 32 random bits of each element: word e % 4 of block e // 4."""
+    wanted = elements.astype(np.uint64)
+    blocks, places = np.unique(wanted >> np.uint64(2), return_inverse=True)
+    words = _words(blocks, seed, step, tensor_id, site)
+    lanes = (wanted & np.uint64(3)).astype(np.int64)
+    noise: npt.NDArray[np.int64] = words[places.reshape(-1), lanes].astype(np.int64)
+    return noise
+
+
+def _words(blocks: U64, seed: int, step: int, tensor_id: int, site: int) -> U64:
+    """The four words of each block of a call site, [blocks, 4]."""
+    fixed = [np.broadcast_to(np.uint64(word), blocks.shape) for word in (step, tensor_id)]
+    key = (seed & 0xFFFFFFFF, (seed >> 32) ^ site)
+    return np.stack(philox4x32((blocks & _LOW, blocks >> _32, fixed[0], fixed[1]), key), axis=1)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compll import packet
-from compll.backends import bits, philox, reduction
+from compll.backends import bits, philox, reduction, select
 from compll.ir import nodes, semantics
 from compll.ir.semantics import Value
 from compll.ir.types import FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt
@@ -121,6 +121,19 @@ class Interpreter:
                 )
             case nodes.Reduce():
                 return self._reduce(expr)
+            case nodes.Sample():
+                return self._sample(expr)
+            case nodes.Filter():
+                found = np.asarray(self.eval(expr.source))[np.asarray(self.eval(expr.flags))]
+                return found if expr.limit is None else found[: self._length(expr.limit)]
+            case nodes.Sort():
+                return select.sort(self.eval(expr.source), expr.is_descending)
+            case nodes.TopK():
+                return select.top_k(self.eval(expr.source), int(self.eval(expr.count)))
+            case nodes.Scatter():
+                used = None if expr.used is None else int(self.eval(expr.used))
+                indices, values = self.eval(expr.indices), self.eval(expr.values)
+                return select.scatter(self._length(expr.size), indices, values, used)
             case _:
                 raise TypeError(f"`expr` must be an IR expression. Received: {expr!r}")
 
@@ -151,14 +164,22 @@ class Interpreter:
 
     def _random(self, expr: nodes.Random) -> Value:
         low, high = self.eval(expr.low), self.eval(expr.high)
-        elements = np.atleast_1d(self.eval(expr.position)) + np.int64(self._key.offset)
-        noise = philox.noise16(
-            elements, self._key.seed, self._key.step, self._key.tensor_id, expr.site
-        )
+        noise = self._noise(self.eval(expr.position), expr.site, expr.bits)
         if expr.type == INT:
-            return np.add(low, np.right_shift(np.multiply(noise, np.subtract(high, low)), 16))
+            span = np.multiply(noise, np.subtract(high, low))
+            return np.add(low, np.right_shift(span, expr.bits))
         fraction = noise.astype(np.float32) * np.float32(2.0**-16)
         return np.add(low, np.multiply(np.subtract(high, low), fraction))
+
+    def _noise(self, positions: Value, site: int, bits: int) -> Value:
+        elements = np.atleast_1d(positions) + np.int64(self._key.offset)
+        draw = philox.noise16 if bits == 16 else philox.noise32
+        return draw(elements, self._key.seed, self._key.step, self._key.tensor_id, site)
+
+    def _sample(self, expr: nodes.Sample) -> Value:
+        source = np.asarray(self.eval(expr.source))
+        noise = self._noise(np.arange(self._length(expr.count), dtype=np.int64), expr.site, 32)
+        return self._index(source, np.right_shift(np.multiply(noise, source.size), 32))
 
     def _reduce(self, expr: nodes.Reduce) -> Value:
         init, values = self.eval(expr.init), self.eval(expr.source)
@@ -211,9 +232,12 @@ class Reference:
             interpreter.bind(encode.gradient, gradient)
             interpreter.run(encode.lets)
             parts = []
-            for value in encode.fields:
+            for value, capacity in zip(encode.fields, encode.sizes, strict=True):
                 width = interpreter.width(value.type)
                 found = np.atleast_1d(interpreter.eval(value))
+                if capacity is not None:
+                    room = max(0, int(interpreter.eval(capacity))) - found.size
+                    found = np.concatenate([found, np.zeros(room, found.dtype)])
                 is_float = value.type in (FLOAT, Array(FLOAT))
                 parts.append(
                     _float_bytes(found) if is_float else bits.pack(found.astype(np.int64), width)

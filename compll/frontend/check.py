@@ -18,7 +18,7 @@ from compll.frontend.lower import Frame, Refused
 from compll.frontend.scope import POISONED, Scope, Variable, nearest
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
-from compll.ir.sizes import SizeError, size_of
+from compll.ir.sizes import DataDependentError, SizeError, capacity_of, size_of
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
 from compll.source import Span
 
@@ -71,10 +71,10 @@ class _Body:
             names[gradient.name] = Variable(Array(FLOAT), "output", gradient.span, None, whole)
         names[packet.name] = Variable(Array(UInt(8)), "packet", packet.span, None)
 
-    def size(self, vector: nodes.Expr) -> nodes.Expr:
-        """The length of a vector over parameters and the gradient's size."""
+    def capacity(self, vector: nodes.Expr) -> nodes.Expr:
+        """The largest length that a vector can have, over parameters and the gradient's size."""
         try:
-            return size_of(vector, self.lower.lets, self.params, self.lower.sizes)
+            return capacity_of(vector, self.lower.lets, self.params, self.lower.sizes)
         except SizeError as error:
             raise self.lower.refuse_size(error) from error
 
@@ -117,7 +117,7 @@ class _Encoder(_Body):
         lets = tuple(self.frame.lets)
         try:
             sizes = tuple(
-                self.size(value) if isinstance(value.type, Array) else None for value in fields
+                self.capacity(value) if isinstance(value.type, Array) else None for value in fields
             )
         except Refused:
             return None
@@ -148,6 +148,7 @@ class _Decoder(_Body):
     ) -> None:
         super().__init__(tree, interface, report, gradient_at=1)
         self.encode = encode
+        self.lower.is_decode = True
         self.fields: tuple[nodes.Field, ...] | None = None
         self.result: nodes.Expr | None = None
 
@@ -263,7 +264,12 @@ class _Decoder(_Body):
         self._finish(value)
 
     def _finish(self, value: nodes.Expr) -> None:
-        size = self.size(value)
+        try:
+            size = size_of(value, self.lower.lets, self.params, self.lower.sizes)
+        except DataDependentError:
+            size = None
+        except SizeError as error:
+            raise self.lower.refuse_size(error) from error
         if size != self._whole(value.span):
             message = f"this vector does not have `{self.gradient}.size` elements"
             raise self.lower.refuse("E508", message, value.span)

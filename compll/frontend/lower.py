@@ -21,8 +21,9 @@ from compll.frontend import ast, scalars
 from compll.frontend.constants import integer_of
 from compll.frontend.scalars import KEY_PARTS, SCALAR
 from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest
+from compll.frontend.vectors import OPERATORS
 from compll.ir import nodes
-from compll.ir.reducers import REDUCERS, recognise
+from compll.ir.reducers import REDUCERS
 from compll.ir.sizes import MAX_NODES, DataDependentError, LongSizeError, SizeError, scalar_of
 from compll.ir.types import (
     BOOL,
@@ -38,21 +39,10 @@ from compll.ir.types import (
 from compll.ir.walk import walk
 from compll.source import Span
 
-VECTOR = ("map", "reduce", "range")
+VECTOR = ("map", "range")
 STATEMENTS = ("concat", "extract")
-LATER = (
-    "sort",
-    "filter",
-    "top_k",
-    "scatter",
-    "gather",
-    "zip",
-    "scan",
-    "state",
-    "histogram",
-    "sample",
-)
-BUILT_IN = (*SCALAR, *VECTOR, *STATEMENTS)
+LATER = ("gather", "zip", "scan", "state", "histogram")
+BUILT_IN = (*SCALAR, *VECTOR, *OPERATORS, *STATEMENTS)
 MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_EXPANSION = 20_000
 # Keeps every later stage, which recurses too, far from the end of Python's stack.
@@ -96,6 +86,7 @@ class Lowerer:
         self.report = report
         self.has_key = False
         self.params = params
+        self.is_decode = False
         self.lets: dict[nodes.Var, nodes.Expr] = {}
         self.sizes: dict[nodes.Var, nodes.Expr] = {}
         self._run_lambda = run_lambda
@@ -356,15 +347,16 @@ class Lowerer:
             return self._apply(tree, found, frame)
         if tree.name in SCALAR:
             return scalars.call(self, tree, frame)
-        if tree.name in VECTOR:
+        if tree.name in VECTOR or tree.name in OPERATORS:
             if frame.is_lambda:
                 note = "help: compute it before the lambda; the lambda captures it"
                 raise self.refuse("E404", f"`{tree.name}` inside a lambda", tree.name_span, note)
-            arity = {"map": 2, "reduce": 3, "range": 1}[tree.name]
-            self.arity(tree, arity)
-            return {"map": self._map, "reduce": self._reduce, "range": self._range}[tree.name](
-                tree, frame
-            )
+            if tree.name in OPERATORS:
+                counts, operator = OPERATORS[tree.name]
+                self.arity(tree, *counts)
+                return operator(self, tree, frame)
+            self.arity(tree, {"map": 2, "range": 1}[tree.name])
+            return {"map": self._map, "range": self._range}[tree.name](tree, frame)
         if tree.name in STATEMENTS:
             form = (
                 "packet = concat(a, b, ...)"
@@ -389,11 +381,12 @@ class Lowerer:
             "E204", f"`{name}` belongs to CompLL, but this version does not have it", span, note
         )
 
-    def arity(self, tree: ast.Call, count: int) -> None:
+    def arity(self, tree: ast.Call, *counts: int) -> None:
         """Refuses a call with another number of arguments."""
-        if len(tree.arguments) != count:
-            plural = "" if count == 1 else "s"
-            message = f"`{tree.name}` takes {count} argument{plural}, found {len(tree.arguments)}"
+        if len(tree.arguments) not in counts:
+            plural = "" if counts == (1,) else "s"
+            wanted = " or ".join(map(str, counts))
+            message = f"`{tree.name}` takes {wanted} argument{plural}, found {len(tree.arguments)}"
             raise self.refuse("E303", message, tree.span)
 
     def _apply(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Expr:
@@ -406,10 +399,20 @@ class Lowerer:
         return nodes.Apply(function.result.type, tree.span, function, arguments)
 
     def site(self, tree: ast.Call) -> int:
-        """The number of a call of `random`, by its place in the text."""
+        """The number of a call that draws noise, by its place in the text."""
         return self._sites.setdefault(tree.span.start, len(self._sites))
 
     # Vectors.
+
+    def as_vector(self, value: nodes.Expr, element: Type) -> nodes.Expr:
+        """A vector with its elements converted."""
+        if not isinstance(value.type, Array) or value.type.element == element:
+            return value
+        position = nodes.Var("i", INT, value.span)
+        item = nodes.Var("x", value.type.element, value.span)
+        body = self.convert(nodes.Ref(item.type, value.span, item), element)
+        function = nodes.Lambda((item,), (), body, value.span)
+        return nodes.Map(Array(element), value.span, position, function, value)
 
     def _range(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
         count = self.integer(tree.arguments[0], frame, "the argument of `range`")
@@ -433,7 +436,7 @@ class Lowerer:
             raise self.refuse("E301", f"expected a vector, found a `{value.type}`", tree.span)
         return value
 
-    def _function(self, tree: ast.Expr, frame: Frame) -> Function | str | None:
+    def function(self, tree: ast.Expr, frame: Frame) -> Function | str | None:
         """The lambda or the name of a reducer that an argument is."""
         if isinstance(tree, ast.Lambda):
             return Function(tree, "", tree.span, frame.scope)
@@ -455,7 +458,7 @@ class Lowerer:
 
     def _map(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
         source = self.vector(tree.arguments[0], frame)
-        function = self._function(tree.arguments[1], frame)
+        function = self.function(tree.arguments[1], frame)
         if not isinstance(function, Function):
             raise self.refuse("E305", "`map` takes a lambda", tree.arguments[1].span)
         found = len(function.tree.parameters)
@@ -465,56 +468,6 @@ class Lowerer:
         position = nodes.Var("i", INT, tree.span)
         lowered = self.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
         return nodes.Map(Array(lowered.result.type), tree.span, position, lowered, source)
-
-    def _reduce(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
-        source = self.vector(tree.arguments[0], frame)
-        init = self.number(self.scalar(tree.arguments[1], frame))
-        if not isinstance(source.type, Array):
-            raise Refused
-        element = FLOAT if source.type.element == FLOAT else INT
-        function = self._function(tree.arguments[2], frame)
-        span = tree.arguments[2].span
-        if function is None:
-            raise self.refuse("E305", "`reduce` takes a lambda or the name of a reducer", span)
-        if isinstance(function, str):
-            reducer = function
-            kind = INT if reducer in ("count", "and", "or") else joined(element, init.type)
-        else:
-            reducer, kind = self._reducer(function, element, span, frame)
-        if kind == INT and init.type == FLOAT:
-            raise self.refuse(
-                "E301", "this reduction gives an integer; its initial value is a `float`", init.span
-            )
-        return nodes.Reduce(kind, tree.span, reducer, self.convert(init, kind), source)
-
-    def _reducer(
-        self, declared: Function, element: Type, span: Span, frame: Frame
-    ) -> tuple[str, Type]:
-        found = len(declared.tree.parameters)
-        if found != 2:
-            message = f"the lambda of a `reduce` takes two arguments, this one {found}"
-            raise self.refuse("E305", message, span)
-        function = self.lambda_(declared, frame, None)
-        kind, value = function.params[0].type, function.params[1].type
-        reducer = recognise(function)
-        if (
-            kind not in (FLOAT, INT)
-            or function.result.type != kind
-            or (value != kind and reducer != "count")
-        ):
-            message = (
-                "the lambda of a `reduce` must be (float, float) -> float or (int, int) -> int"
-            )
-            raise self.refuse("E305", message, span)
-        if value == INT and element == FLOAT:
-            message = "this reducer takes integers, and the vector holds `float`"
-            raise self.refuse("E305", message, span, "help: `map` it to integers first")
-        if reducer is None:
-            note = f"note: accepted are {', '.join(REDUCERS)}, by name or as a lambda"
-            raise self.refuse("E401", "this function is not an accepted reducer", span, note)
-        if reducer in ("count", "and", "or") and kind == FLOAT:
-            raise self.refuse("E305", f"the reducer `{reducer}` gives an `int`", span)
-        return reducer, kind
 
     def lambda_(
         self, function: Function, frame: Frame, position: nodes.Expr | None

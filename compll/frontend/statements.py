@@ -192,13 +192,7 @@ class Statements:
         lower = self.lowerer
         value = lower.expr(tree, frame)
         if isinstance(kind, Array) and isinstance(value.type, Array):
-            if value.type == kind:
-                return value
-            position = nodes.Var("i", INT, value.span)
-            element = nodes.Var("x", value.type.element, value.span)
-            body = lower.convert(nodes.Ref(element.type, value.span, element), kind.element)
-            function = nodes.Lambda((element,), (), body, value.span)
-            return nodes.Map(kind, value.span, position, function, value)
+            return lower.as_vector(value, kind.element)
         if isinstance(kind, Array) or isinstance(value.type, Array):
             raise lower.refuse(
                 "E301", f"expected a value of type `{kind}`, found `{value.type}`", tree.span

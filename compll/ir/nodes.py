@@ -10,12 +10,15 @@
              | Convert(x) | Bitcast(x) | Math(fn, x*) | Index(array, i) | KeyPart(name)
              | Random(low, high, position, site) | Range(count) | Map(position, fn, source)
              | Reduce(reducer, init, source) | Apply(fn, x*)
-             | Elementwise(position, size, lets, value)
+             | Elementwise(position, size, lets, value) | Sample(source, count, site)
+             | Filter(source, flags, limit?) | Sort(source) | TopK(source, count)
+             | Scatter(size, indices, values, used?)
     lambda   = params: var*, lets: let*, result: expr
 
 and what the passes make of it for back ends that emit loops:
 
-    schedule = let | sweep, in order
+    schedule = let | store | sweep, in order
+    store    = var, value: Filter | Sort | TopK | Scatter                a vector that is kept
     sweep    = size, reduces: (var, Reduce)*, writes: write*             one loop over 0 .. size - 1
     write    = field (number in the packet, or 0 for the gradient of a decode), value: Elementwise
 
@@ -25,8 +28,13 @@ never capture. Every var is given a value once. All expressions are pure and tot
 zero has a value), so both arms of a Select may be evaluated and any expression may be evaluated
 again.
 
-After check: Map, Range, Apply, vector-valued lets. After inline: none of these; the source of a
-Reduce, a vector field and a vector result are Elementwise, and nothing is stored between loops.
+After check: Map, Range, Apply, Sample, vector-valued lets. After inline: none of these; the source
+of a Reduce, a vector field and a vector result are Elementwise. What is stored between loops is the
+value of a let: a Filter, Sort, TopK or Scatter whose sources are Elementwise. The result of a
+decode may be a Scatter too.
+
+Every vector has a capacity, which is known from the parameters and the size of the gradient
+(ir/sizes.py), and a size, which may depend on data: that of a Filter, and of what is made from one.
 
 Two expressions are equal when they compute the same thing in the same way, wherever they were
 written.
@@ -148,12 +156,16 @@ class Index(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Random(Expr):
-    """Noise of call site `site` (from 0) for element `position`, plus the key's offset."""
+    """Noise of call site `site` (from 0) for element `position`, plus the key's offset.
+
+    `bits`: 16, or 32 in what becomes of a Sample.
+    """
 
     low: Expr
     high: Expr
     position: Expr
     site: int
+    bits: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +231,61 @@ class Elementwise(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Sample(Expr):
+    """`count` elements of `source`, each drawn by 32 bits of noise; 0 where there is none."""
+
+    source: Expr
+    count: Expr
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filter(Expr):
+    """The elements of `source` whose flag (a Bool) holds, in order; at most the first `limit`."""
+
+    source: Expr
+    flags: Expr
+    limit: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sort(Expr):
+    """The elements of `source` in order, NaN last; -0 counts as less than 0."""
+
+    source: Expr
+    is_descending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(Expr):
+    """The indices, ascending, of the min(count, size) largest of a vector of Float.
+
+    Of equal elements the first ones count, -0 equals 0, and NaN is less than anything.
+    """
+
+    source: Expr
+    count: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(Expr):
+    """`size` floats: values[k] + 0 at indices[k], for all k < `used`, and 0 elsewhere.
+
+    Only in a decode: a packet whose indices do not ascend strictly from 0 to size - 1, or whose
+    `used` is more than there are, is refused. `used` None: as many as both vectors have.
+    """
+
+    size: Expr
+    indices: Expr
+    values: Expr
+    used: Expr | None
+
+
+# Vectors that are kept in memory, because their elements cannot be computed one by one.
+Kept = Filter | Sort | TopK | Scatter
+
+
+@dataclass(frozen=True, slots=True)
 class Param:
     """A scalar parameter; bounds are allowed values, `default` None means that it must be given."""
 
@@ -232,7 +299,8 @@ class Param:
 class Encode:
     """The encode function: vector `gradient` to the fields of a packet's body.
 
-    `sizes`: lengths of the vectors among the fields, None for scalars.
+    `sizes`: capacities of the vectors among the fields, None for scalars. A vector that has fewer
+    elements is followed by zeros.
     """
 
     name: str
@@ -282,10 +350,21 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A vector that leaves: field number `field` of a packet, or the gradient of a decode."""
+    """A vector that leaves: field number `field` of a packet, or the gradient of a decode.
+
+    A Scatter is the gradient of a decode, and alone in its sweep.
+    """
 
     field: int
-    value: Elementwise
+    value: Elementwise | Scatter
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Makes a vector and keeps it: a Filter, Sort, TopK or Scatter, in a loop of its own."""
+
+    var: Var
+    value: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,5 +385,8 @@ class Plan:
 
     program: Program
     spec_hash: int
-    encode: tuple[Let | Sweep, ...]
-    decode: tuple[Let | Sweep, ...]
+    encode: tuple["Step", ...]
+    decode: tuple["Step", ...]
+
+
+Step = Let | Store | Sweep

@@ -8,6 +8,7 @@ for.
 
 from compll.ir import nodes
 from compll.ir.types import Bool, Float
+from compll.ir.walk import children
 
 
 def print_program(program: nodes.Program) -> str:
@@ -55,6 +56,10 @@ def print_plan(plan: nodes.Plan) -> str:
         for step in steps:
             if isinstance(step, nodes.Let):
                 lines += printer.lets((step,), 1)
+                continue
+            if isinstance(step, nodes.Store):
+                name, value = printer.name(step.var), printer.expr(step.value)
+                lines.append(f"  store {name}: {step.var.type} = {value}")
                 continue
             lines.append(f"  sweep {printer.expr(step.size)}")
             for var, reduce in step.reduces:
@@ -141,7 +146,8 @@ class _Printer:
                 return f"{self.expr(expr.array)}[{self.expr(expr.index)}]"
             case nodes.Random():
                 parts = (self.expr(expr.low), self.expr(expr.high), self.expr(expr.position))
-                return f"random<{expr.type}>#{expr.site}({', '.join(parts)})"
+                wide = "" if expr.bits == 16 else f":{expr.bits}"
+                return f"random<{expr.type}>#{expr.site}{wide}({', '.join(parts)})"
             case nodes.Range():
                 return f"range({self.expr(expr.count)})"
             case nodes.Map():
@@ -149,6 +155,14 @@ class _Printer:
                 return f"map[{self.name(expr.position)}]({source}, {self._lambda(expr.function)})"
             case nodes.Reduce():
                 return f"reduce {expr.reducer}({self.expr(expr.init)}, {self.expr(expr.source)})"
+            case nodes.Sample():
+                return f"sample#{expr.site}({self.expr(expr.source)}, {self.expr(expr.count)})"
+            case nodes.Filter() | nodes.TopK() | nodes.Scatter():
+                name = {nodes.Filter: "filter", nodes.TopK: "top_k"}.get(type(expr), "scatter")
+                return f"{name}({', '.join(map(self.expr, children(expr)))})"
+            case nodes.Sort():
+                order = "greater" if expr.is_descending else "less"
+                return f"sort({self.expr(expr.source)}, {order})"
             case nodes.Apply():
                 return f"{self._lambda(expr.function)}({', '.join(map(self.expr, expr.arguments))})"
             case nodes.Elementwise():

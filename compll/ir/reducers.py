@@ -88,5 +88,37 @@ def recognise(function: nodes.Lambda) -> str | None:
     return "max" if (test.op in (">", ">=")) == takes_left else "min"
 
 
+def order_of(function: nodes.Lambda) -> str | None:
+    """`less` or `greater` where a lambda (a, b) compares its parameters so, else None."""
+    lets = {let.var: let.value for let in function.lets}
+    first, second = function.params
+
+    def plain(expr: nodes.Expr) -> nodes.Expr:
+        while isinstance(expr, nodes.Ref | nodes.Convert):
+            if isinstance(expr, nodes.Convert):
+                # A narrower type would make different numbers equal; a condition is one already.
+                if BOOL not in _ends(expr):
+                    break
+                expr = expr.operand
+            elif expr.var in lets:
+                expr = lets[expr.var]
+            else:
+                break
+        return expr
+
+    test = plain(function.result)
+    if isinstance(test, nodes.Select):
+        arms = plain(test.yes), plain(test.no)
+        if [getattr(arm, "value", None) for arm in arms] != [1, 0]:
+            return None
+        test = plain(test.condition)
+    if not isinstance(test, nodes.Binary) or test.op not in ("<", ">"):
+        return None
+    sides = [getattr(plain(side), "var", None) for side in (test.left, test.right)]
+    if sides == [first, second]:
+        return "less" if test.op == "<" else "greater"
+    return {"<": "greater", ">": "less"}[test.op] if sides == [second, first] else None
+
+
 def _ends(expr: nodes.Convert) -> tuple[Type, Type]:
     return expr.type, expr.operand.type

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lengths of vectors, as expressions over parameters and the size of the gradient alone.
 
-A packet's layout must be known before its contents are, so a length may not depend on data:
-`size_of` follows a vector to its source and replaces every variable by what it stands for, and
-refuses anything else.
+A packet's layout must be known before its contents are: `size_of` and `capacity_of` follow a vector
+to its source and replace every variable by what it stands for. A vector whose length depends on
+data, such as a Filter, has a capacity only.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeGuard
 
 from compll.ir import nodes
 from compll.ir.types import INT
@@ -51,6 +52,13 @@ def size_of(
     return _Resolver(lets, params, sizes, math.inf).size(vector)
 
 
+def capacity_of(
+    vector: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values
+) -> nodes.Expr:
+    """The largest number of elements that `vector` can have; arguments as for `size_of`."""
+    return _Resolver(lets, params, sizes, math.inf, is_capacity=True).size(vector)
+
+
 def scalar_of(
     value: nodes.Expr, lets: _Values, params: frozenset[nodes.Var], sizes: _Values
 ) -> nodes.Expr:
@@ -58,10 +66,31 @@ def scalar_of(
     return _Resolver(lets, params, sizes, MAX_NODES).scalar(value)
 
 
+def _is_natural(count: nodes.Expr) -> bool:
+    """Whether a length is seen not to be negative."""
+    match count:
+        case nodes.Size():
+            return True
+        case nodes.Const():
+            return count.value >= 0
+        case nodes.Math(function="max"):
+            return any(map(_is_natural, count.arguments))
+        case nodes.Math(function="min"):
+            return all(map(_is_natural, count.arguments))
+        case _:
+            return False
+
+
 class _Resolver:
     def __init__(
-        self, lets: _Values, params: frozenset[nodes.Var], sizes: _Values, limit: float
+        self,
+        lets: _Values,
+        params: frozenset[nodes.Var],
+        sizes: _Values,
+        limit: float,
+        is_capacity: bool = False,
     ) -> None:
+        self._is_capacity = is_capacity
         self._sizes = sizes
         self._lets = lets
         self._params = params
@@ -70,7 +99,7 @@ class _Resolver:
     def size(self, vector: nodes.Expr) -> nodes.Expr:
         # Chains of maps are long: a loop, not recursion.
         while True:
-            if isinstance(vector, nodes.Map):
+            if isinstance(vector, nodes.Map | nodes.Sort) or self._is_open(vector):
                 vector = vector.source
             elif isinstance(vector, nodes.Ref) and vector.var in self._lets:
                 vector = self._lets[vector.var]
@@ -80,20 +109,45 @@ class _Resolver:
             case nodes.Elementwise():
                 return self.scalar(vector.size)
             case nodes.Range():
-                count = self.scalar(vector.count)
-                zero = nodes.Const(INT, vector.span, 0)
-                is_clamped = isinstance(count, nodes.Math) and (
-                    count.function == "max" and count.arguments[1] == zero
-                )
-                if isinstance(count, nodes.Size) or is_clamped:
-                    return count
-                return nodes.Math(INT, vector.span, "max", (count, zero))
+                return self._count(vector.count)
+            case nodes.Sample():
+                return self._count(vector.count)
+            case nodes.Scatter():
+                return self._count(vector.size)
+            case nodes.TopK():
+                return self._least(vector.count, vector.source)
+            case nodes.Filter(limit=limit) if self._is_capacity and limit is not None:
+                return self._least(limit, vector.source)
             case nodes.Ref() if vector.var in self._sizes:
                 return self._sizes[vector.var]
             case nodes.Ref():
                 return nodes.Size(INT, vector.span, vector)
             case _:
                 raise DataDependentError(vector.span)
+
+    def _is_open(self, vector: nodes.Expr) -> TypeGuard[nodes.Filter]:
+        """Whether this is a filter that can hold as much as its source."""
+        return self._is_capacity and isinstance(vector, nodes.Filter) and vector.limit is None
+
+    def _count(self, count: nodes.Expr) -> nodes.Expr:
+        count = self.scalar(count)
+        zero = nodes.Const(INT, count.span, 0)
+        if _is_natural(count):
+            return count
+        return nodes.Math(INT, count.span, "max", (count, zero))
+
+    def _exact(self, size: nodes.Size) -> nodes.Expr:
+        """The size of a vector that is asked for by name: a capacity will not do."""
+        outer, self._is_capacity = self._is_capacity, False
+        try:
+            return self.size(size.array)
+        except DataDependentError as error:
+            raise DataDependentError(size.span) from error
+        finally:
+            self._is_capacity = outer
+
+    def _least(self, count: nodes.Expr, source: nodes.Expr) -> nodes.Expr:
+        return nodes.Math(INT, count.span, "min", (self._count(count), self.size(source)))
 
     def scalar(self, value: nodes.Expr) -> nodes.Expr:
         self._left -= 1
@@ -103,7 +157,7 @@ class _Resolver:
             case nodes.Const():
                 return value
             case nodes.Size():
-                return self.size(value.array)
+                return self._exact(value)
             case nodes.Ref() if value.var in self._lets:
                 return self.scalar(self._lets[value.var])
             case nodes.Ref() if value.var in self._params:

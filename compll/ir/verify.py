@@ -38,7 +38,7 @@ def verify(program: nodes.Program, is_inlined: bool = False) -> None:
             checker.bind(item.var)
         checker.lets(decode.lets)
         checker.expr(decode.result)
-        checker.field(decode.result)
+        checker.field(decode.result, is_result=True)
         if decode.result.type != Array(FLOAT):
             raise IrError(f"a decode must give a vector of float. Received: {decode.result.type}")
 
@@ -60,12 +60,21 @@ class _Checker:
             if let.var.type != let.value.type:
                 raise IrError(f"`{let.var.name}` is {let.var.type}, its value {let.value.type}")
             if self._is_inlined and isinstance(let.var.type, Array):
-                raise IrError(f"the vector `{let.var.name}` would have to be stored")
+                if not isinstance(let.value, nodes.Kept):
+                    raise IrError(f"the vector `{let.var.name}` would have to be stored")
+                self._kept(let.value)
             self.bind(let.var)
 
-    def field(self, value: nodes.Expr) -> None:
+    def _kept(self, value: nodes.Expr) -> None:
+        for child in children(value):
+            if isinstance(child.type, Array) and not isinstance(child, nodes.Elementwise):
+                raise IrError(f"a vector that is kept must be made from Elementwise: {child!r}")
+
+    def field(self, value: nodes.Expr, is_result: bool = False) -> None:
         is_vector = isinstance(value.type, Array)
-        if self._is_inlined and is_vector and not isinstance(value, nodes.Elementwise):
+        if self._is_inlined and is_result and isinstance(value, nodes.Scatter):
+            self._kept(value)
+        elif self._is_inlined and is_vector and not isinstance(value, nodes.Elementwise):
             raise IrError(
                 f"a vector that leaves must be Elementwise after inlining. Received: {value!r}"
             )
@@ -80,7 +89,8 @@ class _Checker:
         inner.expr(value)
 
     def expr(self, expr: nodes.Expr) -> None:
-        if self._is_inlined and isinstance(expr, nodes.Map | nodes.Range | nodes.Apply):
+        gone = nodes.Map | nodes.Range | nodes.Apply | nodes.Sample
+        if self._is_inlined and isinstance(expr, gone):
             raise IrError(f"{type(expr).__name__} must be gone after inlining")
         if isinstance(expr, nodes.Elementwise):
             self.expr(expr.size)
@@ -115,5 +125,14 @@ class _Checker:
             case nodes.Reduce():
                 if expr.init.type != expr.type or expr.type not in (FLOAT, INT):
                     raise IrError(f"a reduction of type {expr.type} from {expr.init.type}")
+            case nodes.Filter():
+                if expr.flags.type != Array(BOOL) or expr.source.type != expr.type:
+                    raise IrError("a Filter needs flags of Bool and a source of its own type")
+            case nodes.TopK():
+                if expr.source.type != Array(FLOAT) or expr.type != Array(INT):
+                    raise IrError(f"a TopK of {expr.source.type}")
+            case nodes.Scatter():
+                if expr.indices.type != Array(INT) or expr.values.type != Array(FLOAT):
+                    raise IrError(f"a Scatter of {expr.values.type} to {expr.indices.type}")
             case _:
                 pass

@@ -5,6 +5,7 @@
     uintN(floor(x))               -->  uintN(x)     after clamping at 0, truncation is floor
     uintN(c ? 1 : 0)              -->  c ? uintN(1) : uintN(0)
     bool(uintN(c)), bool(int(x))  -->  c, bool(x)        for a condition c, an unsigned x
+    0 <= i && i < n ? x : 0       -->  x                 for element i of n
     let y = x;  ... y ...         -->  ... x ...
     let x = e;  (x unused)        -->
 
@@ -26,10 +27,14 @@ def fold(program: nodes.Program) -> nodes.Program:
     with semantics.quiet():
         if encode is not None:
             lets, fields = _function(encode.lets, encode.fields)
-            encode = replace(encode, lets=lets, fields=fields)
+            sizes = tuple(size and _fold(size, {}) for size in encode.sizes)
+            encode = replace(encode, lets=lets, fields=fields, sizes=sizes)
         if decode is not None:
             lets, results = _function(decode.lets, (decode.result,))
-            decode = replace(decode, lets=lets, result=results[0])
+            items = tuple(
+                replace(item, size=item.size and _fold(item.size, {})) for item in decode.fields
+            )
+            decode = replace(decode, fields=items, lets=lets, result=results[0])
     return replace(program, encode=encode, decode=decode)
 
 
@@ -58,7 +63,8 @@ def _used(lets: list[nodes.Let], values: tuple[nodes.Expr, ...]) -> tuple[nodes.
     wanted = set().union(*map(free_vars, values))
     kept = []
     for let in reversed(lets):
-        if let.var in wanted:
+        # A scatter that nobody reads still decides whether a packet is refused.
+        if let.var in wanted or isinstance(let.value, nodes.Scatter):
             kept.append(let)
             wanted |= free_vars(let.value)
     return tuple(reversed(kept))
@@ -71,16 +77,28 @@ def _fold(expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr]) -> nodes.Expr:
         case nodes.Reduce():
             return replace(expr, init=_fold(expr.init, names), source=_fold(expr.source, names))
         case nodes.Elementwise():
+            size = _fold(expr.size, names)
             inner = dict(names)
             lets = _lets(expr.lets, inner)
             value = _fold(expr.value, inner)
+            lets = [replace(let, value=_inside(let.value, expr.position, size)) for let in lets]
+            value = _inside(value, expr.position, size)
             if lets and isinstance(value, nodes.Ref) and value.var is lets[-1].var:
                 value = lets.pop().value
-            return replace(
-                expr, size=_fold(expr.size, names), lets=_used(lets, (value,)), value=value
-            )
+            return replace(expr, size=size, lets=_used(lets, (value,)), value=value)
         case _:
             return _simplify(rebuild(expr, lambda child: _fold(child, names)))
+
+
+def _inside(expr: nodes.Expr, position: nodes.Var, size: nodes.Expr) -> nodes.Expr:
+    """What is known of an element's number: it is at least 0 and less than `size`."""
+    match expr:
+        case nodes.Binary(op="<=", left=nodes.Const(value=0), right=nodes.Ref(var=var)):
+            return nodes.Const(BOOL, expr.span, True) if var is position else expr
+        case nodes.Binary(op="<", left=nodes.Ref(var=var), right=right) if right == size:
+            return nodes.Const(BOOL, expr.span, True) if var is position else expr
+        case _:
+            return _simplify(rebuild(expr, lambda child: _inside(child, position, size)))
 
 
 def _simplify(expr: nodes.Expr) -> nodes.Expr:
@@ -95,6 +113,10 @@ def _simplify(expr: nodes.Expr) -> nodes.Expr:
             )
         case nodes.Bitcast(operand=nodes.Const() as operand):
             return _constant(expr, semantics.bitcast(_value(operand), expr.type))
+        case nodes.Binary(op="&&", left=nodes.Const(value=True)):
+            return expr.right
+        case nodes.Binary(op="&&", right=nodes.Const(value=True)):
+            return expr.left
         case nodes.Select(condition=nodes.Const() as condition):
             return expr.yes if condition.value else expr.no
         case nodes.Select() if expr.yes == expr.no:

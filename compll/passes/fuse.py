@@ -5,7 +5,8 @@
     sum = reduce sum(g); codes = map(g, sign)       -->  sweep { sum, write }
 
 A sweep takes every reduction of one length whose inputs are known, and every write that does not
-wait for them, so the gradient is read as few times as the dependences allow.
+wait for them, so the gradient is read as few times as the dependences allow. Vectors that are kept
+(filter, sort, top_k, scatter) have a loop each.
 """
 
 from compll.ir import nodes
@@ -14,8 +15,8 @@ from compll.ir.walk import free_vars
 
 def fuse(program: nodes.Program, spec_hash: int) -> nodes.Plan:
     """Orders both functions into lets and sweeps; `spec_hash`: what packets carry."""
-    encode: tuple[nodes.Let | nodes.Sweep, ...] = ()
-    decode: tuple[nodes.Let | nodes.Sweep, ...] = ()
+    encode: tuple[nodes.Step, ...] = ()
+    decode: tuple[nodes.Step, ...] = ()
     params = {param.var for param in program.params}
     if program.encode is not None:
         writes = [
@@ -27,7 +28,7 @@ def fuse(program: nodes.Program, spec_hash: int) -> nodes.Plan:
     if program.decode is not None:
         known = params | {program.decode.gradient} | {item.var for item in program.decode.fields}
         result = program.decode.result
-        if not isinstance(result, nodes.Elementwise):
+        if not isinstance(result, nodes.Elementwise | nodes.Scatter):
             raise TypeError(f"a decode must be inlined before it is fused. Received: {result!r}")
         decode = _schedule(program.decode.lets, [nodes.Write(0, result)], known)
     return nodes.Plan(program, spec_hash, encode, decode)
@@ -35,8 +36,8 @@ def fuse(program: nodes.Program, spec_hash: int) -> nodes.Plan:
 
 def _schedule(
     lets: tuple[nodes.Let, ...], writes: list[nodes.Write], known: set[nodes.Var]
-) -> tuple[nodes.Let | nodes.Sweep, ...]:
-    steps: list[nodes.Let | nodes.Sweep] = []
+) -> tuple[nodes.Step, ...]:
+    steps: list[nodes.Step] = []
     known = set(known)
     waiting = list(lets)
     while waiting or writes:
@@ -60,7 +61,9 @@ def _schedule(
         leaving = tuple(
             write
             for write in writes
-            if write.value.size == size and free_vars(write.value) <= known
+            if write.value.size == size
+            and free_vars(write.value) <= known
+            and not (together and isinstance(write.value, nodes.Scatter))
         )
         steps.append(nodes.Sweep(size, together, leaving))
         done = {var for var, _ in together}
@@ -71,13 +74,14 @@ def _schedule(
 
 
 def _take_scalars(
-    waiting: list[nodes.Let], known: set[nodes.Var], steps: list[nodes.Let | nodes.Sweep]
+    waiting: list[nodes.Let], known: set[nodes.Var], steps: list[nodes.Step]
 ) -> list[nodes.Let]:
-    """Moves the lets that need no loop and whose inputs are known to `steps`."""
+    """Moves the lets that share no loop and whose inputs are known to `steps`."""
     left = []
     for let in waiting:
         if not isinstance(let.value, nodes.Reduce) and free_vars(let.value) <= known:
-            steps.append(let)
+            is_kept = isinstance(let.value, nodes.Kept)
+            steps.append(nodes.Store(let.var, let.value) if is_kept else let)
             known.add(let.var)
         else:
             left.append(let)

@@ -6,18 +6,22 @@
     map(range(n), f)                       -->  each i < n { f(i) }
     let q = map(v, f);  ... q[j] ...       -->  ... 0 <= j && j < q.size ? f(v[j]) : 0 ...
     let s = 1 + reduce(v, ...)             -->  let t = reduce(v, ...); let s = 1 + t
+    sample(v, m)                           -->  each i < m { v[noise * v.size >> 32] }
+    sort(v, less)[3]                       -->  let s = sort(each ..); s[3]
 
-Every vector that is computed is computed again wherever it is used, so nothing is stored between
-loops. That is right because expressions are pure, random ones included: their value depends on the
-element's position alone. It can multiply operations, so their number is limited.
+Every vector whose elements can be computed one by one is computed again wherever it is used, so it
+is not stored between loops. That is right because expressions are pure, random ones included: their
+value depends on the element's position alone. It can multiply operations, so their number is
+limited. The others (filter, sort, top_k, scatter) become lets of their own.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from compll.ir import nodes
-from compll.ir.sizes import size_of
+from compll.ir.sizes import DataDependentError, size_of
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type
+from compll.ir.walk import free_vars
 from compll.source import Span
 
 # The C++ compiler sees all operations; their depth is kept far from the end of Python's stack.
@@ -59,13 +63,14 @@ def inline(program: nodes.Program) -> nodes.Program:
     if encode is not None:
         inliner = _Inliner(params, {})
         inliner.function(encode.lets)
-        fields = tuple(inliner.leaving(value) for value in encode.fields)
+        pairs = zip(encode.fields, encode.sizes, strict=True)
+        fields = tuple(inliner.leaving(value, size) for value, size in pairs)
         encode = replace(encode, lets=tuple(inliner.lets), fields=fields)
     if decode is not None:
         sizes = {item.var: item.size for item in decode.fields if item.size is not None}
         inliner = _Inliner(params, sizes)
         inliner.function(decode.lets)
-        result = inliner.leaving(decode.result)
+        result = inliner.result(decode.result)
         decode = replace(decode, lets=tuple(inliner.lets), result=result)
     return replace(program, encode=encode, decode=decode)
 
@@ -77,6 +82,7 @@ class _Inliner:
         self._sizes = sizes
         self._values: dict[nodes.Var, nodes.Expr] = {}
         self._vectors: dict[nodes.Var, _Vector] = {}
+        self._kept: dict[nodes.Var, nodes.Expr] = {}
         self._left = MAX_OPERATIONS
         self._depth = 0
 
@@ -84,7 +90,9 @@ class _Inliner:
         """The lets at the top of a function: scalars stay, vectors are remembered."""
         for let in lets:
             self._values[let.var] = let.value
-            if isinstance(let.var.type, Array):
+            if isinstance(let.value, nodes.Kept):
+                self._vectors[let.var] = self._keep(let.var, let.value)
+            elif isinstance(let.var.type, Array):
                 self._vectors[let.var] = self._vector(let.value)
             elif isinstance(let.value, nodes.Reduce):
                 self.lets.append(replace(let, value=self._reduce(let.value, {}, self.lets)))
@@ -92,22 +100,75 @@ class _Inliner:
                 value = self._scalar(let.value, {}, self.lets)
                 self.lets.append(replace(let, value=value))
 
-    def leaving(self, value: nodes.Expr) -> nodes.Expr:
-        """A field or result: a scalar, or a vector as Elementwise."""
-        return (
-            self._elementwise(value)
-            if isinstance(value.type, Array)
-            else self._scalar(value, {}, self.lets)
-        )
+    def leaving(self, value: nodes.Expr, capacity: nodes.Expr | None) -> nodes.Expr:
+        """A field: a scalar, or a vector as Elementwise of as many elements as it can have."""
+        if capacity is None:
+            return self._scalar(value, {}, self.lets)
+        return self._elementwise(value, capacity)
 
-    def _elementwise(self, value: nodes.Expr) -> nodes.Elementwise:
+    def result(self, value: nodes.Expr) -> nodes.Expr:
+        """What a decode gives: a Scatter that it ends with, or an Elementwise."""
+        kept = self._kept.get(value.var) if isinstance(value, nodes.Ref) else None
+        if isinstance(value, nodes.Ref) and isinstance(kept, nodes.Scatter):
+            others = [let for let in self.lets if let.var is not value.var]
+            if not any(value.var in free_vars(let.value) for let in others):
+                self.lets = others
+                return kept
+        if isinstance(value, nodes.Scatter):
+            return self._sources(value)
+        return self._elementwise(value)
+
+    def _elementwise(
+        self, value: nodes.Expr, capacity: nodes.Expr | None = None
+    ) -> nodes.Elementwise:
         vector = self._vector(value)
         position = nodes.Var("i", INT, value.span)
         lets: list[nodes.Let] = []
-        element = vector.element(nodes.Ref(INT, value.span, position), lets)
-        return nodes.Elementwise(
-            value.type, value.span, position, vector.size, tuple(lets), element
-        )
+        index = nodes.Ref(INT, value.span, position)
+        if capacity is None or capacity == vector.size:
+            size, element = vector.size, vector.element(index, lets)
+        else:
+            size, element = capacity, self._guarded(vector, index, lets, value.span)
+        return nodes.Elementwise(value.type, value.span, position, size, tuple(lets), element)
+
+    def _keep(self, var: nodes.Var, value: nodes.Kept) -> _Vector:
+        """Makes a vector a let of its own."""
+        kind = value.type.element if isinstance(value.type, Array) else value.type
+        kept = self._kept[var] = self._sources(value)
+        self.lets.append(nodes.Let(var, kept, value.span))
+        try:
+            size = self._size(value)
+        except DataDependentError:
+            size = nodes.Size(INT, value.span, nodes.Ref(value.type, value.span, var))
+        whole = nodes.Ref(value.type, value.span, var)
+        return _Vector(size, lambda i, _: nodes.Index(kind, i.span, whole, i), True)
+
+    def _sources(self, value: nodes.Kept) -> nodes.Expr:
+        """A vector that is kept, with what it is made from in elementwise form."""
+
+        def change(child: nodes.Expr) -> nodes.Expr:
+            if isinstance(child.type, Array):
+                return self._elementwise(child)
+            return self._scalar(child, {}, self.lets)
+
+        self._enter(value.span)
+        made = rebuild(value, change)
+        self._depth -= 1
+        return made
+
+    def _sample(self, value: nodes.Sample) -> _Vector:
+        source, span = self._vector(value.source), value.span
+        zero = nodes.Const(INT, span, 0)
+
+        def element(i: nodes.Expr, lets: list[nodes.Let]) -> nodes.Expr:
+            self._enter(span)
+            drawn = nodes.Random(INT, span, zero, source.size, i, value.site, bits=32)
+            index = _bind(nodes.Var("drawn", INT, span), drawn, lets)
+            found = self._guarded(source, index, lets, span)
+            self._depth -= 1
+            return found
+
+        return _Vector(self._size(value), element, False)
 
     def _size(self, value: nodes.Expr) -> nodes.Expr:
         return size_of(value, self._values, self._params, self._sizes)
@@ -123,6 +184,10 @@ class _Inliner:
                 )
             case nodes.Range():
                 return _Vector(self._size(value), lambda i, _: i, False)
+            case nodes.Sample():
+                return self._sample(value)
+            case nodes.Filter() | nodes.Sort() | nodes.TopK() | nodes.Scatter():
+                return self._keep(nodes.Var("kept", value.type, value.span), value)
             case nodes.Map():
                 source = self._vector(value.source)
                 mapped = value
@@ -183,7 +248,7 @@ class _Inliner:
             case nodes.Ref():
                 return names.get(expr.var, expr)
             case nodes.Size():
-                return self._size(expr.array)
+                return self._vector(expr.array).size
             case nodes.Index():
                 index = self._scalar(expr.index, names, lets)
                 return self._element(expr, index, lets)
@@ -207,10 +272,14 @@ class _Inliner:
         )
 
     def _element(self, expr: nodes.Index, index: nodes.Expr, lets: list[nodes.Let]) -> nodes.Expr:
-        vector = self._vector(expr.array)
+        return self._guarded(self._vector(expr.array), index, lets, expr.span)
+
+    def _guarded(
+        self, vector: _Vector, index: nodes.Expr, lets: list[nodes.Let], span: Span
+    ) -> nodes.Expr:
+        """Element `index` of a vector, 0 where there is none."""
         if vector.is_stored:
             return vector.element(index, lets)
-        span = expr.span
         index = _bind(nodes.Var("j", INT, span), index, lets)
         value = vector.element(index, lets)
         low = nodes.Binary(BOOL, span, "<=", nodes.Const(INT, span, 0), index)
@@ -248,6 +317,18 @@ def rebuild(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nod
             return replace(expr, low=low, high=high, position=position)
         case nodes.Size():
             return replace(expr, array=change(expr.array))
+        case nodes.Filter():
+            limit = None if expr.limit is None else change(expr.limit)
+            source, flags = change(expr.source), change(expr.flags)
+            return replace(expr, source=source, flags=flags, limit=limit)
+        case nodes.Sort():
+            return replace(expr, source=change(expr.source))
+        case nodes.TopK():
+            return replace(expr, source=change(expr.source), count=change(expr.count))
+        case nodes.Scatter():
+            used = None if expr.used is None else change(expr.used)
+            size, indices, values = map(change, (expr.size, expr.indices, expr.values))
+            return replace(expr, size=size, indices=indices, values=values, used=used)
         case nodes.Const() | nodes.Ref() | nodes.KeyPart():
             return expr
         case _:

@@ -188,8 +188,9 @@ TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t, uint
 }
 
 // Element `index` of a vector, 0 where there is none.
-TF_HIPS_INLINE float value_at(const float* values, int64_t count, int64_t index) {
-  return index >= 0 && index < count ? values[index] : 0.0f;
+template <typename T>
+TF_HIPS_INLINE T value_at(const T* values, int64_t count, int64_t index) {
+  return index >= 0 && index < count ? values[index] : T{0};
 }
 
 TF_HIPS_INLINE float float_at(const uint8_t* in, int64_t count, int64_t index) {

@@ -27,11 +27,13 @@ enum TfHipsStatus {
   TF_HIPS_OK = 0,
   TF_HIPS_BUFFER_TOO_SMALL = 1,  // the output buffer is smaller than the body
   TF_HIPS_BODY_LENGTH = 2,       // the body is shorter or longer than its element count asks for
-  // the body was made with other parameters, or holds a value they rule out
+  // the body was made with other parameters, or holds a value they rule out, such as an index
+  // beyond the gradient
   TF_HIPS_BODY_CONTRADICTS_PARAMS = 3,
   // a parameter or n is out of its range, or not an integer where it must be one
   TF_HIPS_BAD_PARAMETER = 4,
-  TF_HIPS_NOT_PROVIDED = 5  // the specification has no such function
+  TF_HIPS_NOT_PROVIDED = 5,  // the specification has no such function
+  TF_HIPS_NO_SCRATCH = 6     // no memory for a vector that is kept between loops
 };
 
 // Where the randomness of a call comes from. `offset`: index in its tensor of element 0 of this

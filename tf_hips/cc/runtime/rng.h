@@ -3,8 +3,9 @@
 //
 // Key: the seed's low and high word. Counter: element / 8 (low, high), step, tensor. A block serves
 // eight elements with 16 bits each; element e takes lane e % 8: word lane / 2, low half first. The
-// k-th call site of a function (from 0) uses key high word XOR k. Pure functions: the same
-// arguments give the same noise everywhere.
+// k-th call site of a function (from 0) uses key high word XOR k. A `sample` takes 32 bits per
+// element: word e % 4 of block e / 4. Pure functions: the same arguments give the same noise
+// everywhere.
 
 #ifndef TF_HIPS_CC_RUNTIME_RNG_H_
 #define TF_HIPS_CC_RUNTIME_RNG_H_
@@ -49,15 +50,11 @@ TF_HIPS_INLINE PhiloxBlock philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uin
 constexpr int64_t kNoiseBlocks = kTile / 8 + 1;
 constexpr int64_t kNoiseSize = kNoiseBlocks * 8;
 
-// Fills `buffer` (of kNoiseSize) with the 16 random bits of elements base .. base + count - 1 of
-// this call, count at most kTile; returns where those of element `base` begin.
-TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, int64_t base,
-                                          int64_t count, uint16_t* buffer) {
-  const uint64_t element = key.offset + static_cast<uint64_t>(base);
-  const uint64_t first = element / 8;
+// The words of `blocks` blocks (at most kNoiseBlocks) from number `first` on.
+TF_HIPS_INLINE void noise_words(const TfHipsKey& key, uint32_t site, uint64_t first, int64_t blocks,
+                                uint32_t* words) {
   const uint32_t k0 = static_cast<uint32_t>(key.seed);
   const uint32_t k1 = static_cast<uint32_t>(key.seed >> 32) ^ site;
-  const int64_t blocks = (static_cast<int64_t>(element % 8) + count + 7) / 8;
   // The high word of the block's number is the same for a whole tile but where the low one wraps.
   const uint32_t low = static_cast<uint32_t>(first);
   const uint32_t high = static_cast<uint32_t>(first >> 32);
@@ -74,15 +71,51 @@ TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, i
     const uint32_t r1 = k1 + round * kPhiloxWeyl1;
     for (int64_t b = 0; b < blocks; ++b) philox_round(c0[b], c1[b], c2[b], c3[b], r0, r1);
   }
-  alignas(64) uint32_t words[kNoiseBlocks * 4];
   for (int64_t b = 0; b < blocks; ++b) {
     words[4 * b] = c0[b];
     words[4 * b + 1] = c1[b];
     words[4 * b + 2] = c2[b];
     words[4 * b + 3] = c3[b];
   }
+}
+
+// Fills `buffer` (of kNoiseSize) with the 16 random bits of elements base .. base + count - 1 of
+// this call, count at most kTile; returns where those of element `base` begin.
+TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, int64_t base,
+                                          int64_t count, uint16_t* buffer) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(base);
+  const int64_t blocks = (static_cast<int64_t>(element % 8) + count + 7) / 8;
+  alignas(64) uint32_t words[kNoiseBlocks * 4];
+  noise_words(key, site, element / 8, blocks, words);
   std::memcpy(buffer, words, static_cast<size_t>(blocks) * 16);
   return buffer + element % 8;
+}
+
+// The same with 32 bits each: element e takes word e % 4 of block e / 4. `buffer`: of kNoiseSize.
+TF_HIPS_INLINE const uint32_t* wide_noise_tile(const TfHipsKey& key, uint32_t site, int64_t base,
+                                               int64_t count, uint32_t* buffer) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(base);
+  const int64_t blocks = (static_cast<int64_t>(element % 4) + count + 3) / 4;
+  for (int64_t done = 0; done < blocks; done += kNoiseBlocks) {
+    noise_words(key, site, element / 4 + static_cast<uint64_t>(done),
+                blocks - done < kNoiseBlocks ? blocks - done : kNoiseBlocks, buffer + 4 * done);
+  }
+  return buffer + element % 4;
+}
+
+TF_HIPS_INLINE int64_t wide_random_int(int64_t low, int64_t high, uint32_t noise) {
+  const uint64_t span = static_cast<uint64_t>(high) - static_cast<uint64_t>(low);
+  const int64_t product = static_cast<int64_t>(span * noise);
+  return static_cast<int64_t>(static_cast<uint64_t>(low) + static_cast<uint64_t>(product >> 32));
+}
+
+// The 32 random bits of one element, for noise that is not drawn in order.
+TF_HIPS_INLINE uint32_t wide_noise_at(const TfHipsKey& key, uint32_t site, int64_t index) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(index);
+  const PhiloxBlock block = philox4x32(
+      static_cast<uint32_t>(element / 4), static_cast<uint32_t>(element / 4 >> 32), key.step,
+      key.tensor_id, static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32) ^ site);
+  return block.word[element % 4];
 }
 
 // The 16 random bits of one element, for noise that is not drawn in order.

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors that are kept between loops, as C++: filter, sort, top_k and scatter (select.h).
+
+    filter    for each tile:  flags, values  ->  those with a flag are appended
+    sort      for each tile:  values  ->  memory, which is sorted
+    top_k     for each tile:  values  ->  keys, counted by their leading bits; then two more passes
+    scatter   for each tile:  indices, checked; zeros; for each tile:  values to their places
+
+They lie in memory that the thread reuses (`scratch`), each in its own slots, numbered within a
+function. Where there is none, or a packet's indices are bad, the function returns a status.
+"""
+
+from dataclasses import dataclass
+
+from compll.backends.loops import Loops, Stored
+from compll.ir import nodes
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type
+
+# Of a filter, sort or scatter; a top_k takes four.
+_SLOTS_OF_TOP_K = 4
+
+
+@dataclass
+class KeptVectors:
+    """Emits the vectors that one function keeps."""
+
+    loops: Loops
+    slots: int = 0
+
+    def store(self, step: nodes.Store) -> None:
+        """Makes a vector and a variable for its length; later loops may read it."""
+        value = step.value
+        match value:
+            case nodes.Filter():
+                count, pointer = self._filter(step.var, value)
+            case nodes.Sort():
+                count, pointer = self._sort(step.var, value)
+            case nodes.TopK():
+                count, pointer = self._top_k(step.var, value)
+            case nodes.Scatter():
+                count, pointer = self._scattered(step.var, value)
+            case _:
+                raise TypeError(f"`step` must keep a vector. Received: {value!r}")
+        size: nodes.Expr = nodes.Size(
+            INT, value.span, nodes.Ref(step.var.type, value.span, step.var)
+        )
+        if isinstance(value, nodes.Scatter):
+            size = value.size
+        elif isinstance(value, nodes.Sort):
+            size = _part(value.source).size
+        self.loops.c.sizes[step.var] = count
+        self.loops.stored[step.var] = Stored(
+            step.var, size, count, pointer, is_field=False, bits=None
+        )
+
+    def scatter(self, value: nodes.Scatter, target: str, clear: str) -> None:
+        """Writes a scatter to `target`, after it has been checked; `clear`: makes it zeros."""
+        loops, lines = self.loops, self.loops.lines
+        indices, values = _part(value.indices), _part(value.values)
+        whole = loops.number(value.size, "whole")
+        lines.add(f"if ({whole} > kMaxScatter) return TF_HIPS_BAD_PARAMETER;")
+        number, other = (loops.number(part.size, "number") for part in (indices, values))
+        used = loops.names.fresh("used")
+        if value.used is None:
+            lines.add(f"const int64_t {used} = std::min({number}, {other});")
+        else:
+            lines.add(
+                f"const int64_t {used} = {loops.c(value.used)};",
+                f"if ({used} < 0 || {used} > std::min({number}, {other})) {{",
+                "  return TF_HIPS_BODY_CONTRADICTS_PARAMS;",
+                "}",
+            )
+        places, last = loops.names.fresh("places"), loops.names.fresh("last")
+        self._room(places, "uint32_t", used)
+        lines.add(f"int64_t {last} = -1;")
+        with loops.tiles(indices.size, used, [indices]):
+            tile = loops.tile(indices, INT)
+            lines.add(
+                f"if (!take_indices({tile}, count, {whole}, &{last}, {places} + base)) {{",
+                "  return TF_HIPS_BODY_CONTRADICTS_PARAMS;",
+                "}",
+            )
+        lines.add(clear.format(target=target, whole=whole))
+        with loops.tiles(values.size, used, [values]):
+            tile = loops.tile(values, FLOAT)
+            lines.add(f"scatter_tile({places} + base, {tile}, count, {target});")
+
+    def _room(self, pointer: str, kind: str, count: str, slots: int = 1) -> None:
+        self.loops.lines.add(
+            f"{kind}* {pointer} = scratch<{self.slots}, {kind}>({count});",
+            f"if ({pointer} == nullptr) return TF_HIPS_NO_SCRATCH;",
+        )
+        self.slots += slots
+
+    def _filter(self, var: nodes.Var, value: nodes.Filter) -> tuple[str, str]:
+        loops, lines = self.loops, self.loops.lines
+        source, flags, kind = _part(value.source), _part(value.flags), _element(value.type)
+        size = loops.number(source.size, "size")
+        limit = size
+        if value.limit is not None:
+            limit = loops.names.fresh("limit")
+            wanted = f"std::max<int64_t>({loops.c(value.limit)}, 0)"
+            lines.add(f"const int64_t {limit} = std::min({wanted}, {size});")
+        pointer, found = loops.names.of(var), loops.names.fresh(f"{var.name}_count")
+        self._room(pointer, loops.c.type(kind), limit)
+        lines.add(f"int64_t {found} = 0;")
+        with loops.tiles(source.size, size, [source, flags], f"{found} < {limit}"):
+            chosen = loops.tile(flags, BOOL)
+            is_range = isinstance(source.value, nodes.Ref) and source.value.var is source.position
+            if is_range and not source.lets:
+                keep = f"keep_range({chosen}, base, count, {found}, {pointer})"
+            else:
+                values = loops.tile(source, kind)
+                keep = f"keep_values({chosen}, {values}, count, {found}, {pointer})"
+            # No more than `limit` before a tile, so the tile that the room has beyond it suffices.
+            lines.add(f"{found} = {keep};")
+        lines.add(f"{found} = std::min({found}, {limit});")
+        return found, pointer
+
+    def _sort(self, var: nodes.Var, value: nodes.Sort) -> tuple[str, str]:
+        loops, lines = self.loops, self.loops.lines
+        source, kind = _part(value.source), _element(value.type)
+        size = loops.number(source.size, "size")
+        pointer = loops.names.of(var)
+        self._room(pointer, loops.c.type(kind), size)
+        with loops.tiles(source.size, size, [source]):
+            tile = loops.tile(source, kind)
+            lines.add(f"std::copy({tile}, {tile} + count, {pointer} + base);")
+        descending = "true" if value.is_descending else "false"
+        lines.add(f"sort_values({pointer}, {size}, {descending});")
+        return size, pointer
+
+    def _top_k(self, var: nodes.Var, value: nodes.TopK) -> tuple[str, str]:
+        loops, lines = self.loops, self.loops.lines
+        source = _part(value.source)
+        size = loops.number(source.size, "size")
+        name, count = loops.names.fresh("top"), loops.names.fresh(f"{var.name}_count")
+        pointer = loops.names.of(var)
+        lines.add(
+            f"TopK<{self.slots}> {name};",
+            f"if (!{name}.start({size})) return TF_HIPS_NO_SCRATCH;",
+        )
+        self.slots += _SLOTS_OF_TOP_K
+        with loops.tiles(source.size, size, [source]):
+            lines.add(f"{name}.add({loops.tile(source, FLOAT)}, base, count);")
+        lines.add(
+            f"int64_t {count} = 0;",
+            f"int64_t* {pointer} = {name}.finish({loops.c(value.count)}, &{count});",
+            f"if ({pointer} == nullptr) return TF_HIPS_NO_SCRATCH;",
+        )
+        return count, pointer
+
+    def _scattered(self, var: nodes.Var, value: nodes.Scatter) -> tuple[str, str]:
+        size = self.loops.number(value.size, "size")
+        pointer = self.loops.names.of(var)
+        self._room(pointer, "float", size)
+        self.scatter(value, pointer, "std::fill({target}, {target} + {whole}, 0.0f);")
+        return size, pointer
+
+
+def _part(vector: nodes.Expr) -> nodes.Elementwise:
+    if not isinstance(vector, nodes.Elementwise):
+        raise TypeError(f"a vector must be inlined before it is emitted. Received: {vector!r}")
+    return vector
+
+
+def _element(kind: Type) -> Type:
+    return kind.element if isinstance(kind, Array) else kind
+
+
+def fails(steps: tuple[nodes.Step, ...]) -> bool:
+    """Whether a function with these steps can return a status."""
+    return any(
+        isinstance(step, nodes.Store)
+        or (
+            isinstance(step, nodes.Sweep)
+            and any(isinstance(write.value, nodes.Scatter) for write in step.writes)
+        )
+        for step in steps
+    )

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vector operators other than map and range: from the tree to typed IR.
+
+    reduce(v, init, f)
+    filter(v, f)   filter(v, f, k)   sort(v, less)   top_k(v, k)   sample(v, m)
+    scatter(n, indices, values)      scatter(n, indices, values, used)
+
+The numbers k, m and n decide how large a packet can become, so they may depend on parameters and on
+the size of the gradient alone; `used` may depend on data.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from compll.frontend import ast
+from compll.frontend.scope import Function
+from compll.ir import nodes
+from compll.ir.reducers import REDUCERS, order_of, recognise
+from compll.ir.sizes import SizeError, scalar_of
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type, joined
+from compll.source import Span
+
+if TYPE_CHECKING:
+    from compll.frontend.lower import Frame, Lowerer
+
+ORDERS = ("less", "greater")
+
+
+def _count(lower: "Lowerer", tree: ast.Expr, frame: "Frame", what: str) -> nodes.Expr:
+    """A number that the layout of packets may depend on."""
+    count = lower.integer(tree, frame, what)
+    try:
+        return scalar_of(count, lower.lets, lower.params, lower.sizes)
+    except SizeError as error:
+        raise lower.refuse_size(error) from error
+
+
+def _source(lower: "Lowerer", tree: ast.Expr, frame: "Frame") -> nodes.Expr:
+    """A vector that is used more than once: as a variable, so that it is made once."""
+    value = lower.vector(tree, frame)
+    return value if isinstance(value, nodes.Ref) else lower.bind(frame, "v", value, tree.span)
+
+
+def _floats(lower: "Lowerer", tree: ast.Expr, frame: "Frame", what: str) -> nodes.Expr:
+    value = lower.vector(tree, frame)
+    if value.type != Array(FLOAT):
+        message = f"{what} must be a vector of `float`, found a `{value.type}`"
+        raise lower.refuse("E301", message, tree.span, "help: `map` it to floats first")
+    return value
+
+
+def _filter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    source = _source(lower, tree.arguments[0], frame)
+    function = lower.function(tree.arguments[1], frame)
+    span = tree.arguments[1].span
+    if not isinstance(function, Function):
+        raise lower.refuse("E305", "`filter` takes a lambda", span)
+    found = len(function.tree.parameters)
+    if found != 1:
+        message = f"the lambda of a `filter` takes one argument, this one {found}"
+        raise lower.refuse("E305", message, span)
+    position = nodes.Var("i", INT, tree.span)
+    keep = lower.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
+    flag = nodes.Var("x", keep.result.type, span)
+    flags: nodes.Expr = nodes.Map(Array(keep.result.type), span, position, keep, source)
+    test = lower.convert(nodes.Ref(flag.type, span, flag), BOOL)
+    truth = nodes.Lambda((flag,), (), test, span)
+    flags = nodes.Map(Array(BOOL), span, nodes.Var("i", INT, span), truth, flags)
+    limit = None
+    if len(tree.arguments) == 3:
+        limit = _count(lower, tree.arguments[2], frame, "the limit of a `filter`")
+    return nodes.Filter(source.type, tree.span, source, flags, limit)
+
+
+def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    source = lower.vector(tree.arguments[0], frame)
+    order = tree.arguments[1]
+    is_name = isinstance(order, ast.Name) and frame.scope.find(order.name) is None
+    if is_name and isinstance(order, ast.Name) and order.name in ORDERS:
+        return nodes.Sort(source.type, tree.span, source, order.name == "greater")
+    function = lower.function(order, frame)
+    if not isinstance(function, Function):
+        help_line = f"help: {' or '.join(ORDERS)}, or a lambda (a, b) that compares them"
+        raise lower.refuse("E305", "`sort` takes an order", order.span, help_line)
+    found = len(function.tree.parameters)
+    if found != 2:
+        message = f"the lambda of a `sort` takes two arguments, this one {found}"
+        raise lower.refuse("E305", message, order.span)
+    lowered = lower.lambda_(function, frame, None)
+    element = source.type.element if isinstance(source.type, Array) else source.type
+    wanted = FLOAT if element == FLOAT else INT
+    if any(param.type not in (wanted, element) for param in lowered.params):
+        message = f"the lambda of this `sort` must take ({wanted}, {wanted})"
+        raise lower.refuse("E305", message, order.span)
+    name = order_of(lowered)
+    if name is None:
+        note = "note: accepted are `less`, `greater`, and lambdas that compute `a < b` or `a > b`"
+        raise lower.refuse("E405", "this function is not an accepted order", order.span, note)
+    return nodes.Sort(source.type, tree.span, source, name == "greater")
+
+
+def _top_k(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    source = _floats(lower, tree.arguments[0], frame, "what `top_k` compares")
+    count = _count(lower, tree.arguments[1], frame, "the number of `top_k`")
+    return nodes.TopK(Array(INT), tree.span, source, count)
+
+
+def _sample(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    source = lower.vector(tree.arguments[0], frame)
+    count = _count(lower, tree.arguments[1], frame, "the number of a `sample`")
+    return nodes.Sample(source.type, tree.span, source, count, lower.site(tree))
+
+
+def _scatter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    if not lower.is_decode:
+        note = "note: what is wrong with its indices is wrong with a packet, which is refused"
+        raise lower.refuse("E406", "`scatter` outside a Decode", tree.name_span, note)
+    size = _count(lower, tree.arguments[0], frame, "the size of a `scatter`")
+    indices = lower.vector(tree.arguments[1], frame)
+    if indices.type == Array(FLOAT):
+        message = "the indices of a `scatter` must be integers, found `float`"
+        raise lower.refuse("E301", message, tree.arguments[1].span)
+    indices = lower.as_vector(indices, INT)
+    values = _floats(lower, tree.arguments[2], frame, "the values of a `scatter`")
+    used = None
+    if len(tree.arguments) == 4:
+        used = lower.integer(tree.arguments[3], frame, "the number of values of a `scatter`")
+    return nodes.Scatter(Array(FLOAT), tree.span, size, indices, values, used)
+
+
+def _reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    source = lower.vector(tree.arguments[0], frame)
+    init = lower.number(lower.scalar(tree.arguments[1], frame))
+    element = FLOAT if source.type == Array(FLOAT) else INT
+    function = lower.function(tree.arguments[2], frame)
+    span = tree.arguments[2].span
+    if function is None:
+        raise lower.refuse("E305", "`reduce` takes a lambda or the name of a reducer", span)
+    if isinstance(function, str):
+        reducer = function
+        kind = INT if reducer in ("count", "and", "or") else joined(element, init.type)
+    else:
+        reducer, kind = _reducer(lower, function, element, span, frame)
+    if kind == INT and init.type == FLOAT:
+        raise lower.refuse(
+            "E301", "this reduction gives an integer; its initial value is a `float`", init.span
+        )
+    return nodes.Reduce(kind, tree.span, reducer, lower.convert(init, kind), source)
+
+
+def _reducer(
+    lower: "Lowerer", declared: Function, element: Type, span: Span, frame: "Frame"
+) -> tuple[str, Type]:
+    found = len(declared.tree.parameters)
+    if found != 2:
+        message = f"the lambda of a `reduce` takes two arguments, this one {found}"
+        raise lower.refuse("E305", message, span)
+    function = lower.lambda_(declared, frame, None)
+    kind, value = function.params[0].type, function.params[1].type
+    reducer = recognise(function)
+    if (
+        kind not in (FLOAT, INT)
+        or function.result.type != kind
+        or (value != kind and reducer != "count")
+    ):
+        message = "the lambda of a `reduce` must be (float, float) -> float or (int, int) -> int"
+        raise lower.refuse("E305", message, span)
+    if value == INT and element == FLOAT:
+        message = "this reducer takes integers, and the vector holds `float`"
+        raise lower.refuse("E305", message, span, "help: `map` it to integers first")
+    if reducer is None:
+        note = f"note: accepted are {', '.join(REDUCERS)}, by name or as a lambda"
+        raise lower.refuse("E401", "this function is not an accepted reducer", span, note)
+    if reducer in ("count", "and", "or") and kind == FLOAT:
+        raise lower.refuse("E305", f"the reducer `{reducer}` gives an `int`", span)
+    return reducer, kind
+
+
+_Operator = Callable[["Lowerer", ast.Call, "Frame"], nodes.Expr]
+# Name, the numbers of arguments it may have, and what it becomes.
+OPERATORS: dict[str, tuple[tuple[int, ...], _Operator]] = {
+    "reduce": ((3,), _reduce),
+    "filter": ((2, 3), _filter),
+    "sort": ((2,), _sort),
+    "top_k": ((2,), _top_k),
+    "sample": ((2,), _sample),
+    "scatter": ((3, 4), _scatter),
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vectors whose elements cannot be computed one by one: filter, sort, top_k, scatter.
+//
+// Loops hand in a tile at a time. What is kept between loops lies in memory of the thread that is
+// reused by its next call: fresh pages would cost as much as the work.
+
+#ifndef TF_HIPS_CC_RUNTIME_SELECT_H_
+#define TF_HIPS_CC_RUNTIME_SELECT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/target.h"
+
+namespace tf_hips {
+
+// Room for `count` elements, and a tile more: loops write whole tiles. Each slot is a memory of its
+// own, which lives as long as its thread. Null when there is no memory, or for more than 2^31.
+template <int slot, typename T>
+__attribute__((noinline)) T* scratch(int64_t count) {
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  thread_local std::unique_ptr<void, Free> memory;
+  thread_local int64_t capacity = 0;
+  if (count < 0 || count > int64_t{1} << 31) return nullptr;
+  const int64_t wanted = (count + kTile) * static_cast<int64_t>(sizeof(T));
+  if (wanted > capacity) {
+    constexpr int64_t kPage = 4096;
+    const int64_t bytes = (wanted + kPage - 1) / kPage * kPage;
+    capacity = 0;
+    memory.reset(std::aligned_alloc(kPage, static_cast<size_t>(bytes)));
+    if (memory == nullptr) return nullptr;
+    capacity = bytes;
+  }
+  return static_cast<T*>(memory.get());
+}
+
+// Calls put(j) for every j whose flag is set, in order, and for some others in between, which the
+// next call overwrites: no branch per element. Returns `total` plus the number of flags set.
+template <typename Put>
+TF_HIPS_INLINE int64_t for_flags(const bool* flags, int64_t count, int64_t total, const Put& put) {
+  int64_t j = 0;
+  for (; j + 8 <= count; j += 8) {
+    uint64_t group;
+    std::memcpy(&group, flags + j, sizeof group);
+    if (group == 0) continue;
+    for (int64_t l = 0; l < 8; ++l) {
+      put(total, j + l);
+      total += static_cast<int64_t>(group >> (8 * l) & 1);
+    }
+  }
+  for (; j < count; ++j) {
+    put(total, j);
+    total += flags[j] ? 1 : 0;
+  }
+  return total;
+}
+
+// Appends the values whose flag is set to `out`, which holds `total` of them; returns their number.
+template <typename T>
+TF_HIPS_INLINE int64_t keep_values(const bool* flags, const T* values, int64_t count, int64_t total,
+                                   T* out) {
+  return for_flags(flags, count, total, [&](int64_t at, int64_t j) { out[at] = values[j]; });
+}
+
+// The same for the values base, base + 1, ...
+template <typename T>
+TF_HIPS_INLINE int64_t keep_range(const bool* flags, int64_t base, int64_t count, int64_t total,
+                                  T* out) {
+  return for_flags(flags, count, total,
+                   [&](int64_t at, int64_t j) { out[at] = static_cast<T>(base + j); });
+}
+
+// Words in the order of floats, -0 before 0.
+TF_HIPS_INLINE uint32_t float_key(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits ^ (0x80000000u | (0u - (bits >> 31)));
+}
+
+TF_HIPS_INLINE float key_float(uint32_t key) {
+  const uint32_t bits = key ^ (0x80000000u | ((key >> 31) - 1u));
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Sorts in place. NaNs become one and come last, -0 is less than 0.
+inline void sort_values(float* values, int64_t count, bool is_descending) {
+  float* end = values;
+  for (int64_t j = 0; j < count; ++j) {
+    if (values[j] == values[j]) *end++ = values[j];
+  }
+  for (float* nan = end; nan != values + count; ++nan) {
+    const uint32_t bits = 0x7FC00000u;
+    std::memcpy(nan, &bits, sizeof bits);
+  }
+  const auto is_before = [](float a, float b) { return float_key(a) < float_key(b); };
+  std::sort(values, end, is_before);
+  if (is_descending) std::reverse(values, end);
+}
+
+template <typename T>
+inline void sort_values(T* values, int64_t count, bool is_descending) {
+  std::sort(values, values + count);
+  if (is_descending) std::reverse(values, values + count);
+}
+
+// The indices of the k largest of n floats, ascending: the first of equal ones, -0 equal to 0, NaN
+// below all. One pass counts keys by their leading bits; a second takes what is surely or perhaps
+// among the k; only these are looked at more closely. Uses slots slot .. slot + 3.
+template <int slot>
+class TopK {
+ public:
+  // False when there is no memory.
+  bool start(int64_t n) {
+    n_ = n;
+    keys_ = scratch<slot, uint32_t>(n);
+    bins_ = scratch<slot + 1, uint32_t>(kTables * kBins);
+    if (keys_ == nullptr || bins_ == nullptr) return false;
+    if (n_ > kFew) std::memset(bins_, 0, sizeof(uint32_t) * kTables * kBins);
+    return true;
+  }
+
+  // Elements base .. base + count - 1.
+  TF_HIPS_INLINE void add(const float* tile, int64_t base, int64_t count) {
+    uint32_t* keys = keys_ + base;
+    for (int64_t j = 0; j < count; ++j) {
+      keys[j] = tile[j] == tile[j] ? float_key(tile[j] + 0.0f) : 0u;
+    }
+    if (n_ <= kFew) return;
+    // Several tables, because neighbours often fall into one bin, and each addition would wait for
+    // the one before.
+    int64_t j = 0;
+    for (; j + kTables <= count; j += kTables) {
+      for (int64_t table = 0; table < kTables; ++table) {
+        ++bins_[table * kBins + (keys[j + table] >> kShift)];
+      }
+    }
+    for (; j < count; ++j) ++bins_[keys[j] >> kShift];
+  }
+
+  // Returns the indices of the min(k, n) largest, or null when there is no memory.
+  TF_HIPS_INLINE int64_t* finish(int64_t k, int64_t* chosen) {
+    const int64_t wanted = std::max<int64_t>(0, std::min(k, n_));
+    *chosen = wanted;
+    int64_t* out = scratch<slot + 2, int64_t>(wanted);
+    if (out == nullptr || wanted == 0) return out;
+    int64_t perhaps = n_;
+    uint32_t least = 0;
+    if (n_ > kFew) {
+      int64_t bin = kBins;
+      for (perhaps = 0; perhaps < wanted;) {
+        --bin;
+        for (int64_t table = 0; table < kTables; ++table) perhaps += bins_[table * kBins + bin];
+      }
+      least = static_cast<uint32_t>(bin) << kShift;
+    }
+    uint32_t* places = scratch<slot + 3, uint32_t>(2 * perhaps);
+    if (places == nullptr) return nullptr;
+    int64_t found = 0;
+    for (int64_t base = 0; base < n_; base += kTile) {
+      const int64_t count = std::min(kTile, n_ - base);
+      alignas(64) bool flags[kTile];
+      for (int64_t j = 0; j < count; ++j) flags[j] = keys_[base + j] >= least;
+      found = keep_range(flags, base, count, found, places);
+    }
+    // Keys of these, after them and the room for one too many.
+    uint32_t* order = places + perhaps + 1;
+    for (int64_t j = 0; j < perhaps; ++j) order[j] = keys_[places[j]];
+    std::nth_element(order, order + wanted - 1, order + perhaps, std::greater<uint32_t>());
+    const uint32_t last = order[wanted - 1];
+    int64_t above = 0;
+    for (int64_t j = 0; j < perhaps; ++j) above += order[j] > last ? 1 : 0;
+    int64_t equal = wanted - above;
+    int64_t taken = 0;
+    for (int64_t j = 0; j < perhaps && taken < wanted; ++j) {
+      const uint32_t key = keys_[places[j]];
+      const int64_t is_equal = (key == last) & (equal > 0);
+      out[taken] = places[j];
+      taken += (key > last) | is_equal;
+      equal -= is_equal;
+    }
+    return out;
+  }
+
+ private:
+  static constexpr int64_t kTables = 4;
+  // Sign, exponent, and three bits of the fraction.
+  static constexpr int kShift = 20;
+  static constexpr int64_t kBins = int64_t{1} << (32 - kShift);
+  // So few elements are compared sooner than the tables are cleared.
+  static constexpr int64_t kFew = 8192;
+
+  int64_t n_ = 0;
+  uint32_t* keys_ = nullptr;
+  uint32_t* bins_ = nullptr;
+};
+
+// Places are kept as 32 bits.
+constexpr int64_t kMaxScatter = int64_t{1} << 32;
+
+// Appends a tile of indices to `out`, which holds `total`. False unless all ascend strictly and are
+// less than n; `last`: the one before, -1 at first.
+TF_HIPS_INLINE bool take_indices(const int64_t* tile, int64_t count, int64_t n, int64_t* last,
+                                 uint32_t* out) {
+  if (count == 0) return true;
+  // A negative index is below the one before, or below -1 at first.
+  bool is_good = tile[0] > *last;
+  for (int64_t j = 1; j < count; ++j) is_good &= tile[j] > tile[j - 1];
+  for (int64_t j = 0; j < count; ++j) out[j] = static_cast<uint32_t>(tile[j]);
+  *last = tile[count - 1];
+  return is_good & (*last < n);
+}
+
+// out[indices[j]] += values[j].
+TF_HIPS_INLINE void scatter_tile(const uint32_t* indices, const float* values, int64_t count,
+                                 float* out) {
+  for (int64_t j = 0; j < count; ++j) out[indices[j]] += values[j];
+}
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_SELECT_H_
