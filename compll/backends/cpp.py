@@ -29,7 +29,6 @@ _INCLUDES = (
     "layout.h",
     "reduce.h",
     "rng.h",
-    "select.h",
     "target.h",
 )
 
@@ -145,7 +144,9 @@ class _Emitter:
             "#include <limits>",
             "",
         )
-        add(*(f'#include "tf_hips/cc/runtime/{name}"' for name in _INCLUDES), "")
+        keeps = fails(self._plan.encode) or fails(self._plan.decode)
+        headers = sorted([*_INCLUDES, *(["select.h"] if keeps else [])])
+        add(*(f'#include "tf_hips/cc/runtime/{name}"' for name in headers), "")
         add(f"namespace tf_hips::codec_{program.name} {{", "namespace {", "")
         self._params()
         self._layout()
