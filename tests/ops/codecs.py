@@ -52,6 +52,15 @@ def gradient(n: int, seed: int = 0) -> Floats:
     return np.where(rng.random(n) < 0.1, np.float32(0), values)
 
 
+def in_reach(compressor: Compressor, x: Floats) -> Floats:
+    """Such a gradient in units that error feedback around this codec can keep up with."""
+    reach = REGISTRY[compressor.codec.name].reach
+    if reach is None:
+        return x
+    most = np.float32(dict(compressor.codec.params)[reach])
+    return np.clip(x * most, -most, most)
+
+
 def strange(n: int) -> Floats:
     """Denormals, zeros of both signs, and large and small values."""
     pool = np.array([1e-45, -1e-40, 0.0, -0.0, 1.2e-38, -3e-39, 1e-42, 5e-39], np.float32)

@@ -16,6 +16,7 @@ from tests.ops.codecs import (
     Floats,
     bits,
     gradient,
+    in_reach,
     reference,
     strange,
     variants,
@@ -232,7 +233,7 @@ def test_residuals_stay_finite(compressor: Compressor, value: float) -> None:
 def test_mean_error_vanishes_with_error_feedback(compressor: Compressor) -> None:
     n, steps = 500, 200
     feedback = error_feedback(compressor)
-    x = gradient(n, 4)
+    x = in_reach(compressor, gradient(n, 4))
     residual, total = np.zeros(n, np.float32), np.zeros(n, np.float64)
     errors, largest = [], 0.0
     for step in range(steps):
@@ -325,7 +326,7 @@ def test_registry_says_what_the_library_says() -> None:
             for p in codec.params[: codec.num_params]
         ]
         assert facts == [
-            (p.name, isinstance(p.default, int), p.default, p.minimum, p.maximum)
+            (p.name, isinstance(p.default, int), *map(p.checked, (p.default, p.minimum, p.maximum)))
             for p in REGISTRY[codec.name.decode()].parameters
         ]
         assert codec.is_fixed_size == 1

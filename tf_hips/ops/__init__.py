@@ -2,7 +2,7 @@
 """Gradient codecs: values that name them, and three ways to run them.
 
     compressor   Compressor, a plain value; parse(text)
-    algorithms   onebit(), terngrad(), fp32(), error_feedback(); REGISTRY
+    algorithms   onebit(), terngrad(), ... one function per algorithm; error_feedback(); REGISTRY
     jit          load(path): a specification becomes a codec of the running program
     native       NumPy arrays and byte buffers, no TensorFlow
     graph        TensorFlow ops; import it by name, it imports TensorFlow
@@ -11,7 +11,18 @@
 Specifications are in specs/; the libraries are built from them by `make build`.
 """
 
-from tf_hips.ops.algorithms import REGISTRY, error_feedback, fp32, onebit, terngrad
+from tf_hips.ops.algorithms import (
+    REGISTRY,
+    bf16,
+    error_feedback,
+    fp16,
+    fp32,
+    hips2bit,
+    natural,
+    onebit,
+    tbq,
+    terngrad,
+)
 from tf_hips.ops.compressor import CHUNK, Compressor, chunk_sizes, parse
 from tf_hips.ops.jit import load
 from tf_hips.ops.native import Key, derive_seed
@@ -21,12 +32,17 @@ __all__ = [
     "REGISTRY",
     "Compressor",
     "Key",
+    "bf16",
     "chunk_sizes",
     "derive_seed",
     "error_feedback",
+    "fp16",
     "fp32",
+    "hips2bit",
+    "natural",
     "load",
     "onebit",
     "parse",
+    "tbq",
     "terngrad",
 ]

@@ -10,12 +10,62 @@ ops.registry.
 from tf_hips.ops.compressor import ERROR_FEEDBACK, Compressor
 from tf_hips.ops.registry import REGISTRY, Algorithm, Parameter
 
-__all__ = ["REGISTRY", "Algorithm", "Parameter", "error_feedback", "fp32", "onebit", "terngrad"]
+__all__ = [
+    "REGISTRY",
+    "Algorithm",
+    "Parameter",
+    "bf16",
+    "error_feedback",
+    "fp16",
+    "fp32",
+    "hips2bit",
+    "natural",
+    "onebit",
+    "tbq",
+    "terngrad",
+]
+
+
+def bf16() -> Compressor:
+    """bfloat16, rounded to nearest even: half the bytes, errors below 2^-8 of a value.
+
+    Biased, by very little. NaN and infinities stay.
+    """
+    return Compressor("bf16")
+
+
+def fp16() -> Compressor:
+    """IEEE binary16, rounded to nearest even: half the bytes, errors below 2^-11 of a value.
+
+    Biased, by very little. From 65520 on values become infinity; below 2^-14 precision is lost.
+    """
+    return Compressor("fp16")
 
 
 def fp32() -> Compressor:
     """The identity: float32 values as they are. The slow tier's codec without compression."""
     return Compressor("fp32")
+
+
+def hips2bit(threshold: float = 0.5) -> Compressor:
+    """MXNet's 2-bit quantisation, byte for byte, as HiPS (GeoMX) uses it. 16x smaller.
+
+    Sends threshold, -threshold or 0. Biased: use it inside `error_feedback`. `tbq` does the same
+    arithmetic, faster.
+
+    Args:
+        threshold: what an element must reach to be sent, in units of the gradient, and the most
+            that it passes on in one step: gradients should mostly be smaller.
+    """
+    return Compressor("hips2bit", (("threshold", threshold),))
+
+
+def natural() -> Compressor:
+    """Natural compression (Horvath et al., 2022): sign and exponent, the mantissa rounded randomly.
+
+    9 bits per element, 3.6x smaller. Unbiased; its variance is at most an eighth of the square.
+    """
+    return Compressor("natural")
 
 
 def onebit() -> Compressor:
@@ -24,6 +74,18 @@ def onebit() -> Compressor:
     About 32x smaller. Biased: use it inside `error_feedback`.
     """
     return Compressor("onebit")
+
+
+def tbq(tau: float = 0.5) -> Compressor:
+    """Threshold quantisation (Strom, 2015) in HiPress's dense form: 2 bits, 16x smaller.
+
+    Sends tau, -tau or 0. Biased: use it inside `error_feedback`.
+
+    Args:
+        tau: what an element must reach to be sent, in units of the gradient, and the most that it
+            passes on in one step: gradients should mostly be smaller.
+    """
+    return Compressor("tbq", (("tau", tau),))
 
 
 def terngrad(bitwidth: int = 2) -> Compressor:

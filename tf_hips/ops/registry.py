@@ -79,6 +79,8 @@ class Algorithm:
         is_unbiased: the mean of decode(encode(x)) over seeds is x.
         feedback_minimum: (parameter, value) below which error feedback diverges: the codec loses
             more than it is given, so residuals grow without bound.
+        reach: name of the parameter that is the most which an element passes on per step; None
+            where there is no such limit. Error feedback needs gradients that are mostly smaller.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Algorithm:
     parameters: tuple[Parameter, ...] = ()
     is_unbiased: bool = False
     feedback_minimum: tuple[tuple[str, int | float], ...] = ()
+    reach: str | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -109,11 +112,23 @@ class Algorithm:
         return tuple((name, p.checked(values.get(name, p.default))) for name, p in known.items())
 
 
+_THRESHOLD = {"default": 0.5, "minimum": 1e-6, "maximum": 1e6}
+
 REGISTRY: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
+        Algorithm("bf16", op="bf16"),
+        Algorithm("fp16", op="fp16"),
         Algorithm("fp32", op="fp32", is_unbiased=True),
+        Algorithm(
+            "hips2bit",
+            op="hips2bit",
+            parameters=(Parameter("threshold", **_THRESHOLD),),
+            reach="threshold",
+        ),
+        Algorithm("natural", op="natural", is_unbiased=True),
         Algorithm("onebit", op="onebit"),
+        Algorithm("tbq", op="tbq", parameters=(Parameter("tau", **_THRESHOLD),), reach="tau"),
         Algorithm(
             "terngrad",
             op="tern_grad",
