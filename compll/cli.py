@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from compll import pipeline
 from compll.backends.library import BuildError, CompiledCodec, build, include_folder
 from compll.backends.reference import Reference
 from compll.errors import CompileError
@@ -55,11 +56,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     gen = commands.add_parser(
-        "gen", help="write NAME.codec.cc and NAME.tf.cc for each specification"
+        "gen", help="write the sources of each specification, with a Makefile"
     )
     gen.add_argument("specs", nargs="+", metavar="SPEC")
     gen.add_argument(
         "-o", "--output", default=".", metavar="DIR", help="folder for the files (default: here)"
+    )
+    gen.add_argument(
+        "--target",
+        type=_targets,
+        default=pipeline.TARGETS,
+        metavar="T,T",
+        help="of numpy (NAME_reference.py), cpp (NAME.codec.cc and a Makefile) and tensorflow "
+        "(NAME.tf.cc); default: all",
+    )
+    gen.add_argument(
+        "--build", action="store_true", help="leave NAME.so, too, a library for tf_hips.load"
     )
     gen.set_defaults(command=_gen)
     check = commands.add_parser("check", help="say whether specifications are right")
@@ -113,23 +125,27 @@ def _word(bits: int) -> Callable[[str], int]:
     return parse
 
 
+def _targets(text: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(","))
+    known = ", ".join(pipeline.TARGETS)
+    for target in found:
+        if target == "cuda":
+            raise argparse.ArgumentTypeError(
+                f"cuda is not in this version of compll: leave it out, and use {known}"
+            )
+        if target not in pipeline.TARGETS:
+            raise argparse.ArgumentTypeError(f"must be of {known}. Received: {target!r}")
+    if "tensorflow" in found and "cpp" not in found:
+        raise argparse.ArgumentTypeError("tensorflow needs cpp beside it: its operations call it")
+    return found
+
+
 def _gen(options: argparse.Namespace) -> None:
-    programs = [compile_spec(spec) for spec in options.specs]
-    stems: dict[str, str] = {}
-    prefixes: dict[str, str] = {}
-    for spec, program in zip(options.specs, programs, strict=True):
-        if program.name in stems:
-            files = f"{stems[program.name]} and {spec}"
-            raise CommandError(f"{files} would both be written to {program.name}.codec.cc")
-        if program.prefix in prefixes:
-            files = f"{prefixes[program.prefix]} and {spec}"
-            raise CommandError(f"{files} would both register operations of {program.prefix}")
-        stems[program.name] = prefixes[program.prefix] = spec
     folder = Path(options.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    for program in programs:
-        for name, text in generate(program).items():
-            (folder / name).write_text(text, encoding="ascii")
+    pipeline.write(options.specs, folder, options.target)
+    if options.build:
+        for spec in options.specs:
+            sys.stdout.write(f"{pipeline.build(spec, folder)}\n")
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -6,9 +6,10 @@ parser understood only if the parser understood everything.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from compll.backends import cpp, tf_op
+from compll.backends import cpp, makefile, module, tf_op, toolchain
 from compll.errors import CompileError, Report
 from compll.frontend.check import check
 from compll.frontend.parser import parse
@@ -64,6 +65,79 @@ def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
         report.add("E102", str(error), error.span)
         report.raise_if_any()
     return program
+
+
+TARGETS = ("numpy", "cpp", "tensorflow")
+"""What `write` can make; `cpp` is what the others are compared with, and built on."""
+
+
+def write(specs: Sequence[str | Path], folder: Path, targets: Sequence[str] = TARGETS) -> None:
+    """Compiles specifications and writes their sources, with a Makefile, to a folder.
+
+    Args:
+        specs: paths; all are compiled before anything is written.
+        folder: made if it is missing.
+        targets: of TARGETS.
+
+    Raises:
+        CompileError: a specification is refused.
+        ValueError: two of them would be written to the same file, or name the same operations.
+        OSError: a file cannot be read or written.
+    """
+    texts = [Path(spec).read_bytes() for spec in specs]
+    programs = [
+        compile_bytes(text, Path(spec).stem, str(spec))
+        for spec, text in zip(specs, texts, strict=True)
+    ]
+    _check_distinct(specs, programs)
+    files: dict[str, str] = {}
+    for program, text in zip(programs, texts, strict=True):
+        made = generate(program)
+        wanted = {".codec.cc": "cpp", ".tf.cc": "tensorflow"}
+        files |= {
+            name: made[name]
+            for name in made
+            if any(name.endswith(end) and target in targets for end, target in wanted.items())
+        }
+        if "numpy" in targets:
+            files[f"{program.name}_reference.py"] = module.emit(program, text.decode("utf-8"))
+    if "cpp" in targets:
+        named = [
+            (program.name, toolchain.codec_id(program.name, text))
+            for program, text in zip(programs, texts, strict=True)
+        ]
+        files["Makefile"] = makefile.emit(named, targets)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="ascii")
+
+
+def build(spec: str | Path, folder: Path) -> Path:
+    """Compiles a specification to a library that `tf_hips.load` takes; returns its path.
+
+    Raises:
+        CompileError, OSError: as for `write`; BuildError: the C++ compiler is missing or fails.
+    """
+    text = Path(spec).read_bytes()
+    program = compile_bytes(text, Path(spec).stem, str(spec))
+    library = folder / f"{program.name}.so"
+    source = generate(program)[f"{program.name}.codec.cc"]
+    toolchain.compile_codec(source, toolchain.codec_id(program.name, text), library)
+    return library
+
+
+def _check_distinct(specs: Sequence[str | Path], programs: Sequence[nodes.Program]) -> None:
+    """Raises ValueError if two programs have one name, or one prefix of operations."""
+    for attribute, what in (
+        ("name", "be written to {}.codec.cc"),
+        ("prefix", "register operations of {}"),
+    ):
+        seen: dict[str, str | Path] = {}
+        for spec, program in zip(specs, programs, strict=True):
+            value: str = getattr(program, attribute)
+            if value in seen:
+                raise ValueError(f"{seen[value]} and {spec} would both {what.format(value)}")
+            seen[value] = spec
 
 
 def generate(program: nodes.Program) -> dict[str, str]:

@@ -63,17 +63,15 @@ def compile_codec(
         OSError: the output cannot be written.
     """
     name = identity.partition("@")[0]
-    visible = '__attribute__((visibility("default")))'
-    told = f'extern "C" {{ {visible} extern const char tf_hips_codec_id[]; }}'
-    text = f'{source}\n{told}\nconst char tf_hips_codec_id[] = "{identity}";\n'
     output.parent.mkdir(parents=True, exist_ok=True)
     # Ends with the process that writes it, or lies there under a name that nobody asks for.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".making-") as scratch:
         file = Path(scratch, f"{name}.codec.cc")
-        file.write_text(text, encoding="ascii")
+        file.write_text(source, encoding="ascii")
         made = Path(scratch, "codec.so")
         command = (compiler(), *FLAGS) if command is None else command
-        wanted = ("-DTF_HIPS_STANDALONE_CODEC", f"-I{include_folder()}")
+        told = f'-DTF_HIPS_CODEC_ID="{identity}"'
+        wanted = ("-DTF_HIPS_STANDALONE_CODEC", told, f"-I{include_folder()}")
         _run([*command, *wanted, "-o", str(made), str(file)], name)
         made.replace(output)
 

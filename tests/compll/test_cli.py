@@ -25,13 +25,6 @@ def gradient(tmp_path):
     return str(path)
 
 
-def test_gen_writes_both_sources(tmp_path):
-    specs = [str(SPECS / f"{name}.pse") for name in ("onebit", "terngrad", "fp32")]
-    assert main(["gen", *specs, "-o", str(tmp_path / "made")]) == 0
-    made = sorted(path.name for path in (tmp_path / "made").iterdir())
-    assert made == [f"{n}.{e}.cc" for n in ("fp32", "onebit", "terngrad") for e in ("codec", "tf")]
-
-
 def test_check_names_the_functions(capsys):
     assert main(["check", TERNGRAD, LISTING]) == 0
     lines = capsys.readouterr().out.splitlines()

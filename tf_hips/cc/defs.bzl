@@ -29,7 +29,7 @@ def compll_op(name, spec):
         name = name + "_gen",
         srcs = [spec],
         outs = ["gen/" + name + ".codec.cc", "gen/" + name + ".tf.cc"],
-        cmd = "PYTHONPATH=. PYTHONDONTWRITEBYTECODE=1 '" + PYTHON + "' -m compll gen $< -o $(RULEDIR)/gen",
+        cmd = "PYTHONPATH=. PYTHONDONTWRITEBYTECODE=1 '" + PYTHON + "' -m compll gen $< --target cpp,tensorflow -o $(RULEDIR)/gen",
         message = "compll gen",
         tools = ["//compll:compiler"],
     )

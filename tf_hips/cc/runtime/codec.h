@@ -90,8 +90,15 @@ struct CodecRegistration {
 }  // namespace tf_hips
 
 // A codec that is a library of its own (compll run, the JIT) is found by its symbol and links
-// against no registry.
-#ifdef TF_HIPS_STANDALONE_CODEC
+// against no registry. TF_HIPS_CODEC_ID, "my@0123456789abcdef", is what it says it is: its name,
+// and 16 digits of the SHA-256 of its specification.
+#if defined(TF_HIPS_STANDALONE_CODEC) && defined(TF_HIPS_CODEC_ID)
+#define TF_HIPS_REGISTER_CODEC(getter)                                         \
+  extern "C" {                                                                 \
+  __attribute__((visibility("default"))) extern const char tf_hips_codec_id[]; \
+  }                                                                            \
+  const char tf_hips_codec_id[] = TF_HIPS_CODEC_ID
+#elif defined(TF_HIPS_STANDALONE_CODEC)
 #define TF_HIPS_REGISTER_CODEC(getter) static_assert(true, "")
 #else
 #define TF_HIPS_REGISTER_CODEC(getter) \

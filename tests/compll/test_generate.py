@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compll gen`: what each target writes, a Makefile that works elsewhere, a library that loads."""
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends.library import CompiledCodec
+from compll.cli import main
+from tests.compll.support import SPECS, gradients
+
+ROOT = SPECS.parents[2]
+TERNGRAD = SPECS / "terngrad.pse"
+NAMES = ("fp32", "onebit", "terngrad")
+
+
+def made(folder, *targets):
+    """Names of the files that a command leaves for three specifications."""
+    specs = [str(SPECS / f"{name}.pse") for name in NAMES]
+    options = ["--target", ",".join(targets)] if targets else []
+    assert main(["gen", *specs, "-o", str(folder), *options]) == 0
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_each_target_writes_its_files(tmp_path):
+    sources = [f"{name}.codec.cc" for name in NAMES]
+    operations = [f"{name}.tf.cc" for name in NAMES]
+    modules = [f"{name}_reference.py" for name in NAMES]
+    assert made(tmp_path / "all") == sorted(["Makefile", *sources, *operations, *modules])
+    assert made(tmp_path / "cpp", "cpp") == sorted(["Makefile", *sources])
+    assert made(tmp_path / "numpy", "numpy") == modules
+    assert "tensorflow" not in (tmp_path / "cpp/Makefile").read_text().split("\nall:")[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("cuda", "cuda is not in this version of compll: leave it out"),
+        ("cpp,cuda", "cuda is not in this version"),
+        ("rust", "must be of numpy, cpp, tensorflow. Received: 'rust'"),
+        ("", "must be of numpy"),
+        ("tensorflow", "tensorflow needs cpp beside it"),
+    ],
+)
+def test_targets_that_are_refused(tmp_path, capsys, target, message):
+    with pytest.raises(SystemExit) as stopped:
+        main(["gen", str(TERNGRAD), "-o", str(tmp_path / "out"), "--target", target])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_numpy_module_is_the_reference(tmp_path):
+    made(tmp_path, "numpy")
+    for name, params in (("terngrad", {"bitwidth": 4}), ("onebit", {})):
+        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}_reference.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        theirs = compll.Reference(compll.compile_spec(SPECS / f"{name}.pse"), **params)
+        x = gradients(1023)["plain"]
+        packet = module.codec(**params).encode(x, seed=5)
+        assert packet.tobytes() == theirs.encode(x, seed=5).tobytes()
+
+
+def test_parameters_without_a_default_and_with_odd_names(tmp_path):
+    file = tmp_path / "odd.pse"
+    file.write_text(
+        "// \\ ' \" %s {x}\n"
+        "void OddEncode(float* gradient, uint8* out, int compll, float codec) {\n"
+        "    float sized = compll * codec;\n    out = concat(sized, gradient);\n}\n"
+    )
+    assert main(["gen", str(file), "-o", str(tmp_path), "--target", "numpy"]) == 0
+    values: dict = {}
+    exec((tmp_path / "odd_reference.py").read_text(), values)
+    packet = values["codec"](codec=0.5, compll=4).encode(np.ones(1, np.float32))
+    assert packet[16:20].view(np.float32) == 2.0
+    with pytest.raises(TypeError, match="compll"):
+        values["codec"](codec=0.5)
+
+
+@pytest.mark.heavy
+def test_the_makefile_builds_elsewhere_what_build_leaves(tmp_path, capsys):
+    made, elsewhere = tmp_path / "made", tmp_path / "elsewhere"
+    assert main(["gen", str(TERNGRAD), "-o", str(made), "--build", "--target", "cpp"]) == 0
+    assert capsys.readouterr().out.strip() == str(made / "terngrad.so")
+    (made / "terngrad.so").rename(tmp_path / "terngrad.so")
+    made.rename(elsewhere)
+    done = subprocess.run(
+        ["make", "-C", str(elsewhere), f"PYTHON={sys.executable}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    program = compll.compile_spec(TERNGRAD)
+    x = gradients(1023)["plain"]
+    expected = compll.Reference(program).encode(x, seed=2).tobytes()
+    ids = set()
+    for library in (tmp_path / "terngrad.so", elsewhere / "terngrad.so"):
+        assert CompiledCodec(program, library).encode(x, seed=2).tobytes() == expected
+        told = ctypes.c_char.in_dll(ctypes.CDLL(str(library)), "tf_hips_codec_id")
+        ids.add(ctypes.string_at(ctypes.addressof(told)))
+    assert len(ids) == 1 and ids.pop().startswith(b"terngrad@")
+
+
+@pytest.mark.slow
+@pytest.mark.tf
+@pytest.mark.timeout(400)
+def test_the_makefile_builds_tensorflow_operations(tmp_path):
+    file = tmp_path / "elsewhere.pse"
+    file.write_text(TERNGRAD.read_text().replace("TernGrad", "Elsewhere"))
+    assert main(["gen", str(file), "-o", str(tmp_path)]) == 0
+    done = subprocess.run(
+        ["make", "-C", str(tmp_path), "tensorflow", f"PYTHON={sys.executable}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    program = (
+        "import sys, tensorflow as tf\n"
+        "ops = tf.load_op_library(sys.argv[1])\n"
+        "x = tf.range(9, dtype=tf.float32)\n"
+        "packet = ops.tf_hips_elsewhere_encode(gradient=x, seed=2, step=0)\n"
+        "print(packet.numpy().tobytes().hex())\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "elsewhere_ops.so")],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    reference = compll.Reference(compll.compile_spec(file))
+    packet = reference.encode(np.arange(9, dtype=np.float32), seed=2)
+    assert shown.stdout.split()[-1] == packet.tobytes().hex()
