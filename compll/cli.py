@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compll import pipeline
+from compll import passes, pipeline
 from compll.backends.library import BuildError, CompiledCodec, build, include_folder
 from compll.backends.reference import Reference
 from compll.errors import CompileError
 from compll.ir import nodes
 from compll.ir.printer import print_plan, print_program, spec_hash
 from compll.packet import MAX_ELEMENTS, PacketError
-from compll.passes import optimise
 from compll.pipeline import compile_spec, generate
 
 
@@ -79,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
     ir = commands.add_parser("ir", help="print the typed IR and the loops that are made of it")
     ir.add_argument("spec", metavar="SPEC")
+    ir.add_argument(
+        "--after",
+        choices=passes.NAMES,
+        metavar="PASS",
+        help=f"print what this pass made: one of {', '.join(passes.NAMES)}",
+    )
     ir.set_defaults(command=_ir)
     run = commands.add_parser("run", help="run a function of a specification on a .npy file")
     run.add_argument("spec", metavar="SPEC")
@@ -164,7 +169,11 @@ def _check(options: argparse.Namespace) -> None:
 
 def _ir(options: argparse.Namespace) -> None:
     program = compile_spec(options.spec)
-    sys.stdout.write(f"{print_program(program)}\n{print_plan(optimise(program))}")
+    if options.after is None:
+        sys.stdout.write(f"{print_program(program)}\n{print_plan(passes.optimise(program))}")
+        return
+    made = dict(passes.stages(program))[options.after]
+    sys.stdout.write(print_plan(made) if isinstance(made, nodes.Plan) else print_program(made))
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -43,19 +43,6 @@ def double_literal(value: float) -> str:
     return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
 
 
-@dataclass(frozen=True)
-class _Field:
-    """A field of the body: its type, and for vectors its length."""
-
-    name: str
-    type: Type
-    size: nodes.Expr | None
-
-    @property
-    def element(self) -> Type:
-        return self.type.element if isinstance(self.type, Array) else self.type
-
-
 @dataclass
 class _Function:
     """What is needed to emit one C++ function."""
@@ -117,18 +104,7 @@ class _Emitter:
         self._plan = plan
         self._program = plan.program
         self._lines = Lines()
-        program = plan.program
-        if program.decode is not None:
-            self._fields = [
-                _Field(item.var.name, item.var.type, item.size) for item in program.decode.fields
-            ]
-        elif program.encode is not None:
-            pairs = zip(program.encode.fields, program.encode.sizes, strict=True)
-            self._fields = [
-                _Field(f"field {k}", value.type, size) for k, (value, size) in enumerate(pairs)
-            ]
-        else:
-            raise ValueError(f"{program.name} has no function")
+        self._fields = plan.body
 
     def run(self) -> str:
         program, add = self._program, self._lines.add

@@ -42,7 +42,7 @@ written.
 
 from dataclasses import dataclass, field
 
-from compll.ir.types import Type, UInt
+from compll.ir.types import Array, Type, UInt
 from compll.source import Span
 
 
@@ -377,8 +377,25 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class BodyField:
+    """A field of a packet's body: `size` is the number of elements of a vector, None for a scalar.
+
+    A float takes 32 bits and a UInt its width; the field starts at a byte.
+    """
+
+    name: str
+    type: Type
+    size: Expr | None
+
+    @property
+    def element(self) -> Type:
+        """The type of the scalar, or of the vector's elements."""
+        return self.type.element if isinstance(self.type, Array) else self.type
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A program with the order of its loops.
+    """A program with the order of its loops, and the layout of its packets' body.
 
     `spec_hash` is that of the program as it was checked: passes do not change what packets carry.
     """
@@ -387,6 +404,7 @@ class Plan:
     spec_hash: int
     encode: tuple["Step", ...]
     decode: tuple["Step", ...]
+    body: tuple[BodyField, ...] = ()
 
 
 Step = Let | Store | Sweep

@@ -66,6 +66,11 @@ def print_plan(plan: nodes.Plan) -> str:
                 lines.append(f"    {printer.name(var)} = {printer.expr(reduce)}")
             for write in step.writes:
                 lines.append(f"    write {write.field}: {printer.expr(write.value)}")
+    if plan.body:
+        lines.append("body")
+    for number, item in enumerate(plan.body):
+        size = "" if item.size is None else f"[{print_expr(item.size)}]"
+        lines.append(f"  field {number}: {item.name}: {item.element}{size}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,26 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a checked program to loops.
 
-Each pass is one function from program to program; verify runs after each.
+inline   lambdas and vectors into elementwise form: nothing is stored between loops but what must be
+fold     constants, and conversions that change nothing
+dead     values that nobody reads
+fuse     reductions and writes that can share a read of the data, in one sweep
+pack     the body: fields, widths, element counts
 
-inline   lambdas and vectors into elementwise form: nothing is stored between loops
-fold     constants, conversions that change nothing, values nobody reads
-fuse     reductions and writes that can share a read of the data into one sweep
+Each pass is one function, and the verifier looks at what it made before the next one starts.
 """
+
+from collections.abc import Iterator
 
 from compll.ir import nodes
 from compll.ir.printer import spec_hash
 from compll.ir.verify import verify
+from compll.ir.verify_plan import verify_plan
+from compll.passes.dead import dead
 from compll.passes.fold import fold
 from compll.passes.fuse import fuse
 from compll.passes.inline import inline
+from compll.passes.pack import pack
+
+NAMES = ("inline", "fold", "dead", "fuse", "pack")
+"""The passes in the order in which they run."""
+
+
+def stages(program: nodes.Program) -> Iterator[tuple[str, nodes.Program | nodes.Plan]]:
+    """What each pass makes of a checked program, with the pass's name."""
+    carried = spec_hash(program)
+    for name, change in (("inline", inline), ("fold", fold), ("dead", dead)):
+        program = change(program)
+        verify(program, is_inlined=True)
+        yield name, program
+    plan = fuse(program, carried)
+    verify_plan(plan)
+    yield "fuse", plan
+    plan = pack(plan)
+    verify_plan(plan, is_packed=True)
+    yield "pack", plan
 
 
 def optimise(program: nodes.Program) -> nodes.Plan:
     """The loops of a checked program, for back ends that emit loops."""
-    carried = spec_hash(program)
-    program = inline(program)
-    verify(program, is_inlined=True)
-    program = fold(program)
-    verify(program, is_inlined=True)
-    return fuse(program, carried)
+    *_, (_, plan) = stages(program)
+    if not isinstance(plan, nodes.Plan):
+        raise TypeError(f"the last pass must make a plan. Received: {type(plan).__name__}")
+    return plan

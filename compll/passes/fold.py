@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants, conversions that change nothing, and values that nobody reads.
+"""Constants, and conversions that change nothing.
 
     1 << 2                        -->  4                 (never to NaN: its bits are the machine's)
     uintN(floor(x))               -->  uintN(x)     after clamping at 0, truncation is floor
@@ -7,7 +7,6 @@
     bool(uintN(c)), bool(int(x))  -->  c, bool(x)        for a condition c, an unsigned x
     0 <= i && i < n ? x : 0       -->  x                 for element i of n
     let y = x;  ... y ...         -->  ... x ...
-    let x = e;  (x unused)        -->
 
 Everything here is exact: folded or not, a program computes the same bits.
 """
@@ -17,7 +16,6 @@ from dataclasses import replace
 
 from compll.ir import nodes, semantics
 from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
-from compll.ir.walk import free_vars
 from compll.passes.inline import rebuild
 
 
@@ -41,11 +39,11 @@ def fold(program: nodes.Program) -> nodes.Program:
 def _function(
     lets: tuple[nodes.Let, ...], values: tuple[nodes.Expr, ...]
 ) -> tuple[tuple[nodes.Let, ...], tuple[nodes.Expr, ...]]:
-    """Folds lets and the values computed from them, then drops the lets that are not used."""
+    """Folds lets and the values computed from them."""
     names: dict[nodes.Var, nodes.Expr] = {}
     folded = _lets(lets, names)
     values = tuple(_fold(value, names) for value in values)
-    return _used(folded, values), values
+    return tuple(folded), values
 
 
 def _lets(lets: tuple[nodes.Let, ...], names: dict[nodes.Var, nodes.Expr]) -> list[nodes.Let]:
@@ -57,17 +55,6 @@ def _lets(lets: tuple[nodes.Let, ...], names: dict[nodes.Var, nodes.Expr]) -> li
         else:
             kept.append(replace(let, value=value))
     return kept
-
-
-def _used(lets: list[nodes.Let], values: tuple[nodes.Expr, ...]) -> tuple[nodes.Let, ...]:
-    wanted = set().union(*map(free_vars, values))
-    kept = []
-    for let in reversed(lets):
-        # A scatter that nobody reads still decides whether a packet is refused.
-        if let.var in wanted or isinstance(let.value, nodes.Scatter):
-            kept.append(let)
-            wanted |= free_vars(let.value)
-    return tuple(reversed(kept))
 
 
 def _fold(expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr]) -> nodes.Expr:
@@ -85,7 +72,7 @@ def _fold(expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr]) -> nodes.Expr:
             value = _inside(value, expr.position, size)
             if lets and isinstance(value, nodes.Ref) and value.var is lets[-1].var:
                 value = lets.pop().value
-            return replace(expr, size=size, lets=_used(lets, (value,)), value=value)
+            return replace(expr, size=size, lets=tuple(lets), value=value)
         case _:
             return _simplify(rebuild(expr, lambda child: _fold(child, names)))
 
