@@ -15,11 +15,17 @@ import psutil
 VARIABLE = "TF_HIPS_TEST_SESSION"
 # Python's own helper: it lives as long as the interpreter that started it and ends with it.
 _HELPER = "multiprocessing.resource_tracker"
+_kept: set[int] = set()
 
 
 def mark_environment() -> None:
     """Gives this process's future children a mark of their own."""
     os.environ[VARIABLE] = uuid.uuid4().hex
+
+
+def keep(pid: int) -> None:
+    """Says that process `pid`, but not its children, ends with this one and not with a test."""
+    _kept.add(pid)
 
 
 def left_behind() -> list[psutil.Process]:
@@ -59,7 +65,11 @@ def wait_until_gone(seconds: float) -> list[psutil.Process]:
 
 def _counts(process: psutil.Process) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and _HELPER not in _command(process)
+        return (
+            process.pid not in _kept
+            and process.status() != psutil.STATUS_ZOMBIE
+            and _HELPER not in _command(process)
+        )
     except psutil.NoSuchProcess:
         return False
 

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`@ranks(n)`: the body of a test runs in n real Horovod processes.
 
-The decorated test, called by pytest, starts n interpreters that import its module, find it by name
-and run its body with the same arguments. A failing rank is shown with its traceback and output.
-Ranks that do not end in time are killed with their whole process group, so no test leaves a process
-behind.
-
-One launch costs 5 to 6 seconds, nearly all of it TensorFlow's import: put many assertions in one
-body.
+The decorated test, called by pytest, starts n processes (see `zygote`) that import its module, find
+it by name and run its body with the same arguments. A failing rank is shown with its traceback and
+output. Ranks that do not end in time are killed with their whole process group, so no test leaves a
+process behind.
 """
 
 import contextlib
@@ -28,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.zygote import Child, Zygote
 from tf_hips.comm.launch import local_rank_environments
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -71,8 +69,15 @@ def process_groups() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         started.append(process)
         return process
 
-    try:
+    with _ended(started):
         yield start
+
+
+@contextlib.contextmanager
+def _ended(started: Sequence["subprocess.Popen[bytes] | Child"]) -> Iterator[None]:
+    """Kills the groups that `started` lead, at the end."""
+    try:
+        yield
     finally:
         for process in started:
             # The group outlives its leader while a grandchild is alive, so it is signalled in any
@@ -82,17 +87,10 @@ def process_groups() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
             process.wait()
 
 
-def rank_command(body: Callable[..., None], arguments: dict[str, Any]) -> list[str]:
-    """The command that runs `body` (the function under `@ranks`) with `arguments` as one rank."""
+def _rank_arguments(body: Callable[..., None], arguments: dict[str, Any]) -> list[str]:
+    """What `main` gets to run `body` (the function under `@ranks`) with `arguments` as one rank."""
     encoded = {k: {"path": str(v)} if isinstance(v, Path) else v for k, v in arguments.items()}
-    return [
-        sys.executable,
-        "-m",
-        "tests.support.ranks",
-        body.__code__.co_filename,
-        body.__name__,
-        json.dumps(encoded),
-    ]
+    return [body.__code__.co_filename, body.__name__, json.dumps(encoded)]
 
 
 def rank_environment(extra: dict[str, str]) -> dict[str, str]:
@@ -109,7 +107,13 @@ def rank_environment(extra: dict[str, str]) -> dict[str, str]:
     return {**os.environ, **defaults, "PYTHONPATH": path, **extra}
 
 
-def wait_all(processes: list["subprocess.Popen[bytes]"], deadline_s: float) -> list[int | None]:
+@functools.cache
+def the_zygote() -> Zygote:
+    """The one that all ranks of this process are forked from."""
+    return Zygote(rank_environment({}))
+
+
+def _wait_all(processes: Sequence[Child], deadline_s: float) -> list[int | None]:
     """Waits for all to end; once one failed the others get a short grace. None stands for one that
     did not end.
     """
@@ -149,8 +153,10 @@ def run_parties(
     __tracebackhide__ = True
     body = inspect.unwrap(body)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        start = stack.enter_context(process_groups())
-        names, outputs, processes = [], [], []
+        names: list[str] = []
+        outputs: list[Path] = []
+        processes: list[Child] = []
+        stack.enter_context(_ended(processes))
         for party, size in enumerate(sizes):
             extra = environments[party] if environments is not None else {}
             for rank, environment in enumerate(stack.enter_context(local_rank_environments(size))):
@@ -158,15 +164,14 @@ def run_parties(
                 output = Path(folder) / f"{party}.{rank}.log"
                 outputs.append(output)
                 processes.append(
-                    start(
-                        rank_command(body, arguments),
-                        env=rank_environment({**environment, **extra}),
-                        cwd=folder,
-                        stdout=stack.enter_context(output.open("wb")),
-                        stderr=subprocess.STDOUT,
+                    the_zygote().start(
+                        _rank_arguments(body, arguments),
+                        environment=rank_environment({**environment, **extra}),
+                        folder=folder,
+                        output=output,
                     )
                 )
-        codes = wait_all(processes, deadline_s)
+        codes = _wait_all(processes, deadline_s)
         late = [name for name, code in zip(names, codes, strict=True) if code is None]
         note = f"; not ended within {deadline_s:.0f} s: {', '.join(late)}" if late else ""
         reports = [
@@ -184,7 +189,8 @@ def _outcome(code: int | None) -> str:
     return "did not end in time" if code is None else f"exit code {code}"
 
 
-def _main(file: str, name: str, encoded: str) -> int:
+def main(file: str, name: str, encoded: str) -> int:
+    """Runs function `name` of the module at `file` as one rank; the exit code."""
     from tf_hips.comm import primitives
 
     specification = importlib.util.spec_from_file_location(Path(file).stem, file)
@@ -207,7 +213,3 @@ def _main(file: str, name: str, encoded: str) -> int:
     if primitives.is_running():
         primitives.barrier()  # so that no rank ends, and stops Horovod, while another still works
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:4]))
