@@ -51,6 +51,7 @@ CODES = {
     "E404": "a vector operator inside a lambda",
     "E405": "an order outside the accepted ones",
     "E406": "a `scatter` outside a Decode",
+    "E407": "a number of elements that a block cannot have",
     "E501": "a function that is neither an Encode nor a Decode",
     "E502": "a wrong signature of Encode or Decode",
     "E503": "more than one codec in a file",

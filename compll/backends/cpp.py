@@ -22,6 +22,7 @@ from compll.ir.walk import free_vars, walk
 
 _INCLUDES = (
     "bits.h",
+    "blocks.h",
     "codec.h",
     "convert.h",
     "denormals.h",
@@ -201,6 +202,7 @@ class _Emitter:
         function = _Function(self._program, lines)
         function.c.sizes = dict.fromkeys(self._gradients(), "n")
         everything = [item.size for item in fields if item.size is not None]
+        everything += self._program.blocks
         kinds = self._all_widths()
         used = _vars(
             [*everything, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))]
@@ -210,6 +212,8 @@ class _Emitter:
         lines.add("if (n < 0 || n > kMaxElements) return TF_HIPS_BAD_PARAMETER;")
         function.unpack_params(used)
         self._make_widths(kinds, function, is_checked=True)
+        for block in self._program.blocks:
+            lines.add(f"if (!is_block({function.c(block)})) return TF_HIPS_BAD_PARAMETER;")
         lines.add("layout->bytes = 0;")
         for number, item in enumerate(fields):
             count = "1" if item.size is None else function.c(item.size)

@@ -4,6 +4,7 @@
     filter    for each tile:  flags, values  ->  those with a flag are appended
     sort      for each tile:  values  ->  memory, which is sorted
     top_k     for each tile:  values  ->  keys, counted by their leading bits; then two more passes
+    blocks    for each tile:  values  ->  a number per block of it
     scatter   for each tile:  indices, checked; zeros; for each tile:  values to their places
 
 They lie in memory that the thread reuses (`scratch`), each in its own slots, numbered within a
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from compll.backends.loops import Loops, Stored
 from compll.ir import nodes
+from compll.ir.sizes import blocks_in
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 
 # Of a filter, sort or scatter; a top_k takes four.
@@ -37,6 +39,8 @@ class KeptVectors:
                 count, pointer = self._sort(step.var, value)
             case nodes.TopK():
                 count, pointer = self._top_k(step.var, value)
+            case nodes.BlockReduce():
+                count, pointer = self._blocks(step.var, value)
             case nodes.Scatter():
                 count, pointer = self._scattered(step.var, value)
             case _:
@@ -48,6 +52,8 @@ class KeptVectors:
             size = value.size
         elif isinstance(value, nodes.Sort):
             size = _part(value.source).size
+        elif isinstance(value, nodes.BlockReduce):
+            size = blocks_in(_part(value.source).size, value.block)
         self.loops.c.sizes[step.var] = count
         self.loops.stored[step.var] = Stored(
             step.var, size, count, pointer, is_field=False, bits=None
@@ -129,6 +135,29 @@ class KeptVectors:
         descending = "true" if value.is_descending else "false"
         lines.add(f"sort_values({pointer}, {size}, {descending});")
         return size, pointer
+
+    def _blocks(self, var: nodes.Var, value: nodes.BlockReduce) -> tuple[str, str]:
+        loops, lines = self.loops, self.loops.lines
+        source, kind = _part(value.source), value.init.type
+        size = loops.number(source.size, "size")
+        blocks = loops.number(blocks_in(source.size, value.block), "blocks")
+        block, init = loops.names.fresh("block"), loops.names.fresh("init")
+        lines.add(
+            f"const int64_t {block} = {loops.c(value.block)};",
+            f"const {loops.c.type(kind)} {init} = {loops.c(value.init)};",
+        )
+        pointer = loops.names.of(var)
+        self._room(pointer, loops.c.type(kind), blocks)
+        reducer = value.reducer.capitalize()
+        function = f"reduce_blocks<{reducer}>"
+        element = kind
+        if kind == INT:
+            function = f"reduce_int_blocks<Int{reducer}>"
+            element = BOOL if value.reducer in ("count", "and", "or") else INT
+        with loops.tiles(source.size, size, [source]):
+            tile = loops.tile(source, element)
+            lines.add(f"{function}({tile}, count, {block}, {init}, {pointer} + base / {block});")
+        return blocks, pointer
 
     def _top_k(self, var: nodes.Var, value: nodes.TopK) -> tuple[str, str]:
         loops, lines = self.loops, self.loops.lines

@@ -5,6 +5,8 @@ Floats: blocks of 1024 elements, the last one padded with the reducer's neutral 
 lane l of 16 folds elements l, l + 16, ... from its first; lanes combine l with l + 8, then + 4, +
 2, + 1; blocks combine pairwise, an odd one being carried up; the initial value comes first of all.
 No elements: the initial value. Integers wrap, so their order does not matter.
+
+`block_reduce` reduces blocks of 16 to 1024 elements, each like one of these cut to its length.
 """
 
 import numpy as np
@@ -61,19 +63,33 @@ def reduce_float(reducer: str, init: Value, values: Value) -> Value:
     values = np.asarray(values, np.float32)
     if values.size == 0:
         return init
-    blocks = -(-values.size // BLOCK)
-    padded = np.full(blocks * BLOCK, IDENTITY[reducer], np.float32)
+    level = _blocks(reducer, values, BLOCK)
+    while level.size > 1:
+        paired = combine(reducer, level[0 : level.size - 1 : 2], level[1::2])
+        level = np.concatenate([paired, level[-1:]]) if level.size % 2 else paired
+    return combine(reducer, init, level[0])
+
+
+def reduce_blocks(reducer: str, block: int, init: Value, values: Value, is_float: bool) -> Value:
+    """The reduction of each `block` neighbouring elements; the last block may be shorter."""
+    values = np.asarray(values)
+    if is_float:
+        return combine(reducer, init, _blocks(reducer, values.astype(np.float32), block))
+    parts = [reduce_int(reducer, init, values[k : k + block]) for k in range(0, values.size, block)]
+    return np.array(parts, np.int64)
+
+
+def _blocks(reducer: str, values: Value, block: int) -> Value:
+    """Each block without an initial value."""
+    blocks = -(-values.size // block)
+    padded = np.full(blocks * block, IDENTITY[reducer], np.float32)
     padded[: values.size] = values
-    rows = padded.reshape(blocks, BLOCK // LANES, LANES)
+    rows = padded.reshape(blocks, block // LANES, LANES)
     lanes = rows[:, 0, :]
-    for row in range(1, BLOCK // LANES):
+    for row in range(1, block // LANES):
         lanes = combine(reducer, lanes, rows[:, row, :])
     width = LANES // 2
     while width:
         lanes = combine(reducer, lanes[:, :width], lanes[:, width : 2 * width])
         width //= 2
-    level = lanes[:, 0]
-    while level.size > 1:
-        paired = combine(reducer, level[0 : level.size - 1 : 2], level[1::2])
-        level = np.concatenate([paired, level[-1:]]) if level.size % 2 else paired
-    return combine(reducer, init, level[0])
+    return lanes[:, 0]

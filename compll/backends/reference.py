@@ -121,6 +121,8 @@ class Interpreter:
                 )
             case nodes.Reduce():
                 return self._reduce(expr)
+            case nodes.BlockReduce():
+                return self._block_reduce(expr)
             case nodes.Sample():
                 return self._sample(expr)
             case nodes.Filter():
@@ -181,6 +183,21 @@ class Interpreter:
         noise = self._noise(np.arange(self._length(expr.count), dtype=np.int64), expr.site, 32)
         return self._index(source, np.right_shift(np.multiply(noise, source.size), 32))
 
+    def block(self, expr: nodes.Expr) -> int:
+        """Elements of a block."""
+        value = int(self.eval(expr))
+        if value not in nodes.BLOCKS:
+            sizes = ", ".join(map(str, nodes.BLOCKS))
+            raise ValueError(f"a block must have {sizes} elements. Received: {value}")
+        return value
+
+    def _block_reduce(self, expr: nodes.BlockReduce) -> Value:
+        init, values = self.eval(expr.init), self.eval(expr.source)
+        is_float = expr.init.type == FLOAT
+        if is_float and isinstance(expr.source.type, Array):
+            values = semantics.convert(values, expr.source.type.element, FLOAT)
+        return reduction.reduce_blocks(expr.reducer, self.block(expr.block), init, values, is_float)
+
     def _reduce(self, expr: nodes.Reduce) -> Value:
         init, values = self.eval(expr.init), self.eval(expr.source)
         if not isinstance(expr.source.type, Array):
@@ -220,6 +237,8 @@ class Reference:
         interpreter = Interpreter(values, key)
         for kind in self.program.widths:
             interpreter.width(kind)
+        for block in self.program.blocks:
+            interpreter.block(block)
         return interpreter
 
     def encode_body(self, gradient: Floats, key: Key) -> bytes:

@@ -30,16 +30,21 @@ def check(tree: ast.File, name: str, report: Report) -> nodes.Program | None:
         return None
     encode = decode = None
     widths: dict[UInt, None] = {}
+    blocks: dict[nodes.Expr, None] = {}
     if interface.encode is not None:
         encoder = _Encoder(interface.encode, interface, report)
         encode = encoder.run()
         widths |= encoder.lower.widths
+        blocks |= encoder.lower.blocks
     if interface.decode is not None:
         decoder = _Decoder(interface.decode, interface, report, encode)
         decode = decoder.run()
         widths |= decoder.lower.widths
+        blocks |= decoder.lower.blocks
     params = tuple(interface.params)
-    return nodes.Program(name, interface.prefix, params, encode, decode, tuple(widths))
+    return nodes.Program(
+        name, interface.prefix, params, encode, decode, tuple(widths), tuple(blocks)
+    )
 
 
 class _Body:

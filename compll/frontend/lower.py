@@ -94,6 +94,7 @@ class Lowerer:
         self._budget = _MAX_EXPANSION
         self._depth = 0
         self.widths: dict[UInt, None] = {}
+        self.blocks: dict[nodes.Expr, None] = {}
 
     def refuse(self, code: str, message: str, span: Span, *notes: str) -> Refused:
         """Reports an error; the caller raises what is returned."""

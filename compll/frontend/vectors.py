@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vector operators other than map and range: from the tree to typed IR.
 
-    reduce(v, init, f)
+    reduce(v, init, f)               block_reduce(v, n, init, f)
     filter(v, f)   filter(v, f, k)   sort(v, less)   top_k(v, k)   sample(v, m)
     scatter(n, indices, values)      scatter(n, indices, values, used)
 
@@ -13,11 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from compll.frontend import ast
+from compll.frontend.constants import integer_of
 from compll.frontend.scope import Function
 from compll.ir import nodes
 from compll.ir.reducers import REDUCERS, order_of, recognise
 from compll.ir.sizes import SizeError, scalar_of
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, joined
+from compll.ir.walk import walk
 from compll.source import Span
 
 if TYPE_CHECKING:
@@ -130,12 +132,43 @@ def _scatter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
 
 def _reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     source = lower.vector(tree.arguments[0], frame)
-    init = lower.number(lower.scalar(tree.arguments[1], frame))
+    reducer, init = _reduction(lower, tree, frame, source)
+    return nodes.Reduce(init.type, tree.span, reducer, init, source)
+
+
+def _block_reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    source = lower.vector(tree.arguments[0], frame)
+    at = tree.arguments[1]
+    block = lower.integer(at, frame, "the size of a block")
+    note = "note: tiles of 1024 elements must hold whole blocks"
+    message = "a block must have a power of two of elements, from 16 to 1024"
+    try:
+        block = scalar_of(block, lower.lets, lower.params, lower.sizes)
+    except SizeError as error:
+        raise lower.refuse("E407", f"{message}, made of parameters", error.span, note) from error
+    if any(isinstance(found, nodes.Size) for found in walk(block)):
+        raise lower.refuse("E407", f"{message}, made of parameters", at.span, note)
+    value = integer_of(block)
+    if value is None:
+        lower.blocks[block] = None
+    elif value not in nodes.BLOCKS:
+        raise lower.refuse("E407", f"{message}. Received: {value}", at.span, note)
+    else:
+        block = nodes.Const(INT, at.span, value)
+    reducer, init = _reduction(lower, tree, frame, source)
+    return nodes.BlockReduce(Array(init.type), tree.span, reducer, block, init, source)
+
+
+def _reduction(
+    lower: "Lowerer", tree: ast.Call, frame: "Frame", source: nodes.Expr
+) -> tuple[str, nodes.Expr]:
+    """The reducer and the initial value, which has the type of the result."""
+    init = lower.number(lower.scalar(tree.arguments[-2], frame))
     element = FLOAT if source.type == Array(FLOAT) else INT
-    function = lower.function(tree.arguments[2], frame)
-    span = tree.arguments[2].span
+    function = lower.function(tree.arguments[-1], frame)
+    span = tree.arguments[-1].span
     if function is None:
-        raise lower.refuse("E305", "`reduce` takes a lambda or the name of a reducer", span)
+        raise lower.refuse("E305", f"`{tree.name}` takes a lambda or the name of a reducer", span)
     if isinstance(function, str):
         reducer = function
         kind = INT if reducer in ("count", "and", "or") else joined(element, init.type)
@@ -145,7 +178,7 @@ def _reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
         raise lower.refuse(
             "E301", "this reduction gives an integer; its initial value is a `float`", init.span
         )
-    return nodes.Reduce(kind, tree.span, reducer, lower.convert(init, kind), source)
+    return reducer, lower.convert(init, kind)
 
 
 def _reducer(
@@ -180,6 +213,7 @@ _Operator = Callable[["Lowerer", ast.Call, "Frame"], nodes.Expr]
 # Name, the numbers of arguments it may have, and what it becomes.
 OPERATORS: dict[str, tuple[tuple[int, ...], _Operator]] = {
     "reduce": ((3,), _reduce),
+    "block_reduce": ((4,), _block_reduce),
     "filter": ((2, 3), _filter),
     "sort": ((2,), _sort),
     "top_k": ((2,), _top_k),

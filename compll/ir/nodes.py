@@ -12,13 +12,13 @@
              | Reduce(reducer, init, source) | Apply(fn, x*)
              | Elementwise(position, size, lets, value) | Sample(source, count, site)
              | Filter(source, flags, limit?) | Sort(source) | TopK(source, count)
-             | Scatter(size, indices, values, used?)
+             | Scatter(size, indices, values, used?) | BlockReduce(reducer, block, init, source)
     lambda   = params: var*, lets: let*, result: expr
 
 and what the passes make of it for back ends that emit loops:
 
     schedule = let | store | sweep, in order
-    store    = var, value: Filter | Sort | TopK | Scatter                a vector that is kept
+    store    = var, value: Filter | Sort | TopK | ...                    a vector that is kept
     sweep    = size, reduces: (var, Reduce)*, writes: write*             one loop over 0 .. size - 1
     write    = field (number in the packet, or 0 for the gradient of a decode), value: Elementwise
 
@@ -30,8 +30,8 @@ again.
 
 After check: Map, Range, Apply, Sample, vector-valued lets. After inline: none of these; the source
 of a Reduce, a vector field and a vector result are Elementwise. What is stored between loops is the
-value of a let: a Filter, Sort, TopK or Scatter whose sources are Elementwise. The result of a
-decode may be a Scatter too.
+value of a let: a Filter, Sort, TopK, Scatter or BlockReduce whose sources are Elementwise. The
+result of a decode may be a Scatter too.
 
 Every vector has a capacity, which is known from the parameters and the size of the gradient
 (ir/sizes.py), and a size, which may depend on data: that of a Filter, and of what is made from one.
@@ -281,8 +281,26 @@ class Scatter(Expr):
     used: Expr | None
 
 
+# Elements that a block can have: tiles of 1024 hold whole ones.
+BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReduce(Expr):
+    """Element k is `init` combined with elements k * block .. of `source`, as many as `block`.
+
+    `block`: a power of two from 16 to 1024, made of numbers and parameters. The last block may be
+    shorter.
+    """
+
+    reducer: str
+    block: Expr
+    init: Expr
+    source: Expr
+
+
 # Vectors that are kept in memory, because their elements cannot be computed one by one.
-Kept = Filter | Sort | TopK | Scatter
+Kept = Filter | Sort | TopK | Scatter | BlockReduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +355,8 @@ class Program:
     """One codec: `name` is the stem of its file, `prefix` what its functions' names share.
 
     `widths`: every type of the text whose width depends on parameters, used or not. A call checks
-    them all, so that what a program accepts does not depend on what a pass removes.
+    them all, so that what a program accepts does not depend on what a pass removes. `blocks`: sizes
+    of blocks that depend on parameters, checked in the same way.
     """
 
     name: str
@@ -346,6 +365,7 @@ class Program:
     encode: Encode | None
     decode: Decode | None
     widths: tuple[UInt, ...] = ()
+    blocks: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +381,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Makes a vector and keeps it: a Filter, Sort, TopK or Scatter, in a loop of its own."""
+    """Makes a vector and keeps it: a Filter, Sort, TopK, Scatter or BlockReduce, alone in a loop."""
 
     var: Var
     value: Expr

@@ -162,6 +162,9 @@ class _Printer:
                 return f"reduce {expr.reducer}({self.expr(expr.init)}, {self.expr(expr.source)})"
             case nodes.Sample():
                 return f"sample#{expr.site}({self.expr(expr.source)}, {self.expr(expr.count)})"
+            case nodes.BlockReduce():
+                parts = (self.expr(expr.init), self.expr(expr.source), self.expr(expr.block))
+                return f"block_reduce {expr.reducer}({', '.join(parts)})"
             case nodes.Filter() | nodes.TopK() | nodes.Scatter():
                 name = {nodes.Filter: "filter", nodes.TopK: "top_k"}.get(type(expr), "scatter")
                 return f"{name}({', '.join(map(self.expr, children(expr)))})"

@@ -66,6 +66,16 @@ def scalar_of(
     return _Resolver(lets, params, sizes, MAX_NODES).scalar(value)
 
 
+def blocks_in(size: nodes.Expr, block: nodes.Expr) -> nodes.Expr:
+    """Number of blocks of `block` elements that hold `size` elements."""
+    span = size.span
+    if isinstance(block, nodes.Const):
+        rest: nodes.Expr = nodes.Const(INT, span, int(block.value) - 1)
+    else:
+        rest = nodes.Binary(INT, span, "-", block, nodes.Const(INT, span, 1))
+    return nodes.Binary(INT, span, "/", nodes.Binary(INT, span, "+", size, rest), block)
+
+
 def _is_natural(count: nodes.Expr) -> bool:
     """Whether a length is seen not to be negative."""
     match count:
@@ -114,6 +124,8 @@ class _Resolver:
                 return self._count(vector.count)
             case nodes.Scatter():
                 return self._count(vector.size)
+            case nodes.BlockReduce():
+                return blocks_in(self.size(vector.source), self.scalar(vector.block))
             case nodes.TopK():
                 return self._least(vector.count, vector.source)
             case nodes.Filter(limit=limit) if self._is_capacity and limit is not None:

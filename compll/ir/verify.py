@@ -131,6 +131,11 @@ class _Checker:
             case nodes.TopK():
                 if expr.source.type != Array(FLOAT) or expr.type != Array(INT):
                     raise IrError(f"a TopK of {expr.source.type}")
+            case nodes.BlockReduce():
+                if expr.type != Array(expr.init.type) or expr.init.type not in (FLOAT, INT):
+                    raise IrError(f"a block reduction of type {expr.type} from {expr.init.type}")
+                if expr.block.type != INT or not isinstance(expr.source.type, Array):
+                    raise IrError(f"blocks of {expr.block.type} elements of {expr.source.type}")
             case nodes.Scatter():
                 if expr.indices.type != Array(INT) or expr.values.type != Array(FLOAT):
                     raise IrError(f"a Scatter of {expr.values.type} to {expr.indices.type}")

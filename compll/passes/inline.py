@@ -12,7 +12,7 @@
 Every vector whose elements can be computed one by one is computed again wherever it is used, so it
 is not stored between loops. That is right because expressions are pure, random ones included: their
 value depends on the element's position alone. It can multiply operations, so their number is
-limited. The others (filter, sort, top_k, scatter) become lets of their own.
+limited. The others (filter, sort, top_k, scatter, block_reduce) become lets of their own.
 """
 
 from collections.abc import Callable
@@ -186,7 +186,7 @@ class _Inliner:
                 return _Vector(self._size(value), lambda i, _: i, False)
             case nodes.Sample():
                 return self._sample(value)
-            case nodes.Filter() | nodes.Sort() | nodes.TopK() | nodes.Scatter():
+            case _ if isinstance(value, nodes.Kept):
                 return self._keep(nodes.Var("kept", value.type, value.span), value)
             case nodes.Map():
                 source = self._vector(value.source)
@@ -321,6 +321,9 @@ def rebuild(expr: nodes.Expr, change: Callable[[nodes.Expr], nodes.Expr]) -> nod
             limit = None if expr.limit is None else change(expr.limit)
             source, flags = change(expr.source), change(expr.flags)
             return replace(expr, source=source, flags=flags, limit=limit)
+        case nodes.BlockReduce():
+            block, init, source = map(change, (expr.block, expr.init, expr.source))
+            return replace(expr, block=block, init=init, source=source)
         case nodes.Sort():
             return replace(expr, source=change(expr.source))
         case nodes.TopK():

@@ -22,6 +22,8 @@ class Parameter:
         default: value when the caller gives none; None: a value must be given.
         minimum: smallest value allowed.
         maximum: largest value allowed.
+        is_power_of_two: only powers of two are allowed.
+        words: names of values, such as ("e4m3", 3), which may be written in their place.
     """
 
     name: str

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reductions of blocks of 16 to 1024 neighbouring elements, a power of two, so that a tile holds
+// whole blocks.
+//
+// Floats: the last block is padded with the reducer's neutral value; lane l of 16 folds elements l,
+// l + 16, ... from its first; lanes combine l with l + 8, then + 4, + 2, + 1; the initial value
+// comes first of all. That is a block of reduce.h, cut to its length.
+
+#ifndef TF_HIPS_CC_RUNTIME_BLOCKS_H_
+#define TF_HIPS_CC_RUNTIME_BLOCKS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "tf_hips/cc/runtime/convert.h"
+#include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/target.h"
+
+namespace tf_hips {
+
+// Whether `block_reduce` can have blocks of that many elements.
+inline bool is_block(int64_t block) {
+  return block >= kLanes && block <= kTile && (block & (block - 1)) == 0;
+}
+
+// Reducers of integers, which wrap, so that their order does not matter.
+struct IntSum {
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return int_add(a, b); }
+};
+struct IntProd {
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return int_mul(a, b); }
+};
+struct IntMax {
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return maximum<int64_t>(a, b); }
+};
+struct IntMin {
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return minimum<int64_t>(a, b); }
+};
+struct IntCount {
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return int_add(a, b != 0 ? 1 : 0); }
+};
+struct IntAnd {
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return a != 0 && b != 0 ? 1 : 0; }
+};
+struct IntOr {
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return a != 0 || b != 0 ? 1 : 0; }
+};
+
+// `rows` times 16 values.
+template <typename Reducer>
+TF_HIPS_INLINE float reduce_rows(const float* values, int64_t rows) {
+  const FloatVectorInMemory* in = reinterpret_cast<const FloatVectorInMemory*>(values);
+  FloatVector a = in[0], b = in[1], c = in[2], d = in[3];
+  for (int64_t row = 1; row < rows; ++row) {
+    const FloatVector next[4] = {in[4 * row], in[4 * row + 1], in[4 * row + 2], in[4 * row + 3]};
+    Reducer::fold(a, next[0]);
+    Reducer::fold(b, next[1]);
+    Reducer::fold(c, next[2]);
+    Reducer::fold(d, next[3]);
+  }
+  const FloatVector lanes[4] = {a, b, c, d};
+  float lane[kLanes];
+  std::memcpy(lane, lanes, sizeof lane);
+  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+    for (int64_t l = 0; l < width; ++l) Reducer::fold(lane[l], lane[l + width]);
+  }
+  return lane[0];
+}
+
+// Reduces the blocks of a tile of `count` values; out[k] becomes that of block k.
+template <typename Reducer>
+TF_HIPS_INLINE void reduce_blocks(const float* values, int64_t count, int64_t block, float init,
+                                  float* out) {
+  const int64_t whole = count / block;
+  for (int64_t k = 0; k < whole; ++k) {
+    out[k] = init;
+    Reducer::fold(out[k], reduce_rows<Reducer>(values + k * block, block / kLanes));
+  }
+  if (whole * block == count) return;
+  float padded[kTile];
+  for (int64_t j = 0; j < block; ++j) {
+    const int64_t at = whole * block + j;
+    padded[j] = at < count ? values[at] : Reducer::identity;
+  }
+  out[whole] = init;
+  Reducer::fold(out[whole], reduce_rows<Reducer>(padded, block / kLanes));
+}
+
+template <typename Reducer, typename T>
+TF_HIPS_INLINE void reduce_int_blocks(const T* values, int64_t count, int64_t block, int64_t init,
+                                      int64_t* out) {
+  for (int64_t start = 0, k = 0; start < count; start += block, ++k) {
+    const int64_t end = std::min(start + block, count);
+    int64_t value = init;
+    for (int64_t j = start; j < end; ++j) value = Reducer::fold(value, values[j]);
+    out[k] = value;
+  }
+}
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_BLOCKS_H_
