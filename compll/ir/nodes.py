@@ -381,7 +381,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Makes a vector and keeps it: a Filter, Sort, TopK, Scatter or BlockReduce, alone in a loop."""
+    """Makes a vector and keeps it: one of Kept, in a loop of its own."""
 
     var: Var
     value: Expr

@@ -92,9 +92,9 @@ def test_blocks_that_parameters_make_are_checked(back_end, block):
     if block in nodes.BLOCKS:
         assert codec.wire_bytes(33) == PREFIX + 33 + 3 * 4
     else:
-        with pytest.raises(ValueError, match="block must have 16, 32|out of range"):
+        with pytest.raises(ValueError, match=r"block must have 16, 32|out of range"):
             codec.wire_bytes(33)
-        with pytest.raises(ValueError, match="block must have 16, 32|out of range"):
+        with pytest.raises(ValueError, match=r"block must have 16, 32|out of range"):
             codec.encode(np.zeros(33, np.float32))
 
 

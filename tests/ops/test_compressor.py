@@ -36,6 +36,16 @@ def test_canonical_text_has_all_parameters() -> None:
     assert parse("onebit()") == ops.onebit()
 
 
+def test_words_stand_for_numbers() -> None:
+    assert ops.fp8().text == parse("fp8").text == "fp8(format=e4m3, block=128)"
+    assert parse("fp8(e5m2, 64)") == ops.fp8(format="e5m2", block=64) == ops.fp8(2, 64)
+    assert ops.fp8("e5m2").params == (("format", 2), ("block", 128))
+    with pytest.raises(ValueError, match="`format` must be one of e4m3, e5m2"):
+        ops.fp8("bf16")
+    with pytest.raises(TypeError, match="`block` must be an integer"):
+        ops.int8(block="64")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -54,6 +64,14 @@ def test_canonical_text_has_all_parameters() -> None:
         ("terngrad(bitwidth=2.5)", "must be an integer"),
         ("terngrad(bitwidth=two)", "'bitwidth=two'"),
         ("terngrad(bitwidth=)", "'bitwidth='"),
+        ("fp8(format=e3m4)", "`format` must be one of e4m3, e5m2. Received: format='e3m4'"),
+        ("fp8(block=e4m3)", "'block=e4m3'"),
+        ("int8(block=100)", "`block` must be a power of two. Received: block=100"),
+        ("int8(block=2048)", r"in \[16, 1024\]. Received: block=2048"),
+        ("qsgd(bits=9)", r"in \[2, 8\]. Received: bits=9"),
+        ("tbq(tau=0)", "`tau` must be in"),
+        ("tbq(tau=nan)", "`tau` must be in"),
+        ("error_feedback(qsgd(bits=2))", "`bits` must be at least 3 under error feedback"),
         ("terngrad(2, 3)", "takes 1 arguments"),
         ("terngrad(2, bitwidth=3)", "given once"),
         ("terngrad(width=3)", "`terngrad` takes bitwidth. Received: width=3"),

@@ -16,11 +16,14 @@ __all__ = [
     "Parameter",
     "bf16",
     "error_feedback",
+    "fp8",
     "fp16",
     "fp32",
     "hips2bit",
+    "int8",
     "natural",
     "onebit",
+    "qsgd",
     "tbq",
     "terngrad",
 ]
@@ -47,6 +50,20 @@ def fp32() -> Compressor:
     return Compressor("fp32")
 
 
+def fp8(format: str | int = "e4m3", block: int = 128) -> Compressor:
+    """8-bit floats with a scale per block (Micikevicius et al., 2022), rounded to nearest even.
+
+    About 3.9x smaller. Biased, by the rounding. NaN stays; an infinity becomes the largest finite
+    value of its block.
+
+    Args:
+        format: "e4m3" (errors up to 2^-4 of a value) or "e5m2" (2^-3, and a wider range).
+        block: elements that share a scale, a power of two from 16 to 1024.
+    """
+    number = REGISTRY["fp8"].parameters[0].number(format)
+    return Compressor("fp8", (("format", number), ("block", block)))
+
+
 def hips2bit(threshold: float = 0.5) -> Compressor:
     """MXNet's 2-bit quantisation, byte for byte, as HiPS (GeoMX) uses it. 16x smaller.
 
@@ -58,6 +75,17 @@ def hips2bit(threshold: float = 0.5) -> Compressor:
             that it passes on in one step: gradients should mostly be smaller.
     """
     return Compressor("hips2bit", (("threshold", threshold),))
+
+
+def int8(block: int = 128) -> Compressor:
+    """8-bit integers with a scale per block, rounded to nearest. About 3.9x smaller.
+
+    Biased, by the rounding: errors are up to 1/254 of the largest element of a block.
+
+    Args:
+        block: elements that share a scale, a power of two from 16 to 1024.
+    """
+    return Compressor("int8", (("block", block),))
 
 
 def natural() -> Compressor:
@@ -74,6 +102,18 @@ def onebit() -> Compressor:
     About 32x smaller. Biased: use it inside `error_feedback`.
     """
     return Compressor("onebit")
+
+
+def qsgd(bits: int = 4, bucket: int = 512) -> Compressor:
+    """QSGD (Alistarh et al., 2017): random rounding to levels that are even in a bucket.
+
+    Unbiased; errors are below the largest element of a bucket over 2^(bits - 1) - 1.
+
+    Args:
+        bits: bits per element, from 2 to 8; at least 3 inside `error_feedback`.
+        bucket: elements that share a scale, a power of two from 16 to 1024.
+    """
+    return Compressor("qsgd", (("bits", bits), ("bucket", bucket)))
 
 
 def tbq(tau: float = 0.5) -> Compressor:

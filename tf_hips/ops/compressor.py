@@ -8,7 +8,6 @@ this text travels between processes, so two compressors are the same if and only
 
 import dataclasses
 import re
-import struct
 
 from tf_hips.ops import jit, native
 
@@ -100,7 +99,11 @@ class Compressor:
         """The text that `parse` turns into this value; the same for equal values."""
         if self.inner is not None:
             return f"{self.name}({self.inner.text})"
-        arguments = ", ".join(f"{name}={_number_text(value)}" for name, value in self.params)
+        known = jit.algorithm(self.name).parameters
+        arguments = ", ".join(
+            f"{parameter.name}={parameter.shown(value)}"
+            for parameter, (_, value) in zip(known, self.params, strict=True)
+        )
         return f"{self.name}({arguments})" if arguments else self.name
 
     def wire_bytes(self, n: int) -> int:
@@ -166,42 +169,42 @@ def parse(text: str, files: bool = False) -> Compressor:
         return Compressor(ERROR_FEEDBACK, inner=parse(arguments, files))
     if file is not None:
         name = jit.load(name).name
-    known = [p.name for p in jit.algorithm(name, also=[ERROR_FEEDBACK]).parameters]
+    known = {p.name: p for p in jit.algorithm(name, also=[ERROR_FEEDBACK]).parameters}
     values: dict[str, int | float] = {}
     for position, argument in enumerate(arguments.split(",") if arguments else []):
-        key, number = _parse_argument(argument, text)
+        match = _ARGUMENT.fullmatch(argument)
+        key = match.group(1) if match is not None else None
         if key is None:
             if position >= len(known):
                 raise ValueError(f"`{name}` takes {len(known)} arguments. Received: {text!r}")
-            key = known[position]
+            key = list(known)[position]
         if key in values:
             raise ValueError(f"`{key}` must be given once. Received: {text!r}")
-        values[key] = number
+        value = _parse_value(argument, match.group(2) if match else "", text)
+        if isinstance(value, str):
+            if key not in known or not known[key].words:
+                raise _bad_argument(argument, text)
+            value = known[key].number(value)
+        values[key] = value
     try:
         return Compressor(name, params=tuple(values.items()))
     except TypeError as error:
         raise ValueError(str(error)) from error
 
 
-def _parse_argument(argument: str, text: str) -> tuple[str | None, int | float]:
-    match = _ARGUMENT.fullmatch(argument)
+def _parse_value(argument: str, value: str, text: str) -> int | float | str:
+    """The value of an argument: a number, or else a word."""
     for kind in (int, float):
         try:
-            if match is not None:
-                return match.group(1), kind(match.group(2))
+            return kind(value)
         except ValueError:
             continue
-    raise ValueError(
+    if value.isidentifier():
+        return value
+    raise _bad_argument(argument, text)
+
+
+def _bad_argument(argument: str, text: str) -> ValueError:
+    return ValueError(
         f"an argument must read like 'bitwidth=2'. Received: {argument.strip()!r} in {text!r}"
     )
-
-
-def _number_text(value: int | float) -> str:
-    """Shortest text that gives the same int, or the same float32."""
-    if isinstance(value, int):
-        return str(value)
-    for digits in range(1, 9):
-        text = f"{value:.{digits}g}"
-        if struct.unpack("<f", struct.pack("<f", float(text)))[0] == value:
-            return text
-    return f"{value:.9g}"

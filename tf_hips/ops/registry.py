@@ -30,6 +30,8 @@ class Parameter:
     default: int | float | None
     minimum: int | float
     maximum: int | float
+    is_power_of_two: bool = False
+    words: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_integer(self) -> bool:
@@ -58,7 +60,36 @@ class Parameter:
                 f"`{self.name}` must be in [{self.minimum}, {self.maximum}]. "
                 f"Received: {self.name}={value!r}"
             )
+        if self.is_power_of_two and (not isinstance(value, int) or value & (value - 1)):
+            raise ValueError(
+                f"`{self.name}` must be a power of two. Received: {self.name}={value!r}"
+            )
         return value
+
+    def number(self, value: int | float | str) -> int | float:
+        """What a word stands for; numbers as they are.
+
+        Raises:
+            ValueError: there is no such word.
+        """
+        if not isinstance(value, str):
+            return value
+        names = dict(self.words)
+        if value not in names:
+            known = f"one of {_names(names)}" if names else "a number"
+            raise ValueError(f"`{self.name}` must be {known}. Received: {self.name}={value!r}")
+        return names[value]
+
+    def shown(self, value: int | float) -> str:
+        """A checked value as text that `checked` or a number's parser turns into it again."""
+        words = {number: word for word, number in self.words}
+        if isinstance(value, int):
+            return words.get(value, str(value))
+        for digits in range(1, 9):
+            text = f"{value:.{digits}g}"
+            if _as_float32(float(text)) == value:
+                return text
+        return f"{value:.9g}"
 
 
 def _as_float32(value: int | float) -> int | float:
@@ -114,7 +145,13 @@ class Algorithm:
         return tuple((name, p.checked(values.get(name, p.default))) for name, p in known.items())
 
 
-_THRESHOLD = {"default": 0.5, "minimum": 1e-6, "maximum": 1e6}
+def _threshold(name: str) -> Parameter:
+    return Parameter(name, default=0.5, minimum=1e-6, maximum=1e6)
+
+
+def _block(name: str, default: int) -> Parameter:
+    return Parameter(name, default, minimum=16, maximum=1024, is_power_of_two=True)
+
 
 REGISTRY: dict[str, Algorithm] = {
     algorithm.name: algorithm
@@ -123,14 +160,35 @@ REGISTRY: dict[str, Algorithm] = {
         Algorithm("fp16", op="fp16"),
         Algorithm("fp32", op="fp32", is_unbiased=True),
         Algorithm(
+            "fp8",
+            op="fp8",
+            parameters=(
+                Parameter(
+                    "format", default=3, minimum=2, maximum=3, words=(("e4m3", 3), ("e5m2", 2))
+                ),
+                _block("block", 128),
+            ),
+        ),
+        Algorithm(
             "hips2bit",
             op="hips2bit",
-            parameters=(Parameter("threshold", **_THRESHOLD),),
+            parameters=(_threshold("threshold"),),
             reach="threshold",
         ),
+        Algorithm("int8", op="int8", parameters=(_block("block", 128),)),
         Algorithm("natural", op="natural", is_unbiased=True),
         Algorithm("onebit", op="onebit"),
-        Algorithm("tbq", op="tbq", parameters=(Parameter("tau", **_THRESHOLD),), reach="tau"),
+        Algorithm(
+            "qsgd",
+            op="qsgd",
+            parameters=(Parameter("bits", default=4, minimum=2, maximum=8), _block("bucket", 512)),
+            is_unbiased=True,
+            # An element's error is below a step, the bucket's largest over 2^(bits - 1) - 1. From 3
+            # bits on that is a third, so residuals stay below half the largest gradient. With 2 bits
+            # a residual may be as large as what was encoded, and grow at each step.
+            feedback_minimum=(("bits", 3),),
+        ),
+        Algorithm("tbq", op="tbq", parameters=(_threshold("tau"),), reach="tau"),
         Algorithm(
             "terngrad",
             op="tern_grad",
