@@ -184,8 +184,8 @@ REGISTRY: dict[str, Algorithm] = {
             parameters=(Parameter("bits", default=4, minimum=2, maximum=8), _block("bucket", 512)),
             is_unbiased=True,
             # An element's error is below a step, the bucket's largest over 2^(bits - 1) - 1. From 3
-            # bits on that is a third, so residuals stay below half the largest gradient. With 2 bits
-            # a residual may be as large as what was encoded, and grow at each step.
+            # bits on that is a third, so residuals stay below half the largest gradient. With 2 a
+            # residual may be as large as what was encoded, and grow at each step.
             feedback_minimum=(("bits", 3),),
         ),
         Algorithm("tbq", op="tbq", parameters=(_threshold("tau"),), reach="tau"),
