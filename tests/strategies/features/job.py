@@ -40,6 +40,9 @@ _SITES = ("north", "south")
 _STRATEGIES = {"CompressedRing": CompressedRing, "HierarchicalPS": HierarchicalPS}
 _WAIT_S = 60.0
 
+# A feature's title, the policy it ran with, and the arguments of `Job.afterwards`.
+_Later = tuple[str, Any, Callable[[], Any], Callable[[Any], None]]
+
 
 class Lost(Exception):
     """Another rank does not come any more."""
@@ -120,11 +123,14 @@ class Job:
         self._open: list[Any] = []
         self._servers = contextlib.ExitStack()
         self.folder = folder
+        self.later: list[_Later] = []
+        self._title = ""
 
     def begin(self, name: str) -> None:
         """Makes ready for a feature."""
         keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(100 + self.rank)
+        self._title = f"{self.configuration.name}: {name}"
         name = f"{self.configuration.name}.{name}"
         self._board.begin(name)
         self.folder = self._root / f"{name}-party{self.party}"
@@ -193,12 +199,15 @@ class Job:
 
     def one_process(self, action: Callable[[], Any]) -> Any:
         """What `action` returns in one process without a strategy, with rank 0's seed."""
-        value = None
-        if self.rank == 0:
-            keras.utils.set_random_seed(0)
-            with local():
-                value = action()
-        return self.gather(value)[0]
+        return self.gather(_alone(action) if self.rank == 0 else None)[0]
+
+    def afterwards(self, action: Callable[[], Any], check: Callable[[Any], None]) -> None:
+        """Lets one rank call `check` with what `action` returns in one process, as `one_process`.
+
+        It happens when all features have ended, different ones on the ranks at the same time; what
+        `check` looks at must be known to be equal on all ranks.
+        """
+        self.later.append((self._title, keras.mixed_precision.dtype_policy(), action, check))
 
     def shard(self, arrays: Sequence[np.ndarray], batch: int = BATCH) -> list[np.ndarray]:
         """This rank's rows: its k-th batch and the others' make up the k-th joined batch."""
@@ -214,6 +223,12 @@ class Job:
             if "seed_generator" in variable.path
         ]
         self.equal([[value.tobytes() for value in training.values(model)], states])
+
+
+def _alone(action: Callable[[], Any]) -> Any:
+    keras.utils.set_random_seed(0)
+    with local():
+        return action()
 
 
 def close(mine: Any, theirs: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
@@ -261,10 +276,25 @@ def run(names: Sequence[str], folder: Path, chosen: Sequence[str], is_full: bool
         if not primitives.is_running():
             failed.append("the job has been ended")
             break
+    failed += _check_later(jobs)
     if primitives.rank() == 0:
         (folder / "times").write_bytes(pickle.dumps(times))
     if failed:
         raise AssertionError(f"{len(failed)} of {len(todo)} features fail: {'; '.join(failed)}")
+
+
+def _check_later(jobs: Sequence[Job]) -> list[str]:
+    """Goes through this rank's share of what was left for later; titles of what fails."""
+    failed = []
+    share = [one for job in jobs for one in job.later][jobs[0].rank :: jobs[0].size]
+    for title, policy, action, check in share:
+        keras.mixed_precision.set_dtype_policy(policy)
+        try:
+            check(_alone(action))
+        except Exception:  # noqa: BLE001 - each is reported with the feature's name
+            failed.append(title)
+            print(f"\n{title} is not one process:\n{traceback.format_exc(limit=-6)[-3000:]}")
+    return failed
 
 
 def _check(job: Job, feature: Feature) -> list[str | None]:
