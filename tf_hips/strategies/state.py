@@ -27,9 +27,6 @@ import tensorflow as tf
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 
-# Made for a list of gradients, but worth nothing in the next process.
-_NOT_KEPT = ("witness",)
-
 
 class StrategyState(tf.Module):
     """The state of one worker's strategy, for `tf.train.Checkpoint`; residuals differ per rank.
@@ -85,7 +82,7 @@ class StrategyState(tf.Module):
         """Called with every variable that the strategy makes for itself."""
         books = self._books
         counted_elsewhere = name == "step" and not books.owner()._counts_steps()
-        if books.open is None or name in _NOT_KEPT or counted_elsewhere:
+        if books.open is None or counted_elsewhere:
             return
         if hasattr(books.open, name):
             raise ValueError(f"`name` must be new in its list of gradients. Received: {name!r}")
