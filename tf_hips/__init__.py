@@ -21,11 +21,13 @@ _HOMES = {
     "HierarchicalPS": "tf_hips.strategies",
     "Compressor": "tf_hips.ops",
     "bf16": "tf_hips.ops",
+    "bisparse": "tf_hips.ops",
     "error_feedback": "tf_hips.ops",
     "fingerprint": "tf_hips.strategies",
     "fp16": "tf_hips.ops",
     "fp8": "tf_hips.ops",
     "gather": "tf_hips.strategies",
+    "graddrop": "tf_hips.ops",
     "hips2bit": "tf_hips.ops",
     "int8": "tf_hips.ops",
     "load": "tf_hips.ops",
@@ -33,10 +35,12 @@ _HOMES = {
     "natural": "tf_hips.ops",
     "onebit": "tf_hips.ops",
     "qsgd": "tf_hips.ops",
+    "randomk": "tf_hips.ops",
     "set_epoch": "tf_hips.strategies",
     "shard": "tf_hips.strategies",
     "tbq": "tf_hips.ops",
     "terngrad": "tf_hips.ops",
+    "topk": "tf_hips.ops",
 }
 
 _PACKAGES = ("callbacks",)

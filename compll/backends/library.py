@@ -24,6 +24,7 @@ _STATUS = {
     3: "the body was made with other parameters",
     4: "a parameter or the number of elements is out of range",
     5: "the specification has no such function",
+    6: "there is no memory for a vector that is kept",
 }
 _BODY_STATUS = (2, 3)
 

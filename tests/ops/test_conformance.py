@@ -231,9 +231,13 @@ def test_residuals_stay_finite(compressor: Compressor, value: float) -> None:
 
 @each_with_feedback
 def test_mean_error_vanishes_with_error_feedback(compressor: Compressor) -> None:
-    n, steps = 500, 200
+    n = 500
     feedback = error_feedback(compressor)
     x = in_reach(compressor, gradient(n, 4))
+    # A codec that sends one element in a hundred is done with all of them after a hundred steps.
+    first = native.decode(compressor, native.encode(compressor, x, Key(1, 0, 0)), n)
+    share = max(1, np.count_nonzero(first)) / np.count_nonzero(x)
+    steps = max(200, int(15 / share))
     residual, total = np.zeros(n, np.float32), np.zeros(n, np.float64)
     errors, largest = [], 0.0
     for step in range(steps):
@@ -243,9 +247,9 @@ def test_mean_error_vanishes_with_error_feedback(compressor: Compressor) -> None
         largest = max(largest, float(np.linalg.norm(residual)))
     # The mean's error is the last residual over the number of steps; residuals stay bounded.
     assert errors[-1] <= largest / steps + 1e-5 * np.linalg.norm(x)
-    assert errors[-1] <= errors[0] / 5
-    assert errors[-1] <= errors[19] / 2
-    assert largest <= 30 * np.linalg.norm(x)
+    assert errors[-1] <= errors[0] / 5 + 1e-5 * np.linalg.norm(x)
+    assert errors[-1] <= errors[19] / 2 + 1e-5 * np.linalg.norm(x)
+    assert largest <= max(30, 5 / share) * np.linalg.norm(x)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +278,8 @@ def test_every_part_of_the_key_counts(compressor: Compressor, field: str) -> Non
     packet = native.encode(compressor, x, key)
     assert graph_encode(compressor, x, key)[0].tobytes() == packet.tobytes()
     assert reference(compressor).encode(x, **dataclasses.asdict(key)).tobytes() == packet.tobytes()
-    is_random = "random<" in (SPECS / f"{compressor.name}.pse").read_text(encoding="utf-8")
+    text = (SPECS / f"{compressor.name}.pse").read_text(encoding="utf-8")
+    is_random = "random<" in text or "sample(" in text
     assert (packet.tobytes() != native.encode(compressor, x, KEY).tobytes()) == is_random
 
 

@@ -69,7 +69,7 @@ def _train_over_parties(folder, worker_counts):
     from tf_hips.comm import primitives
     from tf_hips.strategies import HierarchicalPS, fingerprint, local
 
-    exact, compressed, noisy, lazy = _configs()
+    exact, compressed, noisy, sparse, lazy = _configs()
     child = SITES.index(exact.uplink.site)
     num_workers = sum(worker_counts)
     worker = sum(worker_counts[:child]) + primitives.rank()
@@ -107,6 +107,7 @@ def _train_over_parties(folder, worker_counts):
             },
             {"run_eagerly": True},
         ),
+        (sparse, {"compression": "error_feedback(topk(ratio=0.1))"}, {}),
     ]
     for run, arguments, options in ways:
         keras.utils.set_random_seed(worker)
@@ -171,7 +172,7 @@ def _train_a_lazy_model(run, own, worker):
 def test_two_parties_train_as_one(tmp_path, worker_counts):
     with contextlib.ExitStack() as stack:
         configs = []
-        for run in ("exact", "compressed", "noisy", "lazy"):
+        for run in ("exact", "compressed", "noisy", "sparse", "lazy"):
             server = stack.enter_context(serving(run, log_dir=str(tmp_path / "server")))
             address = f"127.0.0.1:{server.port}"
             log_dir = str(tmp_path / run)

@@ -15,17 +15,21 @@ __all__ = [
     "Algorithm",
     "Parameter",
     "bf16",
+    "bisparse",
     "error_feedback",
     "fp8",
     "fp16",
     "fp32",
+    "graddrop",
     "hips2bit",
     "int8",
     "natural",
     "onebit",
     "qsgd",
+    "randomk",
     "tbq",
     "terngrad",
+    "topk",
 ]
 
 
@@ -43,6 +47,18 @@ def fp16() -> Compressor:
     Biased, by very little. From 65520 on values become infinity; below 2^-14 precision is lost.
     """
     return Compressor("fp16")
+
+
+def bisparse(ratio: float = 0.01) -> Compressor:
+    """GeoMX's Bi-Sparse: the first elements above a threshold that is estimated from a sample.
+
+    6.5 bytes per element sent. Biased: use it inside `error_feedback`. GeoMX's momentum is left to
+    the optimizer.
+
+    Args:
+        ratio: the largest share of a chunk's elements that is sent, in [0.001, 1].
+    """
+    return Compressor("bisparse", (("ratio", ratio),))
 
 
 def fp32() -> Compressor:
@@ -96,6 +112,20 @@ def natural() -> Compressor:
     return Compressor("natural")
 
 
+def graddrop(ratio: float = 0.01, sampled: float = 0.001) -> Compressor:
+    """Gradient dropping (Aji and Heafield, 2017): elements above a threshold, from a sample.
+
+    6.5 bytes per element sent. Biased: use it inside `error_feedback`. Cheaper than `topk`; how
+    many elements are sent varies by about a quarter below `ratio`.
+
+    Args:
+        ratio: the largest share of a chunk's elements that is sent, in [0.001, 1].
+        sampled: the share of the elements that the threshold is estimated from, in [0.0001, 1]; at
+            least 16 / ratio elements, as far as a chunk has them.
+    """
+    return Compressor("graddrop", (("ratio", ratio), ("sampled", sampled)))
+
+
 def onebit() -> Compressor:
     """1-bit SGD (Seide et al., 2014): a sign bit per element and two means per chunk.
 
@@ -128,6 +158,18 @@ def tbq(tau: float = 0.5) -> Compressor:
     return Compressor("tbq", (("tau", tau),))
 
 
+def randomk(ratio: float = 0.01) -> Compressor:
+    """Random-k (Stich et al., 2018): one element at random from each of k equal parts of a chunk.
+
+    4 bytes per element sent: indices are computed again from 4 bytes of noise in the packet.
+    Biased, because it is not scaled by 1 / ratio: use it inside `error_feedback`.
+
+    Args:
+        ratio: the share of a chunk's elements that is sent, in [0.001, 1].
+    """
+    return Compressor("randomk", (("ratio", ratio),))
+
+
 def terngrad(bitwidth: int = 2) -> Compressor:
     """TernGrad (Wen et al., 2017), as CompLL lists it.
 
@@ -137,6 +179,17 @@ def terngrad(bitwidth: int = 2) -> Compressor:
         bitwidth: bits per element.
     """
     return Compressor("terngrad", (("bitwidth", bitwidth),))
+
+
+def topk(ratio: float = 0.01) -> Compressor:
+    """Exact top-k (Stich et al., 2018): the elements of a chunk with the largest absolute values.
+
+    6.5 bytes per element sent. Biased: use it inside `error_feedback`.
+
+    Args:
+        ratio: the share of a chunk's elements that is sent, in [0.001, 1].
+    """
+    return Compressor("topk", (("ratio", ratio),))
 
 
 def error_feedback(compressor: Compressor) -> Compressor:

@@ -30,6 +30,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | Bytes
 
 _THREADS = "TF_HIPS_NUM_THREADS"
 _BAD_PARAMETER = 4
+_NO_SCRATCH = 6
 _BAD_ARGUMENT = 16
 _SPLIT_VARIABLE_SIZE = 24
 _OUT_OF_MEMORY = 25
@@ -302,7 +303,7 @@ def _checked(result: int, compressor: "Compressor") -> int:
 
 
 def _error(status: int, text: str) -> Exception:
-    if status == _OUT_OF_MEMORY:
+    if status in (_NO_SCRATCH, _OUT_OF_MEMORY):
         return MemoryError(text)
     if status in (_BAD_PARAMETER, _BAD_ARGUMENT, _SPLIT_VARIABLE_SIZE):
         return ValueError(text)

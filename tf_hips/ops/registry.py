@@ -153,10 +153,14 @@ def _block(name: str, default: int) -> Parameter:
     return Parameter(name, default, minimum=16, maximum=1024, is_power_of_two=True)
 
 
+# The share of the elements that a sparse codec sends.
+_RATIO = Parameter("ratio", default=0.01, minimum=0.001, maximum=1.0)
+
 REGISTRY: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm("bf16", op="bf16"),
+        Algorithm("bisparse", op="bisparse", parameters=(_RATIO,)),
         Algorithm("fp16", op="fp16"),
         Algorithm("fp32", op="fp32", is_unbiased=True),
         Algorithm(
@@ -168,6 +172,11 @@ REGISTRY: dict[str, Algorithm] = {
                 ),
                 _block("block", 128),
             ),
+        ),
+        Algorithm(
+            "graddrop",
+            op="graddrop",
+            parameters=(_RATIO, Parameter("sampled", default=0.001, minimum=0.0001, maximum=1.0)),
         ),
         Algorithm(
             "hips2bit",
@@ -188,6 +197,7 @@ REGISTRY: dict[str, Algorithm] = {
             # residual may be as large as what was encoded, and grow at each step.
             feedback_minimum=(("bits", 3),),
         ),
+        Algorithm("randomk", op="randomk", parameters=(_RATIO,)),
         Algorithm("tbq", op="tbq", parameters=(_threshold("tau"),), reach="tau"),
         Algorithm(
             "terngrad",
@@ -199,6 +209,7 @@ REGISTRY: dict[str, Algorithm] = {
             # times the gradient's range for ever, with 1 bit twice as much at each step.
             feedback_minimum=(("bitwidth", 2),),
         ),
+        Algorithm("topk", op="topk", parameters=(_RATIO,)),
     )
 }
 

@@ -95,6 +95,8 @@ const char* tf_hips_status_text(int32_t status) {
       return "a codec parameter is out of its range, or not an integer where it must be one";
     case TF_HIPS_NOT_PROVIDED:
       return "the codec's specification has no such function";
+    case TF_HIPS_NO_SCRATCH:
+      return "there is no memory for a vector that the codec keeps";
     case TF_HIPS_BAD_ARGUMENT:
       return "an argument is missing, negative or absurdly large";
     case TF_HIPS_BAD_MAGIC:

@@ -8,6 +8,7 @@
 #define TF_HIPS_CC_RUNTIME_SELECT_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -113,8 +114,9 @@ inline void sort_values(T* values, int64_t count, bool is_descending) {
 }
 
 // The indices of the k largest of n floats, ascending: the first of equal ones, -0 equal to 0, NaN
-// below all. One pass counts keys by their leading bits; a second takes what is surely or perhaps
-// among the k; only these are looked at more closely. Uses slots slot .. slot + 3.
+// below all. A few keys say what is surely too small; one pass takes the others, of which the k
+// largest are found. Should the few mislead, a count of the leading bits of all keys does not. Uses
+// slots slot .. slot + 3.
 template <int slot>
 class TopK {
  public:
@@ -122,10 +124,8 @@ class TopK {
   bool start(int64_t n) {
     n_ = n;
     keys_ = scratch<slot, uint32_t>(n);
-    bins_ = scratch<slot + 1, uint32_t>(kTables * kBins);
-    if (keys_ == nullptr || bins_ == nullptr) return false;
-    if (n_ > kFew) std::memset(bins_, 0, sizeof(uint32_t) * kTables * kBins);
-    return true;
+    places_ = scratch<slot + 1, uint32_t>(n);
+    return keys_ != nullptr && places_ != nullptr;
   }
 
   // Elements base .. base + count - 1.
@@ -134,56 +134,29 @@ class TopK {
     for (int64_t j = 0; j < count; ++j) {
       keys[j] = tile[j] == tile[j] ? float_key(tile[j] + 0.0f) : 0u;
     }
-    if (n_ <= kFew) return;
-    // Several tables, because neighbours often fall into one bin, and each addition would wait for
-    // the one before.
-    int64_t j = 0;
-    for (; j + kTables <= count; j += kTables) {
-      for (int64_t table = 0; table < kTables; ++table) {
-        ++bins_[table * kBins + (keys[j + table] >> kShift)];
-      }
-    }
-    for (; j < count; ++j) ++bins_[keys[j] >> kShift];
   }
 
-  // Returns the indices of the min(k, n) largest, or null when there is no memory.
+  // Returns the indices of the `chosen` = min(k, n) largest, or null when there is no memory.
   TF_HIPS_INLINE int64_t* finish(int64_t k, int64_t* chosen) {
     const int64_t wanted = std::max<int64_t>(0, std::min(k, n_));
     *chosen = wanted;
     int64_t* out = scratch<slot + 2, int64_t>(wanted);
     if (out == nullptr || wanted == 0) return out;
-    int64_t perhaps = n_;
-    uint32_t least = 0;
-    if (n_ > kFew) {
-      int64_t bin = kBins;
-      for (perhaps = 0; perhaps < wanted;) {
-        --bin;
-        for (int64_t table = 0; table < kTables; ++table) perhaps += bins_[table * kBins + bin];
-      }
-      least = static_cast<uint32_t>(bin) << kShift;
-    }
-    uint32_t* places = scratch<slot + 3, uint32_t>(2 * perhaps);
-    if (places == nullptr) return nullptr;
-    int64_t found = 0;
-    for (int64_t base = 0; base < n_; base += kTile) {
-      const int64_t count = std::min(kTile, n_ - base);
-      alignas(64) bool flags[kTile];
-      for (int64_t j = 0; j < count; ++j) flags[j] = keys_[base + j] >= least;
-      found = keep_range(flags, base, count, found, places);
-    }
-    // Keys of these, after them and the room for one too many.
-    uint32_t* order = places + perhaps + 1;
-    for (int64_t j = 0; j < perhaps; ++j) order[j] = keys_[places[j]];
-    std::nth_element(order, order + wanted - 1, order + perhaps, std::greater<uint32_t>());
+    int64_t found = take(n_ > kFew ? guess(wanted) : 0);
+    if (found < wanted) found = take(bound(wanted));
+    uint32_t* order = scratch<slot + 3, uint32_t>(found);
+    if (order == nullptr) return nullptr;
+    for (int64_t j = 0; j < found; ++j) order[j] = keys_[places_[j]];
+    std::nth_element(order, order + wanted - 1, order + found, std::greater<uint32_t>());
     const uint32_t last = order[wanted - 1];
     int64_t above = 0;
-    for (int64_t j = 0; j < perhaps; ++j) above += order[j] > last ? 1 : 0;
+    for (int64_t j = 0; j < found; ++j) above += order[j] > last ? 1 : 0;
     int64_t equal = wanted - above;
     int64_t taken = 0;
-    for (int64_t j = 0; j < perhaps && taken < wanted; ++j) {
-      const uint32_t key = keys_[places[j]];
+    for (int64_t j = 0; j < found && taken < wanted; ++j) {
+      const uint32_t key = keys_[places_[j]];
       const int64_t is_equal = (key == last) & (equal > 0);
-      out[taken] = places[j];
+      out[taken] = places_[j];
       taken += (key > last) | is_equal;
       equal -= is_equal;
     }
@@ -191,16 +164,48 @@ class TopK {
   }
 
  private:
-  static constexpr int64_t kTables = 4;
-  // Sign, exponent, and three bits of the fraction.
-  static constexpr int kShift = 20;
-  static constexpr int64_t kBins = int64_t{1} << (32 - kShift);
-  // So few elements are compared sooner than the tables are cleared.
+  // So few elements are all looked at.
   static constexpr int64_t kFew = 8192;
+  static constexpr int64_t kSample = 4096;
+
+  // A key that probably at least `wanted` ones reach, and not many more.
+  __attribute__((noinline)) uint32_t guess(int64_t wanted) const {
+    uint32_t sample[kSample];
+    for (int64_t j = 0; j < kSample; ++j) sample[j] = keys_[j * n_ / kSample];
+    const double expected = static_cast<double>(wanted) * kSample / static_cast<double>(n_);
+    // Four standard deviations to be sure.
+    const int64_t rank = static_cast<int64_t>(expected + 4 * std::sqrt(expected)) + 4;
+    if (rank >= kSample) return 0;
+    std::nth_element(sample, sample + rank, sample + kSample, std::greater<uint32_t>());
+    return sample[rank];
+  }
+
+  // A key that at least `wanted` ones reach, by counting.
+  __attribute__((noinline)) uint32_t bound(int64_t wanted) const {
+    // Sign, exponent, and one bit of the fraction.
+    constexpr int kShift = 22;
+    uint32_t bins[1 << (32 - kShift)] = {};
+    for (int64_t j = 0; j < n_; ++j) ++bins[keys_[j] >> kShift];
+    uint32_t bin = 1 << (32 - kShift);
+    for (int64_t reached = 0; reached < wanted;) reached += bins[--bin];
+    return bin << kShift;
+  }
+
+  // Notes where keys are at least `least`; returns their number.
+  TF_HIPS_INLINE int64_t take(uint32_t least) {
+    int64_t found = 0;
+    for (int64_t base = 0; base < n_; base += kTile) {
+      const int64_t count = std::min(kTile, n_ - base);
+      alignas(64) bool flags[kTile];
+      for (int64_t j = 0; j < count; ++j) flags[j] = keys_[base + j] >= least;
+      found = keep_range(flags, base, count, found, places_);
+    }
+    return found;
+  }
 
   int64_t n_ = 0;
   uint32_t* keys_ = nullptr;
-  uint32_t* bins_ = nullptr;
+  uint32_t* places_ = nullptr;
 };
 
 // Places are kept as 32 bits.
