@@ -18,8 +18,8 @@ from compll.ir import nodes
 from compll.ir.sizes import blocks_in
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 
-# Of a filter, sort or scatter; a top_k takes four.
-_SLOTS_OF_TOP_K = 4
+# A filter, sort or scatter takes one.
+_SLOTS_OF_TOP_K = 5
 
 
 @dataclass

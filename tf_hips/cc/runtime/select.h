@@ -42,23 +42,18 @@ __attribute__((noinline)) T* scratch(int64_t count) {
   return static_cast<T*>(memory.get());
 }
 
-// Calls put(j) for every j whose flag is set, in order, and for some others in between, which the
-// next call overwrites: no branch per element. Returns `total` plus the number of flags set.
+// Calls put(number, j) for every j whose flag is set, in order; numbers go on from `total`. Returns
+// `total` plus the number of flags set. Costs a test per eight elements, and a step per flag.
 template <typename Put>
 TF_HIPS_INLINE int64_t for_flags(const bool* flags, int64_t count, int64_t total, const Put& put) {
   int64_t j = 0;
   for (; j + 8 <= count; j += 8) {
     uint64_t group;
     std::memcpy(&group, flags + j, sizeof group);
-    if (group == 0) continue;
-    for (int64_t l = 0; l < 8; ++l) {
-      put(total, j + l);
-      total += static_cast<int64_t>(group >> (8 * l) & 1);
-    }
+    for (; group != 0; group &= group - 1) put(total++, j + __builtin_ctzll(group) / 8);
   }
   for (; j < count; ++j) {
-    put(total, j);
-    total += flags[j] ? 1 : 0;
+    if (flags[j]) put(total++, j);
   }
   return total;
 }
@@ -116,7 +111,7 @@ inline void sort_values(T* values, int64_t count, bool is_descending) {
 // The indices of the k largest of n floats, ascending: the first of equal ones, -0 equal to 0, NaN
 // below all. A few keys say what is surely too small; one pass takes the others, of which the k
 // largest are found. Should the few mislead, a count of the leading bits of all keys does not. Uses
-// slots slot .. slot + 3.
+// slots slot .. slot + 4.
 template <int slot>
 class TopK {
  public:
@@ -125,7 +120,8 @@ class TopK {
     n_ = n;
     keys_ = scratch<slot, uint32_t>(n);
     places_ = scratch<slot + 1, uint32_t>(n);
-    return keys_ != nullptr && places_ != nullptr;
+    found_ = scratch<slot + 2, uint32_t>(n);
+    return keys_ != nullptr && places_ != nullptr && found_ != nullptr;
   }
 
   // Elements base .. base + count - 1.
@@ -140,13 +136,13 @@ class TopK {
   TF_HIPS_INLINE int64_t* finish(int64_t k, int64_t* chosen) {
     const int64_t wanted = std::max<int64_t>(0, std::min(k, n_));
     *chosen = wanted;
-    int64_t* out = scratch<slot + 2, int64_t>(wanted);
+    int64_t* out = scratch<slot + 3, int64_t>(wanted);
     if (out == nullptr || wanted == 0) return out;
     int64_t found = take(n_ > kFew ? guess(wanted) : 0);
     if (found < wanted) found = take(bound(wanted));
-    uint32_t* order = scratch<slot + 3, uint32_t>(found);
+    uint32_t* order = scratch<slot + 4, uint32_t>(found);
     if (order == nullptr) return nullptr;
-    for (int64_t j = 0; j < found; ++j) order[j] = keys_[places_[j]];
+    std::copy(found_, found_ + found, order);
     std::nth_element(order, order + wanted - 1, order + found, std::greater<uint32_t>());
     const uint32_t last = order[wanted - 1];
     int64_t above = 0;
@@ -154,7 +150,7 @@ class TopK {
     int64_t equal = wanted - above;
     int64_t taken = 0;
     for (int64_t j = 0; j < found && taken < wanted; ++j) {
-      const uint32_t key = keys_[places_[j]];
+      const uint32_t key = found_[j];
       const int64_t is_equal = (key == last) & (equal > 0);
       out[taken] = places_[j];
       taken += (key > last) | is_equal;
@@ -191,14 +187,17 @@ class TopK {
     return bin << kShift;
   }
 
-  // Notes where keys are at least `least`; returns their number.
+  // Notes the keys that are at least `least`, and where they are; returns their number.
   TF_HIPS_INLINE int64_t take(uint32_t least) {
     int64_t found = 0;
     for (int64_t base = 0; base < n_; base += kTile) {
       const int64_t count = std::min(kTile, n_ - base);
       alignas(64) bool flags[kTile];
       for (int64_t j = 0; j < count; ++j) flags[j] = keys_[base + j] >= least;
-      found = keep_range(flags, base, count, found, places_);
+      found = for_flags(flags, count, found, [&](int64_t at, int64_t j) {
+        places_[at] = static_cast<uint32_t>(base + j);
+        found_[at] = keys_[base + j];
+      });
     }
     return found;
   }
@@ -206,6 +205,7 @@ class TopK {
   int64_t n_ = 0;
   uint32_t* keys_ = nullptr;
   uint32_t* places_ = nullptr;
+  uint32_t* found_ = nullptr;
 };
 
 // Places are kept as 32 bits.
