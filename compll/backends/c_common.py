@@ -247,11 +247,13 @@ class Expressions:
     def _binary(self, expr: nodes.Binary) -> tuple[str, int]:
         if expr.left.type == INT and expr.op in _INT_CALLS:
             return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {self(expr.right)})", _ATOM
-        precedence = _PRECEDENCE[expr.op]
-        # Mixed && and ||, & and == read better, and compile without warnings, with parentheses.
-        lowest = precedence if expr.op in "+-*/" else 9
-        right = precedence + 1 if expr.op in "+-*/" else 9
-        return f"{self(expr.left, lowest)} {expr.op} {self(expr.right, right)}", precedence
+        # Both sides are evaluated: a branch between them would keep loops from becoming vector code.
+        op = {"&&": "&", "||": "|"}.get(expr.op, expr.op)
+        precedence = _PRECEDENCE[op]
+        # Mixed | and &, & and == read better, and compile without warnings, with parentheses.
+        lowest = precedence if op in "+-*/" else 9
+        right = precedence + 1 if op in "+-*/" else 9
+        return f"{self(expr.left, lowest)} {op} {self(expr.right, right)}", precedence
 
     def _math(self, expr: nodes.Math) -> str:
         arguments = ", ".join(map(self, expr.arguments))
