@@ -247,7 +247,7 @@ class Expressions:
     def _binary(self, expr: nodes.Binary) -> tuple[str, int]:
         if expr.left.type == INT and expr.op in _INT_CALLS:
             return f"{_INT_CALLS[expr.op]}({self(expr.left)}, {self(expr.right)})", _ATOM
-        # Both sides are evaluated: a branch between them would keep loops from becoming vector code.
+        # Both sides are evaluated: with a branch between them, loops would not be vector code.
         op = {"&&": "&", "||": "|"}.get(expr.op, expr.op)
         precedence = _PRECEDENCE[op]
         # Mixed | and &, & and == read better, and compile without warnings, with parentheses.

@@ -17,7 +17,7 @@ from compll.frontend.constants import integer_of
 from compll.frontend.scope import Function
 from compll.ir import nodes
 from compll.ir.reducers import REDUCERS, order_of, recognise
-from compll.ir.sizes import SizeError, scalar_of
+from compll.ir.sizes import SizeError, capacity_of, scalar_of
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, joined
 from compll.ir.walk import walk
 from compll.source import Span
@@ -51,6 +51,15 @@ def _floats(lower: "Lowerer", tree: ast.Expr, frame: "Frame", what: str) -> node
     return value
 
 
+def _checked(lower: "Lowerer", vector: nodes.Expr) -> nodes.Expr:
+    """A vector whose capacity can be written down."""
+    try:
+        capacity_of(vector, lower.lets, lower.params, lower.sizes)
+    except SizeError as error:
+        raise lower.refuse_size(error) from error
+    return vector
+
+
 def _filter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     source = _source(lower, tree.arguments[0], frame)
     function = lower.function(tree.arguments[1], frame)
@@ -71,7 +80,7 @@ def _filter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     limit = None
     if len(tree.arguments) == 3:
         limit = _count(lower, tree.arguments[2], frame, "the limit of a `filter`")
-    return nodes.Filter(source.type, tree.span, source, flags, limit)
+    return _checked(lower, nodes.Filter(source.type, tree.span, source, flags, limit))
 
 
 def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
@@ -104,7 +113,7 @@ def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
 def _top_k(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     source = _floats(lower, tree.arguments[0], frame, "what `top_k` compares")
     count = _count(lower, tree.arguments[1], frame, "the number of `top_k`")
-    return nodes.TopK(Array(INT), tree.span, source, count)
+    return _checked(lower, nodes.TopK(Array(INT), tree.span, source, count))
 
 
 def _sample(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:

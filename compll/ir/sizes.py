@@ -16,6 +16,8 @@ from compll.ir.types import INT
 from compll.source import Span
 
 MAX_NODES = 256
+# Of vectors that are cut from vectors that are cut: each is a level of the expression.
+_MAX_DEPTH = 32
 
 
 class SizeError(Exception):
@@ -101,6 +103,7 @@ class _Resolver:
         is_capacity: bool = False,
     ) -> None:
         self._is_capacity = is_capacity
+        self._depth = 0
         self._sizes = sizes
         self._lets = lets
         self._params = params
@@ -159,7 +162,12 @@ class _Resolver:
             self._is_capacity = outer
 
     def _least(self, count: nodes.Expr, source: nodes.Expr) -> nodes.Expr:
-        return nodes.Math(INT, count.span, "min", (self._count(count), self.size(source)))
+        if self._depth == _MAX_DEPTH:
+            raise LongSizeError(source.span)
+        self._depth += 1
+        least = nodes.Math(INT, count.span, "min", (self._count(count), self.size(source)))
+        self._depth -= 1
+        return least
 
     def scalar(self, value: nodes.Expr) -> nodes.Expr:
         self._left -= 1

@@ -242,3 +242,19 @@ def test_vectors_are_kept_once():
     assert sorted(kept) == sorted(
         ["big", "where", "some", "up", "down", "sorted", "best", "few", "kept"]
     )
+
+
+def test_long_chains_are_refused_not_followed():
+    """Each cut is a level of the length's expression; maps and sorts are not."""
+    step = "float* v{0} = sort(filter(v{1}, [&](float g) -> uint1 {{ return g > 0; }}{2}), less);\n"
+    for limit, is_refused in ((", 5", True), ("", False)):
+        lines = "".join(step.format(k + 1, k, limit) for k in range(300))
+        text = encoder(
+            f"float* v0 = map(gradient, [&](float g) -> float {{ return g; }});\n{lines}"
+            "out = concat(v300);"
+        )
+        if is_refused:
+            with pytest.raises(compll.CompileError, match="E403"):
+                compll.compile_text(text, "chain")
+        else:
+            optimise(compll.compile_text(text, "chain"))
