@@ -240,9 +240,8 @@ def values_of(program: nodes.Program) -> dict[str, float]:
 def sample(n: int = N) -> np.ndarray:
     """A gradient with values of every kind."""
     x = np.random.default_rng(n).normal(size=n).astype(np.float32)
-    x[: n // 4] = np.array([0, -0.0, 1e-42, 3e38, -3e38, np.inf, -np.inf, np.nan, 1], np.float32)[
-        : n // 4
-    ]
+    odd = np.array([0, -0.0, 1e-42, 3e38, -3e38, np.inf, -np.inf, np.nan, 1], np.float32)
+    x[:: max(1, n // 9)][: odd.size] = odd[: min(n, odd.size)]
     return x
 
 
