@@ -27,12 +27,13 @@ linux unix
 _OWN = """
 abs add base bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count
 decode encode exp2_exact finish float_at float_bits float_key float_to_code float_to_int
-float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub j
-keep_range keep_values key key_float layout load_code load_float load_floats log2_exact main
+float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block
+j k keep_range keep_values key key_float layout load_code load_float load_floats log2_exact main
 max_body_bytes maximum minimum n noise noise_at noise_tile out pack_codes packed_bytes params
-power_of_two random_float random_int read_params reduce_tile round_half_away scatter_tile scratch
-sign_of sort_values status std store_code store_float store_floats take_indices tf_hips unpack_codes
-value value_at values wide_noise_at wide_noise_tile wide_random_int
+power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
+round_half_away scatter_tile scratch sign_of sort_values spread_blocks status std store_code
+store_float store_floats take_indices tf_hips unpack_codes value value_at values wide_noise_at
+wide_noise_tile wide_random_int
 """
 RESERVED = frozenset((_KEYWORDS + _OWN).split())
 

@@ -56,6 +56,7 @@ class _Function:
 
     def __post_init__(self) -> None:
         self.loops = Loops(self.lines, self.names, self.program.params, self.stored, self.widths)
+        self.loops.blocks = self.program.blocks
         self.c = self.loops.c
         self.kept = KeptVectors(self.loops)
         self.fields = field_names(self.program)

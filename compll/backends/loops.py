@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from compll.backends.c_common import Expressions, Lines, Names
 from compll.ir import nodes
+from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
 from compll.ir.walk import children, walk
 
@@ -46,6 +47,7 @@ class Loops:
     Attributes:
         stored: vectors that can be read.
         widths: names of the Width of each type that depends on parameters.
+        blocks: numbers of elements of blocks that depend on parameters.
     """
 
     lines: Lines
@@ -55,8 +57,10 @@ class Loops:
     widths: dict[UInt, str]
     _size: nodes.Expr | None = None
     _position: nodes.Var | None = None
+    blocks: tuple[nodes.Expr, ...] = ()
     _noise: dict[int, str] = field(default_factory=dict)
     _tiles: dict[nodes.Var, str] = field(default_factory=dict)
+    _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Makes the printer of expressions, which reads vectors through this object."""
@@ -76,10 +80,17 @@ class Loops:
         vector = self.stored[array]
         if self._is_here(index) and self._size == vector.size:
             return f"{self._tiles[array]}[j]" if vector.is_field else f"{vector.pointer}[base + j]"
+        block = block_of(index, self._position, self.blocks)
+        if block is not None:
+            return f"{self._spread[array, block]}[j]"
+        return self._anywhere(vector, c(index))
+
+    def _anywhere(self, vector: Stored, index: str) -> str:
+        """Element `index`, C++ for any number, of a stored vector."""
         if vector.bits is not None:
-            return f"code_at({vector.pointer}, {vector.count}, {vector.bits}, {c(index)})"
+            return f"code_at({vector.pointer}, {vector.count}, {vector.bits}, {index})"
         function = "float_at" if vector.is_field else "value_at"
-        return f"{function}({vector.pointer}, {vector.count}, {c(index)})"
+        return f"{function}({vector.pointer}, {vector.count}, {index})"
 
     def noise(self, expr: nodes.Random, c: Expressions) -> str:
         """The random bits of an element, from the tile when it is the loop's own element."""
@@ -128,6 +139,7 @@ class Loops:
         self.lines.close()
         self._noise.clear()
         self._tiles.clear()
+        self._spread.clear()
         self._size = None
 
     def tile(self, part: nodes.Elementwise, kind: Type) -> str:
@@ -153,6 +165,7 @@ class Loops:
             self._finish(var, reduce, result)
         self._noise.clear()
         self._tiles.clear()
+        self._spread.clear()
         self._size = None
 
     def _prepare(self, parts: list[nodes.Elementwise]) -> None:
@@ -168,6 +181,10 @@ class Loops:
                     and self._is_here(expr.index)
                 ):
                     self._prepare_field(self.stored[expr.array.var])
+                elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
+                    block = block_of(expr.index, self._position, self.blocks)
+                    if block is not None:
+                        self._prepare_block(self.stored[expr.array.var], block)
         self._position = None
 
     def _prepare_noise(self, site: int, bits: int) -> None:
@@ -193,6 +210,21 @@ class Loops:
         else:
             at = f"{vector.pointer} + {_tile_bytes(vector.bits)}"
             self.lines.add(f"unpack_codes({at}, count, {vector.bits}, {tile});")
+
+    def _prepare_block(self, vector: Stored, block: nodes.Expr) -> None:
+        """Gives every element of a tile what belongs to its block, so that loops stay simple."""
+        if (vector.var, block) in self._spread:
+            return
+        tile = self.names.fresh(f"{vector.var.name}_tile")
+        self._spread[vector.var, block] = tile
+        kind = vector.var.type
+        element = self.c.type(kind.element if isinstance(kind, Array) else kind)
+        found = self._anywhere(vector, "k")
+        self.lines.add(
+            f"alignas(64) {element} {tile}[kTile];",
+            f"spread_blocks([&](int64_t k) {{ return static_cast<{element}>({found}); }},",
+            f"              base, {self.c(block)}, count, {tile});",
+        )
 
     def _values(self, part: nodes.Elementwise, kind: Type) -> str:
         """A tile of values; the vector itself where nothing is computed."""
@@ -319,6 +351,8 @@ def _uses_position(part: nodes.Elementwise, loops: Loops) -> bool:
         if isinstance(expr, nodes.Ref):
             return expr.var is position
         if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
+            if block_of(expr.index, position, loops.blocks) is not None:
+                return False
             is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is position
             return not (is_here and loops.reads_in_order(expr.array.var)) and needed(expr.index)
         if isinstance(expr, nodes.Random):

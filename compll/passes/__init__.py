@@ -3,6 +3,7 @@
 
 inline   lambdas and vectors into elementwise form: nothing is stored between loops but what must be
 fold     constants, and conversions that change nothing
+blocks   reads of a value per block of elements, as such
 dead     values that nobody reads
 fuse     reductions and writes that can share a read of the data, in one sweep
 pack     the body: fields, widths, element counts
@@ -16,20 +17,22 @@ from compll.ir import nodes
 from compll.ir.printer import spec_hash
 from compll.ir.verify import verify
 from compll.ir.verify_plan import verify_plan
+from compll.passes.blocks import blocks
 from compll.passes.dead import dead
 from compll.passes.fold import fold
 from compll.passes.fuse import fuse
 from compll.passes.inline import inline
 from compll.passes.pack import pack
 
-NAMES = ("inline", "fold", "dead", "fuse", "pack")
+NAMES = ("inline", "fold", "blocks", "dead", "fuse", "pack")
 """The passes in the order in which they run."""
 
 
 def stages(program: nodes.Program) -> Iterator[tuple[str, nodes.Program | nodes.Plan]]:
     """What each pass makes of a checked program, with the pass's name."""
     carried = spec_hash(program)
-    for name, change in (("inline", inline), ("fold", fold), ("dead", dead)):
+    passes = (("inline", inline), ("fold", fold), ("blocks", blocks), ("dead", dead))
+    for name, change in passes:
         program = change(program)
         verify(program, is_inlined=True)
         yield name, program

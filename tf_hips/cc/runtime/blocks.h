@@ -98,6 +98,19 @@ TF_HIPS_INLINE void reduce_int_blocks(const T* values, int64_t count, int64_t bl
   }
 }
 
+// Gives each of the `count` elements of a tile the value of its block: out[j] = at((base + j) /
+// block). A tile begins with a block.
+template <typename At, typename T>
+TF_HIPS_INLINE void spread_blocks(const At& at, int64_t base, int64_t block, int64_t count,
+                                  T* out) {
+  int64_t k = base / block;
+  for (int64_t start = 0; start < count; start += block, ++k) {
+    const T value = at(k);
+    // Whole blocks: tiles have room for them.
+    for (int64_t j = start; j < start + block; ++j) out[j] = value;
+  }
+}
+
 }  // namespace tf_hips
 
 #endif  // TF_HIPS_CC_RUNTIME_BLOCKS_H_
