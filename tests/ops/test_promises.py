@@ -90,6 +90,33 @@ def test_what_was_sent_and_the_residual_are_the_gradients(compressor: Compressor
     assert np.abs(sent + residual - given).max() <= steps * scale * 2.0**-22
 
 
+def residual_norms(codec: Compressor, steps: int) -> list[float]:
+    """Of error feedback around a codec, worked out here: compressors refuse what diverges."""
+    rng = np.random.default_rng(9)
+    residual = np.zeros(2000, np.float32)
+    norms = []
+    for step in range(steps):
+        total = rng.standard_normal(2000, np.float32) + residual
+        residual = total - through(codec, total, Key(1, step, 0))
+        norms.append(float(np.linalg.norm(residual)))
+    return norms
+
+
+@pytest.mark.parametrize("name", [a.name for a in REGISTRY.values() if a.feedback_minimum])
+def test_error_feedback_is_refused_where_residuals_grow(name: str) -> None:
+    """And only there."""
+    ((parameter, least),) = REGISTRY[name].feedback_minimum
+    below = Compressor(name, ((parameter, least - 1),))
+    with pytest.raises(ValueError, match="under error feedback"):
+        error_feedback(below)
+    growing, steady = (
+        residual_norms(below, 60),
+        residual_norms(Compressor(name, ((parameter, least),)), 60),
+    )
+    assert growing[59] > 1.3 * growing[9]
+    assert max(steady) < 2.5 * steady[9]
+
+
 @each
 def test_the_same_key_gives_the_same_packet(compressor: Compressor) -> None:
     x = gradient(5000)
@@ -127,19 +154,24 @@ def test_equal_elements_stay_equal_in_the_mean(compressor: Compressor, value: fl
 NAN, INF = np.nan, np.inf
 BLOCK = 7.25  # stands for the largest finite value of the block
 # What arrives for NaN, infinity and -infinity among ordinary values, and whether these arrive as
-# they would without; None: whatever follows from the means or ends that a codec computes.
+# they would without; None: whatever follows from the means or ends that a codec computes, or from
+# which elements it sends.
 NOT_FINITE: dict[str, tuple[tuple[float, float, float], bool] | None] = {
     "bf16": ((NAN, INF, -INF), True),
+    "bisparse": None,
     "fp16": ((NAN, INF, -INF), True),
     "fp32": ((NAN, INF, -INF), True),
     "fp8": ((NAN, BLOCK, -BLOCK), True),
+    "graddrop": None,
     "hips2bit": ((0, 0.5, -0.5), True),
     "int8": ((0, BLOCK, -BLOCK), True),
     "natural": ((INF, INF, -INF), True),
     "onebit": None,
     "qsgd": ((0, BLOCK, -BLOCK), True),
+    "randomk": None,
     "tbq": ((0, 0.5, -0.5), True),
     "terngrad": None,
+    "topk": None,
 }
 
 
