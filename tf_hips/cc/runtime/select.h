@@ -15,10 +15,16 @@
 #include <functional>
 #include <memory>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "tf_hips/cc/runtime/reduce.h"
 #include "tf_hips/cc/runtime/target.h"
 
 namespace tf_hips {
+
+constexpr int64_t kLargePage = int64_t{1} << 21;
 
 // Room for `count` elements, and a tile more: loops write whole tiles. Each slot is a memory of its
 // own, which lives as long as its thread. Null when there is no memory, or for more than 2^31.
@@ -32,11 +38,15 @@ __attribute__((noinline)) T* scratch(int64_t count) {
   if (count < 0 || count > int64_t{1} << 31) return nullptr;
   const int64_t wanted = (count + kTile) * static_cast<int64_t>(sizeof(T));
   if (wanted > capacity) {
-    constexpr int64_t kPage = 4096;
-    const int64_t bytes = (wanted + kPage - 1) / kPage * kPage;
+    // Large pages, where the system gives them: else finding pages costs as much as the work.
+    const int64_t page = wanted < kLargePage ? 4096 : kLargePage;
+    const int64_t bytes = (wanted + page - 1) / page * page;
     capacity = 0;
-    memory.reset(std::aligned_alloc(kPage, static_cast<size_t>(bytes)));
+    memory.reset(std::aligned_alloc(static_cast<size_t>(page), static_cast<size_t>(bytes)));
     if (memory == nullptr) return nullptr;
+#ifdef MADV_HUGEPAGE
+    if (page == kLargePage) madvise(memory.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);
+#endif
     capacity = bytes;
   }
   return static_cast<T*>(memory.get());
