@@ -14,9 +14,10 @@ import tensorflow as tf
 
 import compll
 import tf_hips
+from compll import pipeline
 from tests.ops.codecs import bits, gradient
 from tests.support.ranks import process_groups
-from tf_hips.errors import LibraryError, SpecificationError
+from tf_hips.errors import LibraryError, ProtocolError, SpecificationError
 from tf_hips.ops import (
     Compressor,
     Key,
@@ -29,6 +30,8 @@ from tf_hips.ops import (
     parse,
     registry,
 )
+from tf_hips.ops.library import NATIVE_PATH
+from tf_hips.ps.members import Members, Terms
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 
@@ -339,3 +342,57 @@ def test_a_server_finds_what_a_peer_names_by_its_content(mine: Compressor, tmp_p
     wrong = changed(tmp_path)
     told = run(program, **{jit.CACHE: str(tmp_path / "other"), jit.SPECS: str(tmp_path)}).stdout
     assert loaded.full_name("mine", wrong.read_bytes()) in told
+
+
+def test_a_server_without_the_file_or_a_compiler_says_so_to_the_party(
+    mine: Compressor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = Members(Terms(("east",), None, None, max_model_bytes=1 << 20))
+    joining = {"process": "p", "workers": 1, "downlink": "same", "seed": 0}
+    joined = members.describe(compression="mine(2, 1)", **joining)
+    assert joined.compression == joined.downlink == parse("mine(2, 1)").text
+    with pytest.raises(ProtocolError, match=r"unknown to the server.*TF_HIPS_SPECS"):
+        members.describe(compression="mine@0123456789abcdef(2, 1)", **joining)
+    monkeypatch.setattr(loaded, "_tables", {})
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ProtocolError, match=r"unknown to the server: a C\+\+ compiler is needed"):
+        members.describe(compression=f"{NAME}(2, 1)", **joining)
+
+
+def test_a_library_that_was_built_elsewhere_needs_no_compiler(
+    mine: Compressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = changed(tmp_path, "elsewhere")
+    library = pipeline.build(file, tmp_path / "made")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    codec = parse(f"{library}(2, 1)", files=True)
+    assert codec.name == loaded.full_name("elsewhere", file.read_bytes())
+    x = gradient(99)
+    ours = native.decode(codec, native.encode(codec, x, KEY), 99)
+    theirs = native.decode(mine, native.encode(mine, x, KEY), 99)
+    np.testing.assert_array_equal(ours, theirs)
+    (tmp_path / "no.so").write_bytes(b"not a library")
+    with pytest.raises(LibraryError, match="must be a library that `compll gen --build`"):
+        tf_hips.load(tmp_path / "no.so")
+    with pytest.raises(LibraryError, match="tf_hips_codec_id"):
+        tf_hips.load(NATIVE_PATH)
+
+
+@pytest.mark.slow
+def test_clusters_that_tensorflow_compiles_on_its_own_fall_back() -> None:
+    program = (
+        "import tensorflow as tf\n"
+        "from tf_hips.ops import graph, parse\n"
+        "@tf.function\n"
+        "def value(x):\n"
+        "    for _ in range(6): x = tf.sin(x) * 2.0\n"
+        "    packet, _ = graph.encode(parse('onebit'), x, seed=1, step=2, tensor_id=3)\n"
+        "    y = graph.decode(parse('onebit'), packet, 1000)\n"
+        "    return tf.reduce_sum(tf.abs(y))\n"
+        "results = {float(value(tf.range(1000, dtype=tf.float32))) for _ in range(3)}\n"
+        "assert len(results) == 1 and results.pop() > 1, results\n"
+    )
+    flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit --tf_xla_min_cluster_size=1"
+    done = run(program, TF_XLA_FLAGS=flags)
+    assert done.returncode == 0, done.stderr

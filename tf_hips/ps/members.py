@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable
 
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import LibraryError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps.model import Model, first_difference
 
@@ -194,5 +194,5 @@ class Members:
 def _canonical(what: str, text: str) -> str:
     try:
         return compressors.parse(text).text
-    except ValueError as error:
+    except (ValueError, LibraryError) as error:  # no compiler here for a codec of theirs
         raise ProtocolError(f"`{what}` is unknown to the server: {error}") from error
