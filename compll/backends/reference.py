@@ -109,7 +109,9 @@ class Interpreter:
             case nodes.Map():
                 source = np.asarray(self.eval(expr.source))
                 self.bind(expr.position, np.arange(source.size, dtype=np.int64))
-                return self._spread(self._apply(expr.function, [source]), source.size)
+                kind = expr.source.type
+                element = kind.element if isinstance(kind, Array) else kind
+                return self._spread(self._apply(expr.function, [(source, element)]), source.size)
             case nodes.Elementwise():
                 size = self._length(expr.size)
                 self.bind(expr.position, np.arange(size, dtype=np.int64))
@@ -117,7 +119,8 @@ class Interpreter:
                 return self._spread(self.eval(expr.value), size)
             case nodes.Apply():
                 return self._apply(
-                    expr.function, [self.eval(argument) for argument in expr.arguments]
+                    expr.function,
+                    [(self.eval(argument), argument.type) for argument in expr.arguments],
                 )
             case nodes.Reduce():
                 return self._reduce(expr)
@@ -151,8 +154,11 @@ class Interpreter:
         # A lambda that ignores its argument gives one scalar for all elements.
         return np.broadcast_to(np.asarray(value), (size,))
 
-    def _apply(self, function: nodes.Lambda, arguments: list[Value]) -> Value:
-        for var, value in zip(function.params, arguments, strict=True):
+    def _apply(self, function: nodes.Lambda, arguments: list[tuple[Value, Type]]) -> Value:
+        for var, (value, kind) in zip(function.params, arguments, strict=True):
+            if kind != var.type:
+                width = self.width(var.type) if isinstance(var.type, UInt) else 0
+                value = semantics.convert(value, kind, var.type, width)
             self.bind(var, value)
         self.run(function.lets)
         return self.eval(function.result)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
+from compll import passes
 from compll.backends import bits, philox, reduction
 from compll.backends.library import build
 from compll.backends.reference import Interpreter, Key
@@ -400,3 +401,20 @@ def test_widths_are_checked_where_no_range_says_so():
     for codec in (compll.Reference(program, b=17), compiled(program, b=17)):
         with pytest.raises(ValueError, match=r"must be from 1 to 16|out of range"):
             codec.encode(x)
+
+
+def test_a_lambda_converts_what_it_is_given():
+    """`map` of floats with a lambda of an int: found by test_fuzz.py."""
+    text = encoder(
+        "    float* ends = map(gradient, [&](int x) -> float { return x > 0 ? 1 / x : 0.5; });\n"
+        "    uint2* low = map(map(gradient, [&](uint2 x) -> int { return x; }),"
+        " [&](uint2 x) -> uint2 { return x; });\n    out = concat(ends, low);"
+    )
+    program = compll.compile_text(text, "foo")
+    x = np.array([0.5, 1.5, 2.5, -1.5, 7.5], np.float32)
+    body = compll.Reference(program).encode(x)[16:]
+    np.testing.assert_array_equal(body[:20].view(np.float32), [0.5, 1.0, 0.0, 0.5, 0.0])
+    assert body[20:].tolist() == [0b00_10_01_00, 0b11]
+    inlined = dict(passes.stages(program))["dead"]
+    assert compll.Reference(inlined).encode(x)[16:].tobytes() == body.tobytes()
+    assert compiled(program).encode(x)[16:].tobytes() == body.tobytes()
