@@ -25,6 +25,9 @@ linux unix
 """
 # What generated functions use themselves, and what they call.
 _OWN = """
+add_all add_tile begin bodies check_body encode_feedback encode_fields encode_tiles end exact
+feedback_fields gradient decode_fields how merge merge_rows mode new_residual put_tile
+residual stream_end stream_tile to
 abs add base bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count
 decode encode exp2_exact finish float_at float_bits float_key float_to_code float_to_int
 float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block
@@ -95,6 +98,12 @@ class Names:
         if var not in self._names:
             self._names[var] = self.fresh(var.name)
         return self._names[var]
+
+
+def param_names(program: nodes.Program) -> dict[nodes.Var, str]:
+    """Names of the parameters in the struct of all of them."""
+    names = Names()
+    return {param.var: names.of(param.var) for param in program.params}
 
 
 class Lines:

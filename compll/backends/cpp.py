@@ -4,8 +4,10 @@
     read_params     values of the parameters, checked
     make_layout     where each field of a body begins, from parameters and n alone
     encode_fields   the hot functions: a sweep is a loop over tiles (loops.py)
-    decode_fields
+    feedback_fields encode_fields with error feedback (feedback.py)
+    decode_fields   elements from `begin` to `end`
     encode, decode  what callers see: arguments and lengths checked, denormal mode set
+    encode_feedback, merge
 
 The text is meant to be read: names are those of the specification.
 """
@@ -13,7 +15,9 @@ The text is meant to be read: names are those of the specification.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from compll.backends.c_common import Lines, Names
+from compll.backends import entries
+from compll.backends.c_common import Lines, Names, param_names
+from compll.backends.feedback import Fusion, has_feedback, has_ranges
 from compll.backends.kept import KeptVectors, fails
 from compll.backends.loops import Loops, Stored
 from compll.ir import nodes
@@ -28,10 +32,32 @@ _INCLUDES = (
     "denormals.h",
     "functions.h",
     "layout.h",
+    "merge.h",
     "reduce.h",
     "rng.h",
     "target.h",
+    "tiles.h",
 )
+
+
+_ENCODE_PARAMETERS = (
+    "const Params& params",
+    "const TfHipsKey& key",
+    "const float* gradient",
+    "const float* residual",
+    "float* value",
+    "int64_t n",
+    "const Layout& layout",
+    "uint8_t* __restrict__ body",
+)
+
+
+def _parameters(head: str, parameters: tuple[str, ...]) -> list[str]:
+    """The head of a function, one parameter a line; a specification need not use all of them."""
+    indent = " " * 4
+    lines = [f"{indent}[[maybe_unused]] {text}," for text in parameters]
+    lines[-1] = lines[-1][:-1] + ") {"
+    return [head, *lines]
 
 
 def emit(plan: nodes.Plan) -> str:
@@ -59,7 +85,7 @@ class _Function:
         self.loops.blocks = self.program.blocks
         self.c = self.loops.c
         self.kept = KeptVectors(self.loops)
-        self.fields = field_names(self.program)
+        self.fields = param_names(self.program)
 
     def unpack_params(self, used: set[nodes.Var]) -> None:
         """Makes the parameters that are used local variables."""
@@ -95,12 +121,6 @@ def _vars(exprs: Iterable[nodes.Expr]) -> set[nodes.Var]:
     return set().union(*map(free_vars, exprs))
 
 
-def field_names(program: nodes.Program) -> dict[nodes.Var, str]:
-    """Names of the parameters in the struct of all of them."""
-    names = Names()
-    return {param.var: names.of(param.var) for param in program.params}
-
-
 class _Emitter:
     def __init__(self, plan: nodes.Plan) -> None:
         self._plan = plan
@@ -128,11 +148,11 @@ class _Emitter:
         add(f"namespace tf_hips::codec_{program.name} {{", "namespace {", "")
         self._params()
         self._layout()
-        if program.encode is not None:
-            self._encode(program.encode)
         if program.decode is not None:
             self._decode(program.decode)
-        self._entries()
+        if program.encode is not None:
+            self._encode(program.encode)
+        entries.emit(self._plan, self._lines)
         return self._lines.text()
 
     # Parameters.
@@ -258,39 +278,61 @@ class _Emitter:
             if not isinstance(value, nodes.Elementwise)
         ]
         roots = [*_roots(self._plan.encode), *(value for _, value in scalars)]
-        lines.add(
-            f"TF_HIPS_HOT {_result(self._plan.encode)} "
-            "encode_fields([[maybe_unused]] const Params& params,",
-            "                               [[maybe_unused]] const TfHipsKey& key,",
-            "                               [[maybe_unused]] const float* __restrict__ in,",
-            "                               [[maybe_unused]] int64_t n,",
+        fusion = Fusion.of(self._plan)
+        lines.add("// With feedback `in` is the sum of gradient and residual.")
+        lines.add("template <bool kFeedback>")
+        head = _parameters(
+            f"TF_HIPS_INLINE {_result(self._plan.encode)} encode_tiles(", _ENCODE_PARAMETERS
         )
-        lines.open(
-            "                               const Layout& layout, uint8_t* __restrict__ body) {"
-        )
+        lines.add(*head[:-1])
+        lines.open(head[-1])
         kinds = self._widths_in(roots)
         function.unpack_params(
             _vars([*roots, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))])
         )
         self._make_widths(kinds, function, is_checked=False)
-        self._steps(
-            self._plan.encode,
-            function,
-            {k: f"body + layout.offset[{k}]" for k in range(len(encode.fields))},
-        )
-        for number, value in scalars:
-            target = f"body + layout.offset[{number}]"
-            if value.type == FLOAT:
-                lines.add(f"store_float({function.c(value)}, {target});")
-            else:
-                lines.add(
-                    f"store_code({function.c(value)}, "
-                    f"{self._bits(value.type, function)}, {target});"
-                )
+        targets = {k: f"body + layout.offset[{k}]" for k in range(len(encode.fields))}
+        if has_feedback(self._plan) and fusion.first is None:
+            lines.add("if constexpr (kFeedback) add_all(gradient, residual, n, value);")
+        lines.add("const float* in = kFeedback ? value : gradient;")
+        for number, step in enumerate(self._plan.encode):
+            if number == fusion.last:
+                self._store_scalars(scalars, function)
+            first, last = fusion.first_lines(number), fusion.last_lines(number)
+            self._steps((step,), function, targets, first=first, last=last)
+        if fusion.last is None:
+            self._store_scalars(scalars, function)
+        if has_feedback(self._plan):
+            lines.add(*fusion.end_lines())
         if fails(self._plan.encode):
             lines.add("return TF_HIPS_OK;")
         lines.close()
         lines.add("")
+        self._wrap("encode_fields", feedback=False)
+        if has_feedback(self._plan):
+            self._wrap("feedback_fields", feedback=True)
+
+    def _wrap(self, name: str, *, feedback: bool) -> None:
+        """A hot function, which has clones, around encode_tiles, which is part of each."""
+        result = _result(self._plan.encode)
+        head = _parameters(f"TF_HIPS_HOT {result} {name}(", _ENCODE_PARAMETERS)
+        self._lines.add(*head[:-1])
+        self._lines.open(head[-1])
+        flag = "true" if feedback else "false"
+        self._lines.add(
+            f"return encode_tiles<{flag}>(params, key, gradient, residual, value, n, layout, body);"
+        )
+        self._lines.close()
+        self._lines.add("")
+
+    def _store_scalars(self, scalars: list[tuple[int, nodes.Expr]], function: _Function) -> None:
+        for number, value in scalars:
+            target = f"body + layout.offset[{number}]"
+            text = f"store_float({function.c(value)}, {target});"
+            if value.type != FLOAT:
+                bits = self._bits(value.type, function)
+                text = f"store_code({function.c(value)}, {bits}, {target});"
+            self._lines.add(text)
 
     def _widths_in(self, roots: list[nodes.Expr]) -> list[UInt]:
         kinds = [expr.type for root in roots for expr in walk(root)]
@@ -302,6 +344,11 @@ class _Emitter:
         steps: tuple[nodes.Step, ...],
         function: _Function,
         targets: dict[int, str],
+        *,
+        begin: str = "0",
+        end: str = "n",
+        first: tuple[str, ...] = (),
+        last: tuple[str, ...] = (),
     ) -> None:
         for step in steps:
             if isinstance(step, nodes.Let):
@@ -312,10 +359,10 @@ class _Emitter:
                 continue
             scatter = step.writes[0].value if step.writes else None
             if isinstance(scatter, nodes.Scatter):
-                function.kept.scatter(scatter, "out", "if (!add) std::fill(out, out + n, 0.0f);")
+                function.kept.decode(scatter)
                 continue
-            count = function.loops.number(step.size, "size")
-            function.loops.sweep(step, count, targets)
+            count = end if begin != "0" else function.loops.number(step.size, "size")
+            function.loops.sweep(step, count, targets, begin=begin, first=first, last=last)
 
     # Decode.
 
@@ -332,8 +379,10 @@ class _Emitter:
             "                               [[maybe_unused]] const uint8_t* __restrict__ body,",
             "                               [[maybe_unused]] const Layout& layout,",
             "                               float* __restrict__ out, [[maybe_unused]] int64_t n,",
+            "                               [[maybe_unused]] int32_t mode,",
+            "                               [[maybe_unused]] int64_t begin,",
         )
-        lines.open("                               bool add) {")
+        lines.open("                               [[maybe_unused]] int64_t end) {")
         if any(isinstance(expr, nodes.Random) for root in roots for expr in walk(root)):
             lines.add("const TfHipsKey key = {0, 0, 0, 0};")
         function.unpack_params(
@@ -344,7 +393,12 @@ class _Emitter:
             if item.var not in read:
                 continue
             self._read_field(number, item, function)
-        self._steps(self._plan.decode, function, {0: "out"})
+        for step in self._plan.decode:
+            is_last = isinstance(step, nodes.Sweep) and bool(step.writes)
+            if is_last and has_ranges(self._plan):
+                self._steps((step,), function, {0: "out"}, begin="begin", end="end")
+            else:
+                self._steps((step,), function, {0: "out"})
         if fails(self._plan.decode):
             lines.add("return TF_HIPS_OK;")
         lines.close()
@@ -367,107 +421,3 @@ class _Emitter:
         if bits is not None:
             text = f"static_cast<{kind}>(load_code({at}, {bits}))"
         self._lines.add(f"const {kind} {function.names.of(var)} = {text};")
-
-    # Entry points.
-
-    def _entries(self) -> None:
-        program, lines = self._program, self._lines
-        lines.open("int64_t max_body_bytes(const double* values, int64_t n) {")
-        lines.add("const ScopedExactDenormals mode;")
-        self._start("-status")
-        lines.add("return layout.bytes;")
-        lines.close()
-        lines.add("")
-        head = (
-            "int64_t encode(const double* values, const TfHipsKey* key, const float* in, int64_t n,"
-        )
-        tail = "               uint8_t* body, int64_t capacity) {"
-        if program.encode is None:
-            lines.add("// The specification has no Encode.")
-            lines.add(
-                "int64_t encode(const double*, const TfHipsKey*, const float*, int64_t, uint8_t*,"
-            )
-            lines.open("               int64_t) {")
-            lines.add("return -TF_HIPS_NOT_PROVIDED;")
-        else:
-            lines.add(head)
-            lines.open(tail)
-            lines.add("const ScopedExactDenormals mode;")
-            self._start("-status")
-            lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
-            call = "encode_fields(params, *key, in, n, layout, body);"
-            if fails(self._plan.encode):
-                lines.add(f"status = {call}", "if (status != TF_HIPS_OK) return -status;")
-            else:
-                lines.add(call)
-            lines.add("return layout.bytes;")
-        lines.close()
-        lines.add("")
-        if program.decode is None:
-            lines.add("// The specification has no Decode.")
-            lines.open(
-                "int32_t decode(const double*, const uint8_t*, int64_t, float*, int64_t, int32_t) {"
-            )
-            lines.add("return TF_HIPS_NOT_PROVIDED;")
-        else:
-            lines.add("int32_t decode(const double* values, const uint8_t* body, int64_t bytes,")
-            lines.open("               float* out, int64_t n, int32_t add) {")
-            lines.add("const ScopedExactDenormals mode;")
-            self._start("status")
-            lines.add("if (bytes != layout.bytes) return TF_HIPS_BODY_LENGTH;")
-            self._check_equals(program.decode)
-            call = "decode_fields(params, body, layout, out, n, add != 0);"
-            if fails(self._plan.decode):
-                lines.add(f"return {call}")
-            else:
-                lines.add(call, "return TF_HIPS_OK;")
-        lines.close()
-        lines.add("")
-        lines.open("const TfHipsCodec kCodec = {")
-        params = "kParams" if program.params else "nullptr"
-        lines.add(
-            "TF_HIPS_ABI_VERSION,",
-            f'"{program.name}",',
-            f"0x{self._plan.spec_hash:08X}u,",
-            f"{len(program.params)},",
-            f"{params},",
-            "1,  // is_fixed_size",
-            "max_body_bytes,",
-            "encode,",
-            "decode,",
-        )
-        lines.close("};")
-        lines.add("", "}  // namespace", f"}}  // namespace tf_hips::codec_{program.name}", "")
-        getter = f"tf_hips_codec_{program.name}"
-        lines.add(
-            'extern "C" __attribute__((visibility("default")))',
-            f"const TfHipsCodec* {getter}(void) {{",
-        )
-        lines.add(f"  return &tf_hips::codec_{program.name}::kCodec;", "}", "")
-        lines.add(f"TF_HIPS_REGISTER_CODEC({getter});")
-
-    def _start(self, failure: str) -> None:
-        self._lines.add(
-            "Params params;",
-            "int32_t status = read_params(values, &params);",
-            f"if (status != TF_HIPS_OK) return {failure};",
-            "Layout layout;",
-            "status = make_layout(params, n, &layout);",
-            f"if (status != TF_HIPS_OK) return {failure};",
-        )
-
-    def _check_equals(self, decode: nodes.Decode) -> None:
-        names = field_names(self._program)
-        for number, item in enumerate(decode.fields):
-            if item.equals is None:
-                continue
-            kind = item.var.type
-            bits = kind.bits if isinstance(kind, UInt) else 32
-            load = "load_float(" if kind == FLOAT else "load_code("
-            end = ")" if kind == FLOAT else f", {bits})"
-            text = f"{load}body + layout.offset[{number}]{end}"
-            self._lines.add(
-                f"if (!({text} == params.{names[item.equals]})) {{",
-                "  return TF_HIPS_BODY_CONTRADICTS_PARAMS;",
-                "}",
-            )

@@ -59,8 +59,20 @@ class KeptVectors:
             step.var, size, count, pointer, is_field=False, bits=None
         )
 
-    def scatter(self, value: nodes.Scatter, target: str, clear: str) -> None:
-        """Writes a scatter to `target`, after it has been checked; `clear`: makes it zeros."""
+    def decode(self, value: nodes.Scatter) -> None:
+        """Writes a scatter to the gradient of a decode, in the way that `mode` asks for."""
+        lines = self.loops.lines
+        clear = "if (mode == TF_HIPS_SET || mode == TF_HIPS_STREAM) std::fill(out, out + n, 0.0f);"
+        self.scatter(value, "out", clear, "mode == TF_HIPS_RESIDUAL")
+        lines.add("if (mode == TF_HIPS_RESIDUAL) keep_finite(n, out);")
+
+    def scatter(
+        self, value: nodes.Scatter, target: str, clear: str, is_taken: str = "false"
+    ) -> None:
+        """Writes a scatter to `target`, after it has been checked.
+
+        `clear`: makes it zeros; `is_taken` (C++): values are subtracted.
+        """
         loops, lines = self.loops, self.loops.lines
         indices, values = _part(value.indices), _part(value.values)
         whole = loops.number(value.size, "whole")
@@ -89,7 +101,7 @@ class KeptVectors:
         lines.add(clear.format(target=target, whole=whole))
         with loops.tiles(values.size, used, [values]):
             tile = loops.tile(values, FLOAT)
-            lines.add(f"scatter_tile({places} + base, {tile}, count, {target});")
+            lines.add(f"scatter_tile({places} + base, {tile}, count, {is_taken}, {target});")
 
     def _room(self, pointer: str, kind: str, count: str, slots: int = 1) -> None:
         self.loops.lines.add(

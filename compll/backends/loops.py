@@ -5,7 +5,8 @@ A tile is one block of a float reduction, and small enough that what is computed
 after another (noise, codes, values) stays in the first-level cache between the simple loops that
 compilers turn into vector code:
 
-    for each tile:   draw noise, unpack  ->  one loop per reduction or write  ->  fold, pack, store
+    for each tile:   draw noise, unpack  ->  one loop for all values, counts and codes  ->  fold,
+                     pack, store
 
 `base` is the first element of the tile, `count` their number, `j` an element's number in the tile.
 """
@@ -61,6 +62,8 @@ class Loops:
     _noise: dict[int, str] = field(default_factory=dict)
     _tiles: dict[nodes.Var, str] = field(default_factory=dict)
     _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
+    _shared: list[str] = field(default_factory=list)
+    _after: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Makes the printer of expressions, which reads vectors through this object."""
@@ -144,22 +147,44 @@ class Loops:
 
     def tile(self, part: nodes.Elementwise, kind: Type) -> str:
         """C++ for the values of a tile, in a loop that `tiles` began."""
-        return self._values(part, kind)
+        values = self._values(part, kind)
+        self._run_shared()
+        return values
 
-    def sweep(self, sweep: nodes.Sweep, count: str, targets: dict[int, str]) -> None:
-        """One loop; `count`: C++ for its size; `targets`: where each field is written to."""
+    def sweep(
+        self,
+        sweep: nodes.Sweep,
+        count: str,
+        targets: dict[int, str],
+        *,
+        begin: str = "0",
+        first: tuple[str, ...] = (),
+        last: tuple[str, ...] = (),
+    ) -> None:
+        """One loop over tiles.
+
+        Args:
+            sweep: what it computes.
+            count: C++ for the element that it ends before.
+            targets: where each field is written to.
+            begin: C++ for the element that it begins with.
+            first: statements at the beginning of each tile.
+            last: statements at the end of each tile.
+        """
         self._size = sweep.size
         elements: list[nodes.Expr] = [reduce.source for _, reduce in sweep.reduces]
         elements += [write.value for write in sweep.writes]
         parts = [part for part in elements if isinstance(part, nodes.Elementwise)]
         results = [self._start(var, reduce) for var, reduce in sweep.reduces]
-        self.lines.open(f"for (int64_t base = 0; base < {count}; base += kTile) {{")
-        self.lines.add(f"const int64_t count = std::min(kTile, {count} - base);")
+        self.lines.open(f"for (int64_t base = {begin}; base < {count}; base += kTile) {{")
+        self.lines.add(f"const int64_t count = std::min(kTile, {count} - base);", *first)
         self._prepare(parts)
         for (_, reduce), result in zip(sweep.reduces, results, strict=True):
             self._reduce(reduce, result)
         for write in sweep.writes:
             self._write(write, targets[write.field])
+        self._run_shared()
+        self.lines.add(*last)
         self.lines.close()
         for (var, reduce), result in zip(sweep.reduces, results, strict=True):
             self._finish(var, reduce, result)
@@ -241,22 +266,46 @@ class Loops:
                 return self._tiles[vector.var] if vector.is_field else f"{vector.pointer} + base"
         name = self.names.fresh("tile")
         self.lines.add(f"alignas(64) {self.c.type(kind)} {name}[kTile];")
-        self._loop(part, lambda text: f"{name}[j] = {text};", kind)
+        self._share(part, lambda text: f"{name}[j] = {text};", kind)
         return name
 
-    def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
-        """A loop over a tile; `statement` makes a statement of the text of each element."""
+    def _statements(
+        self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type
+    ) -> list[str]:
+        """What is done for element j; `statement` makes a statement of the text of its value."""
         self._position = part.position
         value = part.value
         if value.type != kind:
             value = nodes.Convert(kind, value.span, value)
-        self.lines.open("for (int64_t j = 0; j < count; ++j) {")
+        lines = []
         if _uses_position(part, self):
-            self.lines.add(f"const int64_t {self.names.of(part.position)} = base + j;")
-        for let in part.lets:
-            self.lines.add(self.c.let(let))
-        self.lines.add(statement(self.c(value)))
+            lines.append(f"const int64_t {self.names.of(part.position)} = base + j;")
+        lines += [self.c.let(let) for let in part.lets]
+        return [*lines, statement(self.c(value))]
+
+    def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
+        """A loop over a tile."""
+        self._add_loop(self._statements(part, statement, kind))
+
+    def _share(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
+        """As _loop, in the loop that a tile has for all that compilers turn into vector code."""
+        for line in self._statements(part, statement, kind):
+            # Two parts may share a let, which then is there.
+            if line not in self._shared:
+                self._shared.append(line)
+
+    def _add_loop(self, statements: list[str]) -> None:
+        self.lines.open("for (int64_t j = 0; j < count; ++j) {")
+        self.lines.add(*statements)
         self.lines.close()
+
+    def _run_shared(self) -> None:
+        """Emits the loop of what was shared, and what waits for it."""
+        if self._shared:
+            self._add_loop(self._shared)
+        self.lines.add(*self._after)
+        self._shared.clear()
+        self._after.clear()
 
     # Reductions.
 
@@ -278,7 +327,7 @@ class Loops:
             raise TypeError(f"a reduction must be inlined before it is emitted. Received: {part!r}")
         if reduce.type == FLOAT:
             values = self._values(part, FLOAT)
-            self.lines.add(
+            self._after.append(
                 f"{result}.add(reduce_tile<{reduce.reducer.capitalize()}>({values}, count));"
             )
             return
@@ -305,8 +354,8 @@ class Loops:
     ) -> None:
         name = self.names.fresh("total")
         self.lines.add(f"uint32_t {name} = 0;")
-        self._loop(part, lambda text: f"{name} += {term(f'({text})')};", kind)
-        self.lines.add(f"{result} = int_add({result}, {name});")
+        self._share(part, lambda text: f"{name} += {term(f'({text})')};", kind)
+        self._after.append(f"{result} = int_add({result}, {name});")
 
     def _finish(self, var: nodes.Var, reduce: nodes.Reduce, result: str) -> None:
         value = f"{result}.finish({self.c(reduce.init)})" if reduce.type == FLOAT else result
@@ -325,16 +374,25 @@ class Loops:
         elif isinstance(kind, UInt):
             bits = self.bits(kind)
             values = self._values(write.value, kind)
-            self.lines.add(f"pack_codes({values}, count, {bits}, {target} + {_tile_bytes(bits)});")
+            at = f"{target} + {_tile_bytes(bits)}"
+            self._after.append(f"pack_codes({values}, count, {bits}, {at});")
         else:
             values = self._values(write.value, FLOAT)
-            self.lines.add(f"store_floats({values}, count, {target} + base * 4);")
+            self._after.append(f"store_floats({values}, count, {target} + base * 4);")
 
     def _write_gradient(self, part: nodes.Elementwise) -> None:
-        self.lines.open("if (add) {")
-        self._loop(part, lambda text: f"out[base + j] += {text};", FLOAT)
+        """A tile of a decode, in the way that `mode` asks for (codec.h)."""
+        self._run_shared()
+        target, tile = self.names.fresh("target"), self.names.fresh("tile")
+        self.lines.add(f"float* const {target} = out + (base - begin);")
+        self.lines.open("if (mode == TF_HIPS_ADD) {")
+        self._loop(part, lambda text: f"{target}[j] += {text};", FLOAT)
+        self.lines.turn("} else if (mode == TF_HIPS_SET) {")
+        self._loop(part, lambda text: f"{target}[j] = {text};", FLOAT)
         self.lines.turn("} else {")
-        self._loop(part, lambda text: f"out[base + j] = {text};", FLOAT)
+        self.lines.add(f"alignas(64) float {tile}[kTile];")
+        self._loop(part, lambda text: f"{tile}[j] = {text};", FLOAT)
+        self.lines.add(f"put_tile({tile}, count, mode, {target});")
         self.lines.close()
 
 

@@ -48,17 +48,19 @@ int64_t SparseEncode(const double*, const TfHipsKey*, const float* in, int64_t n
 }
 
 int32_t SparseDecode(const double*, const uint8_t* body, int64_t bytes, float* out, int64_t n,
-                     int32_t add) {
+                     int32_t mode) {
   for (int64_t i = 0; i < bytes; ++i) {
     if (body[i] >= n) return TF_HIPS_BODY_CONTRADICTS_PARAMS;
   }
-  if (!add) std::fill(out, out + n, 0.0f);
-  for (int64_t i = 0; i < bytes; ++i) out[body[i]] += 1;
+  const bool is_new = mode == TF_HIPS_SET || mode == TF_HIPS_STREAM;
+  if (is_new) std::fill(out, out + n, 0.0f);
+  for (int64_t i = 0; i < bytes; ++i) out[body[i]] += mode == TF_HIPS_RESIDUAL ? -1 : 1;
   return TF_HIPS_OK;
 }
 
-const TfHipsCodec kSparse = {TF_HIPS_ABI_VERSION, "sparse",     1,           0, nullptr, 0,
-                             SparseMax,           SparseEncode, SparseDecode};
+const TfHipsCodec kSparse = {
+    TF_HIPS_ABI_VERSION, "sparse",     1,       0,      nullptr, 0, SparseMax,
+    SparseEncode,        SparseDecode, nullptr, nullptr};
 const TfHipsCodec* Sparse() { return &kSparse; }
 TF_HIPS_REGISTER_CODEC(Sparse);
 
@@ -258,8 +260,8 @@ int64_t HugeMax(const double*, int64_t) { return int64_t{1} << 44; }
 void FloatParameters() {
   const double tenth = static_cast<double>(0.1f);
   const TfHipsParam param = {"clip", 0, tenth, 0, tenth};
-  const TfHipsCodec codec = {TF_HIPS_ABI_VERSION, "huge",      1, 1, &param, 1, HugeMax,
-                             SparseEncode,        SparseDecode};
+  const TfHipsCodec codec = {TF_HIPS_ABI_VERSION, "huge",       1,       1,      &param, 1, HugeMax,
+                             SparseEncode,        SparseDecode, nullptr, nullptr};
   const double exact = 0.1, above = 0.1000001, infinite = HUGE_VAL;
   CHECK(tf_hips_wire_bytes(&codec, &exact, 1) == (int64_t{1} << 44) + 16);
   CHECK(tf_hips_codec_hash(&codec, &exact) == tf_hips_codec_hash(&codec, &tenth));

@@ -17,7 +17,7 @@ def between(text, start, end):
 def test_hot_functions(name, golden):
     text = compll.generate(spec(name))[f"{name}.codec.cc"]
     golden.check(
-        f"{name}.cc.txt", between(text, "TF_HIPS_HOT void encode_fields", "int64_t max_body_bytes")
+        f"{name}.cc.txt", between(text, "TF_HIPS_HOT void decode_fields", "TF_HIPS_HOT void encode")
     )
 
 
@@ -29,7 +29,8 @@ def test_ir(name, golden):
 
 def test_frame_of_a_codec(golden):
     text = compll.generate(spec("fp32"))["fp32.codec.cc"]
-    start, end = text.index("TF_HIPS_HOT void encode_fields"), text.index("int64_t max_body_bytes")
+    start = text.index("TF_HIPS_HOT void decode_fields")
+    end = text.index("TF_HIPS_HOT void encode_fields")
     golden.check("fp32_frame.cc.txt", text[:start] + text[end:])
 
 

@@ -14,6 +14,7 @@
 
 #include "tf_hips/cc/runtime/convert.h"
 #include "tf_hips/cc/runtime/target.h"
+#include "tf_hips/cc/runtime/vectors.h"
 
 namespace tf_hips {
 
@@ -46,7 +47,7 @@ TF_HIPS_INLINE uint64_t scatter_bits(uint64_t x) {
 
 template <int kBits>
 TF_HIPS_INLINE void pack_groups(const uint8_t* codes, int64_t groups, uint8_t* out) {
-  for (int64_t k = 0; k < groups; ++k) {
+  for (int64_t k = pack_wide<kBits>(codes, 8 * groups, out) / 8; k < groups; ++k) {
     uint64_t x;
     std::memcpy(&x, codes + 8 * k, 8);
     x = gather_bits<kBits>(x);
@@ -56,7 +57,7 @@ TF_HIPS_INLINE void pack_groups(const uint8_t* codes, int64_t groups, uint8_t* o
 
 template <int kBits>
 TF_HIPS_INLINE void unpack_groups(const uint8_t* in, int64_t groups, uint8_t* codes) {
-  for (int64_t k = 0; k < groups; ++k) {
+  for (int64_t k = unpack_wide<kBits>(in, 8 * groups, codes) / 8; k < groups; ++k) {
     uint64_t x = 0;
     std::memcpy(&x, in + kBits * k, kBits);
     x = scatter_bits<kBits>(x);
@@ -122,8 +123,13 @@ TF_HIPS_INLINE void pack_codes(const uint8_t* codes, int64_t count, int32_t bits
 }
 
 TF_HIPS_INLINE void pack_codes(const uint16_t* codes, int64_t count, int32_t bits, uint8_t* out) {
+  if (bits == 16) {
+    std::memcpy(out, codes, static_cast<size_t>(count) * 2);
+    return;
+  }
   if (bits > 8) {
-    pack_stream(codes, count, bits, out);
+    const int64_t done = pack_wide(codes, count, bits, out);
+    pack_stream(codes + done, count - done, bits, out + done / 8 * bits);
     return;
   }
   for (int64_t at = 0; at < count; at += 256) {
@@ -171,8 +177,13 @@ TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t bits,
 }
 
 TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, uint16_t* codes) {
+  if (bits == 16) {
+    std::memcpy(codes, in, static_cast<size_t>(count) * 2);
+    return;
+  }
   if (bits > 8) {
-    unpack_stream(in, count, bits, codes);
+    const int64_t done = unpack_wide(in, count, bits, codes);
+    unpack_stream(in + done / 8 * bits, count - done, bits, codes + done);
     return;
   }
   for (int64_t at = 0; at < count; at += 256) {

@@ -3,8 +3,8 @@
 // the system knows of it.
 //
 // A codec is a constant table of functions that encode and decode ONE chunk (at most 2^20 elements
-// of one tensor) to and from the body of one packet. Prefixes, the loop over chunks, error feedback
-// and threads belong to api.h. All functions are thread-safe and reentrant, keep no state, and read
+// of one tensor) to and from the body of one packet. Prefixes, the loop over chunks and threads
+// belong to api.h. All functions are thread-safe and reentrant, keep no state, and read
 // nothing outside the buffers they are given, whatever these hold.
 //
 // Parameters travel as double[num_params] in the order of `params`; integers are exact, the others
@@ -19,7 +19,9 @@
 extern "C" {
 #endif
 
-#define TF_HIPS_ABI_VERSION 1
+// 2: decode has modes; encode_feedback and merge. Vectors of state, which version 2 leaves room
+// for, will be members behind these.
+#define TF_HIPS_ABI_VERSION 2
 
 // What a function of a codec returns: 0 or one of these; functions that return a size return
 // -status instead. Status codes from 16 on belong to api.h.
@@ -34,6 +36,14 @@ enum TfHipsStatus {
   TF_HIPS_BAD_PARAMETER = 4,
   TF_HIPS_NOT_PROVIDED = 5,  // the specification has no such function
   TF_HIPS_NO_SCRATCH = 6     // no memory for a vector that is kept between loops
+};
+
+// What decoding does to out[0..n).
+enum TfHipsDecodeMode {
+  TF_HIPS_SET = 0,
+  TF_HIPS_ADD = 1,      // out += value
+  TF_HIPS_STREAM = 2,   // out = value, past the caches: for more than they hold
+  TF_HIPS_RESIDUAL = 3  // out -= value, and 0 where that is not finite
 };
 
 // Where the randomness of a call comes from. `offset`: index in its tensor of element 0 of this
@@ -67,10 +77,23 @@ typedef struct TfHipsCodec {
   int64_t (*encode)(const double* params, const TfHipsKey* key, const float* in, int64_t n,
                     uint8_t* body, int64_t capacity);
 
-  // Decodes `bytes` bytes to out[0..n): out = value, or out += value when `add` is not 0. Returns 0
-  // or a status; then `out` is as it was.
+  // Decodes `bytes` bytes to out[0..n), as a TfHipsDecodeMode says. Returns 0 or a status; then
+  // `out` is as it was.
   int32_t (*decode)(const double* params, const uint8_t* body, int64_t bytes, float* out, int64_t n,
-                    int32_t add);
+                    int32_t mode);
+
+  // Encodes v = gradient + residual and leaves v - decode(body), 0 where that is not finite, in
+  // new_residual, which may be residual. Returns as encode does, and then new_residual holds
+  // nothing of use. NULL: the specification lacks encode or decode.
+  int64_t (*encode_feedback)(const double* params, const TfHipsKey* key, const float* gradient,
+                             const float* residual, float* new_residual, int64_t n, uint8_t* body,
+                             int64_t capacity);
+
+  // out[0..n) = the sum of `num` >= 1 bodies, each element in the order of the rows; `mode`:
+  // TF_HIPS_SET or TF_HIPS_STREAM. Returns 0 or a status; then `out` is as it was, and *bad_row the
+  // row that it is about, or -1. NULL: the specification has no decode.
+  int32_t (*merge)(const double* params, const uint8_t* const* bodies, const int64_t* bytes,
+                   int32_t num, float* out, int64_t n, int32_t mode, int32_t* bad_row);
 } TfHipsCodec;
 
 // Adds a codec to the list that tf_hips_find_codec (api.h) searches. `codec` must live as long as

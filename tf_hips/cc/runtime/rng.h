@@ -16,6 +16,7 @@
 #include "tf_hips/cc/runtime/codec.h"
 #include "tf_hips/cc/runtime/reduce.h"
 #include "tf_hips/cc/runtime/target.h"
+#include "tf_hips/cc/runtime/vectors.h"
 
 namespace tf_hips {
 
@@ -50,17 +51,20 @@ TF_HIPS_INLINE PhiloxBlock philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uin
 constexpr int64_t kNoiseBlocks = kTile / 8 + 1;
 constexpr int64_t kNoiseSize = kNoiseBlocks * 8;
 
-// The words of `blocks` blocks (at most kNoiseBlocks) from number `first` on.
+// The words, 16 bytes a block, of `blocks` blocks (at most kNoiseBlocks) from number `first` on.
 TF_HIPS_INLINE void noise_words(const TfHipsKey& key, uint32_t site, uint64_t first, int64_t blocks,
-                                uint32_t* words) {
+                                void* words) {
   const uint32_t k0 = static_cast<uint32_t>(key.seed);
   const uint32_t k1 = static_cast<uint32_t>(key.seed >> 32) ^ site;
-  // The high word of the block's number is the same for a whole tile but where the low one wraps.
-  const uint32_t low = static_cast<uint32_t>(first);
-  const uint32_t high = static_cast<uint32_t>(first >> 32);
-  // Round by round over all blocks, one array per word: loops that compile to vector code.
+  const PhiloxInput input = {first, key.step, key.tensor_id, k0, k1};
+  const int64_t done = noise_wide(input, blocks, words);
+  // What is left, round by round over all blocks, one array per word: loops that compile to vector
+  // code.
+  const uint64_t next = first + static_cast<uint64_t>(done);
+  const int64_t left = blocks - done;
+  const uint32_t low = static_cast<uint32_t>(next), high = static_cast<uint32_t>(next >> 32);
   alignas(64) uint32_t c0[kNoiseBlocks], c1[kNoiseBlocks], c2[kNoiseBlocks], c3[kNoiseBlocks];
-  for (int64_t b = 0; b < blocks; ++b) {
+  for (int64_t b = 0; b < left; ++b) {
     c0[b] = low + static_cast<uint32_t>(b);
     c1[b] = high + (c0[b] < low ? 1u : 0u);
     c2[b] = key.step;
@@ -69,13 +73,11 @@ TF_HIPS_INLINE void noise_words(const TfHipsKey& key, uint32_t site, uint64_t fi
   for (uint32_t round = 0; round < 10; ++round) {
     const uint32_t r0 = k0 + round * kPhiloxWeyl0;
     const uint32_t r1 = k1 + round * kPhiloxWeyl1;
-    for (int64_t b = 0; b < blocks; ++b) philox_round(c0[b], c1[b], c2[b], c3[b], r0, r1);
+    for (int64_t b = 0; b < left; ++b) philox_round(c0[b], c1[b], c2[b], c3[b], r0, r1);
   }
-  for (int64_t b = 0; b < blocks; ++b) {
-    words[4 * b] = c0[b];
-    words[4 * b + 1] = c1[b];
-    words[4 * b + 2] = c2[b];
-    words[4 * b + 3] = c3[b];
+  for (int64_t b = 0; b < left; ++b) {
+    const uint32_t block[4] = {c0[b], c1[b], c2[b], c3[b]};
+    std::memcpy(static_cast<uint8_t*>(words) + 16 * (done + b), block, sizeof block);
   }
 }
 
@@ -85,9 +87,7 @@ TF_HIPS_INLINE const uint16_t* noise_tile(const TfHipsKey& key, uint32_t site, i
                                           int64_t count, uint16_t* buffer) {
   const uint64_t element = key.offset + static_cast<uint64_t>(base);
   const int64_t blocks = (static_cast<int64_t>(element % 8) + count + 7) / 8;
-  alignas(64) uint32_t words[kNoiseBlocks * 4];
-  noise_words(key, site, element / 8, blocks, words);
-  std::memcpy(buffer, words, static_cast<size_t>(blocks) * 16);
+  noise_words(key, site, element / 8, blocks, buffer);
   return buffer + element % 8;
 }
 

@@ -234,10 +234,14 @@ TF_HIPS_INLINE bool take_indices(const int64_t* tile, int64_t count, int64_t n, 
   return is_good & (*last < n);
 }
 
-// out[indices[j]] += values[j].
+// out[indices[j]] += values[j], or -= as far as decoding makes of it.
 TF_HIPS_INLINE void scatter_tile(const uint32_t* indices, const float* values, int64_t count,
-                                 float* out) {
-  for (int64_t j = 0; j < count; ++j) out[indices[j]] += values[j];
+                                 bool is_taken, float* out) {
+  if (is_taken) {
+    for (int64_t j = 0; j < count; ++j) out[indices[j]] -= 0.0f + values[j];
+  } else {
+    for (int64_t j = 0; j < count; ++j) out[indices[j]] += values[j];
+  }
 }
 
 }  // namespace tf_hips

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tf_hips/cc/runtime/tensor_codec.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
@@ -56,18 +56,13 @@ class FirstFailure {
   int32_t row_ = -1;
 };
 
-// sum[i] = a[i] + b[i].
-TF_HIPS_HOT void Add(const float* a, const float* b, float* sum, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) sum[i] = a[i] + b[i];
-}
+// Tensors of more bytes than this are written past the caches: about what a core has of them to
+// itself. Whoever reads them next would not find them there anyway.
+constexpr int64_t kStreamedBytes = int64_t{1} << 23;
 
-// residual[i] = value[i] - residual[i], 0 where that is not finite: what a NaN or an overflow broke
-// must not stay.
-TF_HIPS_HOT void KeepResidual(const float* value, float* residual, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float left = value[i] - residual[i];
-    residual[i] = std::fabs(left) <= std::numeric_limits<float>::max() ? left : 0.0f;
-  }
+int32_t WriteMode(int64_t n) {
+  const bool is_large = n > kStreamedBytes / static_cast<int64_t>(sizeof(float));
+  return is_large ? TF_HIPS_STREAM : TF_HIPS_SET;
 }
 
 // The part of a call that one chunk sees.
@@ -90,17 +85,39 @@ int64_t EncodeChunk(const CodecCall& call, const Layout& layout, const TfHipsKey
   return body < 0 ? body : kPrefixBytes + body;
 }
 
-// Encodes `value` and leaves value - decode(packet) in new_residual.
-int64_t EncodeChunkFeedback(const CodecCall& call, const Layout& layout, const TfHipsKey& key,
-                            const float* value, float* new_residual, const Chunk& chunk) {
-  const int64_t bytes = EncodeChunk(call, layout, key, value, chunk);
+// EncodeChunkFeedback for a codec without encode_feedback.
+int64_t EncodeThenDecode(const CodecCall& call, const Layout& layout, const TfHipsKey& key,
+                         const float* gradient, const float* residual, float* new_residual,
+                         const Chunk& chunk) {
+  // `gradient` may be the scratch memory of this thread. The old residual must survive a failure.
+  std::unique_ptr<float[]> memory(new (std::nothrow) float[static_cast<size_t>(chunk.n)]);
+  float* sum = memory.get();
+  if (sum == nullptr) return -TF_HIPS_OUT_OF_MEMORY;
+  for (int64_t i = 0; i < chunk.n; ++i) sum[i] = gradient[i] + residual[i];
+  const int64_t bytes = EncodeChunk(call, layout, key, sum, chunk);
   if (bytes < 0) return bytes;
-  float* residual = new_residual + chunk.begin;
-  const int32_t status = call.codec->decode(call.params, chunk.packet + kPrefixBytes,
-                                            bytes - kPrefixBytes, residual, chunk.n, /*add=*/0);
-  if (status != TF_HIPS_OK) return -status;
-  KeepResidual(value, residual, chunk.n);
-  return bytes;
+  std::copy(sum, sum + chunk.n, new_residual);
+  const int32_t status =
+      call.codec->decode(call.params, chunk.packet + kPrefixBytes, bytes - kPrefixBytes,
+                         new_residual, chunk.n, TF_HIPS_RESIDUAL);
+  return status == TF_HIPS_OK ? bytes : -status;
+}
+
+// Encodes v = gradient + residual and leaves v - decode(packet) in new_residual; pointers to the
+// chunk's elements.
+int64_t EncodeChunkFeedback(const CodecCall& call, const Layout& layout, const TfHipsKey& key,
+                            const float* gradient, const float* residual, float* new_residual,
+                            const Chunk& chunk) {
+  if (call.codec->encode_feedback == nullptr) {
+    return EncodeThenDecode(call, layout, key, gradient, residual, new_residual, chunk);
+  }
+  TfHipsKey chunk_key = key;
+  chunk_key.offset += static_cast<uint64_t>(chunk.begin);
+  WritePrefix(chunk.packet, layout.hash, static_cast<uint32_t>(chunk.n));
+  const int64_t body = call.codec->encode_feedback(
+      call.params, &chunk_key, gradient, residual, new_residual, chunk.n,
+      chunk.packet + kPrefixBytes, chunk.capacity - kPrefixBytes);
+  return body < 0 ? body : kPrefixBytes + body;
 }
 
 // Runs `encode_one(chunk, &row)` for every chunk and adds up the bytes written. `bad_row`, when not
@@ -129,26 +146,53 @@ int64_t EncodeChunks(const ParallelFor& parallel_for, const Layout& layout, int6
 }
 
 // Body of chunk i in a row whose prefixes were checked.
-int32_t DecodeChunk(const CodecCall& call, const Layout& layout, const uint8_t* row,
-                    int64_t row_bytes, int64_t i, float* out, int64_t n, bool add) {
+struct Body {
+  const uint8_t* begin;
+  int64_t bytes;
+};
+
+Body BodyOf(const Layout& layout, const uint8_t* row, int64_t row_bytes, int64_t i) {
   const int64_t begin = i * layout.stride;
   const int64_t end = i == layout.num_chunks - 1 ? row_bytes : begin + layout.stride;
-  return call.codec->decode(call.params, row + begin + kPrefixBytes, end - begin - kPrefixBytes,
-                            out, n, add ? 1 : 0);
+  return {row + begin + kPrefixBytes, end - begin - kPrefixBytes};
 }
 
 // Sum of chunk i over the rows, in their order. On failure `bad_row` is the row at fault.
 int32_t MergeChunk(const CodecCall& call, const Layout& layout, const uint8_t* const* rows,
                    const int64_t* row_bytes, int32_t num_rows, int64_t i, float* out, int64_t n,
-                   int32_t* bad_row) {
-  for (int32_t row = 0; row < num_rows; ++row) {
-    if (const int32_t status =
-            DecodeChunk(call, layout, rows[row], row_bytes[row], i, out, n, row > 0)) {
+                   int32_t mode, int32_t* bad_row) {
+  if (call.codec->merge == nullptr) {
+    for (int32_t row = 0; row < num_rows; ++row) {
+      const Body body = BodyOf(layout, rows[row], row_bytes[row], i);
+      const int32_t status = call.codec->decode(call.params, body.begin, body.bytes, out, n,
+                                                row == 0 ? TF_HIPS_SET : TF_HIPS_ADD);
+      if (status == TF_HIPS_OK) continue;
       *bad_row = row;
       return status;
     }
+    return TF_HIPS_OK;
   }
-  return TF_HIPS_OK;
+  // A few rows fit the stack; a call with more of them takes longer than finding memory does.
+  constexpr int32_t kFew = 32;
+  const uint8_t* few_bodies[kFew];
+  int64_t few_bytes[kFew];
+  std::unique_ptr<const uint8_t*[]> many_bodies;
+  std::unique_ptr<int64_t[]> many_bytes;
+  const uint8_t** bodies = few_bodies;
+  int64_t* bytes = few_bytes;
+  if (num_rows > kFew) {
+    many_bodies.reset(new (std::nothrow) const uint8_t*[static_cast<size_t>(num_rows)]);
+    many_bytes.reset(new (std::nothrow) int64_t[static_cast<size_t>(num_rows)]);
+    if (many_bodies == nullptr || many_bytes == nullptr) return TF_HIPS_OUT_OF_MEMORY;
+    bodies = many_bodies.get();
+    bytes = many_bytes.get();
+  }
+  for (int32_t row = 0; row < num_rows; ++row) {
+    const Body body = BodyOf(layout, rows[row], row_bytes[row], i);
+    bodies[row] = body.begin;
+    bytes[row] = body.bytes;
+  }
+  return call.codec->merge(call.params, bodies, bytes, num_rows, out, n, mode, bad_row);
 }
 
 // Lays the packets of every row out, and checks all of them before anything is written.
@@ -182,10 +226,8 @@ int64_t EncodeTensor(const ParallelFor& parallel_for, const CodecCall& call, con
   const auto encode_one = [&](const Chunk& chunk, int32_t*) -> int64_t {
     const float* values = gradient + chunk.begin;
     if (residual == nullptr) return EncodeChunk(call, layout, key, values, chunk);
-    float* sum = Scratch(chunk.n);
-    if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
-    Add(values, residual + chunk.begin, sum, chunk.n);
-    return EncodeChunkFeedback(call, layout, key, sum, new_residual, chunk);
+    return EncodeChunkFeedback(call, layout, key, values, residual + chunk.begin,
+                               new_residual + chunk.begin, chunk);
   };
   return EncodeChunks(parallel_for, layout, n, out, capacity, encode_one);
 }
@@ -198,8 +240,10 @@ int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, con
   FirstFailure failure;
   parallel_for(layout.num_chunks, [&](int64_t i) {
     const ScopedExactDenormals exact;
-    const int32_t status = DecodeChunk(call, layout, packets, bytes, i, out + i * kChunkElements,
-                                       ChunkElements(n, i), add);
+    const Body body = BodyOf(layout, packets, bytes, i);
+    const int32_t status =
+        call.codec->decode(call.params, body.begin, body.bytes, out + i * kChunkElements,
+                           ChunkElements(n, i), add ? TF_HIPS_ADD : WriteMode(n));
     if (status != TF_HIPS_OK) failure.Report(i, status);
   });
   return failure.status();
@@ -215,8 +259,9 @@ int32_t MergeTensor(const ParallelFor& parallel_for, const CodecCall& call,
   parallel_for(layout.num_chunks, [&](int64_t i) {
     const ScopedExactDenormals exact;
     int32_t row = -1;
-    const int32_t status = MergeChunk(call, layout, rows, row_bytes, num_rows, i,
-                                      out + i * kChunkElements, ChunkElements(n, i), &row);
+    const int32_t status =
+        MergeChunk(call, layout, rows, row_bytes, num_rows, i, out + i * kChunkElements,
+                   ChunkElements(n, i), WriteMode(n), &row);
     if (status != TF_HIPS_OK) failure.Report(i, status, row);
   });
   if (bad_row != nullptr) *bad_row = failure.row();
@@ -235,13 +280,13 @@ int64_t MergeEncodeTensor(const ParallelFor& parallel_for, const CodecCall& call
     float* sum = Scratch(chunk.n);
     if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
     const int64_t i = chunk.begin / kChunkElements;
-    if (const int32_t status =
-            MergeChunk(call, layout, rows, row_bytes, num_rows, i, sum, chunk.n, row)) {
+    if (const int32_t status = MergeChunk(call, layout, rows, row_bytes, num_rows, i, sum, chunk.n,
+                                          TF_HIPS_SET, row)) {
       return -status;
     }
     if (residual == nullptr) return EncodeChunk(call, layout, key, sum, chunk);
-    Add(residual + chunk.begin, sum, sum, chunk.n);
-    return EncodeChunkFeedback(call, layout, key, sum, new_residual, chunk);
+    return EncodeChunkFeedback(call, layout, key, sum, residual + chunk.begin,
+                               new_residual + chunk.begin, chunk);
   };
   return EncodeChunks(parallel_for, layout, n, out, capacity, encode_one, bad_row);
 }

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of a codec that callers see, and the table of them (tf_hips/cc/runtime/codec.h)."""
+
+from compll.backends.c_common import Lines, param_names
+from compll.backends.feedback import has_feedback, has_merge, has_ranges
+from compll.backends.kept import fails
+from compll.ir import nodes
+from compll.ir.types import FLOAT, UInt
+
+
+def emit(plan: nodes.Plan, lines: Lines) -> None:
+    """Adds the entry points of a codec whose hot functions are there."""
+    _Entries(plan, lines).run()
+
+
+class _Entries:
+    def __init__(self, plan: nodes.Plan, lines: Lines) -> None:
+        self._plan = plan
+        self._program = plan.program
+        self._lines = lines
+
+    def run(self) -> None:
+        program, lines = self._program, self._lines
+        lines.open("int64_t max_body_bytes(const double* values, int64_t n) {")
+        lines.add("const ScopedExactDenormals exact;")
+        self._start("-status")
+        lines.add("return layout.bytes;")
+        lines.close()
+        lines.add("")
+        head = (
+            "int64_t encode(const double* values, const TfHipsKey* key, const float* in, int64_t n,"
+        )
+        tail = "               uint8_t* body, int64_t capacity) {"
+        if program.encode is None:
+            lines.add("// The specification has no Encode.")
+            lines.add(
+                "int64_t encode(const double*, const TfHipsKey*, const float*, int64_t, uint8_t*,"
+            )
+            lines.open("               int64_t) {")
+            lines.add("return -TF_HIPS_NOT_PROVIDED;")
+        else:
+            lines.add(head)
+            lines.open(tail)
+            lines.add("const ScopedExactDenormals exact;")
+            self._start("-status")
+            lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
+            call = "encode_fields(params, *key, in, nullptr, nullptr, n, layout, body);"
+            if fails(self._plan.encode):
+                lines.add(f"status = {call}", "if (status != TF_HIPS_OK) return -status;")
+            else:
+                lines.add(call)
+            lines.add("return layout.bytes;")
+        lines.close()
+        lines.add("")
+        if has_feedback(self._plan):
+            lines.add(
+                "int64_t encode_feedback(const double* values, const TfHipsKey* key,",
+                "                        const float* gradient, const float* residual,",
+                "                        float* new_residual, int64_t n, uint8_t* body,",
+            )
+            lines.open("                        int64_t capacity) {")
+            lines.add("const ScopedExactDenormals exact;")
+            self._start("-status")
+            lines.add(
+                "if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;",
+                "feedback_fields(params, *key, gradient, residual, new_residual, n, layout, body);",
+                "return layout.bytes;",
+            )
+            lines.close()
+            lines.add("")
+        self._decode_entries(program)
+        lines.open("const TfHipsCodec kCodec = {")
+        params = "kParams" if program.params else "nullptr"
+        lines.add(
+            "TF_HIPS_ABI_VERSION,",
+            f'"{program.name}",',
+            f"0x{self._plan.spec_hash:08X}u,",
+            f"{len(program.params)},",
+            f"{params},",
+            "1,  // is_fixed_size",
+            "max_body_bytes,",
+            "encode,",
+            "decode,",
+            "encode_feedback," if has_feedback(self._plan) else "nullptr,  // encode_feedback",
+            "merge," if has_merge(self._plan) else "nullptr,  // merge",
+        )
+        lines.close("};")
+        lines.add("", "}  // namespace", f"}}  // namespace tf_hips::codec_{program.name}", "")
+        getter = f"tf_hips_codec_{program.name}"
+        lines.add(
+            'extern "C" __attribute__((visibility("default")))',
+            f"const TfHipsCodec* {getter}(void) {{",
+        )
+        lines.add(f"  return &tf_hips::codec_{program.name}::kCodec;", "}", "")
+        lines.add(f"TF_HIPS_REGISTER_CODEC({getter});")
+
+    def _decode_entries(self, program: nodes.Program) -> None:
+        lines = self._lines
+        if program.decode is None:
+            lines.add("// The specification has no Decode.")
+            lines.open(
+                "int32_t decode(const double*, const uint8_t*, int64_t, float*, int64_t, int32_t) {"
+            )
+            lines.add("return TF_HIPS_NOT_PROVIDED;")
+            lines.close()
+            lines.add("")
+            return
+        lines.add("// What can be wrong with a body.")
+        lines.add("int32_t check_body([[maybe_unused]] const Params& params, const Layout& layout,")
+        lines.open("                   [[maybe_unused]] const uint8_t* body, int64_t bytes) {")
+        lines.add("if (bytes != layout.bytes) return TF_HIPS_BODY_LENGTH;")
+        self._check_equals(program.decode)
+        lines.add("return TF_HIPS_OK;")
+        lines.close()
+        lines.add("")
+        lines.add("int32_t decode(const double* values, const uint8_t* body, int64_t bytes,")
+        lines.open("               float* out, int64_t n, int32_t mode) {")
+        lines.add("const ScopedExactDenormals exact;")
+        self._start("status")
+        call = "decode_fields(params, body, layout, out, n, mode, 0, n);"
+        lines.add(
+            "status = check_body(params, layout, body, bytes);",
+            "if (status != TF_HIPS_OK) return status;",
+            f"{'return ' if fails(self._plan.decode) else ''}{call}",
+        )
+        if not fails(self._plan.decode):
+            lines.add("if (mode == TF_HIPS_STREAM) stream_end();", "return TF_HIPS_OK;")
+        lines.close()
+        lines.add("")
+        if has_merge(self._plan):
+            self._merge_entry()
+
+    def _merge_entry(self) -> None:
+        lines = self._lines
+        lines.add(
+            "int32_t merge(const double* values, const uint8_t* const* bodies,",
+            "              const int64_t* bytes, int32_t num, float* out, int64_t n, int32_t mode,",
+        )
+        lines.open("              int32_t* bad_row) {")
+        lines.add("const ScopedExactDenormals exact;", "*bad_row = -1;")
+        self._start("status")
+        lines.open("for (int32_t row = 0; row < num; ++row) {")
+        lines.add(
+            "status = check_body(params, layout, bodies[row], bytes[row]);",
+            "if (status == TF_HIPS_OK) continue;",
+            "*bad_row = row;",
+            "return status;",
+        )
+        lines.close()
+        step = "kMergeRange" if has_ranges(self._plan) else "n"
+        lines.open(
+            f"merge_rows(num, n, {step}, mode, out, [&](int32_t row, float* to, int32_t how,"
+        )
+        lines.add("    int64_t begin, int64_t end) {")
+        lines.add("decode_fields(params, bodies[row], layout, to, n, how, begin, end);")
+        lines.close("});")
+        lines.add("return TF_HIPS_OK;")
+        lines.close()
+        lines.add("")
+
+    def _start(self, failure: str) -> None:
+        self._lines.add(
+            "Params params;",
+            "int32_t status = read_params(values, &params);",
+            f"if (status != TF_HIPS_OK) return {failure};",
+            "Layout layout;",
+            "status = make_layout(params, n, &layout);",
+            f"if (status != TF_HIPS_OK) return {failure};",
+        )
+
+    def _check_equals(self, decode: nodes.Decode) -> None:
+        names = param_names(self._program)
+        for number, item in enumerate(decode.fields):
+            if item.equals is None:
+                continue
+            kind = item.var.type
+            bits = kind.bits if isinstance(kind, UInt) else 32
+            load = "load_float(" if kind == FLOAT else "load_code("
+            end = ")" if kind == FLOAT else f", {bits})"
+            text = f"{load}body + layout.offset[{number}]{end}"
+            self._lines.add(
+                f"if (!({text} == params.{names[item.equals]})) {{",
+                "  return TF_HIPS_BODY_CONTRADICTS_PARAMS;",
+                "}",
+            )

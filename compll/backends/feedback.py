@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Error feedback in the loops of an encoder, and decoders that can do a part of their elements.
+
+With feedback an encoder is given gradient and residual, encodes their sum, and leaves what decoding
+its packet misses of the sum as the next residual (Seide et al. 2014). Where the order of its sweeps
+allows, that costs no loops of its own:
+
+    first sweep that reads the gradient   a tile of the sum is formed, and read while it is cached
+    last sweep                            a tile that is packed is decoded again, when all scalars
+                                          that decoding needs are known; else the chunk is, at the
+                                          end
+"""
+
+from dataclasses import dataclass
+
+from compll.backends.kept import fails
+from compll.ir import nodes
+from compll.ir.walk import children, walk
+
+_ADD_TILE = (
+    "if constexpr (kFeedback) add_tile(gradient + base, residual + base, count, value + base);",
+)
+_DECODE_TILE = (
+    "if constexpr (kFeedback) {",
+    "  decode_fields(params, body, layout, value + base, n, TF_HIPS_RESIDUAL, base, base + count);",
+    "}",
+)
+_DECODE_ALL = (
+    "if constexpr (kFeedback) {",
+    "  decode_fields(params, body, layout, value, n, TF_HIPS_RESIDUAL, 0, n);",
+    "}",
+)
+
+
+def has_feedback(plan: nodes.Plan) -> bool:
+    """Whether a codec encodes with feedback itself: it decodes what it encodes, and cannot fail.
+
+    For one that can (memory) the runtime keeps the old residual until encoding is done.
+    """
+    program = plan.program
+    is_whole = program.encode is not None and program.decode is not None
+    return is_whole and not fails(plan.encode) and not fails(plan.decode)
+
+
+def has_merge(plan: nodes.Plan) -> bool:
+    """Whether a codec sums bodies itself; for one whose decoding can fail the runtime does."""
+    return plan.program.decode is not None and not fails(plan.decode)
+
+
+def has_ranges(plan: nodes.Plan) -> bool:
+    """Whether decode makes any elements without the others: its one loop is the one that writes."""
+    loops = [step for step in plan.decode if not isinstance(step, nodes.Let)]
+    return len(loops) == 1 and _writer(plan) is not None
+
+
+def _writer(plan: nodes.Plan) -> nodes.Sweep | None:
+    """The sweep of decode that writes the gradient element by element and computes nothing else."""
+    last = plan.decode[-1] if plan.decode else None
+    if plan.program.decode is None or not isinstance(last, nodes.Sweep) or last.reduces:
+        return None
+    is_whole = _is_whole(last.size, plan.program.decode.gradient)
+    is_plain = len(last.writes) == 1 and isinstance(last.writes[0].value, nodes.Elementwise)
+    return last if is_whole and is_plain else None
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Where the loops of an encoder take care of feedback.
+
+    Attributes:
+        first: number of the step whose tiles form the sum; None: a loop before all steps does.
+        last: number of the step whose tiles are decoded again; None: a loop behind all steps does.
+    """
+
+    first: int | None
+    last: int | None
+
+    @staticmethod
+    def of(plan: nodes.Plan) -> "Fusion":
+        """What the order of the steps of a plan allows."""
+        encode = plan.program.encode
+        if encode is None or not has_feedback(plan):
+            return Fusion(None, None)
+        readers = [
+            number
+            for number, step in enumerate(plan.encode)
+            if _reads_elements(step, encode.gradient)
+        ]
+        first = readers[0] if readers else None
+        if first is not None and not _is_in_order(plan.encode[first], encode.gradient):
+            first = None
+        last: int | None = len(plan.encode) - 1
+        if not plan.encode or not _can_decode(plan, plan.encode[-1], encode.gradient):
+            last = None
+        return Fusion(first, last)
+
+    def first_lines(self, number: int) -> tuple[str, ...]:
+        """What step `number` does at the beginning of a tile."""
+        return _ADD_TILE if number == self.first else ()
+
+    def last_lines(self, number: int) -> tuple[str, ...]:
+        """What step `number` does at the end of a tile."""
+        return _DECODE_TILE if number == self.last else ()
+
+    def end_lines(self) -> tuple[str, ...]:
+        """What is left to do behind all steps."""
+        return _DECODE_ALL if self.last is None else ()
+
+
+def _expressions(step: nodes.Step) -> list[nodes.Expr]:
+    if isinstance(step, nodes.Sweep):
+        return [*(reduce for _, reduce in step.reduces), *(write.value for write in step.writes)]
+    return [step.value]
+
+
+def _reads(expr: nodes.Expr, gradient: nodes.Var, position: nodes.Var | None = None) -> bool:
+    """Whether an expression needs elements of the gradient, other than the one at `position`."""
+    if isinstance(expr, nodes.Size):
+        return False
+    if isinstance(expr, nodes.Ref):
+        return expr.var is gradient
+    if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
+        is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is position
+        if position is not None and is_here:
+            return False
+    inside = [*children(expr)]
+    if isinstance(expr, nodes.Elementwise):
+        inside += [let.value for let in expr.lets]
+    return any(_reads(part, gradient, position) for part in inside)
+
+
+def _reads_elements(step: nodes.Step, gradient: nodes.Var) -> bool:
+    """Whether a step needs elements of the gradient, and not only their number."""
+    return any(_reads(root, gradient) for root in _expressions(step))
+
+
+def _is_whole(size: nodes.Expr, gradient: nodes.Var) -> bool:
+    return (
+        isinstance(size, nodes.Size)
+        and isinstance(size.array, nodes.Ref)
+        and size.array.var is gradient
+    )
+
+
+def _parts(sweep: nodes.Sweep) -> list[nodes.Expr]:
+    return [reduce.source for _, reduce in sweep.reduces] + [write.value for write in sweep.writes]
+
+
+def _is_in_order(step: nodes.Step, gradient: nodes.Var) -> bool:
+    """Whether a step is a loop over the gradient that reads element i of it for element i only."""
+    if not isinstance(step, nodes.Sweep) or not _is_whole(step.size, gradient):
+        return False
+    parts = _parts(step)
+    return all(
+        isinstance(part, nodes.Elementwise) and not _reads(part, gradient, part.position)
+        for part in parts
+    ) and not any(_reads(reduce.init, gradient) for _, reduce in step.reduces)
+
+
+def _can_decode(plan: nodes.Plan, step: nodes.Step, gradient: nodes.Var) -> bool:
+    """Whether the tiles of the last step can be decoded as soon as they are packed."""
+    writer, decode = _writer(plan), plan.program.decode
+    if writer is None or decode is None or not has_ranges(plan):
+        return False
+    if not isinstance(step, nodes.Sweep) or step.reduces or not _is_in_order(step, gradient):
+        return False
+    fresh = {decode.fields[write.field].var for write in step.writes}
+    part = writer.writes[0].value
+    position = part.position if isinstance(part, nodes.Elementwise) else None
+    for expr in walk(part):
+        if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
+            is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is position
+            if expr.array.var in fresh and not is_here:
+                return False
+    return True

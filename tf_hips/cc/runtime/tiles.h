@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What generated loops do with a tile of floats beside computing it.
+
+#ifndef TF_HIPS_CC_RUNTIME_TILES_H_
+#define TF_HIPS_CC_RUNTIME_TILES_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "tf_hips/cc/runtime/codec.h"
+#include "tf_hips/cc/runtime/target.h"
+#include "tf_hips/cc/runtime/vectors.h"
+
+namespace tf_hips {
+
+// sum[j] = a[j] + b[j]; `sum` may be b.
+TF_HIPS_INLINE void add_tile(const float* a, const float* b, int64_t count, float* sum) {
+  for (int64_t j = 0; j < count; ++j) sum[j] = a[j] + b[j];
+}
+
+TF_HIPS_INLINE void add_all(const float* a, const float* b, int64_t n, float* sum) {
+  add_tile(a, b, n, sum);
+}
+
+// out[j] = out[j] - tile[j], 0 where that is not finite: what a NaN or an overflow broke must not
+// stay.
+TF_HIPS_INLINE void residual_tile(const float* tile, int64_t count, float* out) {
+  for (int64_t j = 0; j < count; ++j) {
+    const float left = out[j] - tile[j];
+    out[j] = std::fabs(left) <= std::numeric_limits<float>::max() ? left : 0.0f;
+  }
+}
+
+// What is left of a sum when a part of its elements has been subtracted.
+TF_HIPS_INLINE void keep_finite(int64_t n, float* out) {
+  for (int64_t j = 0; j < n; ++j) {
+    if (!(std::fabs(out[j]) <= std::numeric_limits<float>::max())) out[j] = 0.0f;
+  }
+}
+
+// A decoded tile to its place, as a TfHipsDecodeMode other than TF_HIPS_ADD asks.
+TF_HIPS_INLINE void put_tile(const float* tile, int64_t count, int32_t mode, float* out) {
+  if (mode == TF_HIPS_RESIDUAL) {
+    residual_tile(tile, count, out);
+  } else if (mode == TF_HIPS_STREAM) {
+    stream_tile(tile, count, out);
+  } else {
+    std::memcpy(out, tile, static_cast<size_t>(count) * 4);
+  }
+}
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_TILES_H_

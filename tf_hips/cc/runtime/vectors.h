@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wider registers for what compilers do not turn into good vector code: packing codes, and noise.
+//
+// A call works on a tile, so that asking for the machine costs nothing. Each function does the
+// multiple of its step that it can, and returns how much: the portable loops of bits.h and rng.h,
+// which define the result, do the rest, or everything on other machines.
+
+#ifndef TF_HIPS_CC_RUNTIME_VECTORS_H_
+#define TF_HIPS_CC_RUNTIME_VECTORS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "tf_hips/cc/runtime/target.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+// GCC 12 takes the undefined registers of its own header for an oversight.
+#pragma GCC diagnostic push
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#define TF_HIPS_HAS_VECTORS 1
+#define TF_HIPS_AVX512 __attribute__((noinline, target("avx512f,avx512bw,avx512dq,avx512vl,bmi2")))
+#define TF_HIPS_AVX2 __attribute__((noinline, target("avx2")))
+#endif
+
+namespace tf_hips {
+
+// What the key and the position give to the generator, before its lanes.
+struct PhiloxInput {
+  uint64_t first;  // number of the first block
+  uint32_t step, tensor_id, k0, k1;
+};
+
+#if !defined(TF_HIPS_HAS_VECTORS)
+
+template <int kBits>
+TF_HIPS_INLINE int64_t pack_wide(const uint8_t*, int64_t, uint8_t*) {
+  return 0;
+}
+template <int kBits>
+TF_HIPS_INLINE int64_t unpack_wide(const uint8_t*, int64_t, uint8_t*) {
+  return 0;
+}
+TF_HIPS_INLINE int64_t pack_wide(const uint16_t*, int64_t, int32_t, uint8_t*) { return 0; }
+TF_HIPS_INLINE int64_t unpack_wide(const uint8_t*, int64_t, int32_t, uint16_t*) { return 0; }
+TF_HIPS_INLINE int64_t noise_wide(const PhiloxInput&, int64_t, void*) { return 0; }
+
+#else
+
+enum class Machine { kBase, kAvx2, kAvx512 };
+
+inline Machine find_machine() {
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("bmi2")) {
+    return Machine::kAvx512;
+  }
+  return __builtin_cpu_supports("avx2") ? Machine::kAvx2 : Machine::kBase;
+}
+
+inline Machine machine() {
+  static const Machine found = find_machine();
+  return found;
+}
+
+// Codes of 1, 2 and 4 bits, 64 at a time; of other widths 8 at a time, while whole words can be
+// moved without touching what lies behind.
+template <int kBits>
+TF_HIPS_AVX512 inline int64_t pack_avx512(const uint8_t* codes, int64_t count, uint8_t* out) {
+  int64_t k = 0;
+  if constexpr (kBits == 1) {
+    for (; k + 64 <= count; k += 64) {
+      const __m512i x = _mm512_loadu_si512(codes + k);
+      const uint64_t bits = _mm512_test_epi8_mask(x, x);
+      std::memcpy(out + k / 8, &bits, 8);
+    }
+  } else if constexpr (kBits == 2) {
+    const __m512i pairs = _mm512_set1_epi16(0x0401), fours = _mm512_set1_epi32(0x00100001);
+    for (; k + 64 <= count; k += 64) {
+      __m512i x = _mm512_loadu_si512(codes + k);
+      x = _mm512_madd_epi16(_mm512_maddubs_epi16(x, pairs), fours);
+      const __m128i bytes = _mm512_cvtepi32_epi8(x);
+      std::memcpy(out + k / 4, &bytes, 16);
+    }
+  } else if constexpr (kBits == 4) {
+    const __m512i pairs = _mm512_set1_epi16(0x1001);
+    for (; k + 64 <= count; k += 64) {
+      const __m512i x = _mm512_maddubs_epi16(_mm512_loadu_si512(codes + k), pairs);
+      const __m256i bytes = _mm512_cvtepi16_epi8(x);
+      std::memcpy(out + k / 2, &bytes, 32);
+    }
+  } else {
+    constexpr uint64_t kMask = ((uint64_t{1} << kBits) - 1) * 0x0101010101010101u;
+    for (; k / 8 * kBits + 8 <= count / 8 * kBits; k += 8) {
+      uint64_t x;
+      std::memcpy(&x, codes + k, 8);
+      x = _pext_u64(x, kMask);
+      std::memcpy(out + k / 8 * kBits, &x, 8);
+    }
+  }
+  return k;
+}
+
+template <int kBits>
+TF_HIPS_AVX512 inline int64_t unpack_avx512(const uint8_t* in, int64_t count, uint8_t* codes) {
+  int64_t k = 0;
+  if constexpr (kBits == 1) {
+    for (; k + 64 <= count; k += 64) {
+      uint64_t bits;
+      std::memcpy(&bits, in + k / 8, 8);
+      _mm512_storeu_si512(codes + k, _mm512_maskz_set1_epi8(bits, 1));
+    }
+  } else if constexpr (kBits == 2) {
+    const __m512i nibbles = _mm512_set1_epi32(0x000F000F), pairs = _mm512_set1_epi32(0x03030303);
+    for (; k + 64 <= count; k += 64) {
+      __m128i bytes;
+      std::memcpy(&bytes, in + k / 4, 16);
+      __m512i x = _mm512_cvtepu8_epi32(bytes);
+      x = _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 12)), nibbles);
+      x = _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 6)), pairs);
+      _mm512_storeu_si512(codes + k, x);
+    }
+  } else if constexpr (kBits == 4) {
+    const __m512i nibbles = _mm512_set1_epi16(0x0F0F);
+    for (; k + 64 <= count; k += 64) {
+      __m256i bytes;
+      std::memcpy(&bytes, in + k / 2, 32);
+      const __m512i x = _mm512_cvtepu8_epi16(bytes);
+      _mm512_storeu_si512(codes + k,
+                          _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi16(x, 4)), nibbles));
+    }
+  } else {
+    constexpr uint64_t kMask = ((uint64_t{1} << kBits) - 1) * 0x0101010101010101u;
+    for (; k / 8 * kBits + 8 <= count / 8 * kBits; k += 8) {
+      uint64_t x;
+      std::memcpy(&x, in + k / 8 * kBits, 8);
+      x = _pdep_u64(x, kMask);
+      std::memcpy(codes + k, &x, 8);
+    }
+  }
+  return k;
+}
+
+template <int kBits>
+TF_HIPS_AVX2 inline int64_t pack_avx2(const uint8_t* codes, int64_t count, uint8_t* out) {
+  int64_t k = 0;
+  if constexpr (kBits == 1) {
+    for (; k + 32 <= count; k += 32) {
+      __m256i x;
+      std::memcpy(&x, codes + k, 32);
+      const int bits = _mm256_movemask_epi8(_mm256_slli_epi16(x, 7));
+      std::memcpy(out + k / 8, &bits, 4);
+    }
+  } else if constexpr (kBits == 2) {
+    const __m256i pairs = _mm256_set1_epi16(0x0401), fours = _mm256_set1_epi32(0x00100001);
+    for (; k + 32 <= count; k += 32) {
+      __m256i x;
+      std::memcpy(&x, codes + k, 32);
+      x = _mm256_madd_epi16(_mm256_maddubs_epi16(x, pairs), fours);
+      const __m128i words =
+          _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+      const int64_t bytes = _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+      std::memcpy(out + k / 4, &bytes, 8);
+    }
+  } else if constexpr (kBits == 4) {
+    const __m256i pairs = _mm256_set1_epi16(0x1001);
+    for (; k + 32 <= count; k += 32) {
+      __m256i x;
+      std::memcpy(&x, codes + k, 32);
+      x = _mm256_maddubs_epi16(x, pairs);
+      const __m128i bytes =
+          _mm_packus_epi16(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+      std::memcpy(out + k / 2, &bytes, 16);
+    }
+  }
+  return k;
+}
+
+template <int kBits>
+TF_HIPS_AVX2 inline int64_t unpack_avx2(const uint8_t* in, int64_t count, uint8_t* codes) {
+  int64_t k = 0;
+  if constexpr (kBits == 1) {
+    const __m256i spread =
+        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+    for (; k + 32 <= count; k += 32) {
+      int bits;
+      std::memcpy(&bits, in + k / 8, 4);
+      __m256i x = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), spread);
+      x = _mm256_cmpeq_epi8(_mm256_and_si256(x, bit), bit);
+      x = _mm256_and_si256(x, _mm256_set1_epi8(1));
+      std::memcpy(codes + k, &x, 32);
+    }
+  } else if constexpr (kBits == 2) {
+    const __m256i nibbles = _mm256_set1_epi32(0x000F000F), pairs = _mm256_set1_epi32(0x03030303);
+    for (; k + 32 <= count; k += 32) {
+      int64_t bytes;
+      std::memcpy(&bytes, in + k / 4, 8);
+      __m256i x = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes));
+      x = _mm256_and_si256(_mm256_or_si256(x, _mm256_slli_epi32(x, 12)), nibbles);
+      x = _mm256_and_si256(_mm256_or_si256(x, _mm256_slli_epi32(x, 6)), pairs);
+      std::memcpy(codes + k, &x, 32);
+    }
+  } else if constexpr (kBits == 4) {
+    const __m256i nibbles = _mm256_set1_epi16(0x0F0F);
+    for (; k + 32 <= count; k += 32) {
+      __m128i bytes;
+      std::memcpy(&bytes, in + k / 2, 16);
+      __m256i x = _mm256_cvtepu8_epi16(bytes);
+      x = _mm256_and_si256(_mm256_or_si256(x, _mm256_slli_epi16(x, 4)), nibbles);
+      std::memcpy(codes + k, &x, 32);
+    }
+  }
+  return k;
+}
+
+// Codes of 9 to 15 bits, eight at a time: two halves of four codes, joined to `bits` bytes.
+TF_HIPS_AVX512 inline int64_t pack_avx512(const uint16_t* codes, int64_t count, int32_t bits,
+                                          uint8_t* out) {
+  const uint64_t mask = ((uint64_t{1} << bits) - 1) * 0x0001000100010001u;
+  const int64_t end = count / 8 * bits;
+  int64_t k = 0;
+  for (; k / 8 * bits + 16 <= end; k += 8) {
+    uint64_t half[2];
+    std::memcpy(half, codes + k, 16);
+    const uint64_t low = _pext_u64(half[0], mask), high = _pext_u64(half[1], mask);
+    half[0] = low | high << (4 * bits);
+    half[1] = high >> (64 - 4 * bits);
+    std::memcpy(out + k / 8 * bits, half, 16);
+  }
+  return k;
+}
+
+TF_HIPS_AVX512 inline int64_t unpack_avx512(const uint8_t* in, int64_t count, int32_t bits,
+                                            uint16_t* codes) {
+  const uint64_t mask = ((uint64_t{1} << bits) - 1) * 0x0001000100010001u;
+  const int64_t end = count / 8 * bits;
+  int64_t k = 0;
+  for (; k / 8 * bits + 16 <= end; k += 8) {
+    uint64_t half[2];
+    std::memcpy(half, in + k / 8 * bits, 16);
+    const uint64_t high = half[0] >> (4 * bits) | half[1] << (64 - 4 * bits);
+    half[0] = _pdep_u64(half[0], mask);
+    half[1] = _pdep_u64(high, mask);
+    std::memcpy(codes + k, half, 16);
+  }
+  return k;
+}
+
+template <int kBits>
+TF_HIPS_INLINE int64_t pack_wide(const uint8_t* codes, int64_t count, uint8_t* out) {
+  switch (machine()) {
+    case Machine::kAvx512:
+      return pack_avx512<kBits>(codes, count, out);
+    case Machine::kAvx2:
+      return pack_avx2<kBits>(codes, count, out);
+    default:
+      return 0;
+  }
+}
+
+template <int kBits>
+TF_HIPS_INLINE int64_t unpack_wide(const uint8_t* in, int64_t count, uint8_t* codes) {
+  switch (machine()) {
+    case Machine::kAvx512:
+      return unpack_avx512<kBits>(in, count, codes);
+    case Machine::kAvx2:
+      return unpack_avx2<kBits>(in, count, codes);
+    default:
+      return 0;
+  }
+}
+
+TF_HIPS_INLINE int64_t pack_wide(const uint16_t* codes, int64_t count, int32_t bits, uint8_t* out) {
+  const bool is_odd = bits > 8 && bits < 16;
+  return is_odd && machine() == Machine::kAvx512 ? pack_avx512(codes, count, bits, out) : 0;
+}
+
+TF_HIPS_INLINE int64_t unpack_wide(const uint8_t* in, int64_t count, int32_t bits,
+                                   uint16_t* codes) {
+  const bool is_odd = bits > 8 && bits < 16;
+  return is_odd && machine() == Machine::kAvx512 ? unpack_avx512(in, count, bits, codes) : 0;
+}
+
+// Blocks of Philox4x32-10, 16 bytes each. A lane of 64 bits holds a word of the counter in its low
+// half; what is in the high half does not matter, because products are of low halves.
+TF_HIPS_AVX512 inline int64_t noise_avx512(const PhiloxInput& input, int64_t blocks, void* words) {
+  const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
+  const __m512i low_half = _mm512_set1_epi64(0xFFFFFFFF);
+  const __m512i front = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  const __m512i back = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+  const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  uint8_t* const buffer = static_cast<uint8_t*>(words);
+  constexpr int kAtOnce = 2;  // chains of multiplications that hide each other's latency
+  int64_t b = 0;
+  for (; b + 8 * kAtOnce <= blocks; b += 8 * kAtOnce) {
+    __m512i c0[kAtOnce], c1[kAtOnce], c2[kAtOnce], c3[kAtOnce];
+    for (int k = 0; k < kAtOnce; ++k) {
+      c0[k] = _mm512_add_epi64(
+          _mm512_set1_epi64(static_cast<int64_t>(input.first + static_cast<uint64_t>(b + 8 * k))),
+          lane);
+      c1[k] = _mm512_srli_epi64(c0[k], 32);
+      c2[k] = _mm512_set1_epi64(input.step);
+      c3[k] = _mm512_set1_epi64(input.tensor_id);
+    }
+    uint32_t k0 = input.k0, k1 = input.k1;
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+      const __m512i r0 = _mm512_set1_epi64(k0), r1 = _mm512_set1_epi64(k1);
+      for (int k = 0; k < kAtOnce; ++k) {
+        const __m512i p0 = _mm512_mul_epu32(c0[k], m0), p1 = _mm512_mul_epu32(c2[k], m1);
+        c0[k] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1[k], r0, 0x96);
+        c1[k] = p1;
+        c2[k] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3[k], r1, 0x96);
+        c3[k] = p0;
+      }
+    }
+    for (int k = 0; k < kAtOnce; ++k) {
+      const __m512i w01 =
+          _mm512_or_si512(_mm512_and_si512(c0[k], low_half), _mm512_slli_epi64(c1[k], 32));
+      const __m512i w23 =
+          _mm512_or_si512(_mm512_and_si512(c2[k], low_half), _mm512_slli_epi64(c3[k], 32));
+      _mm512_storeu_si512(buffer + 16 * (b + 8 * k), _mm512_permutex2var_epi64(w01, front, w23));
+      _mm512_storeu_si512(buffer + 16 * (b + 8 * k) + 64,
+                          _mm512_permutex2var_epi64(w01, back, w23));
+    }
+  }
+  return b;
+}
+
+TF_HIPS_AVX2 inline int64_t noise_avx2(const PhiloxInput& input, int64_t blocks, void* words) {
+  const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
+  const __m256i low_half = _mm256_set1_epi64x(0xFFFFFFFF);
+  const __m256i lane = _mm256_setr_epi64x(0, 1, 2, 3);
+  uint8_t* const buffer = static_cast<uint8_t*>(words);
+  constexpr int kAtOnce = 2;
+  int64_t b = 0;
+  for (; b + 4 * kAtOnce <= blocks; b += 4 * kAtOnce) {
+    __m256i c0[kAtOnce], c1[kAtOnce], c2[kAtOnce], c3[kAtOnce];
+    for (int k = 0; k < kAtOnce; ++k) {
+      c0[k] = _mm256_add_epi64(
+          _mm256_set1_epi64x(static_cast<int64_t>(input.first + static_cast<uint64_t>(b + 4 * k))),
+          lane);
+      c1[k] = _mm256_srli_epi64(c0[k], 32);
+      c2[k] = _mm256_set1_epi64x(input.step);
+      c3[k] = _mm256_set1_epi64x(input.tensor_id);
+    }
+    uint32_t k0 = input.k0, k1 = input.k1;
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+      const __m256i r0 = _mm256_set1_epi64x(k0), r1 = _mm256_set1_epi64x(k1);
+      for (int k = 0; k < kAtOnce; ++k) {
+        const __m256i p0 = _mm256_mul_epu32(c0[k], m0), p1 = _mm256_mul_epu32(c2[k], m1);
+        c0[k] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1[k]), r0);
+        c1[k] = p1;
+        c2[k] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3[k]), r1);
+        c3[k] = p0;
+      }
+    }
+    for (int k = 0; k < kAtOnce; ++k) {
+      const __m256i w01 =
+          _mm256_or_si256(_mm256_and_si256(c0[k], low_half), _mm256_slli_epi64(c1[k], 32));
+      const __m256i w23 =
+          _mm256_or_si256(_mm256_and_si256(c2[k], low_half), _mm256_slli_epi64(c3[k], 32));
+      const __m256i even = _mm256_unpacklo_epi64(w01, w23), odd = _mm256_unpackhi_epi64(w01, w23);
+      const __m256i front = _mm256_permute2x128_si256(even, odd, 0x20);
+      const __m256i back = _mm256_permute2x128_si256(even, odd, 0x31);
+      std::memcpy(buffer + 16 * (b + 4 * k), &front, 32);
+      std::memcpy(buffer + 16 * (b + 4 * k) + 32, &back, 32);
+    }
+  }
+  return b;
+}
+
+TF_HIPS_INLINE int64_t noise_wide(const PhiloxInput& input, int64_t blocks, void* words) {
+  switch (machine()) {
+    case Machine::kAvx512:
+      return noise_avx512(input, blocks, words);
+    case Machine::kAvx2:
+      return noise_avx2(input, blocks, words);
+    default:
+      return 0;
+  }
+}
+
+#pragma GCC diagnostic pop
+#endif  // TF_HIPS_HAS_VECTORS
+
+// Copies a tile to memory past the caches, which then need not fetch what is overwritten whole.
+// Lines at the ends, which the tile shares, go the ordinary way. Before others read: stream_end().
+TF_HIPS_INLINE void stream_tile(const float* tile, int64_t count, float* out) {
+#if defined(TF_HIPS_HAS_VECTORS)
+  constexpr int64_t kLine = 16;
+  const uintptr_t past = reinterpret_cast<uintptr_t>(out) % 64;
+  const int64_t head = past % 4 != 0 ? count : static_cast<int64_t>((64 - past) % 64 / 4);
+  int64_t j = head < count ? head : count;
+  std::memcpy(out, tile, static_cast<size_t>(j) * 4);
+  for (; j + kLine <= count; j += kLine) {
+    for (int64_t k = 0; k < kLine; k += 4) _mm_stream_ps(out + j + k, _mm_loadu_ps(tile + j + k));
+  }
+  std::memcpy(out + j, tile + j, static_cast<size_t>(count - j) * 4);
+#else
+  std::memcpy(out, tile, static_cast<size_t>(count) * 4);
+#endif
+}
+
+TF_HIPS_INLINE void stream_end() {
+#if defined(TF_HIPS_HAS_VECTORS)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_VECTORS_H_
