@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fix test test-all demo bench bench-keras bench-first-run wheel clean set-up-quietly
+.PHONY: help setup build check fix test test-all demo bench bench-codecs bench-keras bench-first-run wheel clean set-up-quietly
 
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
@@ -45,6 +45,9 @@ demo: build ## train on two parties and a server, all on this machine; writes de
 
 bench: build ## codec throughput beside the machine's bounds
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+bench-codecs: build ## codecs beside memory, TensorFlow ops and NumPy; the targets of their speed
+	@$(BIN)/python -m benchmarks.codecs $(ARGS)
 
 bench-keras: build ## what a strategy costs beside plain Keras and a hand-written Horovod loop
 	@$(BIN)/python -m benchmarks.keras_overhead $(ARGS)

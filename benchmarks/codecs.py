@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs on the CPU: how near to the speed of memory, and how far ahead of what else there is.
+
+    share   encode and decode of every codec, with and without error feedback, of 64 Mi floats on 2
+            threads: the time of a kernel that only moves the bytes that must be moved
+            (codecs_stream.cc), over the codec's
+    merge   16 packets decoded and added one after the other, over one merge of them
+    peers   encoders of GRACE in TensorFlow ops, and in NumPy (codecs_peers.py), over ours; 8 Mi
+            floats
+    calls   what a call on 16 floats takes, in the C library and as a TensorFlow op
+
+What is compared alternates, round by round; a result is the median of the rounds' ratios, and
+`spread` the distance of their quartiles. What must be moved, in bytes per element: 4 for each time
+that the gradient is read (twice where a scale or a threshold of the whole chunk comes first), the
+packet's share, 8 for the residual, 4 for an output that is written past the caches and 8 for one
+that is added to. A target of `benchmarks/targets.toml` that speaks of several operations counts the
+slowest; an algorithm that is not there does not meet its target.
+"""
+
+import argparse
+import ctypes
+import functools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import harness
+
+THREADS = 2
+PARTS = ("share", "merge", "peers", "calls")
+SIZE, PEER_SIZE, CALL_SIZE = 1 << 26, 1 << 23, 16
+ROUNDS = 9
+NUM_MERGED = 16
+CALLS, OPS = 20000, 200
+
+# How to write a codec that needs arguments, and for the others the defaults.
+_TEXTS = {"terngrad": "terngrad(bitwidth=2)", "topk": "topk(ratio=0.01)"}
+# How often an encoder must read the gradient, where not once (compression.md, section 6).
+_READS = {"terngrad": 2, "topk": 2}
+# What targets call sparsifiers.
+_SPARSE = ("graddrop", "dgc", "topk")
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Measures, prints and stores."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every comparison")
+    parser.add_argument("--only", choices=PARTS, help="one part; nothing is stored")
+    parser.add_argument("--codecs", nargs="+", help="some codecs; nothing is stored")
+    parser.add_argument("--size", type=int, default=SIZE, help="floats; nothing is stored")
+    arguments = parser.parse_args()
+    # Read when the library makes its threads and when TensorFlow is imported.
+    os.environ["TF_HIPS_NUM_THREADS"] = str(THREADS)
+    os.environ.update({"TF_NUM_INTRAOP_THREADS": str(THREADS), "TF_CPP_MIN_LOG_LEVEL": "2"})
+    began = time.monotonic()
+    bench = _Bench(arguments.rounds, arguments.size, arguments.codecs)
+    rows = [row for part in PARTS if arguments.only in (None, part) for row in bench.part(part)]
+    is_complete = (arguments.only, arguments.codecs, arguments.size) == (None, None, SIZE)
+    is_complete = is_complete and arguments.rounds >= ROUNDS
+    rows += _targets(rows)
+    note = (
+        f"{time.monotonic() - began:.0f} s, {THREADS} threads, {arguments.rounds} rounds. Ratios "
+        "are medians of the rounds; what they are of: see the head of `benchmarks/codecs.py`."
+    )
+    if is_complete:
+        harness.write("codecs", rows, command="make bench-codecs", note=note)
+    else:
+        harness.show("codecs (not stored)", rows)
+    bound = [row for row in rows if row["target"]]
+    num_met = sum(row["met"] == "yes" for row in bound)
+    print(f"bench-codecs: {num_met} of {len(bound)} targets met")
+    return 0
+
+
+def _row(codec: str, what: str, ratio: float, unit: str, **more: Any) -> Row:
+    return {
+        "id": "",
+        "codec": codec,
+        "what": what,
+        "measured": round(ratio, 3),
+        "unit": unit,
+        "spread": "",
+        "GB/s": "",
+        "against": "",
+        "target": "",
+        "met": "",
+        **more,
+    }
+
+
+class _Bench:
+    """The machine, the codecs and the buffers of one run."""
+
+    def __init__(self, rounds: int, size: int, codecs: Sequence[str] | None) -> None:
+        from tf_hips import ops
+
+        self.rounds, self.size = rounds, size
+        self.names = [name for name in sorted(ops.REGISTRY) if not codecs or name in codecs]
+        self.texts = {name: _TEXTS.get(name, name) for name in self.names}
+        self.helper = _build_helper()
+
+    def part(self, name: str) -> Iterator[Row]:
+        """The rows of one part."""
+        yield from getattr(self, f"_{name}")()
+
+    def _compare(self, ours: Callable[[], Any], other: Callable[[], Any]) -> dict[str, Any]:
+        """Other over ours: both are run once before, and then by turns."""
+        ours()
+        other()
+        ratios, seconds = [], []
+        for _ in range(self.rounds):
+            mine, theirs = _seconds(ours), _seconds(other)
+            ratios.append(theirs / mine)
+            seconds.append(mine)
+        low, high = ratios[0], ratios[0]
+        if len(ratios) > 1:
+            low, _, high = statistics.quantiles(ratios, n=4)
+        return {
+            "ratio": statistics.median(ratios),
+            "spread": f"{low:.2f} - {high:.2f}",
+            "seconds": statistics.median(seconds),
+        }
+
+    def _stream(
+        self,
+        read: np.ndarray,
+        *,
+        times: int = 1,
+        update: np.ndarray | None = None,
+        write: np.ndarray | None = None,
+    ) -> Callable[[], Any]:
+        """Reads one array, so many times, updates one in place, and writes one."""
+        rest = [(0, 0) if a is None else (a.ctypes.data, a.nbytes) for a in (update, write)]
+        return functools.partial(
+            self.helper.stream, read.ctypes.data, read.nbytes, times, *rest[0], *rest[1], THREADS
+        )
+
+    def _share(self) -> Iterator[Row]:
+        from tf_hips import ops
+        from tf_hips.ops import native
+
+        n = self.size
+        gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+        # What is compared uses the same arrays; the bounds of decoders write to `residual`.
+        out, residual = np.zeros(n, np.float32), np.zeros(n, np.float32)
+        key = native.Key(seed=1, step=2, tensor_id=3)
+        for name, text in self.texts.items():
+            plain, feedback = ops.parse(text), ops.parse(f"error_feedback({text})")
+            packet = np.zeros(plain.wire_bytes(n), np.uint8)
+            reads = _READS.get(name, 1)
+            encode = functools.partial(native.encode, plain, gradient, key, out=packet)
+            keep = functools.partial(native.encode, feedback, gradient, key, residual, out=packet)
+            decode = functools.partial(native.decode, plain, packet, n, out=out)
+            # `write` is not read again, so that packets need not survive their bound.
+            scrap = np.zeros_like(packet)
+            cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+                "encode": (encode, self._stream(gradient, times=reads, write=scrap)),
+                "encode, feedback": (
+                    keep,
+                    self._stream(gradient, times=reads, update=residual, write=scrap),
+                ),
+                "decode": (decode, self._stream(packet, write=residual)),
+                "decode, add": (
+                    functools.partial(decode, add=True),
+                    self._stream(packet, update=residual),
+                ),
+            }
+            for what, (ours, bound) in cases.items():
+                residual[:] = 0
+                yield self._share_row(text, what, self._compare(ours, bound))
+
+    def _share_row(self, text: str, what: str, result: dict[str, Any]) -> Row:
+        return _row(
+            text,
+            what,
+            result["ratio"],
+            "share",
+            spread=result["spread"],
+            against="only moving the bytes",
+            **{"GB/s": round(4 * self.size / result["seconds"] / 1e9, 2)},
+        )
+
+    def _merge(self) -> Iterator[Row]:
+        from tf_hips import ops
+        from tf_hips.ops import native
+
+        n = self.size // 4
+        gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+        out = np.zeros(n, np.float32)
+        for text in self.texts.values():
+            codec = ops.parse(text)
+            packets = [
+                native.encode(codec, gradient, native.Key(seed=row, step=0, tensor_id=0))
+                for row in range(NUM_MERGED if codec.wire_bytes(n) < n else 4)
+            ]
+
+            def one_by_one(codec: Any = codec, packets: list[Any] = packets) -> None:
+                for row, packet in enumerate(packets):
+                    native.decode(codec, packet, n, out=out, add=row > 0)
+
+            result = self._compare(
+                functools.partial(native.merge, codec, packets, n, out=out), one_by_one
+            )
+            yield _row(
+                text,
+                f"merge of {len(packets)}",
+                result["ratio"],
+                "x",
+                spread=result["spread"],
+                against="decoding and adding each",
+                **{"GB/s": round(4 * n / result["seconds"] / 1e9, 2)},
+            )
+
+    def _peers(self) -> Iterator[Row]:
+        import tensorflow as tf
+
+        from benchmarks import codecs_peers
+        from tf_hips import ops
+        from tf_hips.ops import native
+
+        n = PEER_SIZE
+        gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+        tensor = tf.constant(gradient)
+        key = native.Key(seed=1, step=2, tensor_id=3)
+        for title, encoders in (
+            ("TensorFlow ops", codecs_peers.tensorflow_encoders()),
+            ("NumPy", codecs_peers.numpy_encoders()),
+        ):
+            argument = tensor if title == "TensorFlow ops" else gradient
+            for name, encoder in encoders.items():
+                if name not in self.texts:
+                    continue
+                codec = ops.parse(self.texts[name])
+                room = np.empty(codec.wire_bytes(n), np.uint8)
+                result = self._compare(
+                    functools.partial(native.encode, codec, gradient, key, out=room),
+                    functools.partial(encoder, argument),
+                )
+                yield _row(
+                    self.texts[name],
+                    "encode",
+                    result["ratio"],
+                    "x",
+                    spread=result["spread"],
+                    against=title,
+                    **{"GB/s": round(4 * n / result["seconds"] / 1e9, 2)},
+                )
+
+    def _calls(self) -> Iterator[Row]:
+        for name, text in self.texts.items():
+            encode, decode = self._c_calls(name, text)
+            for what, seconds in (("encode", encode), ("decode", decode)):
+                yield _row(text, what, 1e6 * seconds, "us", against="a call in C, 16 floats")
+            if name in ("onebit", "terngrad"):
+                yield _row(
+                    text, "encode", 1e6 * self._op_seconds(text), "us", against="an op, 16 floats"
+                )
+
+    def _c_calls(self, name: str, text: str) -> tuple[float, float]:
+        """Seconds of an encode and of a decode in the C library."""
+        from tf_hips import ops
+        from tf_hips.ops import library
+
+        native = library.native()
+        native.tf_hips_find_codec.restype = ctypes.c_void_p
+        codec = ctypes.c_void_p(native.tf_hips_find_codec(name.encode()))
+        compressor = ops.parse(text)
+        values = [float(value) for _, value in compressor.params]
+        params = (ctypes.c_double * max(1, len(values)))(*values)
+        gradient = np.linspace(-1, 1, CALL_SIZE, dtype=np.float32)
+        packet = np.zeros(compressor.wire_bytes(CALL_SIZE), np.uint8)
+        seconds = []
+        for function in ("encode", "decode"):
+            call = getattr(self.helper, f"{function}_seconds")
+            entry = ctypes.cast(getattr(native, f"tf_hips_{function}"), ctypes.c_void_p)
+            sides = (gradient.ctypes.data, CALL_SIZE), (packet.ctypes.data, packet.size)
+            first, second = sides if function == "encode" else sides[::-1]
+            found = [
+                call(entry, codec, params, first[0], first[1], second[0], second[1], CALLS)
+                for _ in range(self.rounds)
+            ]
+            if min(found) < 0:
+                raise RuntimeError(f"{function} of {text} must work. Received: a failure")
+            seconds.append(statistics.median(found))
+        return seconds[0], seconds[1]
+
+    def _op_seconds(self, text: str) -> float:
+        """What one more encode with feedback costs in a graph of many in a row.
+
+        Each takes the residual of the one before: ops whose results nobody needs would be pruned.
+        """
+        import tensorflow as tf
+
+        from tf_hips import ops
+        from tf_hips.ops import graph
+
+        codec = ops.parse(f"error_feedback({text})")
+
+        def chain(number: int) -> Any:
+            @tf.function
+            def run(x: Any) -> Any:
+                residual = tf.zeros_like(x)
+                for tensor_id in range(number):
+                    _, residual = graph.encode(
+                        codec, x, seed=1, step=2, tensor_id=tensor_id, residual=residual
+                    )
+                return residual
+
+            return run
+
+        x = tf.constant(np.linspace(-1, 1, CALL_SIZE, dtype=np.float32))
+        short, long = chain(1), chain(OPS)
+        for function in (short, long):
+            for _ in range(3):
+                function(x)
+        found = []
+        for _ in range(self.rounds):
+            found.append((_seconds(lambda: long(x)) - _seconds(lambda: short(x))) / (OPS - 1))
+        return statistics.median(found)
+
+
+def _targets(rows: list[Row]) -> list[Row]:
+    """One row per target of the issue that this program measures; missing figures are misses."""
+    path = harness.ROOT / "benchmarks/targets.toml"
+    targets = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
+    found = []
+    for target in targets:
+        if target["command"] != "make bench-codecs":
+            continue
+        figures = _figures(target["id"], rows)
+        is_least = "at_least" in target
+        limit = target["at_least"] if is_least else target["at_most"]
+        sign = ">=" if is_least else "<="
+        if not figures:
+            row = _row("", "not measured", 0.0, target["unit"])
+            row["met"] = "no"
+        else:
+            worst = (min if is_least else max)(figures, key=lambda row: row["measured"])
+            row = {**worst, "unit": target["unit"]}
+            is_met = worst["measured"] >= limit if is_least else worst["measured"] <= limit
+            row["met"] = "yes" if is_met else "no"
+        found.append({**row, "id": target["id"], "target": f"{sign} {limit} {target['unit']}"})
+    return found
+
+
+def _figures(identity: str, rows: list[Row]) -> list[Row]:
+    """The rows that a target is about: codecs-share-NAME, -merge-NAME, -PEER-NAME, -call-PLACE."""
+    _, kind, which = identity.split("-", 2)
+    names = {"sparse": _SPARSE}.get(which, (which,))
+    own = [row for row in rows if row["codec"].split("(")[0] in names]
+    match kind:
+        case "share":
+            return [row for row in own if row["unit"] == "share"]
+        case "merge":
+            return [row for row in own if row["what"].startswith("merge")]
+        case "tensorflow" | "numpy":
+            title = {"tensorflow": "TensorFlow ops", "numpy": "NumPy"}[kind]
+            return [row for row in own if row["against"] == title]
+        case "call":
+            title = {"c": "a call in C, 16 floats", "op": "an op, 16 floats"}[which]
+            return [row for row in rows if row["against"] == title]
+    raise ValueError(f"a target of bench-codecs must be known. Received: {identity}")
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _build_helper() -> ctypes.CDLL:
+    """codecs_stream.cc as a library."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "codecs_stream.so")
+        subprocess.run(
+            [
+                *("g++", "-O3", "-std=c++17", "-march=native", "-shared", "-fPIC", "-pthread"),
+                *(f"-I{harness.ROOT}", str(harness.ROOT / "benchmarks/codecs_stream.cc")),
+                *("-o", str(made)),
+            ],
+            check=True,
+            timeout=120,
+        )
+        helper = ctypes.CDLL(str(made))
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    helper.stream.argtypes = [pointer, size, size, pointer, size, pointer, size, ctypes.c_int32]
+    for function in (helper.encode_seconds, helper.decode_seconds):
+        function.argtypes = [pointer, pointer, pointer, pointer, size, pointer, size, size]
+        function.restype = ctypes.c_double
+    helper.stream.restype = ctypes.c_double
+    return helper
+
+
+if __name__ == "__main__":
+    sys.exit(main())
