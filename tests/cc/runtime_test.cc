@@ -237,7 +237,7 @@ void BadArguments(const TfHipsCodec* codec) {
 // Every status has a text of its own; the numbers around them have none.
 void StatusTexts() {
   std::vector<int32_t> known;
-  for (int32_t status = TF_HIPS_OK; status <= TF_HIPS_NOT_PROVIDED; ++status)
+  for (int32_t status = TF_HIPS_OK; status <= TF_HIPS_NO_SCRATCH; ++status)
     known.push_back(status);
   for (int32_t status = TF_HIPS_BAD_ARGUMENT; status <= TF_HIPS_OUT_OF_MEMORY; ++status)
     known.push_back(status);
@@ -248,7 +248,7 @@ void StatusTexts() {
     texts.push_back(text);
   }
   for (const int32_t status :
-       {-1, TF_HIPS_NOT_PROVIDED + 1, TF_HIPS_BAD_ARGUMENT - 1, TF_HIPS_OUT_OF_MEMORY + 1}) {
+       {-1, TF_HIPS_NO_SCRATCH + 1, TF_HIPS_BAD_ARGUMENT - 1, TF_HIPS_OUT_OF_MEMORY + 1}) {
     CHECK(tf_hips_status_text(status) == texts[0]);
   }
 }
