@@ -237,8 +237,7 @@ void BadArguments(const TfHipsCodec* codec) {
 // Every status has a text of its own; the numbers around them have none.
 void StatusTexts() {
   std::vector<int32_t> known;
-  for (int32_t status = TF_HIPS_OK; status <= TF_HIPS_NO_SCRATCH; ++status)
-    known.push_back(status);
+  for (int32_t status = TF_HIPS_OK; status <= TF_HIPS_NO_SCRATCH; ++status) known.push_back(status);
   for (int32_t status = TF_HIPS_BAD_ARGUMENT; status <= TF_HIPS_OUT_OF_MEMORY; ++status)
     known.push_back(status);
   std::vector<std::string> texts = {"unknown status"};
