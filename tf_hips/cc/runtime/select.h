@@ -28,8 +28,9 @@ constexpr int64_t kLargePage = int64_t{1} << 21;
 
 // Room for `count` elements, and a tile more: loops write whole tiles. Each slot is a memory of its
 // own, which lives as long as its thread. Null when there is no memory, or for more than 2^31.
+// Static: else its variables would be one for all libraries of a process, whatever their versions.
 template <int slot, typename T>
-__attribute__((noinline)) T* scratch(int64_t count) {
+static __attribute__((noinline)) T* scratch(int64_t count) {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
