@@ -12,6 +12,7 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
                               clipped afterwards; rows of equal index are added in one order; a
                               loss scale overflows on all ranks or on none
     keras.random              groups of workers draw different noise from equal states
+    keras.callbacks           one rank makes the folders of ModelCheckpoint
 """
 
 import contextlib
@@ -20,6 +21,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -107,6 +109,7 @@ def _install() -> None:
     _wrap(keras.optimizers.Optimizer, "assign_sub", _addition)
     _wrap(keras.optimizers.LossScaleOptimizer, "check_finite", _finiteness)
     _wrap(keras.random.SeedGenerator, "next", _noise)
+    _wrap(keras.callbacks.ModelCheckpoint, "_save_model", _checkpoint)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -166,6 +169,19 @@ def _writer(keras_method: Callable[..., Any], model: keras.Model, *args: Any, **
         return keras_method(model, *args, **kwargs)
     log.debug("`%s` of model %s is left to rank 0", keras_method.__name__, model.name)
     return None
+
+
+def _checkpoint(keras_method: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
+    strategy = _of(callback.model)
+    if strategy is None or is_local() or strategy._fitting.may_write():
+        return keras_method(callback, *args, **kwargs)
+    # This rank decides as the others do, and its model writes nothing; but Keras makes the folder
+    # where it is missing, and of two ranks that do so at once one fails.
+    filepath, callback.filepath = callback.filepath, Path(callback.filepath).name
+    try:
+        return keras_method(callback, *args, **kwargs)
+    finally:
+        callback.filepath = filepath
 
 
 def _building(

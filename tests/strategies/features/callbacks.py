@@ -12,6 +12,7 @@ import tensorflow as tf
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, linear
+from tf_hips.comm import primitives
 
 _CALLBACKS = keras.callbacks
 
@@ -66,11 +67,18 @@ def model_checkpoint(job: Job):
         _CALLBACKS.ModelCheckpoint(
             steps / "{epoch}.{batch}.weights.h5", save_freq=3, save_weights_only=True
         ),
+        # Two ranks that make one folder at once do not both succeed: one of them makes folders.
+        _CALLBACKS.ModelCheckpoint(
+            job.folder / f"of-rank-{job.rank}" / "{epoch}.weights.h5", save_weights_only=True
+        ),
     ]
     history = job.equal(_fit(model, rows, callbacks, validation_data=rows).history)
+    assert callbacks[-1].filepath == str(job.folder / f"of-rank-{job.rank}" / "{epoch}.weights.h5")
     job.equal(float(callbacks[3].best))
     job.gather(None)
     names = [f"{epoch + 1}-{loss:.3f}.keras" for epoch, loss in enumerate(history["loss"])]
+    own = [one.name for one in job.folder.glob("of-rank-*")]
+    assert own == [f"of-rank-{job.rank - primitives.rank()}"]
     assert sorted(one.name for one in each.iterdir()) == names
     assert sorted(one.name for one in steps.iterdir()) == ["2.1.weights.h5", "3.2.weights.h5"]
     assert [one.name for one in best.iterdir()] == ["best.weights.h5"]
