@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "tf_hips/cc/runtime/convert.h"
 #include "tf_hips/cc/runtime/reduce.h"
@@ -46,27 +45,6 @@ struct IntAnd {
 struct IntOr {
   static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return a != 0 || b != 0 ? 1 : 0; }
 };
-
-// `rows` times 16 values.
-template <typename Reducer>
-TF_HIPS_INLINE float reduce_rows(const float* values, int64_t rows) {
-  const FloatVectorInMemory* in = reinterpret_cast<const FloatVectorInMemory*>(values);
-  FloatVector a = in[0], b = in[1], c = in[2], d = in[3];
-  for (int64_t row = 1; row < rows; ++row) {
-    const FloatVector next[4] = {in[4 * row], in[4 * row + 1], in[4 * row + 2], in[4 * row + 3]};
-    Reducer::fold(a, next[0]);
-    Reducer::fold(b, next[1]);
-    Reducer::fold(c, next[2]);
-    Reducer::fold(d, next[3]);
-  }
-  const FloatVector lanes[4] = {a, b, c, d};
-  float lane[kLanes];
-  std::memcpy(lane, lanes, sizeof lane);
-  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-    for (int64_t l = 0; l < width; ++l) Reducer::fold(lane[l], lane[l + width]);
-  }
-  return lane[0];
-}
 
 // Reduces the blocks of a tile of `count` values; out[k] becomes that of block k.
 template <typename Reducer>

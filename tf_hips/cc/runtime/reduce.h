@@ -59,12 +59,12 @@ struct Min {
   }
 };
 
-// One block of kTile values.
+// `rows` times 16 values, at least 16, in the order of a block.
 template <typename Reducer>
-TF_HIPS_INLINE float reduce_block(const float* values) {
+TF_HIPS_INLINE float reduce_rows(const float* values, int64_t rows) {
   const FloatVectorInMemory* in = reinterpret_cast<const FloatVectorInMemory*>(values);
   FloatVector a = in[0], b = in[1], c = in[2], d = in[3];
-  for (int64_t row = 1; row < kTile / kLanes; ++row) {
+  for (int64_t row = 1; row < rows; ++row) {
     const FloatVector next[4] = {in[4 * row], in[4 * row + 1], in[4 * row + 2], in[4 * row + 3]};
     Reducer::fold(a, next[0]);
     Reducer::fold(b, next[1]);
@@ -78,6 +78,12 @@ TF_HIPS_INLINE float reduce_block(const float* values) {
     for (int64_t l = 0; l < width; ++l) Reducer::fold(lane[l], lane[l + width]);
   }
   return lane[0];
+}
+
+// One block of kTile values.
+template <typename Reducer>
+TF_HIPS_INLINE float reduce_block(const float* values) {
+  return reduce_rows<Reducer>(values, kTile / kLanes);
 }
 
 // One block of `count` values, 1 <= count <= kTile.
