@@ -73,19 +73,23 @@ def test_opaque_passes_gradients_on():
 def test_all_finite_is_exact(dtype, size):
     import tensorflow as tf
 
-    from tf_hips.ops.flow import all_finite
+    from tf_hips.ops.flow import all_finite, finite
 
     kind = tf.as_dtype(dtype)
     # Of both signs, subnormal, and so large that their sum overflows.
     pattern = [0.0, -0.0, kind.max, kind.min, float(np.finfo("float16").smallest_subnormal), 1.0]
     fine = np.resize(np.array(pattern, kind.as_numpy_dtype), size)
     assert all_finite([tf.constant(fine)]).numpy()
+    same = finite(tf.constant(fine), tf.constant(12, tf.int64), "bad at ")
+    assert same.numpy().tobytes() == fine.tobytes()
     assert all_finite([tf.constant(fine), tf.zeros([2, 3]), tf.constant(fine)]).numpy()
     for place in {0, size // 2, size - 1} if size else ():
         for bad in (np.nan, np.inf, -np.inf):
             values = fine.copy()
             values[place] = bad
             assert not all_finite([tf.zeros([4]), tf.constant(values)]).numpy(), (place, bad)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="bad at 12"):
+                finite(tf.constant(values), tf.constant(12, tf.int64), "bad at ")
 
 
 def test_all_finite_of_nothing_and_of_integers():
@@ -96,3 +100,17 @@ def test_all_finite_of_nothing_and_of_integers():
     assert all_finite([]).numpy()
     with pytest.raises(TypeError, match=r"must be of float16, .*Received: dtype=int32"):
         all_finite([tf.constant([1])])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_all_finite_looks_where_a_gpu_holds_the_values(monkeypatch, bad):
+    import tensorflow as tf
+
+    from tf_hips.ops import flow
+
+    # TensorFlow's own operations take the place of ours, which runs on the CPU.
+    monkeypatch.setattr(flow, "on_gpu", lambda: True)
+    monkeypatch.setattr(flow.library, "ops", lambda tf: pytest.fail("an operation of ours"))
+    fine = [tf.constant([1.0, 2.0]), tf.constant(3.0), tf.zeros([0])]
+    assert flow.all_finite(fine).numpy()
+    assert not flow.all_finite([*fine, tf.constant([[0.0, bad]])]).numpy()

@@ -320,5 +320,5 @@ def test_one_worker_gets_what_keras_gets():
     y[0] = np.nan
     with scopes[1]():
         model = build("adam")
-    with pytest.raises(NonFiniteError, match=r"Gradient 0 .*shape \[20000, 16\]"):
+    with pytest.raises(NonFiniteError, match=r"Gradient \d+ .*of rank 0 must"):
         training.fit(model, [x, y])

@@ -41,7 +41,11 @@ _OPERATIONS = {"sum": hvd.Sum, "min": hvd.Min}
 # Milliseconds between two looks of Horovod's thread at its queue; the default of 1 ms is most of a
 # small collective.
 _CYCLE_TIME_MS = "0.5"
-
+# A single rank has no collectives of ours, and each look costs it time; its user's own ones may
+# wait a little.
+_CYCLE_TIME_ALONE_MS = "5"
+# Where launchers tell how many ranks there are: Horovod's, Open MPI, MPICH and Slurm.
+_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 _has_stopped = False
 # Rank, size and local rank: known for good, also when Horovod has been stopped.
@@ -71,7 +75,9 @@ def init() -> None:
                 "HOROVOD_FUSION_THRESHOLD=%s is not used: sums must not depend on timing.", fusion
             )
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
-        os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_TIME_MS)
+        is_alone = all(os.environ.get(name, "1") == "1" for name in _SIZES)
+        cycle_time = _CYCLE_TIME_ALONE_MS if is_alone else _CYCLE_TIME_MS
+        os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle_time)
         hvd.init()
     if _facts is None:
         _facts = int(hvd.rank()), int(hvd.size()), int(hvd.local_rank())

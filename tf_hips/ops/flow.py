@@ -41,12 +41,40 @@ def all_finite(values: Sequence[Tensor]) -> Tensor:
         TypeError: one is of another type.
     """
     for value in values:
-        if value.dtype not in _FLOATS:
-            known = ", ".join(dtype.name for dtype in _FLOATS)
-            raise TypeError(f"`values` must be of {known}. Received: dtype={value.dtype.name}")
+        _check_float(value, "values")
     if not values:
         return tf.constant(True)
+    if on_gpu():
+        # Ours would have to fetch them all; TensorFlow's look where they lie.
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
     return library.ops(tf).tf_hips_all_finite(values=list(values))
+
+
+def finite(value: Tensor, number: Tensor, complaint: str) -> Tensor:
+    """The same `value`, as soon as it is known that no element of it is NaN or infinite.
+
+    Args:
+        value: a tensor of any shape; float16, bfloat16, float32 or float64.
+        number: a scalar tf.int64 for the message.
+        complaint: the message begins so, `number` follows.
+
+    Raises:
+        TypeError: `value` is of another type.
+        tf.errors.InvalidArgumentError: an element is NaN or infinite; raised when it is computed.
+    """
+    _check_float(value, "value")
+    return library.ops(tf).tf_hips_finite(value=value, number=number, complaint=complaint)
+
+
+def on_gpu() -> bool:
+    """Whether tensors may lie on a GPU, where `all_finite` is cheap and `finite` is not."""
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def _check_float(value: Tensor, name: str) -> None:
+    if value.dtype not in _FLOATS:
+        known = ", ".join(dtype.name for dtype in _FLOATS)
+        raise TypeError(f"`{name}` must be of {known}. Received: dtype={value.dtype.name}")
 
 
 def _gradient_of_opaque(operation: tf.Operation, *gradients: Tensor) -> list[Tensor]:

@@ -2,11 +2,13 @@
 """Errors that are raised inside a running graph, brought out as what they are.
 
 TensorFlow turns an exception of a Python callback into an `UnknownError` with a stack trace for a
-message. `Failures` keeps the exception itself; `translated` raises it in place of TensorFlow's. An
-error about collectives that have ended is replaced by what the watchdog knows. All of them are told
-to the other ranks, who may wait.
+message, and one of an operation of our own can only be text. `Failures` keeps the exception itself,
+or knows what the text stands for; `translated` raises it in place of TensorFlow's. An error about
+collectives that have ended is replaced by what the watchdog knows. All of them are told to the
+other ranks, who may wait.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +17,25 @@ import tensorflow as tf
 from tf_hips.comm import watchdog
 from tf_hips.strategies import hooks
 
+_NAMED = re.compile(r"tf_hips failure (\d+) at (-?\d+)")
+
 
 class Failures:
-    """The first exception that a callback raised."""
+    """The first exception that a callback raised, and what the messages of operations mean."""
 
     def __init__(self) -> None:
         """Nothing has failed yet."""
         self.first: Exception | None = None
+        self._meanings: list[Callable[[int], Exception]] = []
+
+    def named(self, meaning: Callable[[int], Exception]) -> str:
+        """How an operation's message has to begin to stand for an exception.
+
+        Args:
+            meaning: gets the number that the message ends with; makes the exception.
+        """
+        self._meanings.append(meaning)
+        return f"tf_hips failure {len(self._meanings) - 1} at "
 
     def kept(self, callback: Callable[..., Any]) -> Callable[..., Any]:
         """`callback`, with its exceptions remembered on their way out."""
@@ -59,4 +73,8 @@ class Failures:
     def _behind(self, error: BaseException) -> BaseException | None:
         """What TensorFlow's error is about, if it is known; it is told once."""
         first, self.first = self.first, None
-        return first or watchdog.explain(error)
+        return first or self._meant(error) or watchdog.explain(error)
+
+    def _meant(self, error: BaseException) -> Exception | None:
+        found = _NAMED.search(str(error))
+        return self._meanings[int(found[1])](int(found[2])) if found else None

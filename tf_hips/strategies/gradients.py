@@ -22,7 +22,7 @@ import tensorflow as tf
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.errors import NonFiniteError
-from tf_hips.ops.flow import all_finite, opaque
+from tf_hips.ops.flow import all_finite, finite, on_gpu, opaque
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.slices import depends_on_data, is_additive
 from tf_hips.strategies.turns import MakeVariable, Turns
@@ -127,6 +127,10 @@ class GradientSum:
         self._complain_sum = failures.kept(
             functools.partial(self._raise_nonfinite, "summed over all workers, on rank")
         )
+        self._complaints = [
+            failures.named(functools.partial(self._nonfinite_error, [place], "of rank"))
+            for place in range(len(gradients) if is_alone else 0)
+        ]
         self._rank = rank
         more = f" and {len(gradients) - 1} more" if len(gradients) > 1 else ""
         first = gradients[0].name if gradients else "nothing"
@@ -143,25 +147,45 @@ class GradientSum:
             Gradients of the given shapes and types, equal on all workers; sparse or dense.
         """
         step = self.step.read_value()
+        if self._is_alone:
+            return self._own(values, step)
         own = [self._prepared(value, position, optimizer) for position, value in enumerate(values)]
         # What is not finite stays so in an exact sum, where all workers see it at once; a codec
         # would hide it.
-        is_late = self._nonfinite == "raise" and not (self._is_alone or self._only_float32)
+        is_late = self._nonfinite == "raise" and not self._only_float32
         if not is_late:
             own = self._checked(own, step, self._complain)
-        sums = list(own) if self._is_alone else self._summed(own, optimizer, step)
-        if self._nonfinite == "raise" and not self._is_alone:
+        sums = self._summed(own, optimizer, step)
+        if self._nonfinite == "raise":
             # Finite gradients can overflow when they are added, to each other or to a residual.
             sums = self._checked(sums, step, self._complain_sum, own if is_late else [])
         with tf.control_dependencies([_values(total) for total in sums]):
             counted = self.step.assign_add(1, read_value=True)
         with tf.control_dependencies([counted]):
-            if self._is_alone:
-                return _with_all_values(sums, opaque([_values(total) for total in sums]))
             return [
                 self._finished(total, gradient)
                 for total, gradient in zip(sums, self.gradients, strict=True)
             ]
+
+    def _own(self, values: Sequence[Summable], step: tf.Tensor) -> list[Summable]:
+        """What one worker alone gets: its gradients, none of which waits for another.
+
+        So a layer is updated while the gradients of those below it are being computed.
+        """
+        own = [
+            value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
+            for value in values
+        ]
+        if self._nonfinite == "raise" and not on_gpu():
+            checked = [
+                finite(_values(one), step, complaint)
+                for one, complaint in zip(own, self._complaints, strict=True)
+            ]
+            own = _with_all_values(own, checked)
+        else:
+            own = self._checked(own, step, self._complain)
+        self.step.assign_add(1)
+        return own
 
     def in_turn(self, turns: Turns, values: Sequence[Summable], optimizer: Any) -> list[Summable]:
         """What a call returns, in a turn of its own."""
@@ -184,9 +208,6 @@ class GradientSum:
     def _prepared(self, value: Summable, position: int, optimizer: Any) -> Summable:
         """One gradient, sparse if it stays so, otherwise as a vector; half types are widened."""
         gradient = self.gradients[position]
-        if self._is_alone:
-            is_sparse = isinstance(value, tf.IndexedSlices)
-            return value if is_sparse else tf.convert_to_tensor(value)
         if (
             isinstance(value, tf.IndexedSlices)
             and position in self._sparse
@@ -241,7 +262,7 @@ class GradientSum:
             return gradients
         values = [_values(one) for one in gradients]
         if self._nonfinite == "zero":
-            finite = [
+            clean = [
                 tf.where(tf.math.is_finite(value), value, tf.zeros_like(value)) for value in values
             ]
         else:
@@ -259,20 +280,21 @@ class GradientSum:
 
             passed = tf.cond(all_finite(values), lambda: tf.constant(0, tf.int64), look_closely)
             with tf.control_dependencies([passed]):
-                finite = opaque(values)
-        return _with_all_values(gradients, finite)
+                clean = opaque(values)
+        return _with_all_values(gradients, clean)
 
     def _raise_nonfinite(self, whose: str, step: np.int64, *values: np.ndarray) -> np.int64:
         bad = [place for place, value in enumerate(values) if not np.isfinite(value).all()]
         if not bad:
             return np.int64(0)  # they are finite, only their sum is not
-        position = bad[0]
-        gradient = self.gradients[position]
-        others = len(bad) - 1
-        more = f" and {others} more" if others else ""
-        raise NonFiniteError(
-            f"Gradient {position} ({gradient.name}, shape {list(gradient.shape)}){more} {whose} "
-            f"{self._rank} must be finite. Received: NaN or infinity in step {int(step)}. "
+        raise self._nonfinite_error(bad, whose, int(step))
+
+    def _nonfinite_error(self, bad: Sequence[int], whose: str, step: int) -> NonFiniteError:
+        gradient = self.gradients[bad[0]]
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return NonFiniteError(
+            f"Gradient {bad[0]} ({gradient.name}, shape {list(gradient.shape)}){more} {whose} "
+            f"{self._rank} must be finite. Received: NaN or infinity in step {step}. "
             '`nonfinite="zero"` drops such values, "propagate" lets them pass.'
         )
 

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -66,44 +68,67 @@ bool AllFinite(tensorflow::DataType dtype, const char* data, int64_t num_bytes) 
   }
 }
 
-// Whether all values of all tensors are finite; one pass, at the speed of memory.
+// Whether no element of `tensors` is NaN or infinite; one pass, at the speed of memory.
+bool AllFinite(OpKernelContext* ctx, const std::vector<const Tensor*>& tensors) {
+  struct Task {
+    tensorflow::DataType dtype;
+    const char* data;
+    int64_t num_bytes;
+  };
+  std::vector<Task> tasks;
+  int64_t num_bytes = 0;
+  for (const Tensor* tensor : tensors) {
+    const absl::string_view bytes = tensor->tensor_data();
+    const auto size = static_cast<int64_t>(bytes.size());
+    for (int64_t begin = 0; begin < size; begin += kTaskBytes) {
+      tasks.push_back({tensor->dtype(), bytes.data() + begin, std::min(kTaskBytes, size - begin)});
+    }
+    num_bytes += size;
+  }
+  std::atomic<bool> is_finite{true};
+  const auto look = [&](int64_t i) {
+    const Task& task = tasks[i];
+    if (!AllFinite(task.dtype, task.data, task.num_bytes)) {
+      is_finite.store(false, std::memory_order_relaxed);
+    }
+  };
+  if (num_bytes <= kTaskBytes) {
+    for (size_t i = 0; i < tasks.size(); ++i) look(static_cast<int64_t>(i));
+  } else {
+    PoolOf(ctx)(static_cast<int64_t>(tasks.size()), look);
+  }
+  return is_finite.load(std::memory_order_relaxed);
+}
+
 class AllFiniteKernel : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    struct Task {
-      tensorflow::DataType dtype;
-      const char* data;
-      int64_t num_bytes;
-    };
-    std::vector<Task> tasks;
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      const Tensor& tensor = ctx->input(i);
-      const absl::string_view bytes = tensor.tensor_data();
-      const auto size = static_cast<int64_t>(bytes.size());
-      for (int64_t begin = 0; begin < size; begin += kTaskBytes) {
-        tasks.push_back({tensor.dtype(), bytes.data() + begin, std::min(kTaskBytes, size - begin)});
-      }
-    }
-    std::atomic<bool> is_finite{true};
-    const auto look = [&](int64_t i) {
-      const Task& task = tasks[i];
-      if (!AllFinite(task.dtype, task.data, task.num_bytes)) {
-        is_finite.store(false, std::memory_order_relaxed);
-      }
-    };
-    int64_t num_bytes = 0;
-    for (const Task& task : tasks) num_bytes += task.num_bytes;
-    if (num_bytes <= kTaskBytes) {
-      for (size_t i = 0; i < tasks.size(); ++i) look(static_cast<int64_t>(i));
-    } else {
-      PoolOf(ctx)(static_cast<int64_t>(tasks.size()), look);
-    }
+    std::vector<const Tensor*> tensors;
+    for (int i = 0; i < ctx->num_inputs(); ++i) tensors.push_back(&ctx->input(i));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &output));
-    output->scalar<bool>()() = is_finite.load(std::memory_order_relaxed);
+    output->scalar<bool>()() = AllFinite(ctx, tensors);
   }
+};
+
+// Hands on a tensor whose elements are all finite, without a copy, and fails on another.
+class FiniteKernel : public OpKernel {
+ public:
+  explicit FiniteKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("complaint", &complaint_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES(
+        ctx, AllFinite(ctx, {&ctx->input(0)}),
+        absl::InvalidArgumentError(absl::StrCat(complaint_, ctx->input(1).scalar<int64_t>()())));
+    ctx->set_output(0, ctx->input(0));
+  }
+
+ private:
+  std::string complaint_;
 };
 
 REGISTER_OP("TfHipsOpaque")
@@ -130,6 +155,20 @@ REGISTER_OP("TfHipsAllFinite")
     });
 
 REGISTER_KERNEL_BUILDER(Name("TfHipsAllFinite").Device(tensorflow::DEVICE_CPU), AllFiniteKernel);
+
+// The message of the error is `complaint`, followed by `number`.
+REGISTER_OP("TfHipsFinite")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("complaint: string")
+    .Input("value: T")
+    .Input("number: int64")
+    .Output("same: T")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsFinite").Device(tensorflow::DEVICE_CPU), FiniteKernel);
 
 }  // namespace
 }  // namespace tf_hips
