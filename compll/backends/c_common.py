@@ -182,6 +182,11 @@ def float_literal(value: float) -> str:
     return (text if "." in text or "e" in text else text + ".0") + "f"
 
 
+def double_literal(value: float) -> str:
+    """A binary64 as C++; short where the value is."""
+    return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
+
+
 def int_literal(value: int) -> str:
     """An Int as C++."""
     if value == -(2**63):

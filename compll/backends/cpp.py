@@ -19,9 +19,10 @@ from compll.backends import entries
 from compll.backends.c_common import Lines, Names, param_names
 from compll.backends.feedback import Fusion, has_feedback, has_ranges
 from compll.backends.kept import KeptVectors, fails
+from compll.backends.layout import emit_layout, emit_params
 from compll.backends.loops import Loops, Stored
 from compll.ir import nodes
-from compll.ir.types import FLOAT, INT, MAX_PACKED_BITS, Array, Type, UInt
+from compll.ir.types import FLOAT, INT, Array, Type, UInt
 from compll.ir.walk import free_vars, walk
 
 _INCLUDES = (
@@ -63,11 +64,6 @@ def _parameters(head: str, parameters: tuple[str, ...]) -> list[str]:
 def emit(plan: nodes.Plan) -> str:
     """The source of a codec."""
     return _Emitter(plan).run()
-
-
-def double_literal(value: float) -> str:
-    """A binary64 as C++; short where the value is."""
-    return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
 
 
 @dataclass
@@ -146,8 +142,8 @@ class _Emitter:
         headers = sorted([*_INCLUDES, *(["select.h"] if keeps else [])])
         add(*(f'#include "tf_hips/cc/runtime/{name}"' for name in headers), "")
         add(f"namespace tf_hips::codec_{program.name} {{", "namespace {", "")
-        self._params()
-        self._layout()
+        emit_params(program, self._lines)
+        emit_layout(self._plan, self._lines)
         if program.decode is not None:
             self._decode(program.decode)
         if program.encode is not None:
@@ -155,111 +151,17 @@ class _Emitter:
         entries.emit(self._plan, self._lines)
         return self._lines.text()
 
-    # Parameters.
-
-    def _params(self) -> None:
-        lines, params = self._lines, self._program.params
-        if params:
-            lines.open("const TfHipsParam kParams[] = {")
-            for param in params:
-                default = "std::numeric_limits<double>::quiet_NaN()"
-                if param.default is not None:
-                    default = double_literal(param.default)
-                is_integer = int(param.var.type != FLOAT)
-                limits = f"{double_literal(param.low)}, {double_literal(param.high)}"
-                lines.add(f'{{"{param.var.name}", {is_integer}, {default}, {limits}}},')
-            lines.close("};")
-            lines.add("")
-        lines.open("struct Params {")
-        function = _Function(self._program, lines)
-        for param in params:
-            lines.add(f"{function.c.type(param.var.type)} {function.fields[param.var]};")
-        lines.close("};")
-        lines.add("")
-        values, target = ("values", "params") if params else ("", "")
-        lines.open(f"int32_t read_params(const double* {values}, Params* {target}) {{")
-        for number, param in enumerate(params):
-            lines.add(
-                f"if (!is_allowed(kParams[{number}], values[{number}])) "
-                "return TF_HIPS_BAD_PARAMETER;"
-            )
-            kind = function.c.type(param.var.type)
-            field = function.fields[param.var]
-            lines.add(f"params->{field} = static_cast<{kind}>(values[{number}]);")
-        lines.add("return TF_HIPS_OK;")
-        lines.close()
-        lines.add("")
-
     def _bits(self, kind: Type, function: _Function) -> str:
         return function.loops.bits(kind) if isinstance(kind, UInt) else "32"
 
-    def _make_widths(self, kinds: list[UInt], function: _Function, is_checked: bool) -> None:
-        """Declares widths that depend on parameters; `is_checked`: they may be out of range yet."""
+    def _make_widths(self, kinds: list[UInt], function: _Function) -> None:
+        """Declares widths that depend on parameters; make_layout has checked them."""
         for kind in kinds:
             if not isinstance(kind.bits, nodes.Expr) or kind in function.widths:
                 continue
             name = function.names.fresh("width")
-            text = function.c(kind.bits)
-            if is_checked:
-                bits = function.names.fresh("bits")
-                function.lines.add(
-                    f"const int64_t {bits} = {text};",
-                    f"if ({bits} < 1 || {bits} > {MAX_PACKED_BITS}) return TF_HIPS_BAD_PARAMETER;",
-                )
-                text = bits
             function.widths[kind] = name
-            function.lines.add(f"const Width {name}({text});")
-
-    # Layout.
-
-    def _layout(self) -> None:
-        lines, fields = self._lines, self._fields
-        lines.add(f"constexpr int kFields = {len(fields)};", "")
-        lines.add("// Bytes and elements of each field of a body.")
-        lines.open("struct Layout {")
-        lines.add("int64_t offset[kFields];", "int64_t count[kFields];", "int64_t bytes;")
-        lines.close("};")
-        lines.add("")
-        function = _Function(self._program, lines)
-        function.c.sizes = dict.fromkeys(self._gradients(), "n")
-        everything = [item.size for item in fields if item.size is not None]
-        everything += self._program.blocks
-        kinds = self._all_widths()
-        used = _vars(
-            [*everything, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))]
-        )
-        name = "params" if used & {param.var for param in self._program.params} else ""
-        lines.open(f"int32_t make_layout(const Params& {name}, int64_t n, Layout* layout) {{")
-        lines.add("if (n < 0 || n > kMaxElements) return TF_HIPS_BAD_PARAMETER;")
-        function.unpack_params(used)
-        self._make_widths(kinds, function, is_checked=True)
-        for block in self._program.blocks:
-            lines.add(f"if (!is_block({function.c(block)})) return TF_HIPS_BAD_PARAMETER;")
-        lines.add("layout->bytes = 0;")
-        for number, item in enumerate(fields):
-            count = "1" if item.size is None else function.c(item.size)
-            bits = self._bits(item.element, function)
-            lines.add(
-                f"// {item.name}: {item.type}",
-                f"if (!add_field({count}, {bits}, {number}, layout)) return TF_HIPS_BAD_PARAMETER;",
-            )
-        lines.add("return TF_HIPS_OK;")
-        lines.close()
-        lines.add("")
-
-    def _gradients(self) -> set[nodes.Var]:
-        functions = (self._program.encode, self._program.decode)
-        return {function.gradient for function in functions if function is not None}
-
-    def _all_widths(self) -> list[UInt]:
-        """Every width that depends on parameters, fields' first; make_layout checks them all."""
-        kinds = [*(item.element for item in self._fields), *self._program.widths]
-        found = {
-            kind: None
-            for kind in kinds
-            if isinstance(kind, UInt) and isinstance(kind.bits, nodes.Expr)
-        }
-        return list(found)
+            function.lines.add(f"const Width {name}({function.c(kind.bits)});")
 
     # Encode.
 
@@ -290,7 +192,7 @@ class _Emitter:
         function.unpack_params(
             _vars([*roots, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))])
         )
-        self._make_widths(kinds, function, is_checked=False)
+        self._make_widths(kinds, function)
         targets = {k: f"body + layout.offset[{k}]" for k in range(len(encode.fields))}
         if has_feedback(self._plan) and fusion.first is None:
             lines.add("if constexpr (kFeedback) add_all(gradient, residual, n, value);")
@@ -388,7 +290,7 @@ class _Emitter:
         function.unpack_params(
             _vars([*roots, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))])
         )
-        self._make_widths(kinds, function, is_checked=False)
+        self._make_widths(kinds, function)
         for number, item in enumerate(decode.fields):
             if item.var not in read:
                 continue

@@ -7,8 +7,7 @@ differs between codecs is their names, their parameters as attributes, and their
 
 from dataclasses import dataclass
 
-from compll.backends.c_common import Lines
-from compll.backends.cpp import double_literal
+from compll.backends.c_common import Lines, double_literal
 from compll.ir import nodes
 from compll.ir.types import FLOAT
 
