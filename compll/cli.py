@@ -105,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help=f"of the noise, in [0, 2^{bits}), when encoding (default: 0)",
         )
+    run.add_argument(
+        "--state",
+        metavar="S.npy",
+        help="what an encoder with state kept: float32, a row per state (default: zeros)",
+    )
+    run.add_argument("--new-state", metavar="T.npy", help="where to write what it keeps then")
     run.add_argument("--size", type=int, metavar="N", help="elements to decode")
     run.add_argument("--backend", choices=("numpy", "cpp"), default="numpy")
     run.set_defaults(command=_run)
@@ -193,8 +199,15 @@ def _run(options: argparse.Namespace) -> None:
             raise CommandError(
                 "`--size` is for decoding only: an encode takes its size from its input"
             )
-        result = codec.encode(_vector(data, np.float32, options.input), **key)
+        gradient = _vector(data, np.float32, options.input)
+        state = _state(codec, gradient.size, options)
+        result = codec.encode(gradient, **key, state=state)
+        if state is not None and options.new_state is not None:
+            with Path(options.new_state).open("wb") as file:
+                np.save(file, state)
     else:
+        if options.state is not None or options.new_state is not None:
+            raise CommandError("`--state` and `--new-state` are for encoding only")
         if key:
             shown = ", ".join(f"`--{name.replace('_', '-')}`" for name in key)
             raise CommandError(f"{shown} is for encoding only: a decode draws no noise")
@@ -206,6 +219,19 @@ def _run(options: argparse.Namespace) -> None:
         result = codec.decode(_vector(data, np.uint8, options.input), options.size)
     with Path(options.output).open("wb") as file:
         np.save(file, result)
+
+
+def _state(
+    codec: Reference | CompiledCodec, n: int, options: argparse.Namespace
+) -> npt.NDArray[np.float32] | None:
+    """What the encoder kept, or zeros; None for one without state."""
+    if not codec.state_names:
+        if options.state is not None or options.new_state is not None:
+            raise CommandError(f"{options.spec} must have a `state` block for that")
+        return None
+    if options.state is None:
+        return np.zeros((len(codec.state_names), n), np.float32)
+    return _load(options.state)
 
 
 def _codec(

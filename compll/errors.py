@@ -66,6 +66,11 @@ CODES = {
     "E601": "a `param` block that matches no codec or no parameter",
     "E602": "a bad default or range of a parameter",
     "E603": "a reserved parameter name",
+    "E604": "a `state` block that matches no codec with an Encode, or holds more than 8 vectors",
+    "E605": "a state that is not a `float*`",
+    "E606": "a state that is not assigned exactly once",
+    "E607": "a state in a Decode",
+    "E608": "a state assigned a vector of another length than the gradient",
 }
 
 

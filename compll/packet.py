@@ -13,7 +13,7 @@ packets, concatenated.
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -40,6 +40,21 @@ def check_vector(array: object, kind: type, name: str) -> None:
         if isinstance(array, np.ndarray):
             found = f"{array.dtype} of shape {array.shape}"
         raise ValueError(f"`{name}` must be a {np.dtype(kind).name} vector. Received: {found}")
+
+
+def check_state(state: object, names: Sequence[str], n: int, codec: str) -> None:
+    """Raises ValueError unless `state` is float32 [len(names), n]; None where there are none."""
+    if not names and state is None:
+        return
+    shape = (len(names), n)
+    is_right = isinstance(state, np.ndarray) and (state.dtype, state.shape) == (np.float32, shape)
+    if not names or not is_right:
+        wanted = f"float32 of shape {shape}, a row for each of {', '.join(names)}"
+        found = type(state).__name__
+        if isinstance(state, np.ndarray):
+            found = f"{state.dtype} of shape {state.shape}"
+        wanted = wanted if names else f"None: {codec} has none"
+        raise ValueError(f"`state` must be {wanted}. Received: {found}")
 
 
 def check_key(seed: int, step: int, tensor_id: int, offset: int) -> None:

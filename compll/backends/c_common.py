@@ -27,7 +27,7 @@ linux unix
 _OWN = """
 add_all add_tile begin bodies check_body encode_feedback encode_fields encode_tiles end exact
 feedback_fields gradient decode_fields how merge merge_rows mode new_residual put_tile
-residual stream_end stream_tile to
+residual state stream_end stream_tile to
 abs add base bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count
 decode encode exp2_exact finish float_at float_bits float_key float_to_code float_to_int
 float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block

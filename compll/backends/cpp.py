@@ -53,6 +53,10 @@ _ENCODE_PARAMETERS = (
 )
 
 
+# Of a codec with state, besides: its vectors as they are and as they will be.
+_STATE_PARAMETERS = ("const float* const* state", "float* const* new_state")
+
+
 def _parameters(head: str, parameters: tuple[str, ...]) -> list[str]:
     """The head of a function, one parameter a line; a specification need not use all of them."""
     indent = " " * 4
@@ -183,9 +187,8 @@ class _Emitter:
         fusion = Fusion.of(self._plan)
         lines.add("// With feedback `in` is the sum of gradient and residual.")
         lines.add("template <bool kFeedback>")
-        head = _parameters(
-            f"TF_HIPS_INLINE {_result(self._plan.encode)} encode_tiles(", _ENCODE_PARAMETERS
-        )
+        parameters = self._encode_parameters()
+        head = _parameters(f"TF_HIPS_INLINE {_result(self._plan.encode)} encode_tiles(", parameters)
         lines.add(*head[:-1])
         lines.open(head[-1])
         kinds = self._widths_in(roots)
@@ -194,6 +197,7 @@ class _Emitter:
         )
         self._make_widths(kinds, function)
         targets = {k: f"body + layout.offset[{k}]" for k in range(len(encode.fields))}
+        targets |= self._unpack_state(encode, size, roots, function)
         if has_feedback(self._plan) and fusion.first is None:
             lines.add("if constexpr (kFeedback) add_all(gradient, residual, n, value);")
         lines.add("const float* in = kFeedback ? value : gradient;")
@@ -214,15 +218,42 @@ class _Emitter:
         if has_feedback(self._plan):
             self._wrap("feedback_fields", feedback=True)
 
+    def _encode_parameters(self) -> tuple[str, ...]:
+        return (*_ENCODE_PARAMETERS, *(_STATE_PARAMETERS if self._program.state_names else ()))
+
+    def _unpack_state(
+        self,
+        encode: nodes.Encode,
+        size: nodes.Expr,
+        roots: list[nodes.Expr],
+        function: _Function,
+    ) -> dict[int, str]:
+        """Makes the states local variables; returns where the new ones go, by number of value."""
+        targets = {}
+        read = _vars(roots)
+        for number, update in enumerate(encode.updates):
+            var = update.state
+            function.c.sizes[var] = "n"
+            old = function.names.of(var)
+            new = function.names.fresh(f"new_{var.name}")
+            if var in read:
+                self._lines.add(f"const float* __restrict__ {old} = state[{number}];")
+            self._lines.add(f"float* __restrict__ {new} = new_state[{number}];")
+            function.stored[var] = Stored(var, size, "n", old, is_field=False, bits=None)
+            targets[len(encode.fields) + number] = new
+            function.loops.floats.add(new)
+        return targets
+
     def _wrap(self, name: str, *, feedback: bool) -> None:
         """A hot function, which has clones, around encode_tiles, which is part of each."""
         result = _result(self._plan.encode)
-        head = _parameters(f"TF_HIPS_HOT {result} {name}(", _ENCODE_PARAMETERS)
+        head = _parameters(f"TF_HIPS_HOT {result} {name}(", self._encode_parameters())
         self._lines.add(*head[:-1])
         self._lines.open(head[-1])
         flag = "true" if feedback else "false"
         self._lines.add(
-            f"return encode_tiles<{flag}>(params, key, gradient, residual, value, n, layout, body);"
+            f"return encode_tiles<{flag}>(params, key, gradient, residual, value, n, layout, body"
+            f"{', state, new_state' if self._program.state_names else ''});"
         )
         self._lines.close()
         self._lines.add("")

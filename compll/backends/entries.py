@@ -38,18 +38,25 @@ class _Entries:
             )
             lines.open("               int64_t) {")
             lines.add("return -TF_HIPS_NOT_PROVIDED;")
+        elif program.state_names:
+            lines.add("// The specification has state: encode_state encodes.")
+            lines.add(
+                "int64_t encode(const double*, const TfHipsKey*, const float*, int64_t, uint8_t*,"
+            )
+            lines.open("               int64_t) {")
+            lines.add("return -TF_HIPS_NEEDS_STATE;")
+            lines.close()
+            lines.add("")
+            lines.add(
+                "int64_t encode_state(const double* values, const TfHipsKey* key, const float* in,",
+                "                     const float* const* state, float* const* new_state,",
+            )
+            lines.open("                     int64_t n, uint8_t* body, int64_t capacity) {")
+            self._encode_body(", state, new_state")
         else:
             lines.add(head)
             lines.open(tail)
-            lines.add("const ScopedExactDenormals exact;")
-            self._start("-status")
-            lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
-            call = "encode_fields(params, *key, in, nullptr, nullptr, n, layout, body);"
-            if fails(self._plan.encode):
-                lines.add(f"status = {call}", "if (status != TF_HIPS_OK) return -status;")
-            else:
-                lines.add(call)
-            lines.add("return layout.bytes;")
+            self._encode_body("")
         lines.close()
         lines.add("")
         if has_feedback(self._plan):
@@ -69,6 +76,9 @@ class _Entries:
             lines.close()
             lines.add("")
         self._decode_entries(program)
+        if program.state_names:
+            names = ", ".join(f'"{name}"' for name in program.state_names)
+            lines.add(f"const char* const kStates[] = {{{names}}};", "")
         lines.open("const TfHipsCodec kCodec = {")
         params = "kParams" if program.params else "nullptr"
         lines.add(
@@ -83,6 +93,9 @@ class _Entries:
             "decode,",
             "encode_feedback," if has_feedback(self._plan) else "nullptr,  // encode_feedback",
             "merge," if has_merge(self._plan) else "nullptr,  // merge",
+            f"{len(program.state_names)},  // num_states",
+            "kStates," if program.state_names else "nullptr,",
+            "encode_state," if program.state_names else "nullptr,  // encode_state",
         )
         lines.close("};")
         lines.add("", "}  // namespace", f"}}  // namespace tf_hips::codec_{program.name}", "")
@@ -93,6 +106,19 @@ class _Entries:
         )
         lines.add(f"  return &tf_hips::codec_{program.name}::kCodec;", "}", "")
         lines.add(f"TF_HIPS_REGISTER_CODEC({getter});")
+
+    def _encode_body(self, state: str) -> None:
+        """What an encode does; `state`: further arguments of the hot function."""
+        lines = self._lines
+        lines.add("const ScopedExactDenormals exact;")
+        self._start("-status")
+        lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
+        call = f"encode_fields(params, *key, in, nullptr, nullptr, n, layout, body{state});"
+        if fails(self._plan.encode):
+            lines.add(f"status = {call}", "if (status != TF_HIPS_OK) return -status;")
+        else:
+            lines.add(call)
+        lines.add("return layout.bytes;")
 
     def _decode_entries(self, program: nodes.Program) -> None:
         lines = self._lines

@@ -35,10 +35,14 @@ _DECODE_ALL = (
 def has_feedback(plan: nodes.Plan) -> bool:
     """Whether a codec encodes with feedback itself: it decodes what it encodes, and cannot fail.
 
+    One with state keeps a residual of its own, if any.
+
     For one that can (memory) the runtime keeps the old residual until encoding is done.
     """
     program = plan.program
     is_whole = program.encode is not None and program.decode is not None
+    if program.state_names:
+        return False
     return is_whole and not fails(plan.encode) and not fails(plan.decode)
 
 

@@ -5,6 +5,7 @@ Chunks and prefixes are added here, as in the reference.
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ _STATUS = {
     4: "a parameter or the number of elements is out of range",
     5: "the specification has no such function",
     6: "there is no memory for a vector that is kept",
+    7: "the codec has state, which must be given",
 }
 _BODY_STATUS = (2, 3)
 
@@ -63,7 +65,23 @@ class _Codec(ctypes.Structure):
                 *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32),
             ),
         ),
+        ("encode_feedback", ctypes.c_void_p),
+        ("merge", ctypes.c_void_p),
+        ("num_states", ctypes.c_int32),
+        ("state_names", ctypes.c_void_p),
+        (
+            "encode_state",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int64,
+                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+                *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
+            ),
+        ),
     )
+
+
+def _pointers(vectors: Sequence[Floats]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(vectors))(*(vector.ctypes.data for vector in vectors))
 
 
 class CompiledCodec:
@@ -74,6 +92,7 @@ class CompiledCodec:
         self.program = program
         self.params = packet.parameter_values(program, params)
         self.codec_hash = packet.codec_hash(program, self.params)
+        self.state_names = program.state_names
         getter = getattr(ctypes.CDLL(str(library)), f"tf_hips_codec_{program.name}")
         getter.restype = ctypes.POINTER(_Codec)
         self._codec: _Codec = getter().contents
@@ -97,14 +116,24 @@ class CompiledCodec:
         raise ValueError(_STATUS.get(-result, f"unknown status {-result}"))
 
     def encode_body(
-        self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0
+        self,
+        x: Floats,
+        seed: int = 0,
+        step: int = 0,
+        tensor_id: int = 0,
+        offset: int = 0,
+        state: Sequence[Floats] = (),
+        new_state: Sequence[Floats] = (),
     ) -> Bytes:
-        """The body of the packet of one chunk; `x`: contiguous float32 [n]."""
+        """The body of the packet of one chunk; `x`: contiguous float32 [n], as each state."""
         body = np.empty(self.body_bytes(x.size), np.uint8)
         key = _Key(seed, step, tensor_id, offset)
-        size = self._codec.encode(
-            self._values, ctypes.byref(key), x.ctypes.data, x.size, body.ctypes.data, body.size
-        )
+        head = (self._values, ctypes.byref(key), x.ctypes.data)
+        tail = (x.size, body.ctypes.data, body.size)
+        if state:
+            size = self._codec.encode_state(*head, _pointers(state), _pointers(new_state), *tail)
+        else:
+            size = self._codec.encode(*head, *tail)
         return body[: self._checked(int(size))]
 
     def decode_body(self, body: Bytes, out: Floats, add: bool = False) -> None:
@@ -115,20 +144,33 @@ class CompiledCodec:
         self._checked(-int(status))
 
     def encode(
-        self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0
+        self,
+        x: Floats,
+        seed: int = 0,
+        step: int = 0,
+        tensor_id: int = 0,
+        offset: int = 0,
+        state: Floats | None = None,
     ) -> Bytes:
-        """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]."""
+        """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]; `state`: as Reference."""
         packet.check_vector(x, np.float32, "x")
         packet.check_key(seed, step, tensor_id, offset)
+        packet.check_state(state, self.state_names, x.size, self.program.name)
         x = np.ascontiguousarray(x)
+        old = [] if state is None else [np.ascontiguousarray(row) for row in state]
+        new = [np.empty_like(row) for row in old]
         parts = []
         start = 0
         for size in packet.chunk_sizes(x.size):
             parts.append(np.frombuffer(packet.prefix(self.codec_hash, size), np.uint8))
-            parts.append(
-                self.encode_body(x[start : start + size], seed, step, tensor_id, offset + start)
-            )
+            part = slice(start, start + size)
+            key = (seed, step, tensor_id, offset + start)
+            states = ([row[part] for row in rows] for rows in (old, new))
+            parts.append(self.encode_body(x[part], *key, *states))
             start += size
+        if state is not None:
+            for row, values in enumerate(new):
+                state[row] = values
         return np.concatenate(parts)
 
     def decode(self, packets: Bytes, n: int) -> Floats:

@@ -49,6 +49,7 @@ class Loops:
         stored: vectors that can be read.
         widths: names of the Width of each type that depends on parameters.
         blocks: numbers of elements of blocks that depend on parameters.
+        floats: targets of writes that are vectors of float in memory, and no fields of a body.
     """
 
     lines: Lines
@@ -59,6 +60,7 @@ class Loops:
     _size: nodes.Expr | None = None
     _position: nodes.Var | None = None
     blocks: tuple[nodes.Expr, ...] = ()
+    floats: set[str] = field(default_factory=set)
     _noise: dict[int, str] = field(default_factory=dict)
     _tiles: dict[nodes.Var, str] = field(default_factory=dict)
     _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
@@ -371,6 +373,8 @@ class Loops:
         kind = write.value.type.element if isinstance(write.value.type, Array) else write.value.type
         if target == "out":
             self._write_gradient(write.value)
+        elif target in self.floats:
+            self._share(write.value, lambda text: f"{target}[base + j] = {text};", FLOAT)
         elif isinstance(kind, UInt):
             bits = self.bits(kind)
             values = self._values(write.value, kind)

@@ -6,7 +6,7 @@ packets, and so do all other back ends, bit for bit. Vectors are NumPy arrays, a
 for all elements at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -232,6 +232,7 @@ class Reference:
         self.program = program
         self.params = packet.parameter_values(program, params)
         self.codec_hash = packet.codec_hash(program, self.params)
+        self.state_names = program.state_names
 
     def _start(self, key: Key) -> Interpreter:
         values = {}
@@ -247,14 +248,22 @@ class Reference:
             interpreter.block(block)
         return interpreter
 
-    def encode_body(self, gradient: Floats, key: Key) -> bytes:
-        """The body of the packet of one chunk."""
+    def encode_body(
+        self,
+        gradient: Floats,
+        key: Key,
+        state: Sequence[Floats] = (),
+        new_state: Sequence[Floats] = (),
+    ) -> bytes:
+        """The body of the packet of one chunk; `new_state` becomes what `state` is after it."""
         encode = self.program.encode
         if encode is None:
             raise ValueError(f"{self.program.name} has no Encode")
         with semantics.quiet():
             interpreter = self._start(key)
             interpreter.bind(encode.gradient, gradient)
+            for update, old in zip(encode.updates, state, strict=True):
+                interpreter.bind(update.state, old)
             interpreter.run(encode.lets)
             parts = []
             for value, capacity in zip(encode.fields, encode.sizes, strict=True):
@@ -267,6 +276,8 @@ class Reference:
                 parts.append(
                     _float_bytes(found) if is_float else bits.pack(found.astype(np.int64), width)
                 )
+            for update, new in zip(encode.updates, new_state, strict=True):
+                new[...] = interpreter.eval(update.value)
         return b"".join(parts)
 
     def _layout(self, interpreter: Interpreter, n: int) -> list[tuple[int, int]]:
@@ -329,20 +340,34 @@ class Reference:
         return values if isinstance(kind, Array) else values[0]
 
     def encode(
-        self, x: Floats, seed: int = 0, step: int = 0, tensor_id: int = 0, offset: int = 0
+        self,
+        x: Floats,
+        seed: int = 0,
+        step: int = 0,
+        tensor_id: int = 0,
+        offset: int = 0,
+        state: Floats | None = None,
     ) -> Bytes:
-        """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)]."""
+        """Packets of a float32 vector [n]; returns uint8 [wire_bytes(n)].
+
+        `state`: float32 [len(state_names), n], zeros at first, which becomes what it is after the
+        call; only for a codec that has state.
+        """
         packet.check_vector(x, np.float32, "x")
         packet.check_key(seed, step, tensor_id, offset)
+        packet.check_state(state, self.state_names, x.size, self.program.name)
+        old = np.empty((0, x.size), np.float32) if state is None else state
+        new = np.empty_like(old)
         parts = []
         start = 0
         for size in packet.chunk_sizes(x.size):
             key = Key(seed, step, tensor_id, offset + start)
-            parts += [
-                packet.prefix(self.codec_hash, size),
-                self.encode_body(x[start : start + size], key),
-            ]
-            start += size
+            end = start + size
+            states = (list(old[:, start:end]), list(new[:, start:end]))
+            body = self.encode_body(x[start:end], key, *states)
+            parts += [packet.prefix(self.codec_hash, size), body]
+            start = end
+        old[...] = new
         return np.frombuffer(b"".join(parts), np.uint8).copy()
 
     def decode(self, packets: Bytes, n: int) -> Floats:

@@ -43,6 +43,14 @@ _OPS = (
         "both",
     ),
     _Op(
+        "EncodeState",
+        ("gradient: float", "state: float", "seed: int64", "step: int64"),
+        ("packet: uint8", "new_state: float"),
+        _KEY,
+        "Encodes a gradient of any shape; state has a row for each vector that the codec keeps.",
+        "state",
+    ),
+    _Op(
         "Decode",
         ("packet: uint8",),
         ("gradient: float",),
@@ -84,9 +92,10 @@ def emit(program: nodes.Program) -> str:
         f'extern "C" const TfHipsCodec* {getter}(void);',
     )
     has = {
-        "encode": program.encode is not None,
+        "encode": program.encode is not None and not program.state_names,
+        "state": bool(program.state_names),
         "decode": program.decode is not None,
-        "both": program.encode is not None and program.decode is not None,
+        "both": None not in (program.encode, program.decode) and not program.state_names,
     }
     for op in _OPS:
         if has[op.needs]:

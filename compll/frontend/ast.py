@@ -193,8 +193,25 @@ class ParamBlock(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class StateField(Node):
+    """`type name;`; the span is that of the name."""
+
+    type: TypeName
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlock(Node):
+    """`state Codec { fields }`; the span is that of the name."""
+
+    name: str
+    fields: tuple[StateField, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class File(Node):
     """A whole specification."""
 
     blocks: tuple[ParamBlock, ...]
+    states: tuple[StateBlock, ...]
     functions: tuple[Function, ...]

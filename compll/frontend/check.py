@@ -14,7 +14,7 @@ outside in interface.py.
 from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.interface import Interface, read_interface
-from compll.frontend.lower import Frame, Refused
+from compll.frontend.lower import MAX_FLOAT, Frame, Refused
 from compll.frontend.scope import POISONED, Scope, Variable, nearest
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
@@ -75,6 +75,10 @@ class _Body:
         else:
             names[gradient.name] = Variable(Array(FLOAT), "output", gradient.span, None, whole)
         names[packet.name] = Variable(Array(UInt(8)), "packet", packet.span, None)
+        for state in interface.states:
+            value = nodes.Ref(state.type, state.span, state) if gradient_at == 0 else None
+            names[state.name] = Variable(state.type, "state", state.span, value)
+            self.lower.sizes[state] = nodes.Size(INT, state.span, whole)
 
     def capacity(self, vector: nodes.Expr) -> nodes.Expr:
         """The largest length that a vector can have, over parameters and the gradient's size."""
@@ -97,6 +101,7 @@ class _Encoder(_Body):
     def __init__(self, tree: ast.Function, interface: Interface, report: Report) -> None:
         super().__init__(tree, interface, report, gradient_at=0)
         self.lower.has_key = True
+        self.updates: dict[nodes.Var, nodes.Expr | None] = {}
 
     def run(self) -> nodes.Encode | None:
         fields: tuple[nodes.Expr, ...] | None = None
@@ -110,6 +115,8 @@ class _Encoder(_Body):
                         message = f"`{self.packet}` must be assigned once, by the last statement"
                         raise self.lower.refuse("E504", message, statement.span)
                     fields = self._concat(statement)
+                elif isinstance(statement, ast.Assign) and (state := self._state(statement)):
+                    self._update(state, statement)
                 else:
                     self.statements.run(statement, self.frame)
             except Refused:
@@ -117,7 +124,17 @@ class _Encoder(_Body):
         if not has_concat:
             message = f"`{self.tree.name}` does not end with `{self.packet} = concat(...)`"
             self.report.add("E504", message, self.tree.end)
-        if fields is None:
+        for state in self.interface.states:
+            if state not in self.updates:
+                help_line = f"help: `{state.name} = map(...);`"
+                message = f"`{self.tree.name}` does not assign the state `{state.name}`"
+                self.report.add("E606", message, state.span, help_line)
+        updates = tuple(
+            nodes.Update(state, value)
+            for state in self.interface.states
+            if (value := self.updates.get(state)) is not None
+        )
+        if fields is None or len(updates) < len(self.interface.states):
             return None
         lets = tuple(self.frame.lets)
         try:
@@ -127,8 +144,35 @@ class _Encoder(_Body):
         except Refused:
             return None
         return nodes.Encode(
-            self.tree.name, self.interface.gradient, lets, fields, sizes, self.tree.span
+            self.tree.name, self.interface.gradient, lets, fields, sizes, self.tree.span, updates
         )
+
+    def _state(self, statement: ast.Assign) -> nodes.Var | None:
+        """The state that a statement at the top assigns."""
+        states = self.interface.states
+        return next((state for state in states if state.name == statement.name), None)
+
+    def _update(self, state: nodes.Var, statement: ast.Assign) -> None:
+        if state in self.updates:
+            message = f"the state `{state.name}` is assigned twice"
+            raise self.lower.refuse("E606", message, statement.span)
+        self.updates[state] = None
+        value = self.statements.value_for(state.type, statement.value, self.frame)
+        gradient = self.interface.gradient
+        whole = nodes.Size(INT, value.span, nodes.Ref(gradient.type, value.span, gradient))
+        try:
+            size = size_of(value, self.lower.lets, self.params, self.lower.sizes)
+        except DataDependentError:
+            size = None
+        except SizeError as error:
+            raise self.lower.refuse_size(error) from error
+        if size != whole:
+            message = f"this vector does not have `{gradient.name}.size` elements"
+            raise self.lower.refuse("E608", message, value.span)
+        kept = self.lower.bind(self.frame, state.name, _finite(value), statement.span)
+        self.updates[state] = kept
+        names = self.frame.scope.names
+        names[state.name] = Variable(state.type, "state", state.span, kept)
 
     def _concat(self, statement: ast.Assign) -> tuple[nodes.Expr, ...]:
         call = statement.value
@@ -145,6 +189,18 @@ class _Encoder(_Body):
             self.refuse_formless(value.type, argument.span)
             fields.append(value)
         return tuple(fields)
+
+
+def _finite(vector: nodes.Expr) -> nodes.Expr:
+    """A vector of Float with 0 for what is not finite: a state must not keep a NaN for ever."""
+    span = vector.span
+    x = nodes.Var("x", FLOAT, span)
+    value = nodes.Ref(FLOAT, span, x)
+    size = nodes.Math(FLOAT, span, "abs", (value,))
+    is_finite = nodes.Binary(BOOL, span, "<=", size, nodes.Const(FLOAT, span, MAX_FLOAT))
+    kept = nodes.Select(FLOAT, span, is_finite, value, nodes.Const(FLOAT, span, 0.0))
+    function = nodes.Lambda((x,), (), kept, span)
+    return nodes.Map(Array(FLOAT), span, nodes.Var("i", INT, span), function, vector)
 
 
 class _Decoder(_Body):

@@ -22,10 +22,13 @@ from compll.ir.types import FIXED_WIDTHS, FLOAT, INT, Array, Type, UInt
 # Inputs, outputs and attributes that the generated operations have anyway, and what TensorFlow's
 # wrappers of operations call their own arguments and variables.
 RESERVED = (
-    *("gradient", "packet", "packets", "residual", "new_residual", "sum", "seed", "step"),
+    *("gradient", "packet", "packets", "residual", "new_residual", "state", "new_state"),
+    *("sum", "seed", "step"),
     *("tensor_id", "offset", "num_elements"),
     *("name", "ctx", "tld"),
 )
+# TF_HIPS_MAX_STATE of tf_hips/cc/runtime/codec.h.
+MAX_STATE = 8
 # Integers travel as binary64.
 _MAX_INT = 2**53
 
@@ -35,7 +38,7 @@ class Interface:
     """The outside of a codec.
 
     `gradient` stands for the gradient of both functions: what Encode reads, and what Decode knows
-    the size of.
+    the size of. `states`: vectors of that size that outlive a call of Encode.
     """
 
     prefix: str
@@ -43,6 +46,7 @@ class Interface:
     params: list[nodes.Param]
     encode: ast.Function | None
     decode: ast.Function | None
+    states: tuple[nodes.Var, ...] = ()
 
 
 def read_interface(tree: ast.File, report: Report) -> Interface | None:
@@ -81,7 +85,9 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
         return None
     gradient = lead.parameters[0 if encode else 1]
     var = nodes.Var(gradient.name, Array(FLOAT), gradient.span)
-    interface = Interface(prefix, var, _read_params(lead, tree, prefix, report), encode, decode)
+    params = _read_params(lead, tree, prefix, report)
+    states = _read_states(tree, prefix, encode, decode, report)
+    interface = Interface(prefix, var, params, encode, decode, states)
     if encode is not None and decode is not None:
         _compare(encode, decode, report)
     return interface
@@ -188,6 +194,42 @@ def _read_params(
             var = nodes.Var(parameter.name, kind, parameter.span)
             params.append(_limits(var, fields.get(parameter.name), report))
     return params
+
+
+def _read_states(
+    tree: ast.File,
+    prefix: str,
+    encode: ast.Function | None,
+    decode: ast.Function | None,
+    report: Report,
+) -> tuple[nodes.Var, ...]:
+    functions = [function for function in (encode, decode) if function is not None]
+    taken = {item.name for function in functions for item in function.parameters}
+    found: dict[str, nodes.Var] = {}
+    for number, block in enumerate(tree.states):
+        if block.name != prefix or encode is None:
+            note = f"note: this file's codec is `{prefix}`"
+            if encode is None and block.name == prefix:
+                note = "note: only an Encode can change a state, and this file has none"
+            message = f"`{block.name}` is not a codec of this file that can have state"
+            help_lines = nearest(block.name, [prefix]) if block.name != prefix else ()
+            report.add("E604", message, block.span, *(help_lines or (note,)))
+            continue
+        if any(earlier.name == block.name for earlier in tree.states[:number]):
+            report.add("E203", f"a second `state {block.name}`", block.span)
+            continue
+        for item in block.fields:
+            if _spelled(item.type) != "float*":
+                message = f"`{item.name}` must be a `float*`, found `{_spelled(item.type)}`"
+                report.add("E605", message, item.type.span)
+            elif item.name in taken or item.name in found:
+                report.add("E203", f"`{item.name}` is declared twice", item.span)
+            else:
+                found[item.name] = nodes.Var(item.name, Array(FLOAT), item.span)
+        if len(block.fields) > MAX_STATE:
+            message = f"a codec has at most {MAX_STATE} states, this one {len(block.fields)}"
+            report.add("E604", message, block.span)
+    return tuple(found.values())
 
 
 def _held(value: float, kind: Type) -> float:

@@ -41,7 +41,7 @@ from compll.source import Span
 
 VECTOR = ("map", "range")
 STATEMENTS = ("concat", "extract")
-LATER = ("gather", "zip", "scan", "state", "histogram")
+LATER = ("gather", "zip", "scan", "histogram")
 BUILT_IN = (*SCALAR, *VECTOR, *OPERATORS, *STATEMENTS)
 MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_EXPANSION = 20_000
@@ -282,6 +282,9 @@ class Lowerer:
         if isinstance(found, Function):
             message = f"`{tree.name}` is a lambda, not a value"
             raise self.refuse("E301", message, tree.span, f"help: call it, as in `{tree.name}(x)`")
+        if found.kind == "state" and found.value is None:
+            note = "note: what a decode gives depends on the packet alone"
+            raise self.refuse("E607", f"`{tree.name}` is a state", tree.span, note)
         if found.kind == "packet":
             message = (
                 f"`{tree.name}` is a packet: it can only be made by `concat` and read by `extract`"

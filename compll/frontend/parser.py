@@ -3,6 +3,7 @@
 
     file      = { block | function }
     block     = 'param' NAME '{' { type NAME [ range ] [ '=' number ] ';' } '}'
+              | 'state' NAME '{' { type NAME ';' } '}'
     range     = 'in' '[' number ',' number ']'
     function  = type NAME '(' [ type NAME { ',' type NAME } ] ')' body
     body      = '{' { stmt } '}'
@@ -189,33 +190,53 @@ class _Parser:
 
     def file(self) -> ast.File:
         blocks: list[ast.ParamBlock] = []
+        states: list[ast.StateBlock] = []
         functions: list[ast.Function] = []
         while self._token.kind != "end":
             before = self._at
             try:
                 if self._is("param"):
                     blocks.append(self._block())
+                elif self._is("state"):
+                    states.append(self._state_block())
                 else:
                     functions.append(self._function())
             except _Recover:
                 self._skip_statement()
                 if self._at == before or self._is("}"):
                     self._next()
-        return ast.File(Span(0, self._token.span.end), tuple(blocks), tuple(functions))
+        return ast.File(
+            Span(0, self._token.span.end), tuple(blocks), tuple(states), tuple(functions)
+        )
 
     def _block(self) -> ast.ParamBlock:
+        name, fields = self._fields("param", self._field)
+        return ast.ParamBlock(name.span, name.text, fields)
+
+    def _state_block(self) -> ast.StateBlock:
+        name, fields = self._fields("state", self._state_field)
+        return ast.StateBlock(name.span, name.text, fields)
+
+    def _fields(self, word: str, field: Callable[[], _Item]) -> tuple[Token, tuple[_Item, ...]]:
+        """What a block that begins with `word` holds, and its name."""
         self._next()
-        name = self._name("the name of a codec after `param`")
-        self._expect("{", "after the name of a `param` block")
-        fields: list[ast.ParamField] = []
+        name = self._name(f"the name of a codec after `{word}`")
+        self._expect("{", f"after the name of a `{word}` block")
+        fields: list[_Item] = []
         while not self._is("}") and self._token.kind != "end":
             try:
-                fields.append(self._field())
+                fields.append(field())
             except _Recover:
                 self._skip_statement()
-        self._expect("}", "at the end of a `param` block")
+        self._expect("}", f"at the end of a `{word}` block")
         self._take(";")
-        return ast.ParamBlock(name.span, name.text, tuple(fields))
+        return name, tuple(fields)
+
+    def _state_field(self) -> ast.StateField:
+        kind = self._type()
+        name = self._name("the name of a state")
+        self._expect(";", "after a state")
+        return ast.StateField(name.span, kind, name.text)
 
     def _field(self) -> ast.ParamField:
         kind = self._type()
@@ -315,8 +336,8 @@ class _Parser:
             if token.text == "return":
                 return self._return()
             if token.text == "state" and self._peek().kind == "name":
-                message = "`state` belongs to CompLL, but this version does not have it"
-                self._report.add("E204", message, token.span)
+                note = "help: `state X { float* residual; }` stands before the functions"
+                self._report.add("E511", "`state` is not allowed here", token.span, note)
                 raise _Recover
             if token.text in TYPE_NAMES or self._peek().kind == "name":
                 return self._declare()

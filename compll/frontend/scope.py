@@ -21,8 +21,8 @@ class Variable:
     """A variable of the text: its type, and the IR expression that is its value now, if it has one.
 
     `kind` is "local", "parameter" (nothing may assign it), "output" (the gradient of a decode),
-    "packet" (the uint8 vector) or "captured" (an outer local in a lambda). `output` refers to the
-    vector that an output will be.
+    "packet" (the uint8 vector), "state" (without a value in a Decode) or "captured" (an outer local
+    in a lambda). `output` refers to the vector that an output will be.
     """
 
     type: Type

@@ -171,7 +171,9 @@ class Statements:
         if isinstance(found, Function) or found.kind != "local":
             what = "lambda" if isinstance(found, Function) else _WHAT[found.kind]
             message = f"`{statement.name}` is a {what}, which cannot be assigned here"
-            raise lower.refuse("E206", message, statement.span)
+            is_state = isinstance(found, Variable) and found.kind == "state"
+            help_lines = ("help: assign it once, at the top of the Encode",) if is_state else ()
+            raise lower.refuse("E206", message, statement.span, *help_lines)
         self._store(statement.name, statement.value, statement.span, frame)
 
     def _store(self, name: str, tree: ast.Expr, span: Span, frame: Frame) -> None:
@@ -281,6 +283,7 @@ _WHAT = {
     "parameter": "parameter",
     "output": "result",
     "packet": "packet",
+    "state": "state",
     "captured": "captured variable",
 }
 

@@ -3,7 +3,9 @@
 
     program  = name, prefix, params: param*, encode: encode?, decode: decode?
     param    = var, default?, low, high
-    encode   = gradient: var, lets: let*, fields: (expr, size?)*      a body is its fields, in order
+    encode   = gradient: var, lets: let*, fields: (expr, size?)*, updates: update*
+                                                                     a body is its fields, in order
+    update   = state: var, value: expr       a vector that outlives the call, before and after it
     decode   = gradient: var, fields: field*, lets: let*, result: expr   field = var, size?, equals?
     let      = var, value: expr
     expr     = Const | Ref | Size(array) | Unary(op, x) | Binary(op, x, y) | Select(c, x, y)
@@ -20,7 +22,8 @@ and what the passes make of it for back ends that emit loops:
     schedule = let | store | sweep, in order
     store    = var, value: Filter | Sort | TopK | ...                    a vector that is kept
     sweep    = size, reduces: (var, Reduce)*, writes: write*             one loop over 0 .. size - 1
-    write    = field (number in the packet, or 0 for the gradient of a decode), value: Elementwise
+    write    = field (number in the packet, then one for each update; or 0 for the gradient of a
+               decode), value: Elementwise
 
 Every node carries `span` (where it was written) and every expr its `type`. Nodes are immutable; a
 pass returns new ones with `dataclasses.replace`. A name is a `Var` object, not a string: passes
@@ -40,7 +43,7 @@ Two expressions are equal when they compute the same thing in the same way, wher
 written.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compll.ir.types import Array, Type, UInt
 from compll.source import Span
@@ -314,6 +317,18 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """A vector of Float as long as the gradient that outlives a call of Encode.
+
+    `state` stands for what it was before the call: zeros at first, always finite; `value` is what
+    it is after a call that succeeds.
+    """
+
+    state: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Encode:
     """The encode function: vector `gradient` to the fields of a packet's body.
 
@@ -327,6 +342,19 @@ class Encode:
     fields: tuple[Expr, ...]
     sizes: tuple[Expr | None, ...]
     span: Span = field(compare=False, repr=False)
+    updates: tuple[Update, ...] = ()
+
+    @property
+    def values(self) -> tuple[Expr, ...]:
+        """What the function makes: fields, then the values of updates."""
+        return (*self.fields, *(update.value for update in self.updates))
+
+    def with_values(self, lets: tuple[Let, ...], values: tuple[Expr, ...]) -> "Encode":
+        """This function with other lets, and with `values` in the order of `self.values`."""
+        number = len(self.fields)
+        pairs = zip(self.updates, values[number:], strict=True)
+        updates = tuple(replace(update, value=value) for update, value in pairs)
+        return replace(self, lets=lets, fields=values[:number], updates=updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,10 +395,15 @@ class Program:
     widths: tuple[UInt, ...] = ()
     blocks: tuple[Expr, ...] = ()
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the vectors that outlive a call of Encode, in the order of the text."""
+        return () if self.encode is None else tuple(u.state.name for u in self.encode.updates)
+
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A vector that leaves: field number `field` of a packet, or the gradient of a decode.
+    """A vector that leaves: number `field` of an Encode's values, or the gradient of a decode.
 
     A Scatter is the gradient of a decode, and alone in its sweep.
     """

@@ -33,7 +33,10 @@ def print_functions(program: nodes.Program) -> str:
     if program.encode is not None:
         encode = program.encode
         lines.append(f"{encode.name}({printer.name(encode.gradient)}: float*; {params})")
+        lines += [f"  state {printer.name(update.state)}: float*" for update in encode.updates]
         lines += printer.lets(encode.lets, 1)
+        for update in encode.updates:
+            lines.append(f"  update {printer.name(update.state)} = {printer.expr(update.value)}")
         lines.append(f"  concat({', '.join(printer.expr(item) for item in encode.fields)})")
     if program.decode is not None:
         decode = program.decode

@@ -20,11 +20,17 @@ def verify(program: nodes.Program, is_inlined: bool = False) -> None:
     params = {param.var for param in program.params}
     if program.encode is not None:
         encode = program.encode
-        checker = _Checker(params | {encode.gradient}, is_inlined, has_key=True)
+        states = {update.state for update in encode.updates}
+        if len(states) < len(encode.updates):
+            raise IrError("a state must be updated once")
+        checker = _Checker(params | {encode.gradient} | states, is_inlined, has_key=True)
         checker.lets(encode.lets)
-        for value in encode.fields:
+        for value in encode.values:
             checker.expr(value)
             checker.field(value)
+        for update in encode.updates:
+            if update.state.type != Array(FLOAT) or update.value.type != Array(FLOAT):
+                raise IrError(f"the state `{update.state.name}` must be a vector of float")
     if program.decode is not None:
         decode = program.decode
         checker = _Checker(params | {decode.gradient}, is_inlined, has_key=False)

@@ -16,8 +16,9 @@ def verify_plan(plan: nodes.Plan, is_packed: bool = False) -> None:
     params = {param.var for param in program.params}
     if program.encode is not None:
         encode = program.encode
-        vectors = {k: v for k, v in enumerate(encode.fields) if isinstance(v.type, Array)}
-        _verify_steps(plan.encode, params | {encode.gradient}, encode.lets, vectors)
+        vectors = {k: v for k, v in enumerate(encode.values) if isinstance(v.type, Array)}
+        states = {update.state for update in encode.updates}
+        _verify_steps(plan.encode, params | {encode.gradient} | states, encode.lets, vectors)
     if program.decode is not None:
         decode = program.decode
         known = params | {decode.gradient} | {item.var for item in decode.fields}

@@ -21,8 +21,8 @@ def blocks(program: nodes.Program) -> nodes.Program:
     encode, decode = program.encode, program.decode
     known = program.blocks
     if encode is not None:
-        fields = tuple(_change(value, known) for value in encode.fields)
-        encode = replace(encode, lets=_lets(encode.lets, known), fields=fields)
+        values = tuple(_change(value, known) for value in encode.values)
+        encode = encode.with_values(_lets(encode.lets, known), values)
     if decode is not None:
         result = _change(decode.result, known)
         decode = replace(decode, lets=_lets(decode.lets, known), result=result)

@@ -16,11 +16,10 @@ from compll.passes.inline import rebuild
 
 
 def dead(program: nodes.Program) -> nodes.Program:
-    """Drops the lets of both functions whose values do not reach a field or the result."""
+    """Drops the lets of both functions whose values do not reach a field, a state or the result."""
     encode, decode = program.encode, program.decode
     if encode is not None:
-        lets, fields = _function(encode.lets, encode.fields)
-        encode = replace(encode, lets=lets, fields=fields)
+        encode = encode.with_values(*_function(encode.lets, encode.values))
     if decode is not None:
         lets, results = _function(decode.lets, (decode.result,))
         decode = replace(decode, lets=lets, result=results[0])

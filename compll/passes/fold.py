@@ -24,9 +24,9 @@ def fold(program: nodes.Program) -> nodes.Program:
     encode, decode = program.encode, program.decode
     with semantics.quiet():
         if encode is not None:
-            lets, fields = _function(encode.lets, encode.fields)
+            encode = encode.with_values(*_function(encode.lets, encode.values))
             sizes = tuple(size and _fold(size, {}) for size in encode.sizes)
-            encode = replace(encode, lets=lets, fields=fields, sizes=sizes)
+            encode = replace(encode, sizes=sizes)
         if decode is not None:
             lets, results = _function(decode.lets, (decode.result,))
             items = tuple(

@@ -21,10 +21,12 @@ def fuse(program: nodes.Program, spec_hash: int) -> nodes.Plan:
     if program.encode is not None:
         writes = [
             nodes.Write(number, value)
-            for number, value in enumerate(program.encode.fields)
+            for number, value in enumerate(program.encode.values)
             if isinstance(value, nodes.Elementwise)
         ]
-        encode = _schedule(program.encode.lets, writes, params | {program.encode.gradient})
+        known = params | {program.encode.gradient}
+        known |= {update.state for update in program.encode.updates}
+        encode = _schedule(program.encode.lets, writes, known)
     if program.decode is not None:
         known = params | {program.decode.gradient} | {item.var for item in program.decode.fields}
         result = program.decode.result

@@ -61,11 +61,14 @@ def inline(program: nodes.Program) -> nodes.Program:
     params = frozenset(param.var for param in program.params)
     encode, decode = program.encode, program.decode
     if encode is not None:
-        inliner = _Inliner(params, {})
+        whole = nodes.Ref(encode.gradient.type, encode.span, encode.gradient)
+        size = nodes.Size(INT, encode.span, whole)
+        inliner = _Inliner(params, {update.state: size for update in encode.updates})
         inliner.function(encode.lets)
-        pairs = zip(encode.fields, encode.sizes, strict=True)
-        fields = tuple(inliner.leaving(value, size) for value, size in pairs)
-        encode = replace(encode, lets=tuple(inliner.lets), fields=fields)
+        capacities = (*encode.sizes, *(size for _ in encode.updates))
+        pairs = zip(encode.values, capacities, strict=True)
+        values = tuple(inliner.leaving(value, capacity) for value, capacity in pairs)
+        encode = encode.with_values(tuple(inliner.lets), values)
     if decode is not None:
         sizes = {item.var: item.size for item in decode.fields if item.size is not None}
         inliner = _Inliner(params, sizes)

@@ -59,8 +59,8 @@ int32_t SparseDecode(const double*, const uint8_t* body, int64_t bytes, float* o
 }
 
 const TfHipsCodec kSparse = {
-    TF_HIPS_ABI_VERSION, "sparse",     1,       0,      nullptr, 0, SparseMax,
-    SparseEncode,        SparseDecode, nullptr, nullptr};
+    TF_HIPS_ABI_VERSION, "sparse",     1,       0,       nullptr, 0,       SparseMax,
+    SparseEncode,        SparseDecode, nullptr, nullptr, 0,       nullptr, nullptr};
 const TfHipsCodec* Sparse() { return &kSparse; }
 TF_HIPS_REGISTER_CODEC(Sparse);
 
@@ -91,6 +91,61 @@ Exact<float> Gradient(int64_t n) {
     gradient.data[i] = static_cast<float>(static_cast<int64_t>(Random() >> 40)) / (1 << 20) - 8;
   }
   return gradient;
+}
+
+// Encodes without feedback; a codec with state gets zeros.
+int64_t Encode(const TfHipsCodec* codec, const std::vector<double>& params, const TfHipsKey& key,
+               const float* gradient, int64_t n, uint8_t* out, int64_t capacity) {
+  if (codec->num_states == 0) {
+    return tf_hips_encode(codec, params.data(), &key, gradient, nullptr, n, out, capacity);
+  }
+  const Exact<float> state(codec->num_states * n);
+  Exact<float> new_state(codec->num_states * n);
+  return tf_hips_encode_state(codec, params.data(), &key, gradient, state.data.get(),
+                              new_state.data.get(), n, out, capacity);
+}
+
+// What one call leaves is what the next one reads; each chunk has its part of every row.
+void KeepsState(const TfHipsCodec* codec, int64_t n) {
+  const std::vector<double> params = Defaults(codec);
+  const TfHipsKey key = {7, 1, 2, 0};
+  const Exact<float> gradient = Gradient(n);
+  const int64_t bytes = tf_hips_wire_bytes(codec, params.data(), n);
+  const int32_t rows = codec->num_states;
+  Exact<uint8_t> packets(bytes), last(bytes);
+  Exact<float> state(rows * n), next(rows * n);
+  CHECK(tf_hips_encode(codec, params.data(), &key, gradient.data.get(), nullptr, n,
+                       packets.data.get(), bytes) == -TF_HIPS_NEEDS_STATE);
+  CHECK(tf_hips_encode(codec, params.data(), &key, gradient.data.get(), state.data.get(), n,
+                       packets.data.get(), bytes) == -TF_HIPS_NEEDS_STATE);
+  CHECK(tf_hips_encode_state(codec, params.data(), &key, gradient.data.get(), nullptr,
+                             next.data.get(), n, packets.data.get(),
+                             bytes) == (n > 0 ? -TF_HIPS_BAD_ARGUMENT : bytes));
+  CHECK(tf_hips_encode_state(codec, params.data(), &key, gradient.data.get(), state.data.get(),
+                             next.data.get(), n, packets.data.get(),
+                             bytes - 1) == -TF_HIPS_BUFFER_TOO_SMALL);
+  for (int64_t i = 0; i < state.size; ++i) CHECK(state.data[i] == 0 && next.data[i] == 0);
+  for (int step = 0; step < 2; ++step) {
+    CHECK(tf_hips_encode_state(codec, params.data(), &key, gradient.data.get(), state.data.get(),
+                               next.data.get(), n, packets.data.get(), bytes) == bytes);
+    std::swap(state.data, next.data);
+  }
+  const int64_t begin = n / kChunk * kChunk, tail = n - begin;
+  Exact<float> tail_state(rows * tail), tail_next(rows * tail);
+  const TfHipsKey tail_key = {7, 1, 2, static_cast<uint64_t>(begin)};
+  int64_t written = 0;
+  for (int step = 0; step < 2; ++step) {
+    written = tf_hips_encode_state(codec, params.data(), &tail_key, gradient.data.get() + begin,
+                                   tail_state.data.get(), tail_next.data.get(), tail,
+                                   last.data.get(), bytes);
+    std::swap(tail_state.data, tail_next.data);
+  }
+  CHECK(written > 0 && std::memcmp(last.data.get(), packets.data.get() + (bytes - written),
+                                   static_cast<size_t>(written)) == 0);
+  for (int32_t row = 0; row < rows; ++row) {
+    CHECK(std::equal(tail_state.data.get() + row * tail, tail_state.data.get() + (row + 1) * tail,
+                     state.data.get() + row * n + begin));
+  }
 }
 
 void RoundTrip(const TfHipsCodec* codec, int64_t n) {
@@ -131,8 +186,7 @@ void HostilePackets(const TfHipsCodec* codec) {
     const Exact<float> gradient = Gradient(n);
     const int64_t bytes = tf_hips_wire_bytes(codec, params.data(), n);
     Exact<uint8_t> packets(bytes);
-    tf_hips_encode(codec, params.data(), &key, gradient.data.get(), nullptr, n, packets.data.get(),
-                   bytes);
+    Encode(codec, params, key, gradient.data.get(), n, packets.data.get(), bytes);
     for (int64_t length = 0; length < bytes; ++length) {
       Exact<uint8_t> part(length);
       Exact<float> out(n);
@@ -237,7 +291,8 @@ void BadArguments(const TfHipsCodec* codec) {
 // Every status has a text of its own; the numbers around them have none.
 void StatusTexts() {
   std::vector<int32_t> known;
-  for (int32_t status = TF_HIPS_OK; status <= TF_HIPS_NO_SCRATCH; ++status) known.push_back(status);
+  for (int32_t status = TF_HIPS_OK; status <= TF_HIPS_NEEDS_STATE; ++status)
+    known.push_back(status);
   for (int32_t status = TF_HIPS_BAD_ARGUMENT; status <= TF_HIPS_OUT_OF_MEMORY; ++status)
     known.push_back(status);
   std::vector<std::string> texts = {"unknown status"};
@@ -247,7 +302,7 @@ void StatusTexts() {
     texts.push_back(text);
   }
   for (const int32_t status :
-       {-1, TF_HIPS_NO_SCRATCH + 1, TF_HIPS_BAD_ARGUMENT - 1, TF_HIPS_OUT_OF_MEMORY + 1}) {
+       {-1, TF_HIPS_NEEDS_STATE + 1, TF_HIPS_BAD_ARGUMENT - 1, TF_HIPS_OUT_OF_MEMORY + 1}) {
     CHECK(tf_hips_status_text(status) == texts[0]);
   }
 }
@@ -259,8 +314,9 @@ int64_t HugeMax(const double*, int64_t) { return int64_t{1} << 44; }
 void FloatParameters() {
   const double tenth = static_cast<double>(0.1f);
   const TfHipsParam param = {"clip", 0, tenth, 0, tenth};
-  const TfHipsCodec codec = {TF_HIPS_ABI_VERSION, "huge",       1,       1,      &param, 1, HugeMax,
-                             SparseEncode,        SparseDecode, nullptr, nullptr};
+  const TfHipsCodec codec = {
+      TF_HIPS_ABI_VERSION, "huge",       1,       1,       &param, 1,       HugeMax,
+      SparseEncode,        SparseDecode, nullptr, nullptr, 0,      nullptr, nullptr};
   const double exact = 0.1, above = 0.1000001, infinite = HUGE_VAL;
   CHECK(tf_hips_wire_bytes(&codec, &exact, 1) == (int64_t{1} << 44) + 16);
   CHECK(tf_hips_codec_hash(&codec, &exact) == tf_hips_codec_hash(&codec, &tenth));
@@ -281,10 +337,8 @@ void Threads(const TfHipsCodec* codec) {
   for (int i = 0; i < 3; ++i) packets.emplace_back(bytes);
   std::vector<std::thread> threads;
   for (auto& mine : packets) {
-    threads.emplace_back([&] {
-      tf_hips_encode(codec, params.data(), &key, gradient.data.get(), nullptr, n, mine.data.get(),
-                     bytes);
-    });
+    threads.emplace_back(
+        [&] { Encode(codec, params, key, gradient.data.get(), n, mine.data.get(), bytes); });
   }
   for (auto& thread : threads) thread.join();
   for (const auto& mine : packets) {
@@ -320,7 +374,7 @@ int main() {
     if (!codec->is_fixed_size) continue;
     for (const int64_t n :
          {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{8}, int64_t{1023}, kChunk + 5}) {
-      RoundTrip(codec, n);
+      codec->num_states > 0 ? KeepsState(codec, n) : RoundTrip(codec, n);
     }
     HostilePackets(codec);
     BadArguments(codec);

@@ -17,7 +17,7 @@ FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"
 @pytest.mark.timeout(180)
 def test_runtime_under_sanitizers(tmp_path: Path) -> None:
     specs = sorted((ROOT / "tf_hips/ops/specs").glob("*.pse"))
-    specs.append(ROOT / "tests/cc/widths.pse")
+    specs += [ROOT / "tests/cc/widths.pse", ROOT / "tests/compll/momentum.pse"]
     subprocess.run(
         [sys.executable, "-m", "compll", "gen", *specs, "-o", tmp_path], cwd=ROOT, check=True
     )

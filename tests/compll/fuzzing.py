@@ -264,11 +264,14 @@ def assert_same_packets(program: nodes.Program, inlined: nodes.Program) -> None:
     packet = None
     if program.encode is not None:
         # What is not finite or huge hides what is wrong with the rest: plain numbers, too.
+        names = program.state_names
+        states = [np.zeros((len(names), N), np.float32) if names else None for _ in range(2)]
         for x in (sample(), np.linspace(-2, 3, N).astype(np.float32)):
-            packet = before.encode(x, seed=9)
-            again = after.encode(x, seed=9)
+            packet = before.encode(x, seed=9, state=states[0])
+            again = after.encode(x, seed=9, state=states[1])
             # The prefix holds the hash of the program as it was checked.
             assert packet[16:].tobytes() == again[16:].tobytes()
+            np.testing.assert_array_equal(states[0], states[1])
     if program.decode is not None:
         body = np.zeros(before.body_bytes(N), np.uint8)
         bodies = [body] if packet is None else [body, packet[16:]]

@@ -19,7 +19,7 @@ from tf_hips import errors
 
 OPS_PATH = Path(__file__).with_name("_tf_hips_ops.so")
 NATIVE_PATH = Path(__file__).with_name("libtf_hips_native.so")
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 _codecs: dict[str, int] = {}
 _REMEDY = "run `make build` in the source tree, or install a wheel made for this TensorFlow"

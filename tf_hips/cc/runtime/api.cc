@@ -50,6 +50,17 @@ int64_t tf_hips_encode(const TfHipsCodec* codec, const double* params, const TfH
                                residual, n, out, capacity);
 }
 
+int64_t tf_hips_encode_state(const TfHipsCodec* codec, const double* params, const TfHipsKey* key,
+                             const float* gradient, const float* state, float* new_state, int64_t n,
+                             uint8_t* out, int64_t capacity) {
+  if (!IsCallable(codec, params, n) || key == nullptr || Missing(gradient, n) ||
+      Missing(state, n) || Missing(new_state, n) || out == nullptr) {
+    return -TF_HIPS_BAD_ARGUMENT;
+  }
+  return tf_hips::EncodeStateTensor(PoolParallelFor, CodecCall{codec, params}, *key, gradient,
+                                    state, new_state, n, out, capacity);
+}
+
 int32_t tf_hips_decode(const TfHipsCodec* codec, const double* params, const uint8_t* packets,
                        int64_t bytes, float* out, int64_t n, int32_t add) {
   if (!IsCallable(codec, params, n) || bytes < 0 || Missing(packets, bytes) || Missing(out, n)) {
@@ -97,6 +108,8 @@ const char* tf_hips_status_text(int32_t status) {
       return "the codec's specification has no such function";
     case TF_HIPS_NO_SCRATCH:
       return "there is no memory for a vector that the codec keeps";
+    case TF_HIPS_NEEDS_STATE:
+      return "the codec has state, which must be given when it encodes";
     case TF_HIPS_BAD_ARGUMENT:
       return "an argument is missing, negative or absurdly large";
     case TF_HIPS_BAD_MAGIC:

@@ -57,6 +57,14 @@ TF_HIPS_EXPORT int64_t tf_hips_encode(const TfHipsCodec* codec, const double* pa
                                       const TfHipsKey* key, const float* gradient, float* residual,
                                       int64_t n, uint8_t* out, int64_t capacity);
 
+// Encodes gradient[0..n) with a codec that has state, and returns the bytes written, or -status.
+// `state`: num_states rows of n floats, zeros before the first call; `new_state`, which must not
+// overlap it, becomes what to give the next call. On failure new_state holds nothing of use.
+TF_HIPS_EXPORT int64_t tf_hips_encode_state(const TfHipsCodec* codec, const double* params,
+                                            const TfHipsKey* key, const float* gradient,
+                                            const float* state, float* new_state, int64_t n,
+                                            uint8_t* out, int64_t capacity);
+
 // Decodes to out[0..n), or adds to it. 0 or a status; `out` is untouched unless the status is
 // below 16.
 TF_HIPS_EXPORT int32_t tf_hips_decode(const TfHipsCodec* codec, const double* params,

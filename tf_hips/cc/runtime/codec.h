@@ -19,9 +19,11 @@
 extern "C" {
 #endif
 
-// 2: decode has modes; encode_feedback and merge. Vectors of state, which version 2 leaves room
-// for, will be members behind these.
-#define TF_HIPS_ABI_VERSION 2
+// 2: decode has modes; encode_feedback and merge. 3: codecs with state.
+#define TF_HIPS_ABI_VERSION 3
+
+// The most vectors of state that a codec has.
+#define TF_HIPS_MAX_STATES 8
 
 // What a function of a codec returns: 0 or one of these; functions that return a size return
 // -status instead. Status codes from 16 on belong to api.h.
@@ -35,7 +37,8 @@ enum TfHipsStatus {
   // a parameter or n is out of its range, or not an integer where it must be one
   TF_HIPS_BAD_PARAMETER = 4,
   TF_HIPS_NOT_PROVIDED = 5,  // the specification has no such function
-  TF_HIPS_NO_SCRATCH = 6     // no memory for a vector that is kept between loops
+  TF_HIPS_NO_SCRATCH = 6,    // no memory for a vector that is kept between loops
+  TF_HIPS_NEEDS_STATE = 7    // the codec has state: encode_state encodes, and nothing else
 };
 
 // What decoding does to out[0..n).
@@ -94,6 +97,19 @@ typedef struct TfHipsCodec {
   // row that it is about, or -1. NULL: the specification has no decode.
   int32_t (*merge)(const double* params, const uint8_t* const* bodies, const int64_t* bytes,
                    int32_t num, float* out, int64_t n, int32_t mode, int32_t* bad_row);
+
+  // Vectors that outlive a call of the encoder, such as momentum: zeros before the first one,
+  // always finite. Their number, 0 to TF_HIPS_MAX_STATES, and their names; NULL for none.
+  int32_t num_states;
+  const char* const* state_names;
+
+  // Encodes in[0..n) as `encode` does. `state`: num_states vectors of n floats, as the call before
+  // left them; `new_state`: what they are after it, which must not overlap them. On failure
+  // new_state holds nothing of use, and state is as it was. NULL: the codec has no state; one that
+  // has some answers `encode` with TF_HIPS_NEEDS_STATE.
+  int64_t (*encode_state)(const double* params, const TfHipsKey* key, const float* in,
+                          const float* const* state, float* const* new_state, int64_t n,
+                          uint8_t* body, int64_t capacity);
 } TfHipsCodec;
 
 // Adds a codec to the list that tf_hips_find_codec (api.h) searches. `codec` must live as long as

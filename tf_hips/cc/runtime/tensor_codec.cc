@@ -232,6 +232,33 @@ int64_t EncodeTensor(const ParallelFor& parallel_for, const CodecCall& call, con
   return EncodeChunks(parallel_for, layout, n, out, capacity, encode_one);
 }
 
+int64_t EncodeStateTensor(const ParallelFor& parallel_for, const CodecCall& call,
+                          const TfHipsKey& key, const float* gradient, const float* state,
+                          float* new_state, int64_t n, uint8_t* out, int64_t capacity) {
+  const int32_t num_states = call.codec->num_states;
+  if (call.codec->encode_state == nullptr || num_states < 1 || num_states > TF_HIPS_MAX_STATES) {
+    return -TF_HIPS_NOT_PROVIDED;
+  }
+  Layout layout;
+  if (const int32_t status = LayoutFor(*call.codec, call.params, n, &layout)) return -status;
+  const auto encode_one = [&](const Chunk& chunk, int32_t*) -> int64_t {
+    const float* from[TF_HIPS_MAX_STATES];
+    float* to[TF_HIPS_MAX_STATES];
+    for (int32_t i = 0; i < num_states; ++i) {
+      from[i] = state + i * n + chunk.begin;
+      to[i] = new_state + i * n + chunk.begin;
+    }
+    TfHipsKey chunk_key = key;
+    chunk_key.offset += static_cast<uint64_t>(chunk.begin);
+    WritePrefix(chunk.packet, layout.hash, static_cast<uint32_t>(chunk.n));
+    const int64_t body =
+        call.codec->encode_state(call.params, &chunk_key, gradient + chunk.begin, from, to, chunk.n,
+                                 chunk.packet + kPrefixBytes, chunk.capacity - kPrefixBytes);
+    return body < 0 ? body : kPrefixBytes + body;
+  };
+  return EncodeChunks(parallel_for, layout, n, out, capacity, encode_one);
+}
+
 int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, const uint8_t* packets,
                      int64_t bytes, float* out, int64_t n, bool add) {
   Layout layout;

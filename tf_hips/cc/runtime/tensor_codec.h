@@ -30,6 +30,13 @@ int64_t EncodeTensor(const ParallelFor& parallel_for, const CodecCall& call, con
                      const float* gradient, const float* residual, float* new_residual, int64_t n,
                      uint8_t* out, int64_t capacity);
 
+// Encodes gradient[0..n) with a codec that has state: num_states rows of n floats each, which must
+// not overlap new_state. On failure new_state holds nothing of use. Returns the bytes written, or
+// -status.
+int64_t EncodeStateTensor(const ParallelFor& parallel_for, const CodecCall& call,
+                          const TfHipsKey& key, const float* gradient, const float* state,
+                          float* new_state, int64_t n, uint8_t* out, int64_t capacity);
+
 // Decodes to out[0..n), or adds to it.
 int32_t DecodeTensor(const ParallelFor& parallel_for, const CodecCall& call, const uint8_t* packets,
                      int64_t bytes, float* out, int64_t n, bool add);

@@ -204,6 +204,31 @@ void EncodeFeedbackKernel::Compute(OpKernelContext* ctx) {
   });
 }
 
+EncodeStateKernel::EncodeStateKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : CodecKernel(ctx, codec) {
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+}
+
+void EncodeStateKernel::Compute(OpKernelContext* ctx) {
+  const Tensor& gradient = ctx->input(0);
+  const Tensor state = ctx->input(1);
+  const int64_t n = gradient.NumElements();
+  const TensorShape wanted({codec().num_states, n});
+  OP_REQUIRES(ctx, state.shape() == wanted,
+              absl::InvalidArgumentError(absl::StrCat(
+                  "`state` of ", codec().name, " must have the shape ", wanted.DebugString(),
+                  ". Received: shape ", state.shape().DebugString())));
+  TfHipsKey key;
+  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key));
+  Tensor* new_state = nullptr;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(1, wanted, &new_state));
+  WritePackets(ctx, call(), n, [&](uint8_t* out, int64_t capacity) {
+    return EncodeStateTensor(PoolOf(ctx), call(), key, gradient.flat<float>().data(),
+                             state.flat<float>().data(), new_state->flat<float>().data(), n, out,
+                             capacity);
+  });
+}
+
 DecodeKernel::DecodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
     : CodecKernel(ctx, codec) {
   OP_REQUIRES_OK(ctx, ReadElements(ctx, &num_elements_));

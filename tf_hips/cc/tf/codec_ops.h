@@ -62,6 +62,16 @@ class EncodeFeedbackKernel : public CodecKernel {
   int64_t tensor_id_ = 0, offset_ = 0;
 };
 
+// gradient, state, seed, step -> packet, new_state: for codecs with state, [num_states, n].
+class EncodeStateKernel : public CodecKernel {
+ public:
+  EncodeStateKernel(tensorflow::OpKernelConstruction* ctx, const TfHipsCodec* codec);
+  void Compute(tensorflow::OpKernelContext* ctx) override;
+
+ private:
+  int64_t tensor_id_ = 0, offset_ = 0;
+};
+
 // packet -> gradient.
 class DecodeKernel : public CodecKernel {
  public:
@@ -96,6 +106,8 @@ absl::Status InferEncode(tensorflow::shape_inference::InferenceContext* c,
                          const TfHipsCodec* codec);
 absl::Status InferEncodeFeedback(tensorflow::shape_inference::InferenceContext* c,
                                  const TfHipsCodec* codec);
+absl::Status InferEncodeState(tensorflow::shape_inference::InferenceContext* c,
+                              const TfHipsCodec* codec);
 absl::Status InferDecode(tensorflow::shape_inference::InferenceContext* c,
                          const TfHipsCodec* codec);
 absl::Status InferMerge(tensorflow::shape_inference::InferenceContext* c, const TfHipsCodec* codec);
@@ -115,6 +127,8 @@ using EncodeOp = KernelOf<GetCodec, EncodeKernel>;
 template <CodecGetter GetCodec>
 using EncodeFeedbackOp = KernelOf<GetCodec, EncodeFeedbackKernel>;
 template <CodecGetter GetCodec>
+using EncodeStateOp = KernelOf<GetCodec, EncodeStateKernel>;
+template <CodecGetter GetCodec>
 using DecodeOp = KernelOf<GetCodec, DecodeKernel>;
 template <CodecGetter GetCodec>
 using MergeOp = KernelOf<GetCodec, MergeKernel>;
@@ -128,6 +142,10 @@ absl::Status EncodeShape(tensorflow::shape_inference::InferenceContext* c) {
 template <CodecGetter GetCodec>
 absl::Status EncodeFeedbackShape(tensorflow::shape_inference::InferenceContext* c) {
   return InferEncodeFeedback(c, GetCodec());
+}
+template <CodecGetter GetCodec>
+absl::Status EncodeStateShape(tensorflow::shape_inference::InferenceContext* c) {
+  return InferEncodeState(c, GetCodec());
 }
 template <CodecGetter GetCodec>
 absl::Status DecodeShape(tensorflow::shape_inference::InferenceContext* c) {

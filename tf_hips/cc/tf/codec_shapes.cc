@@ -84,6 +84,19 @@ absl::Status InferEncodeFeedback(InferenceContext* c, const TfHipsCodec* codec) 
   return absl::OkStatus();
 }
 
+absl::Status InferEncodeState(InferenceContext* c, const TfHipsCodec* codec) {
+  TF_RETURN_IF_ERROR(CheckScalars(c, 2));
+  const DimensionHandle elements = c->NumElements(c->input(0));
+  ShapeHandle state;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &state));
+  TF_RETURN_IF_ERROR(c->Merge(state, c->Matrix(c->Dim(state, 0), elements), &state));
+  DimensionHandle bytes;
+  TF_RETURN_IF_ERROR(PacketDim(c, codec, elements, &bytes));
+  c->set_output(0, c->Vector(bytes));
+  c->set_output(1, state);
+  return absl::OkStatus();
+}
+
 absl::Status InferDecode(InferenceContext* c, const TfHipsCodec* codec) {
   DimensionHandle elements, bytes;
   TF_RETURN_IF_ERROR(ElementsAttr(c, &elements));

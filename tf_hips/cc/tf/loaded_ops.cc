@@ -47,6 +47,24 @@ REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedEncodeFeedback").Device(tensorflow::D
                         tf_hips::EncodeFeedbackOp<by_attribute>);
 TF_HIPS_REFUSE_XLA("TfHips>LoadedEncodeFeedback");
 
+REGISTER_OP("TfHips>LoadedEncodeState")
+    .Input("gradient: float")
+    .Input("state: float")
+    .Input("seed: int64")
+    .Input("step: int64")
+    .Output("packet: uint8")
+    .Output("new_state: float")
+    .Attr("codec: string")
+    .Attr("integers: list(int) = []")
+    .Attr("floats: list(float) = []")
+    .Attr("tensor_id: int = 0")
+    .Attr("offset: int = 0")
+    .SetShapeFn(tf_hips::EncodeStateShape<by_attribute>)
+    .Doc(R"doc(Encodes a gradient of any shape; state has a row for each vector that is kept.)doc");
+REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedEncodeState").Device(tensorflow::DEVICE_CPU),
+                        tf_hips::EncodeStateOp<by_attribute>);
+TF_HIPS_REFUSE_XLA("TfHips>LoadedEncodeState");
+
 REGISTER_OP("TfHips>LoadedDecode")
     .Input("packet: uint8")
     .Output("gradient: float")
