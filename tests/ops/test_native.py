@@ -139,7 +139,7 @@ def test_every_status_has_a_text() -> None:
         for name, number in re.findall(r"\b(TF_HIPS_[A-Z_]+) = (\d+)", text):
             texts.append(native._functions().status_text(int(number)))
             assert texts[-1] != b"unknown status", name
-    assert len(texts) == len(set(texts)) == 17
+    assert len(texts) == len(set(texts)) == 18
 
 
 @pytest.mark.parametrize("threads", ["abc", "0", "-1", "1.5", ""])
