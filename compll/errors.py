@@ -13,7 +13,7 @@ and each one has a test case under tests/compll/errors. The form is
        = help: did you mean `gap`?
 
 Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operators, 5 functions,
-6 parameters.
+6 parameters, 7 back ends.
 """
 
 from collections.abc import Sequence
@@ -71,6 +71,7 @@ CODES = {
     "E606": "a state that is not assigned exactly once",
     "E607": "a state in a Decode",
     "E608": "a state assigned a vector of another length than the gradient",
+    "E701": "something that the CUDA back end does not do",
 }
 
 

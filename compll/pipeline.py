@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from compll.backends import cpp, makefile, module, tf_op, toolchain
+from compll.backends import cpp, cuda, makefile, module, tf_op, toolchain
 from compll.errors import CompileError, Report
 from compll.frontend.check import check
 from compll.frontend.parser import parse
@@ -67,8 +67,8 @@ def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
     return program
 
 
-TARGETS = ("numpy", "cpp", "tensorflow")
-"""What `write` can make; `cpp` is what the others are compared with, and built on."""
+TARGETS = ("numpy", "cpp", "cuda", "tensorflow")
+"""What `write` can make; `cpp` is what TensorFlow's operations are built on."""
 
 
 def write(specs: Sequence[str | Path], folder: Path, targets: Sequence[str] = TARGETS) -> None:
@@ -80,7 +80,7 @@ def write(specs: Sequence[str | Path], folder: Path, targets: Sequence[str] = TA
         targets: of TARGETS.
 
     Raises:
-        CompileError: a specification is refused.
+        CompileError: a specification is refused, or is by the CUDA back end if that is a target.
         ValueError: two of them would be written to the same file, or name the same operations.
         OSError: a file cannot be read or written.
     """
@@ -101,7 +101,10 @@ def write(specs: Sequence[str | Path], folder: Path, targets: Sequence[str] = TA
         }
         if "numpy" in targets:
             files[f"{program.name}_reference.py"] = module.emit(program, text.decode("utf-8"))
-    if "cpp" in targets:
+    if "cuda" in targets:
+        for spec, program, text in zip(specs, programs, texts, strict=True):
+            files[f"{program.name}.cu"] = cuda_source(program, text.decode("utf-8"), str(spec))
+    if "cpp" in targets or "cuda" in targets:
         named = [
             (program.name, toolchain.codec_id(program.name, text))
             for program, text in zip(programs, texts, strict=True)
@@ -110,6 +113,26 @@ def write(specs: Sequence[str | Path], folder: Path, targets: Sequence[str] = TA
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="ascii")
+
+
+def cuda_source(program: nodes.Program, text: str, shown: str) -> str:
+    """The source of a codec for nvcc, `NAME.cu`.
+
+    Args:
+        program: what was compiled from `text`.
+        text: the specification.
+        shown: the file that messages name.
+
+    Raises:
+        CompileError: the CUDA back end does not do something that the specification asks for.
+    """
+    plan = optimise(program)
+    report = Report(SourceFile(shown, text))
+    for refusal in cuda.refusals(plan):
+        note = "help: leave cuda out: --target numpy,cpp,tensorflow"
+        report.add("E701", refusal.message, refusal.span, note)
+    report.raise_if_any()
+    return cuda.emit(plan)
 
 
 def build(spec: str | Path, folder: Path) -> Path:

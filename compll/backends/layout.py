@@ -13,10 +13,11 @@ from compll.ir.types import FLOAT, MAX_PACKED_BITS, Type, UInt
 from compll.ir.walk import free_vars
 
 
-class _Head:
-    """Names and expressions of one function that reads no vectors."""
+class LengthExpressions:
+    """Names and expressions of one function that reads no vectors: lengths, widths."""
 
     def __init__(self, program: nodes.Program, lines: Lines) -> None:
+        """No names yet; `lines`: what the function is made of."""
         self.program = program
         self.lines = lines
         self.names = Names()
@@ -27,12 +28,15 @@ class _Head:
     # Access (c_common.py): sizes, widths and blocks are made of numbers and parameters.
 
     def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
+        """Refused."""
         raise TypeError(f"a length must not read vectors. Received: {array.name}")
 
     def noise(self, expr: nodes.Random, c: Expressions) -> str:
+        """Refused."""
         raise TypeError(f"a length must not draw noise. Received: {expr!r}")
 
     def width(self, kind: UInt) -> str:
+        """Name of the Width of a type."""
         return self.widths[kind]
 
     def unpack_params(self, used: set[nodes.Var]) -> None:
@@ -57,7 +61,14 @@ class _Head:
             )
             self.widths[kind] = name
 
+    def bound(self, var: nodes.Var, size: nodes.Expr) -> None:
+        """Declares the most elements that a vector can have."""
+        name = self.names.fresh(f"{var.name}_most")
+        self.lines.add(f"const int64_t {name} = {self.c(size)};")
+        self.c.sizes[var] = name
+
     def bits(self, kind: Type) -> str:
+        """C++ for the bits of an element in a packet."""
         if not isinstance(kind, UInt):
             return "32"
         return str(kind.bits) if isinstance(kind.bits, int) else f"{self.widths[kind]}.bits"
@@ -81,7 +92,7 @@ def emit_params(program: nodes.Program, lines: Lines) -> None:
             lines.add(f'{{"{param.var.name}", {is_integer}, {default}, {limits}}},')
         lines.close("};")
         lines.add("")
-    head = _Head(program, lines)
+    head = LengthExpressions(program, lines)
     lines.open("struct Params {")
     for param in params:
         lines.add(f"{head.c.type(param.var.type)} {head.fields[param.var]};")
@@ -109,7 +120,7 @@ def emit_layout(plan: nodes.Plan, lines: Lines) -> None:
     lines.add("int64_t offset[kFields];", "int64_t count[kFields];", "int64_t bytes;")
     lines.close("};")
     lines.add("")
-    head = _Head(program, lines)
+    head = LengthExpressions(program, lines)
     functions = (program.encode, program.decode)
     head.c.sizes = {function.gradient: "n" for function in functions if function is not None}
     everything = [item.size for item in fields if item.size is not None]

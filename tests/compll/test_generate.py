@@ -32,7 +32,10 @@ def test_each_target_writes_its_files(tmp_path):
     sources = [f"{name}.codec.cc" for name in NAMES]
     operations = [f"{name}.tf.cc" for name in NAMES]
     modules = [f"{name}_reference.py" for name in NAMES]
-    assert made(tmp_path / "all") == sorted(["Makefile", *sources, *operations, *modules])
+    kernels = [f"{name}.cu" for name in NAMES]
+    everything = ["Makefile", *sources, *operations, *modules, *kernels]
+    assert made(tmp_path / "all") == sorted(everything)
+    assert made(tmp_path / "cuda", "cuda") == sorted(["Makefile", *kernels])
     assert made(tmp_path / "cpp", "cpp") == sorted(["Makefile", *sources])
     assert made(tmp_path / "numpy", "numpy") == modules
     assert "tensorflow" not in (tmp_path / "cpp/Makefile").read_text().split("\nall:")[1]
@@ -41,9 +44,7 @@ def test_each_target_writes_its_files(tmp_path):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("cuda", "cuda is not in this version of compll: leave it out"),
-        ("cpp,cuda", "cuda is not in this version"),
-        ("rust", "must be of numpy, cpp, tensorflow. Received: 'rust'"),
+        ("rust", "must be of numpy, cpp, cuda, tensorflow. Received: 'rust'"),
         ("", "must be of numpy"),
         ("tensorflow", "tensorflow needs cpp beside it"),
     ],

@@ -1,0 +1,584 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a plan as CUDA kernels: sweeps, the ends of reductions, and blocks.
+
+    sweep    a block of 128 threads has a tile of 1024 elements, eight neighbours a thread:
+             phase 1   load, draw noise, compute; values and packed codes go to shared memory
+             phase 2   16 threads a reduction fold its lanes; all threads write the codes
+             phase 3   the tile's results of reductions
+    finish   a block of threads a chunk: the tiles' results in the fixed tree
+    header   by one thread, in the first kernel that knows the scalars of the body
+
+Steps that need of each other only what their own tile made share a kernel: the largest value of
+each block, the scales that follow from it, and the codes, are made while the tile is in the first
+cache.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from compll.backends.c_common import Lines, max_bits
+from compll.backends.cuda_scope import (
+    Definition,
+    Scope,
+    Side,
+    element,
+    kept_size,
+    most_kept,
+    neutral,
+    part_of,
+)
+from compll.ir import nodes
+from compll.ir.blocks import block_of
+from compll.ir.sizes import blocks_in
+from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
+from compll.ir.walk import free_vars, walk
+
+HERE = "load8(in, first, n, {tile});"
+_SUM = "load_sum8(gradient, residual, value, first, n, {tile});"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A vector that a loop computes.
+
+    Attributes:
+        kind: of its values.
+        before: statements before the loop over a thread's elements, and `after`: behind it.
+        sink: what is done with the text of a value.
+    """
+
+    part: nodes.Elementwise
+    kind: Type
+    before: list[str]
+    sink: Callable[[str], str]
+    after: list[str]
+
+
+@dataclass
+class Kernels:
+    """Emits the kernels of one function, and notes what the host must do for them.
+
+    Attributes:
+        loops: lengths of loops; the host computes how many tiles each has.
+        arrays: memory of a call: type, member, and C++ for the elements a chunk has of it.
+        launches: statements of the host, in order.
+    """
+
+    side: Side
+    lines: Lines
+    header: tuple[tuple[int, nodes.Expr], ...] = ()
+    loops: list[nodes.Expr] = field(default_factory=list)
+    arrays: list[tuple[str, str, str]] = field(default_factory=list)
+    scalars: list[tuple[str, str]] = field(default_factory=list)
+    launches: list[str] = field(default_factory=list)
+    takes_sum: bool = False
+    _is_header_written: bool = False
+    _has_read: bool = False
+    _number: int = 0
+
+    @property
+    def call(self) -> str:
+        """The struct that kernels are given."""
+        return "DecodeCall" if self.side.is_decode else "EncodeCall"
+
+    @property
+    def prefix(self) -> str:
+        """What names of kernels begin with."""
+        return "decode" if self.side.is_decode else "encode"
+
+    def loop(self, size: nodes.Expr) -> int:
+        """The number of a length among those that the host computes."""
+        if size not in self.loops:
+            self.loops.append(size)
+        return self.loops.index(size)
+
+    def array(self, kind: str, wanted: str, room: str) -> str:
+        """Memory of the call, `room` (C++) elements a chunk; returns its member."""
+        member = self.side.members.fresh(wanted)
+        self.arrays.append((kind, member, room))
+        return member
+
+    def scalar(self, var: nodes.Var, kind: str, wanted: str = "") -> str:
+        """A member of Scalars."""
+        member = self.side.members.fresh(wanted or var.name)
+        self.scalars.append((kind, member))
+        return member
+
+    def define(self, var: nodes.Var, form: str, value: nodes.Expr | None, member: str = "") -> None:
+        """Makes a let or a scalar known to later kernels."""
+        self.side.definitions.append(Definition(var, form, value, member))
+
+    def define_kept(self, step: nodes.Store, member: str, count: str = "") -> None:
+        """Makes a vector that is kept known; `count`: the scalar that holds its length, if any."""
+        size = kept_size(step)
+        self.side.definitions.append(
+            Definition(step.var, "kept", size, member, most_kept(step), count)
+        )
+
+    # Kernels.
+
+    def begin(self, name: str, loop: int | None) -> str:
+        """Opens a kernel over the tiles of a loop, or over chunks; returns its name."""
+        self._number += 1
+        name = f"{self.prefix}_{name}{self._number}"
+        add = self.lines.add
+        self.lines.open(f"TF_HIPS_KERNEL {name}(const {self.call} call) {{")
+        if self.side.is_decode:
+            add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
+        if loop is None:
+            add("const Spot spot = {static_cast<int64_t>(blockIdx.x), 0};")
+        else:
+            add(f"const Spot spot = find_spot(blockIdx.x, call.tiles[{loop}]);")
+        add(
+            "[[maybe_unused]] const int64_t n = call.tensor.elements(spot.chunk);",
+            "[[maybe_unused]] const Layout& layout = call.tensor.layout(spot.chunk);",
+            "[[maybe_unused]] const int64_t begin = spot.chunk * kChunkElements;",
+        )
+        add("[[maybe_unused]] const Scalars& scalars = call.scalars[spot.chunk];")
+        if self.side.is_decode:
+            add(
+                "[[maybe_unused]] float* const out = call.out + begin;",
+                "[[maybe_unused]] const int64_t at = spot.chunk * call.tensor.stride + "
+                "kPrefixBytes;",
+                "[[maybe_unused]] const uint8_t* const body = call.rows.row[0] + at;",
+            )
+        else:
+            add(
+                "uint8_t* const packet = call.packets + spot.chunk * call.tensor.stride;",
+                "[[maybe_unused]] uint8_t* const body = packet + kPrefixBytes;",
+                "[[maybe_unused]] const float* const in = call.in + begin;",
+                "[[maybe_unused]] TfHipsKey key = call.key;",
+                "key.offset += static_cast<uint64_t>(begin);",
+            )
+        blocks = "call.tensor.chunks" if loop is None else f"blocks[{loop}]"
+        self.launches.append(f"TF_HIPS_LAUNCH({name}, {blocks}, kThreads, stream, call);")
+        return name
+
+    def end(self) -> None:
+        """Closes a kernel."""
+        self.lines.close()
+        self.lines.add("")
+
+    def scope(self) -> Scope:
+        """New variables, for what is put into braces."""
+        self.lines.open("{")
+        return Scope(self.side, self.lines)
+
+    def write_header(self, *, in_tiles: bool) -> None:
+        """Writes prefix and scalars of the body here, if all are known and nothing has."""
+        if self.side.is_decode or self._is_header_written:
+            return
+        known = self.side.known()
+        if not all(free_vars(value) <= known for _, value in self.header):
+            return
+        self._is_header_written = True
+        if in_tiles:
+            self.lines.open("if (spot.base == 0) {")
+            scope = Scope(self.side, self.lines)
+        else:
+            scope = self.scope()
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0) {")
+        scope.unpack([value for _, value in self.header])
+        self.lines.add("write_prefix(call.tensor.hash, n, packet);")
+        for number, value in self.header:
+            at = f"body + layout.offset[{number}]"
+            if value.type == FLOAT:
+                self.lines.add(f"store_float({scope.c(value)}, {at});")
+            else:
+                bits = scope.bits(value.type)
+                self.lines.add(f"store_code({scope.c(value)}, {bits}, {at});")
+        self.lines.close()
+        self.lines.close()
+        self.lines.close()
+
+    def finish_header(self) -> None:
+        """Writes it in a kernel of its own, if no other could."""
+        if self.side.is_decode or self._is_header_written:
+            return
+        self.begin("header", None)
+        self.write_header(in_tiles=False)
+        self.end()
+
+    # Loops over the elements of a tile.
+
+    def sum_lines(self, roots: Sequence[nodes.Expr], size: nodes.Expr) -> str:
+        """How a loop loads the gradient; the first one that reads it may form the sum."""
+        if self.side.is_decode or self._has_read or not _reads(roots, self.side.gradient):
+            return HERE
+        self._has_read = True
+        is_whole = size == _size_of(self.side.gradient)
+        if not is_whole or not all(_is_in_order(root, self.side.gradient) for root in roots):
+            return HERE
+        self.takes_sum = True
+        self.lines.add(
+            "const float* const gradient = call.gradient + begin;",
+            "const float* const residual = call.residual == nullptr ? nullptr : "
+            "call.residual + begin;",
+            "float* const value = call.residual == nullptr ? nullptr : call.value + begin;",
+        )
+        return _SUM
+
+    def each(
+        self,
+        scope: Scope,
+        size: nodes.Expr,
+        gradient: str,
+        elements: str,
+        items: Sequence[Item],
+    ) -> None:
+        """A phase in which each thread computes eight elements of each vector."""
+        add = self.lines.add
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        add("const int64_t first = spot.base + kEach * t;")
+        scope.load([item.part for item in items], size, gradient)
+        for item in items:
+            add(*item.before)
+        add("TF_HIPS_UNROLL")
+        self.lines.open("for (int u = 0; u < kEach; ++u) {")
+        add(f"[[maybe_unused]] const bool is_inside = first + u < {elements};")
+        done: list[str] = []
+        for item in items:
+            statements, text = scope.element(item.part, item.kind, "first + u")
+            # Two parts may share a let, which then is there.
+            done += [line for line in [*statements, item.sink(text)] if line not in done]
+        add(*done)
+        self.lines.close()
+        for item in items:
+            add(*item.after)
+        self.lines.close()
+
+    # Sweeps.
+
+    def sweep(self, step: nodes.Sweep, lets: Sequence[nodes.Let] = ()) -> None:
+        """A loop with reductions, writes or both, and what ends the reductions.
+
+        `lets`: what is computed right after it, which may be all that the header waits for.
+        """
+        loop = self.loop(step.size)
+        self.begin("sweep", loop)
+        self.sweep_body(step, loop)
+        self.write_header(in_tiles=True)
+        self.end()
+        if step.reduces:
+            self._finish(step, loop, lets)
+        else:
+            self._define_lets(lets)
+
+    def sweep_body(self, step: nodes.Sweep, loop: int) -> None:
+        """The phases of a sweep, in braces."""
+        scope, add = self.scope(), self.lines.add
+        roots: list[nodes.Expr] = [reduce.source for _, reduce in step.reduces]
+        roots += [part_of(write.value) for write in step.writes]
+        scope.unpack([step.size, *roots])
+        elements = scope.names.fresh("elements")
+        add(f"const int64_t {elements} = {scope.c(step.size)};")
+        gradient = self.sum_lines(roots, step.size)
+        items = []
+        second: list[str] = []
+        third: list[str] = []
+        for number, (var, reduce) in enumerate(step.reduces):
+            items.append(self._reduce(scope, var, reduce, number, loop, second, third))
+        for write in step.writes:
+            items.append(self._write(scope, write, elements, second))
+        self.each(scope, step.size, gradient, elements, items)
+        for phase in (second, third):
+            if phase:
+                self.lines.open("TF_HIPS_PHASE(t) {")
+                add(*phase)
+                self.lines.close()
+        self.lines.close()
+
+    def _reduce(
+        self,
+        scope: Scope,
+        var: nodes.Var,
+        reduce: nodes.Reduce,
+        number: int,
+        loop: int,
+        second: list[str],
+        third: list[str],
+    ) -> Item:
+        name, names = neutral(reduce.reducer, reduce.type), scope.names
+        lanes = names.fresh(f"{var.name}_lanes")
+        kind = "float" if reduce.type == FLOAT else "int64_t"
+        member = self.array(kind, f"{var.name}_parts", f"2 * call.tiles[{loop}]")
+        self._parts[var] = member
+        lane = f"t / kLanes == {number % 8}"
+        part = f"call.{member}[spot.chunk * call.{member}_room + spot.base / kTile]"
+        if reduce.type == FLOAT:
+            tile, values = names.fresh(f"{var.name}_tile"), names.fresh(f"{var.name}_values")
+            self.lines.add(f"TF_HIPS_SHARED float {tile}[kTile];")
+            self.lines.add(f"TF_HIPS_SHARED float {lanes}[kLanes];")
+            fold = f"fold_lane<{name}>({tile}, kTile / kLanes, t % kLanes)"
+            second.append(f"if ({lane}) {lanes}[t % kLanes] = {fold};")
+            third.append(f"if (t == {number % 8}) {part} = join_lanes<{name}>({lanes});")
+            return Item(
+                part_of(reduce.source),
+                FLOAT,
+                [f"float {values}[kEach];"],
+                lambda text: f"{values}[u] = is_inside ? {text} : {name}::neutral();",
+                [f"stage8({values}, t, {tile});"],
+            )
+        total, totals = names.fresh(f"{var.name}_total"), names.fresh(f"{var.name}_totals")
+        self.lines.add(f"TF_HIPS_SHARED int64_t {totals}[kThreads];")
+        self.lines.add(f"TF_HIPS_SHARED int64_t {lanes}[kLanes];")
+        second.append(
+            f"if ({lane}) {lanes}[t % kLanes] = join_share<{name}>({totals}, t % kLanes);"
+        )
+        third.append(f"if (t == {number % 8}) {part} = join_shares<{name}>({lanes});")
+        return Item(
+            part_of(reduce.source),
+            _counted(reduce.reducer),
+            [f"int64_t {total} = {name}::neutral();"],
+            lambda text: f"if (is_inside) {total} = {name}::fold({total}, {text});",
+            [f"{totals}[t] = {total};"],
+        )
+
+    _parts: dict[nodes.Var, str] = field(default_factory=dict)
+
+    def _write(self, scope: Scope, write: nodes.Write, elements: str, second: list[str]) -> Item:
+        part, names = part_of(write.value), scope.names
+        kind = element(write.value.type)
+        if self.side.is_decode:
+            result = names.fresh("result")
+            return Item(
+                part,
+                FLOAT,
+                [
+                    f"float {result}[kEach];",
+                    f"if (call.mode != TF_HIPS_SET) load8(out, first, n, {result});",
+                ],
+                lambda text: f"{result}[u] = joined(call.mode, {result}[u], {text});",
+                [f"put8({result}, first, n, out);"],
+            )
+        bits = scope.bits(kind)
+        held = scope.c.type(kind)
+        most = max_bits(kind, self.side.program.params) if isinstance(kind, UInt) else 32
+        codes, staged = names.fresh("codes"), names.fresh("staged")
+        self.lines.add(f"TF_HIPS_SHARED uint32_t {staged}[{most} * kTile / 32 + 4];")
+        count = f"least(kTile, {elements} - spot.base)"
+        target = f"body + layout.offset[{write.field}] + spot.base / 8 * {bits}"
+        second.append(f"write_staged(t, {staged}, packed_bytes({count}, {bits}), {target});")
+        zero = f"static_cast<{held}>(0)"
+        return Item(
+            part,
+            kind,
+            [f"{held} {codes}[kEach];"],
+            lambda text: f"{codes}[u] = is_inside ? {text} : {zero};",
+            [f"pack8({codes}, {bits}, reinterpret_cast<uint8_t*>({staged}) + t * {bits});"],
+        )
+
+    def _define_lets(self, lets: Sequence[nodes.Let]) -> None:
+        for let in lets:
+            self.define(let.var, "let", let.value)
+
+    def _finish(self, step: nodes.Sweep, loop: int, lets: Sequence[nodes.Let]) -> None:
+        self.begin("finish", None)
+        scope = self.scope()
+        inits = [reduce.init for _, reduce in step.reduces]
+        scope.unpack([step.size, *inits])
+        elements, tiles = scope.names.fresh("elements"), scope.names.fresh("filled")
+        self.lines.add(
+            f"const int64_t {elements} = {scope.c(step.size)};",
+            f"const int64_t {tiles} = {elements} <= 0 ? 0 : num_tiles({elements});",
+        )
+        found = []
+        for var, reduce in step.reduces:
+            kind = "float" if reduce.type == FLOAT else "int64_t"
+            member = self.scalar(var, kind)
+            function = "finish_floats" if reduce.type == FLOAT else "finish_ints"
+            parts = f"call.{self._parts[var]} + spot.chunk * call.{self._parts[var]}_room"
+            self.lines.add(
+                f"{function}<{neutral(reduce.reducer, reduce.type)}>({parts}, {tiles}, "
+                f"{scope.c(reduce.init)}, &call.scalars[spot.chunk].{member});"
+            )
+            found.append((var, member))
+        self.lines.close()
+        for var, member in found:
+            self.define(var, "scalar", None, member)
+        self._define_lets(lets)
+        self.write_header(in_tiles=False)
+        self.end()
+
+    # A decode whose one loop makes any element without the others: it sums rows as it goes.
+
+    def rows(self, step: nodes.Sweep) -> None:
+        """The sum of the decoded rows of a call, element by element, in one pass."""
+        part = part_of(step.writes[0].value)
+        add = self.lines.add
+        self.begin("rows", self.loop(step.size))
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        add(
+            "const int64_t first = spot.base + kEach * t;",
+            "float sum[kEach];",
+            "if (call.mode != TF_HIPS_SET) load8(out, first, n, sum);",
+        )
+        self.lines.open("for (int32_t row = 0; row < call.rows.num; ++row) {")
+        scope = Scope(self.side, self.lines, "(call.rows.row[row] + at)")
+        scope.unpack([step.size, part])
+        add("const int32_t how = row == 0 ? call.mode : static_cast<int32_t>(TF_HIPS_ADD);")
+        scope.load([part], step.size, HERE)
+        add("TF_HIPS_UNROLL")
+        self.lines.open("for (int u = 0; u < kEach; ++u) {")
+        statements, text = scope.element(part, FLOAT, "first + u")
+        add(*statements, f"sum[u] = joined(how, sum[u], {text});")
+        self.lines.close()
+        self.lines.close()
+        add("put8(sum, first, n, out);")
+        self.lines.close()
+        self.end()
+
+    # Blocks, and what is made of them in the same kernel.
+
+    def blocks(self, step: nodes.Store, after: Sequence[nodes.Sweep]) -> None:
+        """A block_reduce, and sweeps that need of it what their own tile made."""
+        value = step.value
+        if not isinstance(value, nodes.BlockReduce):
+            raise TypeError(f"`step` must be a block_reduce. Received: {value!r}")
+        part, add = part_of(value.source), self.lines.add
+        loop = self.loop(part.size)
+        is_float = value.init.type == FLOAT
+        kind = "float" if is_float else "int64_t"
+        room = f"(kTile / kLanes) * call.tiles[{loop}]"
+        member = self.array(kind, step.var.name, room)
+        self.begin("blocks", loop)
+        scope = self.scope()
+        scope.unpack([part, value.block, value.init, part.size])
+        elements, tile = scope.names.fresh("elements"), scope.names.fresh("tile_values")
+        values, block = scope.names.fresh("values_here"), scope.names.fresh("block")
+        count = scope.names.fresh("tile_count")
+        add(
+            f"TF_HIPS_SHARED {kind} {tile}[kTile];",
+            f"const int64_t {elements} = {scope.c(part.size)};",
+            f"const int {block} = static_cast<int>({scope.c(value.block)});",
+            f"const int {count} = static_cast<int>(least(kTile, {elements} - spot.base));",
+        )
+        name = neutral(value.reducer, FLOAT if is_float else INT)
+        behind = f"{name}::neutral()"
+        stage = f"stage8({values}, t, {tile});"
+        if not is_float:
+            stage = f"for (int u = 0; u < kEach; ++u) {tile}[kEach * t + u] = {values}[u];"
+        gradient = self.sum_lines([part], part.size)
+        item = Item(
+            part,
+            FLOAT if is_float else _counted(value.reducer),
+            [f"{kind} {values}[kEach];"],
+            lambda text: f"{values}[u] = is_inside ? {text} : {behind};",
+            [stage],
+        )
+        self.each(scope, part.size, gradient, elements, [item])
+        function = "reduce_blocks" if is_float else "reduce_int_blocks"
+        add(
+            f"{function}<{name}>({tile}, {count}, {block}, {scope.c(value.init)},",
+            f"    call.{member} + spot.chunk * call.{member}_room + spot.base / {block});",
+        )
+        self.lines.close()
+        self.define_kept(step, member)
+        for sweep in after:
+            if sweep.size == part.size:
+                self.sweep_body(sweep, loop)
+            else:
+                self._per_block(sweep, value, part.size)
+        self.write_header(in_tiles=True)
+        self.end()
+
+    def _per_block(self, sweep: nodes.Sweep, value: nodes.BlockReduce, size: nodes.Expr) -> None:
+        """A sweep with an element per block: those of the tile, a thread each."""
+        scope, add = self.scope(), self.lines.add
+        parts = [part_of(write.value) for write in sweep.writes]
+        scope.unpack([sweep.size, value.block, size, *parts])
+        block, first = scope.names.fresh("block"), scope.names.fresh("first_block")
+        elements = scope.names.fresh("elements")
+        add(
+            f"const int64_t {block} = {scope.c(value.block)};",
+            f"const int64_t {elements} = {scope.c(sweep.size)};",
+            f"const int64_t {first} = spot.base / {block};",
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open(f"if (t < kTile / {block} && {first} + t < {elements}) {{")
+        done: list[str] = []
+        for write, part in zip(sweep.writes, parts, strict=True):
+            kind = element(write.value.type)
+            statements, text = scope.element(part, kind, f"{first} + t")
+            number = scope.names.of(part.position)
+            bits = scope.bits(kind)
+            function = f"store_float({text}, " if kind == FLOAT else f"store_code({text}, {bits}, "
+            at = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
+            done += [line for line in [*statements, f"{function}{at});"] if line not in done]
+        add(*done)
+        self.lines.close()
+        self.lines.close()
+        self.lines.close()
+
+
+def _counted(reducer: str) -> Type:
+    """As what elements enter a reduction of integers."""
+    return BOOL if reducer in ("count", "and", "or") else INT
+
+
+def _size_of(vector: nodes.Var) -> nodes.Expr:
+    return nodes.Size(INT, vector.span, nodes.Ref(vector.type, vector.span, vector))
+
+
+def _reads(roots: Sequence[nodes.Expr], vector: nodes.Var) -> bool:
+    """Whether elements of a vector are needed, and not only their number."""
+    return any(
+        isinstance(expr, nodes.Index)
+        and isinstance(expr.array, nodes.Ref)
+        and expr.array.var is vector
+        for root in roots
+        for expr in walk(root)
+    )
+
+
+def _is_in_order(root: nodes.Expr, vector: nodes.Var) -> bool:
+    """Whether element i of a vector is read for element i only."""
+    part = part_of(root)
+    return all(
+        isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
+        for expr in walk(part)
+        if isinstance(expr, nodes.Index)
+        and isinstance(expr.array, nodes.Ref)
+        and expr.array.var is vector
+    )
+
+
+def shares_tiles(store: nodes.Store, step: nodes.Step, side: Side) -> bool:
+    """Whether a step can follow a block_reduce in its kernel: it needs what its own tile made."""
+    value = store.value
+    if not isinstance(value, nodes.BlockReduce) or not isinstance(step, nodes.Sweep):
+        return False
+    if side.is_decode or step.reduces or not free_vars(value.block) <= _params(side):
+        return False
+    whole = part_of(value.source).size
+    is_whole = step.size == whole and whole == _size_of(side.gradient)
+    is_per_block = step.size == blocks_in(whole, value.block)
+    known = side.known() | {store.var}
+    for write in step.writes:
+        if not isinstance(write.value, nodes.Elementwise) or not free_vars(write.value) <= known:
+            return False
+        part, kind = write.value, element(write.value.type)
+        reads = [
+            expr.index
+            for expr in walk(part)
+            if isinstance(expr, nodes.Index)
+            and isinstance(expr.array, nodes.Ref)
+            and expr.array.var is store.var
+        ]
+        if is_whole:
+            blocks = side.program.blocks
+            if any(block_of(index, part.position, blocks) != value.block for index in reads):
+                return False
+        elif is_per_block:
+            is_own = all(isinstance(i, nodes.Ref) and i.var is part.position for i in reads)
+            whole_bytes = kind == FLOAT or (isinstance(kind, UInt) and kind.bits in (8, 16, 32))
+            if not is_own or not whole_bytes:
+                return False
+        else:
+            return False
+    return True
+
+
+def _params(side: Side) -> set[nodes.Var]:
+    return {param.var for param in side.program.params}

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels of one function know, and how a kernel reads it: variables of C++ for CUDA.
+
+Results of reductions and lengths that depend on data lie in device memory, one struct `Scalars` a
+chunk; vectors that are kept lie there too, in memory of the call. Everything else that is computed
+once per chunk, being cheap, is computed again by each thread that needs it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from compll.backends.c_common import Expressions, Lines, Names, param_names
+from compll.ir import nodes
+from compll.ir.blocks import block_of
+from compll.ir.sizes import blocks_in
+from compll.ir.types import FLOAT, INT, Array, Type, UInt
+from compll.ir.walk import free_vars, walk
+
+# What kernels and the functions that they call use themselves.
+_OWN = """
+before call chunk complain counts fetch find_spot finish first from full head how is_aligned
+is_finite is_inside joined k lane lanes last launched least load_code load_float load_word low
+high packet part parts philox places places_here placed_here report room rows row scalars shared
+spot staged sum taken tensor tiles totals t u value_here wanted_
+"""
+
+
+# A kernel need not use all that its expressions' lengths are made of.
+_MAYBE = "[[maybe_unused]] "
+
+
+class KernelNames(Names):
+    """Names that do not hide what a kernel uses itself."""
+
+    def __init__(self) -> None:
+        """No names yet."""
+        super().__init__()
+        self._taken |= set(_OWN.split())
+
+
+def element(kind: Type) -> Type:
+    """The type of a vector's elements; a scalar's own."""
+    return kind.element if isinstance(kind, Array) else kind
+
+
+def part_of(vector: nodes.Expr) -> nodes.Elementwise:
+    """A vector whose elements can be computed one by one."""
+    if not isinstance(vector, nodes.Elementwise):
+        raise TypeError(f"a vector must be inlined before it is emitted. Received: {vector!r}")
+    return vector
+
+
+@dataclass(frozen=True)
+class Definition:
+    """How a kernel comes by a variable: a let, a result of a reduction, or a vector that is kept.
+
+    Attributes:
+        form: "let", "scalar" (a member of Scalars) or "kept".
+        value: of a let; the number of elements of a kept vector, None when it is in Scalars.
+        member: its name in the struct of the call, or in Scalars.
+        most: of a kept vector: the most elements that it can have.
+        count: of one whose length only a kernel finds: the member of Scalars that holds it.
+    """
+
+    var: nodes.Var
+    form: str
+    value: nodes.Expr | None
+    member: str = ""
+    most: nodes.Expr | None = None
+    count: str = ""
+
+
+@dataclass
+class Side:
+    """One function, Encode or Decode, and what its kernels have computed so far."""
+
+    program: nodes.Program
+    gradient: nodes.Var
+    fields: tuple[nodes.Field, ...]
+    is_decode: bool
+    definitions: list[Definition] = field(default_factory=list)
+    members: Names = field(default_factory=KernelNames)
+
+    def known(self) -> set[nodes.Var]:
+        """Variables that a kernel can use now."""
+        found = {param.var for param in self.program.params} | {self.gradient}
+        found |= {item.var for item in self.fields}
+        return found | {made.var for made in self.definitions}
+
+
+def kept_size(step: nodes.Store) -> nodes.Expr | None:
+    """The number of elements of a vector that is kept; None where only a kernel finds it."""
+    value = step.value
+    match value:
+        case nodes.Filter():
+            return None
+        case nodes.Sort():
+            return part_of(value.source).size
+        case nodes.BlockReduce():
+            return blocks_in(part_of(value.source).size, value.block)
+        case nodes.Scatter():
+            return value.size
+        case nodes.TopK():
+            size, span = part_of(value.source).size, value.span
+            zero = nodes.Const(INT, span, 0)
+            wanted = nodes.Math(INT, span, "max", (value.count, zero))
+            return nodes.Math(INT, span, "min", (wanted, size))
+        case _:
+            raise TypeError(f"`step` must keep a vector. Received: {value!r}")
+
+
+def most_kept(step: nodes.Store) -> nodes.Expr:
+    """The most elements that a vector that is kept can have."""
+    value = step.value
+    if isinstance(value, nodes.Filter):
+        size = part_of(value.source).size
+        if value.limit is None:
+            return size
+        wanted = nodes.Math(INT, value.span, "max", (value.limit, nodes.Const(INT, value.span, 0)))
+        return nodes.Math(INT, value.span, "min", (wanted, size))
+    size_or_none = kept_size(step)
+    if size_or_none is None:
+        raise TypeError(f"`step` must keep a vector of known size. Received: {value!r}")
+    return size_or_none
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector in device memory; `size`: its length where a loop may be as long, `count`: C++."""
+
+    var: nodes.Var
+    size: nodes.Expr | None
+    count: str
+    pointer: str
+    form: str  # "gradient", "field" or "kept"
+    bits: str | None = None
+
+
+class Scope:
+    """The variables of a block of C++; also the `Access` of the expressions in it."""
+
+    def __init__(self, side: Side, lines: Lines, body: str = "body") -> None:
+        """`body`: C++ for where the body of the chunk's packet begins."""
+        self.side = side
+        self.lines = lines
+        self.names = KernelNames()
+        self.c = Expressions(self.names, self, side.program.params)
+        self.widths: dict[UInt, str] = {}
+        self.vectors: dict[nodes.Var, Vector] = {}
+        self.position: nodes.Var | None = None
+        self.size: nodes.Expr | None = None
+        # In the loop over the eight elements of a thread: what was loaded before it.
+        self.tiles: dict[nodes.Var, str] = {}
+        self.drawn: dict[int, str] = {}
+        self.hoisted: dict[tuple[nodes.Var, nodes.Expr], str] = {}
+        self._body = body
+
+    # Access.
+
+    def is_here(self, index: nodes.Expr) -> bool:
+        """Whether an index is the number of the loop's own element."""
+        is_own = isinstance(index, nodes.Ref) and index.var is self.position
+        return is_own and self.position is not None
+
+    def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
+        """Element `index` of a vector."""
+        vector = self.vectors[array]
+        if self.is_here(index) and array in self.tiles and vector.size == self.size:
+            return f"{self.tiles[array]}[u]"
+        block = block_of(index, self.position, self.side.program.blocks)
+        if block is not None and (array, block) in self.hoisted:
+            return self.hoisted[array, block]
+        return self.anywhere(vector, c(index))
+
+    def anywhere(self, vector: Vector, index: str) -> str:
+        """Element `index`, C++ for any number, of a vector."""
+        if vector.bits is not None:
+            return f"code_at({vector.pointer}, {vector.count}, {vector.bits}, {index})"
+        function = "float_at" if vector.form == "field" else "value_at"
+        return f"{function}({vector.pointer}, {vector.count}, {index})"
+
+    def noise(self, expr: nodes.Random, c: Expressions) -> str:
+        """The random bits of an element."""
+        if self.is_here(expr.position) and expr.site in self.drawn:
+            return f"{self.drawn[expr.site]}[u]"
+        wide = "" if expr.bits == 16 else "wide_"
+        return f"{wide}noise_at(key, {expr.site}, {c(expr.position)})"
+
+    def width(self, kind: UInt) -> str:
+        """Name of the Width of a type."""
+        return self.widths[kind]
+
+    def bits(self, kind: Type) -> str:
+        """C++ for the bits of an element in a packet."""
+        if not isinstance(kind, UInt):
+            return "32"
+        return str(kind.bits) if isinstance(kind.bits, int) else f"{self.widths[kind]}.bits"
+
+    # What a block of C++ begins with.
+
+    def unpack(self, roots: Iterable[nodes.Expr]) -> None:
+        """Declares every variable that is needed for the expressions `roots`."""
+        side, lines = self.side, self.lines
+        roots = list(roots)
+        need: set[nodes.Var] = set().union(*map(free_vars, roots))
+        used: list[Definition] = []
+        for made in reversed(side.definitions):
+            if made.var not in need:
+                continue
+            used.insert(0, made)
+            if made.value is not None:
+                roots.append(made.value)
+                need |= free_vars(made.value)
+        for param, name in param_names(side.program).items():
+            kind = self.c.type(param.type)
+            if param in need or self._in_widths(param, roots, need):
+                lines.add(f"{_MAYBE}const {kind} {self.names.of(param)} = call.params.{name};")
+        self._declare_widths(roots, need)
+        self.c.sizes[side.gradient] = "n"
+        if not side.is_decode:
+            size = nodes.Size(
+                INT,
+                side.gradient.span,
+                nodes.Ref(side.gradient.type, side.gradient.span, side.gradient),
+            )
+            self.vectors[side.gradient] = Vector(side.gradient, size, "n", "in", "gradient")
+        for number, item in enumerate(side.fields):
+            if item.var in need:
+                self._read_field(number, item)
+        for made in used:
+            self._declare(made)
+
+    def _kinds(self, roots: list[nodes.Expr], need: set[nodes.Var]) -> list[UInt]:
+        kinds = [element(expr.type) for root in roots for expr in walk(root)]
+        kinds += [element(var.type) for var in need]
+        return list(dict.fromkeys(kind for kind in kinds if isinstance(kind, UInt)))
+
+    def _in_widths(self, param: nodes.Var, roots: list[nodes.Expr], need: set[nodes.Var]) -> bool:
+        return any(
+            isinstance(kind.bits, nodes.Expr) and param in free_vars(kind.bits)
+            for kind in self._kinds(roots, need)
+        )
+
+    def _declare_widths(self, roots: list[nodes.Expr], need: set[nodes.Var]) -> None:
+        for kind in self._kinds(roots, need):
+            if isinstance(kind.bits, nodes.Expr):
+                name = self.widths[kind] = self.names.fresh("width")
+                self.lines.add(f"{_MAYBE}const Width {name}({self.c(kind.bits)});")
+
+    def _read_field(self, number: int, item: nodes.Field) -> None:
+        var, at = item.var, f"{self._body} + layout.offset[{number}]"
+        kind = element(var.type)
+        bits = self.bits(kind) if isinstance(kind, UInt) else None
+        name = self.names.of(var)
+        if item.size is not None:
+            self.lines.add(f"{_MAYBE}const uint8_t* {name} = {at};")
+            count = f"layout.count[{number}]"
+            self.c.sizes[var] = count
+            self.vectors[var] = Vector(var, item.size, count, name, "field", bits)
+            return
+        text = f"load_float({at})" if bits is None else f"load_code({at}, {bits})"
+        held = self.c.type(kind)
+        self.lines.add(f"{_MAYBE}const {held} {name} = static_cast<{held}>({text});")
+
+    def _declare(self, made: Definition) -> None:
+        var, lines = made.var, self.lines
+        name = self.names.of(var)
+        if made.form == "let" and made.value is not None:
+            lines.add(_MAYBE + self.c.let(nodes.Let(var, made.value, var.span)))
+        elif made.form == "scalar":
+            lines.add(f"{_MAYBE}const {self.c.type(var.type)} {name} = scalars.{made.member};")
+        else:
+            kind = self.c.type(element(var.type))
+            count = self.names.fresh(f"{var.name}_count")
+            found = f"scalars.{made.count}" if made.value is None else self.c(made.value)
+            lines.add(
+                f"{_MAYBE}const int64_t {count} = {found};",
+                f"{_MAYBE}const {kind}* {name} = call.{made.member} + "
+                f"spot.chunk * call.{made.member}_room;",
+            )
+            self.c.sizes[var] = count
+            size = made.value
+            if size is None or isinstance(size, nodes.Math):
+                size = nodes.Size(INT, var.span, nodes.Ref(var.type, var.span, var))
+            self.vectors[var] = Vector(var, size, count, name, "kept")
+
+    # The loop over a thread's elements.
+
+    def load(self, parts: Iterable[nodes.Elementwise], size: nodes.Expr, gradient: str) -> None:
+        """Loads what the eight elements from `first` on read in order, and draws their noise.
+
+        `size`: of the loop; `gradient` (C++): loads eight elements of the gradient to {tile}.
+        """
+        self.size = size
+        for part in parts:
+            self.position = part.position
+            for expr in walk(part):
+                if isinstance(expr, nodes.Random) and self.is_here(expr.position):
+                    self._draw(expr)
+                elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
+                    self._load_read(self.vectors[expr.array.var], expr.index, gradient)
+
+    def _draw(self, expr: nodes.Random) -> None:
+        if expr.site in self.drawn:
+            return
+        name = self.drawn[expr.site] = self.names.fresh("noise")
+        wide = "" if expr.bits == 16 else "wide_"
+        self.lines.add(
+            f"uint{expr.bits}_t {name}[8];", f"{wide}noise8(key, {expr.site}, first, {name});"
+        )
+
+    def _load_read(self, vector: Vector, index: nodes.Expr, gradient: str) -> None:
+        var, lines = vector.var, self.lines
+        block = block_of(index, self.position, self.side.program.blocks)
+        kind = self.c.type(element(var.type))
+        if block is not None and (var, block) not in self.hoisted:
+            # Eight neighbours are in one block.
+            name = self.hoisted[var, block] = self.names.fresh(f"{var.name}_here")
+            number = f"block_number(first, {self.c(block)})"
+            lines.add(
+                f"const {kind} {name} = static_cast<{kind}>({self.anywhere(vector, number)});"
+            )
+        elif self.is_here(index) and vector.size == self.size and var not in self.tiles:
+            if vector.form == "kept":
+                return
+            name = self.tiles[var] = self.names.fresh(f"{var.name}_tile")
+            lines.add(f"{kind} {name}[8];")
+            if vector.form == "gradient":
+                lines.add(gradient.format(tile=name))
+            else:
+                bits = vector.bits or "32"
+                lines.add(f"unpack8({vector.pointer}, first, {vector.count}, {bits}, {name});")
+
+    def element(self, part: nodes.Elementwise, kind: Type, number: str) -> tuple[list[str], str]:
+        """Statements for one element, and C++ for its value as `kind`; `number`: the element's."""
+        self.position = part.position
+        value = part.value
+        if value.type != kind:
+            value = nodes.Convert(kind, value.span, value)
+        lines = [f"[[maybe_unused]] const int64_t {self.names.of(part.position)} = {number};"]
+        lines += [self.c.let(let) for let in part.lets]
+        return lines, self.c(value)
+
+
+def neutral(reducer: str, kind: Type) -> str:
+    """C++ for a reducer's type on the device."""
+    return reducer.capitalize() if kind == FLOAT else f"Int{reducer.capitalize()}"

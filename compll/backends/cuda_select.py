@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors that are kept between kernels: filter, sort, top_k and scatter (select.cuh).
+
+    filter    flags to a bit each, counted by tile; the counts scanned; values to their places
+    sort      keys; a block of threads a chunk sorts them
+    top_k     keys; three times: count a digit, pick it; then as a filter
+    scatter   places; checked; zeros; values to their places
+
+Nothing is written to the gradient of a decode before all places of all its chunks are checked.
+"""
+
+from collections.abc import Callable
+
+from compll.backends.cuda_kernels import HERE, Item, Kernels
+from compll.backends.cuda_scope import Scope, element, most_kept, part_of
+from compll.ir import nodes
+from compll.ir.types import BOOL, FLOAT, INT, Type
+
+
+class Selections:
+    """Emits what the steps of one function keep."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        """`kernels`: of the function."""
+        self.kernels = kernels
+        self.lines = kernels.lines
+
+    def store(self, step: nodes.Store) -> None:
+        """Makes a vector; later kernels may read it."""
+        value = step.value
+        match value:
+            case nodes.Filter():
+                self._filter(step, value)
+            case nodes.Sort():
+                self._sort(step, value)
+            case nodes.TopK():
+                self._top_k(step, value)
+            case nodes.Scatter():
+                loop = self.kernels.loop(value.size)
+                member = self.kernels.array("float", step.var.name, f"kTile * call.tiles[{loop}]")
+                target = f"(call.{member} + spot.chunk * call.{member}_room)"
+                self._scatter(value, target)
+                self.kernels.define_kept(step, member)
+            case _:
+                raise TypeError(f"`step` must keep a vector. Received: {value!r}")
+
+    def decode(self, value: nodes.Scatter) -> None:
+        """Writes a scatter to the gradient of a decode, in the way that `mode` asks for."""
+        self._scatter(value, "out", is_out=True)
+        kernels = self.kernels
+        kernels.begin("finite", kernels.loop(value.size))
+        self._each_of("n", "if (!is_finite(out[k])) out[k] = 0.0f;")
+        kernels.end()
+        kernels.launches[-1] = f"if (call.mode == TF_HIPS_RESIDUAL) {kernels.launches[-1]}"
+
+    def _each_of(self, count: str, statement: str) -> None:
+        """A phase over the elements `k` of a tile."""
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        end = f"least(spot.base + kTile, {count})"
+        self.lines.open(f"for (int64_t k = spot.base + t; k < {end}; k += kThreads) {{")
+        self.lines.add(statement)
+        self.lines.close()
+        self.lines.close()
+
+    def _whole(self, scope: Scope, part: nodes.Elementwise) -> str:
+        """A variable for the length of a loop."""
+        name = scope.names.fresh("elements")
+        self.lines.add(f"const int64_t {name} = {scope.c(part.size)};")
+        return name
+
+    def _limit(self, scope: Scope, value: nodes.Filter, source: nodes.Elementwise) -> str:
+        if value.limit is None:
+            return scope.c(source.size)
+        return f"least(maximum<int64_t>({scope.c(value.limit)}, 0), {scope.c(source.size)})"
+
+    # Filter.
+
+    def _filter(self, step: nodes.Store, value: nodes.Filter) -> None:
+        kernels, add, name = self.kernels, self.lines.add, step.var.name
+        source, flags, kind = part_of(value.source), part_of(value.flags), element(value.type)
+        limits = [] if value.limit is None else [value.limit]
+        loop, room = kernels.loop(source.size), kernels.loop(most_kept(step))
+        masks = kernels.array("uint8_t", f"{name}_masks", f"kThreads * call.tiles[{loop}]")
+        counts = kernels.array("int64_t", f"{name}_tiles", f"call.tiles[{loop}]")
+        held = Scope(kernels.side, self.lines).c.type(kind)
+        member = kernels.array(held, name, f"kTile * call.tiles[{room}]")
+        total = kernels.scalar(step.var, "int64_t", f"{name}_count")
+        mask_at = f"call.{masks}[spot.chunk * call.{masks}_room + spot.base / kEach + t]"
+        tile_at = f"call.{counts} + spot.chunk * call.{counts}_room"
+
+        kernels.begin("flags", loop)
+        scope = kernels.scope()
+        scope.unpack([flags, source.size])
+        elements, mask = self._whole(scope, flags), scope.names.fresh("mask")
+        sums = scope.names.fresh("sums")
+        add(f"TF_HIPS_SHARED int64_t {sums}[kThreads];")
+        gradient = kernels.sum_lines([flags], flags.size)
+        after = [f"{mask_at} = static_cast<uint8_t>({mask});", f"{sums}[t] = count_bits({mask});"]
+
+        def note(text: str) -> str:
+            return f"{mask} |= is_inside & ({text}) ? 1u << u : 0u;"
+
+        item = Item(flags, BOOL, [f"uint32_t {mask} = 0;"], note, after)
+        kernels.each(scope, flags.size, gradient, elements, [item])
+        add(f"sum_threads({sums}, {tile_at} + spot.base / kTile);")
+        self.lines.close()
+        kernels.end()
+
+        kernels.begin("places", None)
+        scope = kernels.scope()
+        scope.unpack([source.size, *limits])
+        add(
+            f"TF_HIPS_SHARED int64_t {sums};",
+            f"scan_tiles({tile_at}, num_tiles({scope.c(source.size)}), &{sums});",
+        )
+        limit = self._limit(scope, value, source)
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        add(f"if (t == 0) call.scalars[spot.chunk].{total} = least({sums}, {limit});")
+        self.lines.close()
+        self.lines.close()
+        kernels.end()
+
+        kernels.begin("keep", loop)
+        scope = kernels.scope()
+        scope.unpack([source, source.size, *limits])
+        limit, place = scope.names.fresh("limit"), scope.names.fresh("place")
+        scanned = scope.names.fresh("scanned")
+        mask = scope.names.fresh("mask")
+        add(
+            f"TF_HIPS_SHARED int64_t {sums}[2 * kThreads];",
+            f"const int64_t {limit} = {self._limit(scope, value, source)};",
+            f"TF_HIPS_PHASE(t) {{ {sums}[t] = count_bits({mask_at}); }}",
+            f"const int64_t* const {scanned} = scan_threads({sums});",
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        add(
+            f"const uint32_t {mask} = {mask_at};",
+            f"int64_t {place} = ({tile_at})[spot.base / kTile] + (t == 0 ? 0 : {scanned}[t - 1]);",
+        )
+        self.lines.open("for (int u = 0; u < kEach; ++u) {")
+        add(f"if (({mask} >> u & 1) == 0) continue;")
+        self.lines.open(f"if ({place} < {limit}) {{")
+        statements, text = scope.element(source, kind, "spot.base + kEach * t + u")
+        add(
+            *statements,
+            f"call.{member}[spot.chunk * call.{member}_room + {place}] = {text};",
+        )
+        self.lines.close()
+        add(f"++{place};")
+        for _ in range(3):
+            self.lines.close()
+        kernels.end()
+        kernels.define_kept(step, member, total)
+
+    # Sort and top_k begin with a key for each element.
+
+    def _keys(
+        self,
+        name: str,
+        part: nodes.Elementwise,
+        kind: Type,
+        key: Callable[[str], str],
+        keys: str,
+        first: Callable[[Scope], list[str]],
+        roots: list[nodes.Expr],
+    ) -> None:
+        """A kernel that leaves the keys of a vector; `first`: what one thread a chunk does."""
+        kernels, add = self.kernels, self.lines.add
+        kernels.begin(name, kernels.loop(part.size))
+        scope = kernels.scope()
+        scope.unpack([part, part.size, *roots])
+        elements = self._whole(scope, part)
+        gradient = kernels.sum_lines([part], part.size)
+        at = f"call.{keys}[spot.chunk * call.{keys}_room + first + u]"
+        item = Item(part, kind, [], lambda text: f"if (is_inside) {at} = {key(text)};", [])
+        kernels.each(scope, part.size, gradient, elements, [item])
+        lines = first(scope)
+        if lines:
+            self.lines.open("TF_HIPS_PHASE(t) {")
+            self.lines.open("if (t == 0 && spot.base == 0) {")
+            add(*lines)
+            self.lines.close()
+            self.lines.close()
+        self.lines.close()
+        kernels.end()
+
+    def _sort(self, step: nodes.Store, value: nodes.Sort) -> None:
+        kernels, add, name = self.kernels, self.lines.add, step.var.name
+        part, kind = part_of(value.source), element(value.type)
+        loop = kernels.loop(part.size)
+        room = f"padded_count(kTile * call.tiles[{loop}])"
+        keys = kernels.array("uint32_t" if kind == FLOAT else "uint64_t", f"{name}_keys", room)
+        held = Scope(kernels.side, self.lines).c.type(kind)
+        member = kernels.array(held, name, f"kTile * call.tiles[{loop}]")
+        order = "true" if value.is_descending else "false"
+
+        def key(text: str) -> str:
+            number = text if kind == FLOAT else f"static_cast<int64_t>({text})"
+            return f"sort_key({number}, {order})"
+
+        self._keys("keys", part, kind, key, keys, lambda _: [], [])
+        kernels.begin("sort", None)
+        scope = kernels.scope()
+        scope.unpack([part.size])
+        elements = self._whole(scope, part)
+        at = scope.names.fresh("keys")
+        key_type = "uint32_t" if kind == FLOAT else "uint64_t"
+        add(
+            f"{key_type}* const {at} = call.{keys} + spot.chunk * call.{keys}_room;",
+            f"sort_keys({at}, {elements});",
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open(f"for (int64_t k = t; k < {elements}; k += kThreads) {{")
+        add(
+            f"call.{member}[spot.chunk * call.{member}_room + k] = "
+            f"sorted_value({at}[k], {order}, {held}{{}});"
+        )
+        for _ in range(3):
+            self.lines.close()
+        kernels.end()
+        kernels.define_kept(step, member)
+
+    def _top_k(self, step: nodes.Store, value: nodes.TopK) -> None:
+        kernels, name = self.kernels, step.var.name
+        part = part_of(value.source)
+        loop, room = kernels.loop(part.size), kernels.loop(most_kept(step))
+        keys = kernels.array("uint32_t", f"{name}_keys", f"kTile * call.tiles[{loop}]")
+        bins = kernels.array("int32_t", f"{name}_bins", "kPasses * kBins")
+        chosen = kernels.array("Chosen", f"{name}_chosen", "1")
+        totals = kernels.array("int64_t", f"{name}_totals", f"call.tiles[{loop}]")
+        member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
+
+        def first(scope: Scope) -> list[str]:
+            size = scope.c(part.size)
+            return [
+                "const int64_t wanted_ = "
+                f"least(maximum<int64_t>({scope.c(value.count)}, 0), {size});",
+                f"call.{chosen}[spot.chunk] = "
+                f"{{{size}, wanted_, 0u, static_cast<uint32_t>(wanted_)}};",
+            ]
+
+        kernels.launches.append(
+            f"cudaMemsetAsync(call.{bins}, 0, "
+            f"static_cast<size_t>(call.tensor.chunks) * kPasses * kBins * sizeof(int32_t), stream);"
+        )
+        self._keys(
+            "ranks", part, FLOAT, lambda text: f"rank_key({text})", keys, first, [value.count]
+        )
+        kernels.launches.append(
+            f"run_top_k({{call.{keys}, call.{keys}_room, call.{bins}, call.{chosen}, "
+            f"call.{totals}, call.{totals}_room, call.{member}, call.{member}_room, "
+            f"call.tiles[{loop}], call.tensor.chunks}}, blocks[{loop}], stream);"
+        )
+        kernels.define_kept(step, member)
+
+    # Scatter.
+
+    def _scatter(self, value: nodes.Scatter, target: str, *, is_out: bool = False) -> None:
+        kernels, add = self.kernels, self.lines.add
+        indices, values = part_of(value.indices), part_of(value.values)
+        useds = [] if value.used is None else [value.used]
+        loop, whole = kernels.loop(indices.size), kernels.loop(value.size)
+        places = kernels.array("int64_t", "places", f"kTile * call.tiles[{loop}]")
+        placed = kernels.array("Placed", "placed", "1")
+        place_at = f"call.{places} + spot.chunk * call.{places}_room"
+
+        kernels.begin("places", loop)
+        scope = kernels.scope()
+        scope.unpack([indices, indices.size, values.size, value.size, *useds])
+        elements, most = self._whole(scope, indices), scope.names.fresh("most")
+        used = scope.names.fresh("used")
+        add(f"const int64_t {most} = least({elements}, {scope.c(values.size)});")
+        add(f"const int64_t {used} = {scope.c(value.used) if value.used is not None else most};")
+        at = f"({place_at})[first + u]"
+        item = Item(indices, INT, [], lambda text: f"if (is_inside) {at} = {text};", [])
+        kernels.each(scope, indices.size, HERE, elements, [item])
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        self.lines.open("if (t == 0 && spot.base == 0) {")
+        is_bad = f"{used} < 0 || {used} > {most}"
+        complaint = "complain(call.report, call.rows.first, spot.chunk, " + (
+            "TF_HIPS_BODY_CONTRADICTS_PARAMS);"
+        )
+        add(
+            f"call.{placed}[spot.chunk] = {{{is_bad} ? 0 : {used}, {scope.c(value.size)}}};",
+            f"if ({is_bad}) {complaint}",
+        )
+        for _ in range(3):
+            self.lines.close()
+        kernels.end()
+
+        kernels.begin("check", loop)
+        kernels.lines.open("{")
+        add(
+            f"const Placed placed_here = call.{placed}[spot.chunk];",
+            f"const int64_t* const places_here = {place_at};",
+        )
+        self.lines.open("TF_HIPS_PHASE(t) {")
+        end = "least(spot.base + kTile, placed_here.used)"
+        self.lines.open(f"for (int64_t k = spot.base + t; k < {end}; k += kThreads) {{")
+        add(
+            "const int64_t before = k == 0 ? -1 : places_here[k - 1];",
+            "if (places_here[k] <= before || places_here[k] >= placed_here.whole) {",
+            f"  {complaint}",
+            "}",
+        )
+        for _ in range(3):
+            self.lines.close()
+        kernels.end()
+
+        kernels.begin("clear", whole)
+        self._each_of(f"call.{placed}[spot.chunk].whole", f"{target}[k] = 0.0f;")
+        kernels.end()
+        if is_out:
+            kernels.launches[-1] = f"if (call.mode == TF_HIPS_SET) {kernels.launches[-1]}"
+
+        kernels.begin("scatter", kernels.loop(values.size))
+        scope = kernels.scope()
+        scope.unpack([values, values.size])
+        elements, number = f"call.{placed}[spot.chunk].used", scope.names.fresh("place")
+        at = f"{target}[{number}]"
+        is_taken = "call.mode == TF_HIPS_RESIDUAL" if is_out else "false"
+
+        def put(text: str) -> str:
+            return (
+                f"if (is_inside) {{ const float value_here = {text}; "
+                f"const int64_t {number} = ({place_at})[first + u]; "
+                f"{at} = {is_taken} ? {at} - (0.0f + value_here) : {at} + value_here; }}"
+            )
+
+        kernels.each(scope, values.size, HERE, elements, [Item(values, FLOAT, [], put, [])])
+        self.lines.close()
+        kernels.end()

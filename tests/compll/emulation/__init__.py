@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated CUDA on a CPU: a tool of tests.
+
+Kernels are compiled as C++ against a header that stands in for CUDA's, and run thread by thread.
+"""
+
+import ctypes
+import hashlib
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import compll
+from compll import packet
+from compll.backends import cuda
+from compll.backends.toolchain import cache_folder, compiler, include_folder
+from compll.passes import optimise
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+FOLDER = Path(__file__).parent
+FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Werror")
+FINE = 2**64 - 1
+SET, ADD, RESIDUAL = 0, 1, 3
+
+
+def build(program: compll.Program) -> Path:
+    """The emulated kernels of a program as a library, from the cache if it is there."""
+    source = cuda.emit(optimise(program))
+    root = include_folder()
+    headers = [*root.glob("tf_hips/cc/cuda/*"), *root.glob("tf_hips/cc/runtime/*.h")]
+    digest = hashlib.sha256("\0".join([*FLAGS, str(root), source]).encode())
+    for file in sorted([*headers, FOLDER / "cuda_runtime.h"]):
+        digest.update(file.read_bytes())
+    library = cache_folder() / f"emulated-{program.name}-{digest.hexdigest()[:24]}.so"
+    if not library.is_file():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        made = library.with_suffix(f".{digest.hexdigest()[:8]}.new")
+        command = [
+            compiler(),
+            *FLAGS,
+            "-x",
+            "c++",
+            f"-I{FOLDER}",
+            f"-I{root}",
+            "-o",
+            str(made),
+            "-",
+        ]
+        subprocess.run(command, input=source.encode(), check=True, timeout=120)
+        made.replace(library)
+    return library
+
+
+class _Key(ctypes.Structure):
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("step", ctypes.c_uint32),
+        ("tensor_id", ctypes.c_uint32),
+        ("offset", ctypes.c_uint64),
+    )
+
+
+_P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class _Codec(ctypes.Structure):
+    _fields_ = (
+        ("abi_version", _I32),
+        ("name", ctypes.c_char_p),
+        ("spec_hash", ctypes.c_uint32),
+        ("num_params", _I32),
+        ("params", _P),
+        ("wire_bytes", ctypes.CFUNCTYPE(_I64, _P, _I64)),
+        ("scratch_bytes", ctypes.CFUNCTYPE(_I64, _P, _I64)),
+        ("encode", ctypes.CFUNCTYPE(_I32, _P, _P, _P, _P, _P, _I64, _P, _I64, _P, _I64, _P)),
+        (
+            "decode",
+            ctypes.CFUNCTYPE(_I32, _P, _P, _I64, _I32, _P, _I64, _I32, _P, _P, _I64, _P),
+        ),
+    )
+
+
+class Guarded:
+    """A vector between bytes that must not change, `skew` bytes off alignment."""
+
+    def __init__(self, count: int, kind: type, skew: int = 0) -> None:
+        size = count * np.dtype(kind).itemsize
+        self._whole = np.full(size + 256, 0xA5, np.uint8)
+        self._start = (-self._whole.ctypes.data) % 64 + 64 + skew
+        self._end = self._start + size
+        self.inside = self._whole[self._start : self._end].view(kind)
+
+    def check(self) -> None:
+        """Nothing was written outside."""
+        assert (self._whole[: self._start] == 0xA5).all()
+        assert (self._whole[self._end :] == 0xA5).all()
+
+
+class Emulated:
+    """A codec whose generated kernels run on this CPU."""
+
+    def __init__(self, program: compll.Program, **params: float) -> None:
+        self.program = program
+        values = packet.parameter_values(program, params)
+        self._library = ctypes.CDLL(str(build(program)))
+        getter = getattr(self._library, f"tf_hips_cuda_codec_{program.name}")
+        getter.restype = ctypes.POINTER(_Codec)
+        self.codec: _Codec = getter().contents
+        self.values = (ctypes.c_double * max(1, len(values)))(*values.values())
+
+    def order(self, *, backwards: bool) -> None:
+        """In which order the threads of a block run."""
+        self._library.emulation_order(int(backwards))
+
+    def launches(self) -> int:
+        """Kernels that have been launched so far."""
+        self._library.emulation_launches.restype = ctypes.c_longlong
+        return int(self._library.emulation_launches())
+
+    def scratch(self, n: int) -> Guarded:
+        """Memory that the kernels may use, full of garbage."""
+        return Guarded(int(self.codec.scratch_bytes(self.values, n)), np.uint8)
+
+    def encode(
+        self, x: Floats, residual: Floats | None = None, skew: int = 0, **key: int
+    ) -> tuple[Bytes, Floats | None]:
+        """Packets, and with a residual the new one."""
+        n = x.size
+        packets = Guarded(int(self.codec.wire_bytes(self.values, n)), np.uint8, skew)
+        scratch = self.scratch(n)
+        kept = None if residual is None else residual.copy()
+        at = None if kept is None else kept.ctypes.data
+        where = _Key(*(key.get(name, 0) for name in ("seed", "step", "tensor_id", "offset")))
+        status = self.codec.encode(
+            *(self.values, ctypes.byref(where), x.ctypes.data, at, at, n),
+            *(packets.inside.ctypes.data, packets.inside.size),
+            *(scratch.inside.ctypes.data, scratch.inside.size, None),
+        )
+        assert status == 0, status
+        packets.check()
+        scratch.check()
+        return packets.inside.copy(), kept
+
+    def decode(
+        self, rows: list[Bytes], n: int, out: Floats | None = None, mode: int = SET
+    ) -> tuple[Floats, int]:
+        """The sum of rows, and the report."""
+        result = Guarded(n, np.float32)
+        result.inside[:] = np.float32(7) if out is None else out
+        scratch = self.scratch(n)
+        report = np.zeros(1, np.uint64)
+        pointers = (ctypes.c_void_p * len(rows))(*(row.ctypes.data for row in rows))
+        status = self.codec.decode(
+            *(self.values, pointers, rows[0].size, len(rows), result.inside.ctypes.data, n, mode),
+            *(report.ctypes.data, scratch.inside.ctypes.data, scratch.inside.size, None),
+        )
+        assert status == 0, status
+        result.check()
+        scratch.check()
+        return result.inside.copy(), int(report[0])

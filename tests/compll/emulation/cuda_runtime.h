@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for CUDA's header of this name, so that generated kernels run on a CPU: a tool of
+// tests, and no part of the product. Blocks run one after another; the threads of a block run one
+// after another too, from barrier to barrier, forwards or backwards. What a kernel keeps in shared
+// memory is garbage at first, as on a GPU.
+
+#ifndef TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_
+#define TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define __global__
+#define __host__
+#define __device__
+#define __launch_bounds__(threads)
+
+struct Dim {
+  unsigned x = 0;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+
+inline Dim blockIdx;
+// Whether the last thread runs first: what depends on the order of threads shows.
+inline bool is_backwards = false;
+inline long long launches = 0;
+
+#define TF_HIPS_PHASE(t)                                             \
+  for (int t##_turn = 0, t = is_backwards ? 127 : 0; t##_turn < 128; \
+       ++t##_turn, t += is_backwards ? -1 : 1)
+#define TF_HIPS_SHARED alignas(16) static
+#define TF_HIPS_UNROLL
+#define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)                 \
+  do {                                                                       \
+    static_assert(threads == 128, "a phase has 128 threads");                \
+    static_cast<void>(stream);                                               \
+    ++launches;                                                              \
+    for (int64_t block = 0; block < static_cast<int64_t>(blocks); ++block) { \
+      blockIdx.x = static_cast<unsigned>(block);                             \
+      kernel(__VA_ARGS__);                                                   \
+    }                                                                        \
+  } while (false)
+
+typedef void* cudaStream_t;
+typedef int cudaError_t;
+constexpr cudaError_t cudaSuccess = 0;
+
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+
+template <typename T>
+inline T atomicAdd(T* at, T value) {
+  const T before = *at;
+  *at = before + value;
+  return before;
+}
+
+template <typename T>
+inline T atomicMin(T* at, T value) {
+  const T before = *at;
+  if (value < before) *at = value;
+  return before;
+}
+
+extern "C" {
+__attribute__((visibility("default"))) inline void emulation_order(int backwards) {
+  is_backwards = backwards != 0;
+}
+__attribute__((visibility("default"))) inline long long emulation_launches() { return launches; }
+// Inline functions are made only where they are used.
+__attribute__((used)) static void* const emulation_kept[] = {
+    reinterpret_cast<void*>(emulation_order), reinterpret_cast<void*>(emulation_launches)};
+}
+
+#endif  // TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA, as far as it can be shown without a GPU: nvcc takes what is generated, and the kernels, run
+on this CPU thread by thread (tests/compll/emulation), give the bytes of the reference.
+"""
+
+import functools
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends import cuda
+from compll.backends.toolchain import NVCC_FLAGS, include_folder
+from compll.cli import main
+from compll.packet import CHUNK
+from compll.passes import optimise
+from tests.compll.emulation import ADD, FINE, RESIDUAL, Emulated
+from tests.compll.support import SPECS, assert_same_floats, gradients, spec
+
+NAMES = sorted(path.stem for path in SPECS.glob("*.pse"))
+# One of each kind: sums, noise, blocks with fused scales, odd widths, and what is kept.
+QUICK = ("onebit", "terngrad", "qsgd", "natural", "graddrop")
+ALL = [
+    pytest.param(name, marks=() if name in QUICK else (pytest.mark.slow,), id=name)
+    for name in NAMES
+]
+SMALL = (0, 1, 17, 1023, 1024, 1025, 5000)
+KEY = {"seed": 2**63 + 5, "step": 3, "tensor_id": 9, "offset": 0}
+# Status codes of codec.h and api.h.
+CONTRADICTS, BAD_MAGIC, BAD_VERSION, BAD_HASH, BAD_COUNT = 3, 17, 18, 20, 21
+
+
+@functools.cache
+def both(name: str, **params: float) -> tuple[Emulated, compll.Reference]:
+    """Emulated kernels, and the reference they must equal."""
+    program = spec(name)
+    return Emulated(program, **params), compll.Reference(program, **params)
+
+
+def check(name: str, x: np.ndarray, key: dict, skew: int = 0, **params: float) -> None:
+    """Packets equal those of the reference, and decode to the same."""
+    kernels, reference = both(name, **params)
+    expected = reference.encode(x, **key)
+    packets, _ = kernels.encode(x, skew=skew, **key)
+    np.testing.assert_array_equal(packets, expected)
+    values, report = kernels.decode([packets], x.size)
+    assert report == FINE
+    assert_same_floats(values, reference.decode(expected, x.size))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_packets_equal_the_reference(name):
+    for n in SMALL:
+        for number, x in enumerate(gradients(n).values()):
+            # The order of threads must not matter.
+            both(name)[0].order(backwards=number % 2 == 1)
+            check(name, x, KEY)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_several_chunks(name):
+    for n in (CHUNK + 1027, 2 * CHUNK):
+        check(name, gradients(n)["broken"], KEY)
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("terngrad", {"bitwidth": 1}),
+        ("terngrad", {"bitwidth": 8}),
+        ("qsgd", {"bits": 3, "bucket": 1024}),
+        ("qsgd", {"bits": 8, "bucket": 16}),
+        ("graddrop", {"ratio": 1.0}),
+        pytest.param("topk", {"ratio": 1.0}, marks=pytest.mark.slow),
+        pytest.param("int8", {"block": 1024}, marks=pytest.mark.slow),
+        pytest.param("fp8", {"format": 2, "block": 16}, marks=pytest.mark.slow),
+    ],
+)
+def test_parameters(name, params):
+    check(name, gradients(5001)["plain"], KEY, **params)
+
+
+def test_noise_and_packets_that_are_not_aligned():
+    for skew, offset in ((1, 3), (6, 12), (15, 2**40 + 7)):
+        for name in ("terngrad", "graddrop", "natural"):
+            check(name, gradients(5001)["plain"], {**KEY, "offset": offset}, skew)
+
+
+def residual_of(reference: compll.Reference, v: np.ndarray, packets: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        rest = v - reference.decode(packets, v.size)
+    return np.where(np.isfinite(rest), rest, np.float32(0))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_error_feedback(name):
+    kernels, reference = both(name)
+    for n in (0, 17, 3001):
+        for what in ("plain", "broken"):
+            x = gradients(n)[what]
+            residual = np.random.default_rng(n).normal(size=n).astype(np.float32)
+            packets, left = kernels.encode(x, residual, **KEY)
+            np.testing.assert_array_equal(packets, reference.encode(x + residual, **KEY))
+            assert_same_floats(left, residual_of(reference, x + residual, packets))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_are_summed_in_their_order(name):
+    kernels, reference = both(name)
+    n, rng = 2100, np.random.default_rng(3)
+    for num in (3, 70):
+        rows = [reference.encode(rng.normal(size=n).astype(np.float32), seed=k) for k in range(num)]
+        before = rng.normal(size=n).astype(np.float32)
+        total, added = reference.decode(rows[0], n), before + reference.decode(rows[0], n)
+        for row in rows[1:]:
+            total, added = total + reference.decode(row, n), added + reference.decode(row, n)
+        for out, mode, expected in ((None, 0, total), (before, ADD, added)):
+            values, report = kernels.decode(rows, n, out, mode)
+            assert report == FINE
+            assert_same_floats(values, expected)
+
+
+def changed(packets: np.ndarray, at: int, value: int) -> np.ndarray:
+    packets = packets.copy()
+    packets[at] = value
+    return packets
+
+
+@pytest.mark.parametrize(
+    ("at", "status"), [(0, BAD_MAGIC), (4, BAD_VERSION), (8, BAD_HASH), (12, BAD_COUNT)]
+)
+def test_a_foreign_packet_is_reported_and_nothing_is_written(at, status):
+    kernels, reference = both("onebit")
+    n = CHUNK + 5
+    good = reference.encode(np.ones(n, np.float32))
+    second = good.size - 16 - reference.body_bytes(5)
+    bad = changed(good, second + at, good[second + at] ^ 0x40)
+    values, report = kernels.decode([good, good, bad, bad], n)
+    assert report == 2 << 40 | 1 << 8 | status
+    assert (values == 7).all()
+
+
+def test_a_body_that_contradicts_is_reported():
+    kernels, reference = both("terngrad")
+    good = reference.encode(gradients(100)["plain"])
+    _, report = kernels.decode([good, changed(good, 16, 9)], 100)
+    assert report == 1 << 40 | CONTRADICTS
+    kernels, reference = both("graddrop", ratio=1.0)
+    good = reference.encode(gradients(100)["plain"])
+    for at, value in ((16, 200), (20, 99), (19, 255)):
+        bad = changed(good, at, value)
+        with pytest.raises(compll.PacketError):
+            reference.decode(bad, 100)
+        values, report = kernels.decode([bad], 100, mode=RESIDUAL)
+        assert report == CONTRADICTS
+        assert (values == 7).all()
+
+
+def test_arguments_are_checked():
+    kernels, reference = both("onebit")
+    codec, values = kernels.codec, kernels.values
+    assert codec.wire_bytes(values, -1) == -16
+    assert (
+        codec.wire_bytes(values, 2 * CHUNK + 3)
+        == reference.encode(np.zeros(2 * CHUNK + 3, np.float32)).size
+    )
+    none = (None, 0, None)
+    assert codec.encode(values, None, None, None, None, 0, None, 0, *none) == 1
+    assert codec.decode(values, None, 40, 1, None, 0, 0, None, *none) == 1
+
+
+def test_few_kernels():
+    """What a small tensor costs is mostly how many kernels are launched."""
+    x = gradients(1000)["plain"]
+    for name, most in (("onebit", 2), ("terngrad", 3), ("qsgd", 1), ("natural", 1)):
+        kernels, _ = both(name)
+        before = kernels.launches()
+        packets, _ = kernels.encode(x)
+        assert kernels.launches() - before == most
+        kernels.decode([packets] * 16, x.size)
+        assert kernels.launches() - before == most + 2
+
+
+def test_sorts_of_every_kind(tmp_path):
+    text = """
+    void SortedEncode(float* gradient, uint8* out) {
+        float* up = sort(gradient, less);
+        uint8* down = sort(map(gradient, [&](float g) -> uint8 { return g * 8 + 128; }), greater);
+        int* odd = filter(range(gradient.size), [&](int i) -> uint1 { return i & 1; });
+        int* late = sort(odd, greater);
+        int last = late[0] + reduce(odd, 0, max) + odd.size;
+        uint32 found = last;
+        out = concat(found, up, down);
+    }
+    """
+    program = compll.compile_text(text, "sorted")
+    kernels, reference = Emulated(program), compll.Reference(program)
+    for n in (0, 1, 1000, 20_000):
+        for x in gradients(n).values():
+            packets, _ = kernels.encode(x)
+            np.testing.assert_array_equal(packets, reference.encode(x))
+
+
+def test_what_is_refused_is_said(tmp_path, capsys):
+    file = SPECS.parents[2] / "tests/compll/errors/E701_many_reductions.pse"
+    assert main(["gen", str(file), "-o", str(tmp_path), "--target", "cuda"]) == 1
+    assert "error[E701]" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main(["gen", str(file), "-o", str(tmp_path)]) == 0
+    assert "the rest was written, without .cu files" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.cu")) and list(tmp_path.glob("*.codec.cc"))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not here: not compiled")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow, id=name) for name in NAMES],
+)
+def test_nvcc_compiles(tmp_path, name):
+    """To machine code of one GPU; `make build CUDA=1` does it for all."""
+    file = tmp_path / f"{name}.cu"
+    file.write_text(cuda.emit(optimise(spec(name))), encoding="ascii")
+    flags = [flag for flag in NVCC_FLAGS if "gencode" not in flag]
+    command = ["nvcc", *flags, "-arch=sm_90", "-Werror=all-warnings", f"-I{include_folder()}"]
+    done = subprocess.run(
+        [*command, "-shared", "-o", str(tmp_path / "codec.so"), str(file)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes of any width to bytes and back, on the device; the layout is that of
+// tf_hips/cc/runtime/bits.h.
+//
+// A thread packs its eight codes, which are whole bytes, to shared memory, from where a block
+// writes 16 bytes at a time, wherever a field begins. A thread reads its codes as aligned words.
+
+#ifndef TF_HIPS_CC_CUDA_BITS_CUH_
+#define TF_HIPS_CC_CUDA_BITS_CUH_
+
+#include "tf_hips/cc/cuda/device.cuh"
+
+namespace tf_hips {
+namespace cuda {
+
+// Bytes of a tile that waits to be written; `bits` at most 32. Words, so that it is aligned, and
+// one to read beyond.
+constexpr int kStagedWords = kTile + 4;
+
+TF_HIPS_INLINE int64_t packed_bytes(int64_t count, int64_t bits) { return (count * bits + 7) / 8; }
+
+// Eight codes of `bits` bits, at most 16, to `bits` bytes.
+template <typename Code>
+TF_HIPS_INLINE void pack8(const Code (&codes)[8], int bits, uint8_t* out) {
+  uint64_t low = 0, high = 0;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    const int bit = u * bits;
+    const uint64_t code = codes[u];
+    if (bit < 64) low |= code << bit;
+    if (bit >= 64) {
+      high |= code << (bit - 64);
+    } else if (bit + bits > 64) {
+      high |= code >> (64 - bit);
+    }
+  }
+  for (int k = 0; k < bits; ++k) {
+    out[k] = static_cast<uint8_t>(k < 8 ? low >> (8 * k) : high >> (8 * (k - 8)));
+  }
+}
+
+TF_HIPS_INLINE void pack8(const uint32_t (&codes)[8], int, uint8_t* out) {
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) reinterpret_cast<uint32_t*>(out)[u] = codes[u];
+}
+
+// All NaNs leave as one.
+TF_HIPS_INLINE void pack8(const float (&values)[8], int, uint8_t* out) {
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) reinterpret_cast<uint32_t*>(out)[u] = canonical_bits(values[u]);
+}
+
+// Writes `bytes` bytes of shared memory, by all threads of a block, 16 at a time.
+__device__ inline void write_staged(int t, const uint32_t* staged, int64_t bytes, uint8_t* out) {
+  const uint8_t* from = reinterpret_cast<const uint8_t*>(staged);
+  const int64_t skewed = static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(out) % 16) % 16);
+  const int64_t head = least(skewed, bytes);
+  const int64_t vectors = (bytes - head) / 16;
+  const int64_t tail = head + 16 * vectors;
+  if (t < head) out[t] = from[t];
+  if (tail + t < bytes) out[tail + t] = from[tail + t];
+  const int shift = static_cast<int>(head % 4) * 8;
+  for (int64_t k = t; k < vectors; k += kThreads) {
+    const uint32_t* words = staged + (head + 16 * k) / 4;
+    uint32_t word[4];
+    TF_HIPS_UNROLL
+    for (int w = 0; w < 4; ++w) {
+      const uint64_t pair = static_cast<uint64_t>(words[w + 1]) << 32 | words[w];
+      word[w] = static_cast<uint32_t>(pair >> shift);
+    }
+    *reinterpret_cast<uint4*>(out + head + 16 * k) = {word[0], word[1], word[2], word[3]};
+  }
+}
+
+// The little-endian number in `bytes` bytes, at most 16, that begin at `from`; none is read from
+// `end` on.
+__device__ inline void fetch(const uint8_t* from, int bytes, const uint8_t* end, uint64_t* low,
+                             uint64_t* high) {
+  const int skew = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4);
+  const int words = (skew + bytes + 3) / 4;
+  *low = 0;
+  *high = 0;
+  if (from - skew + 4 * words > end) {
+    for (int k = 0; k < bytes && from + k < end; ++k) {
+      const uint64_t byte = from[k];
+      (k < 8 ? *low : *high) |= byte << (8 * (k % 8));
+    }
+    return;
+  }
+  const uint32_t* at = reinterpret_cast<const uint32_t*>(from - skew);
+  uint32_t word[6] = {};
+  TF_HIPS_UNROLL
+  for (int w = 0; w < 5; ++w) {
+    if (w < words) word[w] = at[w];
+  }
+  uint32_t part[4];
+  TF_HIPS_UNROLL
+  for (int w = 0; w < 4; ++w) {
+    const uint64_t pair = static_cast<uint64_t>(word[w + 1]) << 32 | word[w];
+    part[w] = static_cast<uint32_t>(pair >> (8 * skew));
+  }
+  *low = static_cast<uint64_t>(part[1]) << 32 | part[0];
+  *high = static_cast<uint64_t>(part[3]) << 32 | part[2];
+}
+
+// The eight codes of `bits` bits, at most 16, from number `first`, a multiple of 8, on; 0 behind
+// the end. A packet's prefix lies before its fields, so that there are words to align to.
+template <typename Code>
+__device__ void unpack8(const uint8_t* field, int64_t first, int64_t count, int bits,
+                        Code (&out)[8]) {
+  uint64_t low = 0, high = 0;
+  if (first < count) {
+    fetch(field + first / 8 * bits, bits, field + packed_bytes(count, bits), &low, &high);
+  }
+  const uint64_t mask = (uint64_t{1} << bits) - 1;
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    const int bit = u * bits;
+    uint64_t code = bit < 64 ? low >> bit : high >> (bit - 64);
+    if (bit < 64 && bit + bits > 64) code |= high << (64 - bit);
+    out[u] = static_cast<Code>(code & mask);
+  }
+}
+
+TF_HIPS_INLINE uint32_t code_at(const uint8_t* in, int64_t count, int bits, int64_t index) {
+  if (index < 0 || index >= count) return 0;
+  const int64_t bit = index * bits;
+  const int64_t last = (bit + bits - 1) / 8;
+  uint64_t pending = 0;
+  for (int64_t at = bit / 8; at <= last; ++at) {
+    pending |= static_cast<uint64_t>(in[at]) << (8 * (at - bit / 8));
+  }
+  return static_cast<uint32_t>(pending >> (bit % 8) & ((uint64_t{1} << bits) - 1));
+}
+
+TF_HIPS_INLINE uint32_t load_code(const uint8_t* in, int bits) { return code_at(in, 1, bits, 0); }
+
+TF_HIPS_INLINE uint32_t load_word(const uint8_t* in) {
+  if (is_aligned(in, 4)) return *reinterpret_cast<const uint32_t*>(in);
+  return static_cast<uint32_t>(in[0]) | static_cast<uint32_t>(in[1]) << 8 |
+         static_cast<uint32_t>(in[2]) << 16 | static_cast<uint32_t>(in[3]) << 24;
+}
+
+TF_HIPS_INLINE float load_float(const uint8_t* in) {
+  return bits_float(static_cast<int64_t>(load_word(in)));
+}
+
+TF_HIPS_INLINE float float_at(const uint8_t* in, int64_t count, int64_t index) {
+  return index >= 0 && index < count ? load_float(in + 4 * index) : 0.0f;
+}
+
+__device__ inline void unpack8(const uint8_t* field, int64_t first, int64_t count, int,
+                               uint32_t (&out)[8]) {
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    out[u] = first + u < count ? load_word(field + 4 * (first + u)) : 0u;
+  }
+}
+
+__device__ inline void unpack8(const uint8_t* field, int64_t first, int64_t count, int,
+                               float (&out)[8]) {
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) out[u] = float_at(field, count, first + u);
+}
+
+// Scalars of a header, by one thread.
+TF_HIPS_INLINE void store_code(uint64_t value, int bits, uint8_t* out) {
+  for (int k = 0; 8 * k < bits; ++k) out[k] = static_cast<uint8_t>(value >> (8 * k));
+}
+
+TF_HIPS_INLINE void store_float(float value, uint8_t* out) {
+  store_code(canonical_bits(value), 32, out);
+}
+
+}  // namespace cuda
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_CUDA_BITS_CUH_

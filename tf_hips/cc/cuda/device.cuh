@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// How generated kernels are written: in phases, each of which ends with a barrier.
+//
+// A block of threads works on a tile of 1024 elements, eight neighbours a thread. Between phases
+// nothing is kept in registers, only in shared memory, so the same source also runs as a loop over
+// the threads (tests/compll/emulation): what stands outside of a phase is the same for all threads
+// of a block.
+//
+// All arithmetic is that of the C++ back end: nvcc must be told -fmad=false; its other defaults
+// (denormals kept, division and square root rounded to nearest) are what is needed.
+
+#ifndef TF_HIPS_CC_CUDA_DEVICE_CUH_
+#define TF_HIPS_CC_CUDA_DEVICE_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "tf_hips/cc/cuda/codec_cuda.h"
+#include "tf_hips/cc/runtime/convert.h"
+#include "tf_hips/cc/runtime/functions.h"
+#include "tf_hips/cc/runtime/target.h"
+
+// A test that runs kernels on a CPU defines these itself.
+#ifndef TF_HIPS_PHASE
+#define TF_HIPS_PHASE(t)                                                   \
+  for (int t = static_cast<int>(threadIdx.x), t##_left = 1; t##_left != 0; \
+       t##_left = 0, __syncthreads())
+#define TF_HIPS_SHARED __shared__ __align__(16)
+#define TF_HIPS_UNROLL _Pragma("unroll")
+#define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...) \
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(__VA_ARGS__)
+#endif
+
+#define TF_HIPS_KERNEL \
+  [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads)
+
+namespace tf_hips {
+namespace cuda {
+
+// Elements of a chunk and of a tile, which is one block of a reduction; threads of a block.
+constexpr int64_t kChunkElements = int64_t{1} << 20;
+constexpr int kTile = 1024;
+constexpr int kThreads = 128;
+constexpr int kEach = kTile / kThreads;
+static_assert(kEach == 8,
+              "a thread has eight elements: one Philox block, and whole bytes of codes");
+
+using Report = unsigned long long;
+
+// Where a block of threads works.
+struct Spot {
+  int64_t chunk;
+  int64_t base;  // first element of its tile, in the chunk
+};
+
+// `tiles`: of each chunk but the last.
+TF_HIPS_INLINE Spot find_spot(int64_t block, int64_t tiles) {
+  const int64_t chunk = block / tiles;
+  return {chunk, (block - chunk * tiles) * kTile};
+}
+
+TF_HIPS_INLINE int64_t num_tiles(int64_t elements) {
+  return elements <= kTile ? 1 : (elements + kTile - 1) / kTile;
+}
+
+TF_HIPS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+TF_HIPS_INLINE bool is_aligned(const void* at, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(at) % bytes == 0;
+}
+
+// Element `index` of a vector, 0 where there is none.
+template <typename T>
+TF_HIPS_INLINE T value_at(const T* values, int64_t count, int64_t index) {
+  return index >= 0 && index < count ? values[index] : T{0};
+}
+
+// The eight floats from number `first` on; 0 behind the end.
+__device__ inline void load8(const float* values, int64_t first, int64_t count, float (&out)[8]) {
+  if (first + 8 <= count && is_aligned(values + first, 16)) {
+    const float4 low = reinterpret_cast<const float4*>(values + first)[0];
+    const float4 high = reinterpret_cast<const float4*>(values + first)[1];
+    out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+    out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+    return;
+  }
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) out[u] = first + u < count ? values[first + u] : 0.0f;
+}
+
+__device__ inline void put8(const float (&values)[8], int64_t first, int64_t count, float* out) {
+  if (first + 8 <= count && is_aligned(out + first, 16)) {
+    reinterpret_cast<float4*>(out + first)[0] = {values[0], values[1], values[2], values[3]};
+    reinterpret_cast<float4*>(out + first)[1] = {values[4], values[5], values[6], values[7]};
+    return;
+  }
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) {
+    if (first + u < count) out[first + u] = values[u];
+  }
+}
+
+// As load8, of gradient + residual, which is also left in `value`; the plain gradient without one.
+__device__ inline void load_sum8(const float* gradient, const float* residual, float* value,
+                                 int64_t first, int64_t count, float (&out)[8]) {
+  load8(gradient, first, count, out);
+  if (residual == nullptr) return;
+  float rest[8];
+  load8(residual, first, count, rest);
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 8; ++u) out[u] = out[u] + rest[u];
+  put8(out, first, count, value);
+}
+
+TF_HIPS_INLINE bool is_finite(float x) { return std::fabs(x) <= 3.402823466e+38f; }
+
+// What decoding leaves of a value that is to be taken away.
+TF_HIPS_INLINE float taken(float out, float value) {
+  const float rest = out - value;
+  return is_finite(rest) ? rest : 0.0f;
+}
+
+// A decoded value put where `mode` (TfHipsDecodeMode) says.
+TF_HIPS_INLINE float joined(int32_t mode, float out, float value) {
+  if (mode == TF_HIPS_SET) return value;
+  return mode == TF_HIPS_RESIDUAL ? taken(out, value) : out + value;
+}
+
+// Says what is wrong with a packet; the first one counts.
+__device__ inline void complain(Report* report, int64_t row, int64_t chunk, int32_t status) {
+  atomicMin(report, static_cast<Report>(row << 40 | chunk << 8 | status));
+}
+
+// value = gradient + residual, for codecs whose first kernel does not form it.
+TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* value, int64_t n) {
+  const int64_t base = static_cast<int64_t>(blockIdx.x) * kTile;
+  TF_HIPS_PHASE(t) {
+    float sum[8];
+    load_sum8(gradient, residual, value, base + 8 * t, n, sum);
+  }
+}
+
+// Memory for the vectors of a call, one behind another; counts only where there is none.
+class Arena {
+ public:
+  explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}
+
+  template <typename T>
+  T* take(int64_t count) {
+    const int64_t begin = used_;
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + begin);
+  }
+
+  int64_t used() const { return used_; }
+
+ private:
+  char* memory_;
+  int64_t used_ = 0;
+};
+
+}  // namespace cuda
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_CUDA_DEVICE_CUH_

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Philox4x32-10 on the device: the noise of tf_hips/cc/runtime/rng.h, which says what it is.
+
+#ifndef TF_HIPS_CC_CUDA_PHILOX_CUH_
+#define TF_HIPS_CC_CUDA_PHILOX_CUH_
+
+#include "tf_hips/cc/cuda/device.cuh"
+
+namespace tf_hips {
+namespace cuda {
+
+struct PhiloxBlock {
+  uint32_t word[4];
+};
+
+// Block `number` of a call site.
+TF_HIPS_INLINE PhiloxBlock philox(const TfHipsKey& key, uint32_t site, uint64_t number) {
+  uint32_t c0 = static_cast<uint32_t>(number), c1 = static_cast<uint32_t>(number >> 32);
+  uint32_t c2 = key.step, c3 = key.tensor_id;
+  uint32_t k0 = static_cast<uint32_t>(key.seed);
+  uint32_t k1 = static_cast<uint32_t>(key.seed >> 32) ^ site;
+  TF_HIPS_UNROLL
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(p0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+TF_HIPS_INLINE uint16_t lane_of(const PhiloxBlock& block, int lane) {
+  return static_cast<uint16_t>(block.word[lane / 2] >> (lane % 2 * 16));
+}
+
+// The 16 random bits of one element.
+TF_HIPS_INLINE uint16_t noise_at(const TfHipsKey& key, uint32_t site, int64_t index) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(index);
+  return lane_of(philox(key, site, element / 8), static_cast<int>(element % 8));
+}
+
+// The 32 random bits of one element.
+TF_HIPS_INLINE uint32_t wide_noise_at(const TfHipsKey& key, uint32_t site, int64_t index) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(index);
+  return philox(key, site, element / 4).word[element % 4];
+}
+
+// The 16 random bits of eight elements from `first` on: one block, where they are aligned.
+TF_HIPS_INLINE void noise8(const TfHipsKey& key, uint32_t site, int64_t first, uint16_t (&out)[8]) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(first);
+  const PhiloxBlock block = philox(key, site, element / 8);
+  if (element % 8 == 0) {
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) out[u] = lane_of(block, u);
+    return;
+  }
+  const PhiloxBlock next = philox(key, site, element / 8 + 1);
+  const int skipped = static_cast<int>(element % 8);
+  for (int u = 0; u < 8; ++u) {
+    out[u] = skipped + u < 8 ? lane_of(block, skipped + u) : lane_of(next, skipped + u - 8);
+  }
+}
+
+// 32 random bits each: two blocks, or three.
+TF_HIPS_INLINE void wide_noise8(const TfHipsKey& key, uint32_t site, int64_t first,
+                                uint32_t (&out)[8]) {
+  const uint64_t element = key.offset + static_cast<uint64_t>(first);
+  if (element % 4 != 0) {
+    for (int u = 0; u < 8; ++u) out[u] = wide_noise_at(key, site, first + u);
+    return;
+  }
+  const PhiloxBlock low = philox(key, site, element / 4);
+  const PhiloxBlock high = philox(key, site, element / 4 + 1);
+  TF_HIPS_UNROLL
+  for (int u = 0; u < 4; ++u) {
+    out[u] = low.word[u];
+    out[4 + u] = high.word[u];
+  }
+}
+
+TF_HIPS_INLINE float random_float(float low, float high, uint16_t noise) {
+  return low + (high - low) * (static_cast<float>(static_cast<int32_t>(noise)) * 0x1p-16f);
+}
+
+// low + (noise * (high - low) >> bits), wrapping.
+TF_HIPS_INLINE int64_t scaled_noise(int64_t low, int64_t high, uint32_t noise, int bits) {
+  return int_add(low, int_shr(int_mul(int_sub(high, low), static_cast<int64_t>(noise)), bits));
+}
+
+TF_HIPS_INLINE int64_t random_int(int64_t low, int64_t high, uint16_t noise) {
+  return scaled_noise(low, high, noise, 16);
+}
+
+TF_HIPS_INLINE int64_t wide_random_int(int64_t low, int64_t high, uint32_t noise) {
+  return scaled_noise(low, high, noise, 32);
+}
+
+}  // namespace cuda
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_CUDA_PHILOX_CUH_

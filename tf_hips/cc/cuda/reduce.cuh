@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reductions in the fixed tree of tf_hips/cc/runtime/reduce.h, by the threads of a block.
+//
+// A tile lies in shared memory; 16 threads fold a lane each, one combines the lanes. The tiles of a
+// chunk are combined pairwise by a block of threads. Integers wrap, so their order is free.
+
+#ifndef TF_HIPS_CC_CUDA_REDUCE_CUH_
+#define TF_HIPS_CC_CUDA_REDUCE_CUH_
+
+#include "tf_hips/cc/cuda/device.cuh"
+
+namespace tf_hips {
+namespace cuda {
+
+constexpr int kLanes = 16;
+
+struct Sum {
+  static TF_HIPS_INLINE float neutral() { return 0.0f; }
+  static TF_HIPS_INLINE float fold(float a, float b) { return a + b; }
+};
+struct Prod {
+  static TF_HIPS_INLINE float neutral() { return 1.0f; }
+  static TF_HIPS_INLINE float fold(float a, float b) { return a * b; }
+};
+struct Max {
+  static TF_HIPS_INLINE float neutral() { return -std::numeric_limits<float>::infinity(); }
+  static TF_HIPS_INLINE float fold(float a, float b) { return a > b ? a : b; }
+};
+struct Min {
+  static TF_HIPS_INLINE float neutral() { return std::numeric_limits<float>::infinity(); }
+  static TF_HIPS_INLINE float fold(float a, float b) { return a < b ? a : b; }
+};
+
+// `fold` takes an element, `join` two partial results; `neutral` changes neither.
+struct IntSum {
+  static TF_HIPS_INLINE int64_t neutral() { return 0; }
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return int_add(a, b); }
+  static TF_HIPS_INLINE int64_t join(int64_t a, int64_t b) { return int_add(a, b); }
+};
+struct IntProd {
+  static TF_HIPS_INLINE int64_t neutral() { return 1; }
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return int_mul(a, b); }
+  static TF_HIPS_INLINE int64_t join(int64_t a, int64_t b) { return int_mul(a, b); }
+};
+struct IntMax {
+  static TF_HIPS_INLINE int64_t neutral() { return INT64_MIN; }
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return maximum<int64_t>(a, b); }
+  static TF_HIPS_INLINE int64_t join(int64_t a, int64_t b) { return maximum<int64_t>(a, b); }
+};
+struct IntMin {
+  static TF_HIPS_INLINE int64_t neutral() { return INT64_MAX; }
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return minimum<int64_t>(a, b); }
+  static TF_HIPS_INLINE int64_t join(int64_t a, int64_t b) { return minimum<int64_t>(a, b); }
+};
+struct IntCount {
+  static TF_HIPS_INLINE int64_t neutral() { return 0; }
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return int_add(a, b != 0 ? 1 : 0); }
+  static TF_HIPS_INLINE int64_t join(int64_t a, int64_t b) { return int_add(a, b); }
+};
+struct IntAnd {
+  static TF_HIPS_INLINE int64_t neutral() { return 1; }
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return a != 0 && b != 0 ? 1 : 0; }
+  static TF_HIPS_INLINE int64_t join(int64_t a, int64_t b) { return fold(a, b); }
+};
+struct IntOr {
+  static TF_HIPS_INLINE int64_t neutral() { return 0; }
+  static TF_HIPS_INLINE int64_t fold(int64_t a, int64_t b) { return a != 0 || b != 0 ? 1 : 0; }
+  static TF_HIPS_INLINE int64_t join(int64_t a, int64_t b) { return fold(a, b); }
+};
+
+// Eight values of thread t to their places in a tile.
+__device__ inline void stage8(const float (&values)[8], int t, float* tile) {
+  reinterpret_cast<float4*>(tile)[2 * t] = {values[0], values[1], values[2], values[3]};
+  reinterpret_cast<float4*>(tile)[2 * t + 1] = {values[4], values[5], values[6], values[7]};
+}
+
+// Lane `lane` of `rows` times 16 values.
+template <typename Reducer>
+__device__ float fold_lane(const float* values, int rows, int lane) {
+  float value = values[lane];
+  for (int row = 1; row < rows; ++row) value = Reducer::fold(value, values[kLanes * row + lane]);
+  return value;
+}
+
+// 16 lanes to one: l with l + 8, then + 4, + 2, + 1.
+template <typename Reducer>
+__device__ float join_lanes(const float* lanes) {
+  float lane[kLanes];
+  TF_HIPS_UNROLL
+  for (int l = 0; l < kLanes; ++l) lane[l] = lanes[l];
+  TF_HIPS_UNROLL
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    TF_HIPS_UNROLL
+    for (int l = 0; l < width; ++l) lane[l] = Reducer::fold(lane[l], lane[l + width]);
+  }
+  return lane[0];
+}
+
+// One of 16 threads joins its share of what kThreads threads have found.
+template <typename Reducer>
+__device__ int64_t join_share(const int64_t* totals, int lane) {
+  int64_t value = Reducer::neutral();
+  for (int k = lane; k < kThreads; k += kLanes) value = Reducer::join(value, totals[k]);
+  return value;
+}
+
+template <typename Reducer>
+__device__ int64_t join_shares(const int64_t* lanes) {
+  int64_t value = Reducer::neutral();
+  for (int l = 0; l < kLanes; ++l) value = Reducer::join(value, lanes[l]);
+  return value;
+}
+
+// The result of a chunk from those of its tiles, in phases; all threads must call it. `parts` has
+// room for half as many again behind them.
+template <typename Reducer>
+__device__ void finish_floats(float* parts, int64_t tiles, float init, float* result) {
+  TF_HIPS_SHARED float levels[kTile + kTile / 2];
+  const bool is_shared = tiles <= kTile;
+  float* from = is_shared ? levels : parts;
+  float* to = from + (is_shared ? kTile : tiles);
+  if (is_shared) {
+    TF_HIPS_PHASE(t) {
+      for (int64_t k = t; k < tiles; k += kThreads) levels[k] = parts[k];
+    }
+  }
+  for (int64_t count = tiles; count > 1; count = (count + 1) / 2) {
+    TF_HIPS_PHASE(t) {
+      for (int64_t k = t; k < count / 2; k += kThreads) {
+        to[k] = Reducer::fold(from[2 * k], from[2 * k + 1]);
+      }
+      if (t == 0 && count % 2 == 1) to[count / 2] = from[count - 1];
+    }
+    float* const last = from;
+    from = to;
+    to = last;
+  }
+  TF_HIPS_PHASE(t) {
+    if (t == 0) *result = tiles == 0 ? init : Reducer::fold(init, from[0]);
+  }
+}
+
+template <typename Reducer>
+__device__ void finish_ints(const int64_t* parts, int64_t tiles, int64_t init, int64_t* result) {
+  TF_HIPS_SHARED int64_t totals[kThreads];
+  TF_HIPS_SHARED int64_t lanes[kLanes];
+  TF_HIPS_PHASE(t) {
+    int64_t value = Reducer::neutral();
+    for (int64_t k = t; k < tiles; k += kThreads) value = Reducer::join(value, parts[k]);
+    totals[t] = value;
+  }
+  TF_HIPS_PHASE(t) {
+    if (t < kLanes) lanes[t] = join_share<Reducer>(totals, t);
+  }
+  TF_HIPS_PHASE(t) {
+    if (t == 0) *result = Reducer::join(init, join_shares<Reducer>(lanes));
+  }
+}
+
+// The reductions of blocks of `block` elements of a tile: out[k] becomes that of block k, for
+// `count` elements; values behind them are neutral. In phases; all threads must call it.
+template <typename Reducer>
+__device__ void reduce_blocks(const float* tile, int count, int block, float init, float* out) {
+  TF_HIPS_SHARED float lanes[kTile];
+  const int blocks = (count + block - 1) / block;
+  TF_HIPS_PHASE(t) {
+    for (int k = t; k < blocks * kLanes; k += kThreads) {
+      const float* values = tile + k / kLanes * block;
+      lanes[k] = fold_lane<Reducer>(values, block / kLanes, k % kLanes);
+    }
+  }
+  TF_HIPS_PHASE(t) {
+    for (int k = t; k < blocks; k += kThreads) {
+      out[k] = Reducer::fold(init, join_lanes<Reducer>(lanes + k * kLanes));
+    }
+  }
+}
+
+template <typename Reducer>
+__device__ void reduce_int_blocks(const int64_t* tile, int count, int block, int64_t init,
+                                  int64_t* out) {
+  TF_HIPS_PHASE(t) {
+    for (int k = t; k * block < count; k += kThreads) {
+      int64_t value = init;
+      for (int j = k * block; j < count && j < (k + 1) * block; ++j) {
+        value = Reducer::fold(value, tile[j]);
+      }
+      out[k] = value;
+    }
+  }
+}
+
+// Whether `block_reduce` can have blocks of that many elements.
+inline bool is_block(int64_t block) {
+  return block >= kLanes && block <= kTile && (block & (block - 1)) == 0;
+}
+
+// The number of the block of `block` elements, a power of two, that holds an element.
+TF_HIPS_INLINE int64_t block_number(int64_t element, int64_t block) {
+  int shift = 4;
+  while ((int64_t{1} << shift) < block) ++shift;
+  return element >> shift;
+}
+
+}  // namespace cuda
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_CUDA_REDUCE_CUH_
