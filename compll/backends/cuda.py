@@ -38,7 +38,7 @@ def refusals(plan: nodes.Plan) -> list[Refusal]:
     """Why a plan cannot be emitted; nothing, if it can."""
     found: list[Refusal] = []
     program = plan.program
-    if getattr(program, "state_names", ()) and program.encode is not None:
+    if program.state_names and program.encode is not None:
         found.append(Refusal("`state` vectors are not in the CUDA back end", program.encode.span))
     for function, steps in ((program.encode, plan.encode), (program.decode, plan.decode)):
         for step in steps:
