@@ -66,6 +66,8 @@ class Run:
         log_dir: folder for event logs, or None for no event log.
         saves: whether the first rank of this party saves models. Where several parties share a
             folder, one of them does.
+        compression: text of the compression of gradients, "error_feedback(onebit)", for a script
+            that names none; it may then name no other. The strategy reads and checks it.
     """
 
     run: str = "local"
@@ -73,6 +75,7 @@ class Run:
     uplink: Uplink | None = None
     log_dir: str | None = None
     saves: bool = True
+    compression: str | None = None
 
 
 def load(path: str | Path) -> Run:

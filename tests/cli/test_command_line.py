@@ -225,6 +225,7 @@ def test_one_party_has_a_server_only_where_it_is_asked_for(
     for told in job.told.values():
         assert (told.uplink is not None) == has_server
         assert (told.seed, told.log_dir) == (3, str(tmp_path))
+        assert told.compression == ("onebit" if "onebit" in options else None)
 
 
 def test_plain_text_on_a_public_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ print(json.dumps({
     "run": [run.run, run.seed, run.uplink and [run.uplink.server, run.uplink.site, run.uplink.tls,
                                                 run.uplink.deadline_s]],
     "log_dir": run.log_dir,
+    "compression": run.compression,
     "config": os.environ["TF_HIPS_CONFIG"],
     "arguments": sys.argv[1:],
 }))
@@ -57,6 +58,7 @@ def test_workers_are_told_the_run_and_keep_their_arguments(tell: str, tmp_path: 
     done = party(
         *("--server", "127.0.0.1:7070", "--site", "west", "--run", "r7", "--seed", "5"),
         *("--insecure", "--log-dir", str(tmp_path / "log"), "-np", "2", "--deadline", "1800"),
+        *("--compression", "error_feedback( onebit )"),
         *("--", tell, "--epochs", "3", "--", "-np"),
     )
     assert done.returncode == 0, done.stderr
@@ -65,6 +67,7 @@ def test_workers_are_told_the_run_and_keep_their_arguments(tell: str, tmp_path: 
         assert (facts["rank"], facts["size"], facts["role"]) == (str(rank), "2", "worker")
         assert facts["run"] == ["r7", 5, ["127.0.0.1:7070", "west", None, 1800.0]]
         assert facts["log_dir"] == str(tmp_path / "log")
+        assert facts["compression"] == "error_feedback(onebit)"
         assert facts["arguments"] == ["--epochs", "3", "--", "-np"]
         assert not Path(str(facts["config"])).exists()
 

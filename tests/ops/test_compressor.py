@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.ops.codecs import loses_more_than_it_is_given, variants
 from tf_hips import ops
-from tf_hips.ops import CHUNK, Compressor, chunk_sizes, error_feedback, parse
+from tf_hips.ops import CHUNK, Compressor, chunk_sizes, error_feedback, growth, parse
 from tf_hips.ops.registry import Algorithm, Parameter
 
 NAMES = ", ".join(sorted([*ops.REGISTRY, "error_feedback"]))
@@ -151,3 +151,11 @@ def test_float_parameters_are_what_float32_holds() -> None:
             tight.checked(wrong)
     with pytest.raises(ValueError, match="`ratio` must be in"):
         algorithm.checked(ratio=float("nan"))
+
+
+@pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)
+def test_divergence_that_is_seen_is_divergence_that_is_known(compressor: Compressor) -> None:
+    # With 2 bits of qsgd it is too slow to be seen on noise; see `growth`.
+    is_slow = compressor.name == "qsgd"
+    expected = loses_more_than_it_is_given(compressor) and not is_slow
+    assert growth.diverges(compressor) == expected

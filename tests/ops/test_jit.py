@@ -221,6 +221,12 @@ def test_wrong_arguments(mine: Compressor, arguments, named, error, text) -> Non
     assert "scale=1.5, salt)" in repr(codec)
 
 
+def test_error_feedback_around_what_diverges_is_refused(mine: Compressor) -> None:
+    assert error_feedback(parse("mine(2, 1)")).has_residual
+    with pytest.raises(ValueError, match=rf"residuals grow without bound. Received: {NAME}\(sc"):
+        parse("error_feedback(mine(5, 1))")
+
+
 def test_what_came_over_a_network_opens_no_file(mine: Compressor) -> None:
     with pytest.raises(ValueError, match="must read like"):
         parse(f"{MINE}(2, 1)")

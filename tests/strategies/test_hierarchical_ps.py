@@ -289,8 +289,8 @@ def test_without_an_uplink_it_is_one_party():
     import keras
 
     from tests.strategies import training
-    from tf_hips.errors import PeerError
-    from tf_hips.strategies import HierarchicalPS, fingerprint
+    from tf_hips.errors import ConfigError, PeerError
+    from tf_hips.strategies import CompressedRing, HierarchicalPS, fingerprint
 
     x, y = training.data()
     keras.utils.set_random_seed(1)
@@ -307,6 +307,13 @@ def test_without_an_uplink_it_is_one_party():
         HierarchicalPS(intra="ps")
     with pytest.raises(ValueError, match="onebit"):
         HierarchicalPS(compression="onebitt")
+    # The configuration names the compression of a script that names none.
+    for cls in (HierarchicalPS, CompressedRing):
+        run = config.Run(compression="error_feedback(onebit)")
+        assert cls(config=run)._codecs().get("compression", strategy._up) == strategy._up
+        with pytest.raises(ConfigError, match=r"Received: int8\(block=128\) in the script, error"):
+            cls("int8", config=run)
+    assert HierarchicalPS(config=run)._up == strategy._up
     nobody = config.Run(uplink=config.Uplink(server="127.0.0.1:1", site="x", deadline_s=0.5))
     with pytest.raises(PeerError, match=r"127\.0\.0\.1:1"):
         HierarchicalPS(config=nobody)

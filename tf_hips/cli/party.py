@@ -63,6 +63,12 @@ def add(commands: Any) -> None:
         help="seconds that the site waits for an answer of the server "
         f"(default {_DEADLINE_S:g}); at least as long as the server waits for the others",
     )
+    parser.add_argument(
+        "--compression",
+        type=arguments.codec,
+        metavar="TEXT",
+        help="how gradients are encoded if the script does not say; it may not say another",
+    )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument(
         "-np",
@@ -112,6 +118,7 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
         uplink=uplink,
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
+        compression=options.compression,
     )
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
         is_local = all(_is_here(host) for host, _ in hosts)

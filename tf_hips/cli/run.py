@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
         "--compression",
         type=arguments.codec,
         metavar="TEXT",
-        help="the only compression the server takes",
+        help="how gradients are encoded if the script does not say; the server takes no other",
     )
     parser.add_argument(
         "--deadline",
@@ -99,6 +99,7 @@ def _start(
         run=f"run-{uuid.uuid4().hex[:12]}",
         seed=options.seed,
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
+        compression=options.compression,
     )
     # A server that nobody joins would wait for ever, and `CompressedRing` never joins one.
     uplinks: list[config.Uplink] | list[None] = [None]

@@ -9,7 +9,7 @@ this text travels between processes, so two compressors are the same if and only
 import dataclasses
 import re
 
-from tf_hips.ops import jit, native
+from tf_hips.ops import growth, jit, native
 
 CHUNK = 1 << 20
 """Elements of one tensor that are encoded together. Frozen: it decides every packet's bytes."""
@@ -60,7 +60,13 @@ class Compressor:
                     "`error_feedback` must wrap one codec without error feedback. "
                     f"Received: inner={self.inner and self.inner.text}, params={self.params}"
                 )
-            for name, least in jit.algorithm(self.inner.name).feedback_minimum:
+            algorithm = jit.algorithm(self.inner.name)
+            if algorithm.is_loaded and growth.diverges(self.inner):
+                raise ValueError(
+                    "`error_feedback` must wrap a codec that loses less than it is given; around "
+                    f"this one residuals grow without bound. Received: {self.inner.text}"
+                )
+            for name, least in algorithm.feedback_minimum:
                 if dict(self.inner.params)[name] < least:
                     raise ValueError(
                         f"`{name}` must be at least {least} under error feedback, else residuals "

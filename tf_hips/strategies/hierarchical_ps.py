@@ -40,7 +40,7 @@ from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.from_rank_0 import from_rank_0
 from tf_hips.strategies.gradients import Gradient, Reducer
 from tf_hips.strategies.over_parties import ExactReduction
-from tf_hips.strategies.party import PartyStrategy
+from tf_hips.strategies.party import PartyStrategy, chosen_compression
 from tf_hips.strategies.replicas import on_rank_0
 
 _SAME = "same"
@@ -75,7 +75,8 @@ class HierarchicalPS(PartyStrategy):
         """Starts Horovod; rank 0 joins the server and waits for the other parties.
 
         Args:
-            compression: encoding of the way up; None sends float32 values.
+            compression: encoding of the way up; None takes what the run's configuration names, and
+                sends float32 values if it names nothing.
             downlink: encoding of the way down: "same" as up, another one, or None for float32
                 values.
             local_compression: encoding inside the party; None sums exactly, which is right for fast
@@ -87,12 +88,14 @@ class HierarchicalPS(PartyStrategy):
 
         Raises:
             ValueError: an argument is unknown.
+            ConfigError: the run's configuration names another compression.
             ProtocolError: the server wants something else.
             PeerError: the server cannot be reached, or a party did not come in time.
         """
         if intra != "horovod":
             raise ValueError(f'`intra` must be "horovod". Received: intra={intra!r}')
-        self._up = _compressor(compression)
+        config = config if config is not None else configuration.current()
+        self._up = chosen_compression(compression, config) or algorithms.fp32()
         self._down = self._up if downlink == _SAME else _compressor(downlink)
         self._local = None if local_compression is None else resolve(local_compression)
         self._client: Client | None = None

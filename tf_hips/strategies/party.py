@@ -31,8 +31,8 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
-from tf_hips.errors import ProtocolError
-from tf_hips.ops.compressor import Compressor
+from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.ops.compressor import Compressor, resolve
 from tf_hips.strategies import hooks
 from tf_hips.strategies.base import Extended, device
 from tf_hips.strategies.beginning import EAGER_STEP, Beginning
@@ -52,6 +52,29 @@ from tf_hips.strategies.turns import Turns
 # Steps of Keras that only read weights: they must not wait for ranks that do not evaluate.
 _INFERENCE_STEPS = ("test_step", "one_step_on_data")
 _NOT_CONVERTED = {"do_not_convert": True}  # the mark that AutoGraph looks for
+
+
+def chosen_compression(given: Compressor | str | None, run: configuration.Run) -> Compressor | None:
+    """The compression of a run: what its script gives, or else what its configuration names.
+
+    Raises:
+        ValueError, TypeError: what the script gives is no compression.
+        ConfigError: what the configuration names is none, or is not what the script gives.
+    """
+    own = None if given is None else resolve(given)
+    if run.compression is None:
+        return own
+    try:
+        named = resolve(run.compression)
+    except ValueError as error:
+        raise ConfigError(f"`compression` of the run's configuration: {error}") from error
+    if own is not None and own != named:
+        raise ConfigError(
+            "`compression` must be the same in the script and in the run's configuration, or be in "
+            f"one of them only. Received: {own.text} in the script, {named.text} in the "
+            "configuration"
+        )
+    return named
 
 
 class PartyStrategy(tf.distribute.Strategy):

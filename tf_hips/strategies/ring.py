@@ -7,10 +7,10 @@ from tf_hips import config as configuration
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import CompressedSum, plain
 from tf_hips.errors import ConfigError
-from tf_hips.ops.compressor import Compressor, resolve
+from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Reducer
-from tf_hips.strategies.party import PartyStrategy
+from tf_hips.strategies.party import PartyStrategy, chosen_compression
 
 
 class CompressedRing(PartyStrategy):
@@ -37,15 +37,16 @@ class CompressedRing(PartyStrategy):
         """Starts Horovod.
 
         Args:
-            compression: how gradients are encoded, as a value or its text; None sums them as they
-                are.
+            compression: how gradients are encoded, as a value or its text; None takes what the
+                run's configuration names, and sums them as they are if it names nothing.
             nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`,
                 replace them by "zero", or "propagate" them.
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
 
         Raises:
             ValueError: an argument is unknown.
-            ConfigError: the run has a server and other parties, which this strategy never meets.
+            ConfigError: the run has a server and other parties, which this strategy never meets; or
+                its configuration names another compression.
         """
         run = config if config is not None else configuration.current()
         if run.uplink is not None:  # each party would train a model of its own
@@ -54,7 +55,7 @@ class CompressedRing(PartyStrategy):
                 f"`tf-hips run --parties 1`. Received: party `{run.uplink.site}` of the server "
                 f"{run.uplink.server}"
             )
-        self._compression = None if compression is None else resolve(compression)
+        self._compression = chosen_compression(compression, run)
         super().__init__(nonfinite, run)
 
     def _codecs(self) -> dict[str, Compressor | None]:
