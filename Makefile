@@ -10,6 +10,8 @@ SHELL := /bin/bash
 PYTHON ?=
 export PYTHON
 BIN := .venv/bin
+# Two tests at a time; tests/conftest.py says which of them never meet.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 # Files of ours in C++, written by hand: git knows them, generated ones it does not.
 CC_FILES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh' ':!tests/**/golden/**'
 
@@ -35,10 +37,10 @@ fix: set-up-quietly ## format, and mend what the linter can mend
 	$(CC_FILES) | xargs -r $(BIN)/clang-format -i
 
 test: build ## every test but those that need a network, a GPU or much time
-	$(BIN)/python -m pytest -m "not net and not gpu and not slow" --durations=15 $(ARGS)
+	$(PYTEST) -m "not net and not gpu and not slow" --durations=15 $(ARGS)
 
 test-all: build ## every test that this machine can run
-	$(BIN)/python -m pytest --durations=30 $(ARGS)
+	$(PYTEST) --durations=30 $(ARGS)
 
 demo: build ## train on two parties and a server, all on this machine; writes demo-out/
 	@$(BIN)/python examples/demo.py $(ARGS)

@@ -29,6 +29,9 @@ GRACE_S = 30.0
 # Seconds that processes which were told to end may take to do so.
 LINGER_S = 3.0
 
+# Folders whose tests start many processes and wait for deadlines, by what they start most.
+_GROUPS = {"comm": "ranks", "strategies": "ranks", "cli": "servers", "ps": "servers"}
+
 # TensorFlow reads these when it is imported, here or in a child.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -64,6 +67,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if re.search(r"^pytestmark = .*\bmark\.tf\b", text, re.MULTILINE) else None
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
         "gpu": None if any(Path("/dev").glob("nvidia[0-9]*")) else "no NVIDIA device",
@@ -75,6 +79,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+        group = _group(item)
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Tests of a group run one after the other, in one worker of pytest-xdist.
+
+    Tests that keep every core busy are never beside each other, nor are those that wait for
+    deadlines. Tests that share a fixture of their module are a group, so that it is made once.
+    """
+    group = "ranks" if item.get_closest_marker("ranks") else _GROUPS.get(item.path.parent.name)
+    if group:
+        return group
+    fixtures = getattr(item, "_fixtureinfo", None)
+    shared = fixtures and any(
+        definition.scope == "module" and definition.baseid
+        for definitions in fixtures.name2fixturedefs.values()
+        for definition in definitions
+    )
+    return item.path.stem if shared else None
 
 
 @pytest.hookimpl(wrapper=True)

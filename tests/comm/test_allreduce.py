@@ -32,6 +32,8 @@ def test_segments_follow_the_chunks():
 
 
 def _compare_with_native_codecs():
+    import functools
+
     import numpy as np
     import tensorflow as tf
 
@@ -42,6 +44,7 @@ def _compare_with_native_codecs():
 
     rank, size = primitives.rank(), primitives.size()
 
+    @functools.cache
     def gradients(of, step):
         generator = np.random.default_rng([of, step])
         return [generator.normal(size=n).astype(np.float32) for n in SIZES]

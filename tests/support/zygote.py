@@ -17,6 +17,7 @@ One JSON value per line: a command on standard input, its answer on standard out
 import atexit
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -135,6 +136,9 @@ def _main() -> int:
 
     from tests.support import ranks
 
+    # Half a million objects that stay: to look at them takes longer than many tests.
+    gc.collect()
+    gc.freeze()
     with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as answers:
         os.dup2(2, 1)
         for line in sys.stdin:

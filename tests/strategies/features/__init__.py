@@ -79,6 +79,10 @@ _PAIRS = (
     ("ring", "parties-terngrad"),
     ("ring-onebit", "party"),
 )
+# What these look at is done around the steps, and the same for every sum of gradients: each of
+# their features meets one configuration, all of them together the pairs.
+# `test_all_features_hold_everywhere` (slow) shows each in every one.
+_AROUND_STEPS = ("saving", "callbacks", "ours")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +94,14 @@ class Feature:
         check: runs it on one rank.
         is_alone: whether it is about one worker.
         share: number of the parameter among those of the function; None without parameters.
+        is_shown_once: whether the cover shows it in one configuration instead of two.
     """
 
     name: str
     check: Callable[[Any], None]
     is_alone: bool
     share: int | None
+    is_shown_once: bool
 
 
 _registry: dict[str, Feature] = {}
@@ -107,8 +113,9 @@ def feature(
     """Registers the decorated function, which takes the job, and one of `each` if given."""
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
+        once = each is not None or check.__module__.rpartition(".")[2] in _AROUND_STEPS
         if each is None:
-            features = [Feature(check.__name__, check, alone, None)]
+            features = [Feature(check.__name__, check, alone, None, once)]
         else:
             features = [
                 Feature(
@@ -116,6 +123,7 @@ def feature(
                     functools.partial(check, parameter=parameter),
                     alone,
                     share,
+                    once,
                 )
                 for share, parameter in enumerate(each)
             ]
@@ -145,7 +153,8 @@ def cover(configuration: Configuration, *, is_full: bool = False) -> list[Featur
     """The features that are shown in `configuration`: all, or the pairwise cover's share.
 
     In the cover a feature is shown in a pair of configurations; of one with parameters, each
-    parameter in one of them, so that all parameters together meet the pairs.
+    parameter in one of them, so that all parameters together meet the pairs; so do the features
+    about what is done around the steps.
     """
     features = everything().values()
     if configuration == ALONE:
@@ -154,12 +163,13 @@ def cover(configuration: Configuration, *, is_full: bool = False) -> list[Featur
     return [
         one
         for place, one in enumerate(chosen)
-        if is_full or configuration.name in _configurations(place, one.share)
+        if is_full or configuration.name in _configurations(place, one)
     ]
 
 
-def _configurations(place: int, share: int | None) -> tuple[str, ...]:
-    if share is None:
+def _configurations(place: int, one: Feature) -> tuple[str, ...]:
+    if not one.is_shown_once:
         return _PAIRS[place % len(_PAIRS)]
-    pair = _PAIRS[share // 2 % len(_PAIRS)]
-    return (pair[share % 2],)
+    number = place if one.share is None else one.share
+    pair = _PAIRS[number // 2 % len(_PAIRS)]
+    return (pair[number % 2],)
