@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fix test test-all demo bench bench-codecs bench-keras bench-first-run wheel clean set-up-quietly
+.PHONY: help setup build check fix test test-all demo bench bench-codecs bench-gpu bench-keras bench-first-run wheel clean set-up-quietly
 
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
@@ -25,8 +25,9 @@ setup: ## Debian's tools, .venv, the patched Horovod: everything that the rest n
 set-up-quietly:
 	@tools/setup.sh --quiet
 
-build: set-up-quietly ## generate the kernels from their specifications and build the libraries (Bazel)
+build: set-up-quietly ## generate the kernels and build the libraries (Bazel); CUDA=1: for GPUs, too (nvcc)
 	@tools/build.sh
+	@if [ "$(CUDA)" = 1 ]; then $(BIN)/python tools/build_cuda.py; fi
 
 check: build ## format, lint, types, import contracts, quick tests; under a minute
 	@tools/check.sh
@@ -50,6 +51,10 @@ bench: build ## codec throughput beside the machine's bounds
 
 bench-codecs: build ## codecs beside memory, TensorFlow ops and NumPy; the targets of their speed
 	@$(BIN)/python -m benchmarks.codecs $(ARGS)
+
+# Without `build`: the machine with the GPU need not have TensorFlow or Bazel.
+bench-gpu: ## codecs on a GPU beside a device copy and PyTorch; without one they are compiled
+	@$$([ -x $(BIN)/python ] && echo $(BIN)/python || echo python3) -m benchmarks.gpu $(ARGS)
 
 bench-keras: build ## what a strategy costs beside plain Keras and a hand-written Horovod loop
 	@$(BIN)/python -m benchmarks.keras_overhead $(ARGS)

@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -46,8 +47,8 @@ def console() -> rich.console.Console:
     return rich.console.Console(width=max(rich.console.Console().width, 160), soft_wrap=True)
 
 
-def environment() -> dict[str, Any]:
-    """Hardware, versions, commit and date of this run."""
+def environment(gpu: str = "none") -> dict[str, Any]:
+    """Hardware, versions, commit and date of this run; `gpu`: the one that was measured."""
     cpu = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
@@ -59,7 +60,7 @@ def environment() -> dict[str, Any]:
         "cpu": cpu,
         "cores": os.cpu_count(),
         "memory_gib": round(pages / 2**30),
-        "gpu": "none",
+        "gpu": gpu,
         "os": _os_name(),
         "python": platform.python_version(),
         "versions": {
@@ -69,10 +70,17 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write(theme: str, rows: Sequence[dict[str, Any]], *, command: str, note: str = "") -> Path:
+def write(
+    theme: str,
+    rows: Sequence[dict[str, Any]],
+    *,
+    command: str,
+    note: str = "",
+    gpu: str = "none",
+) -> Path:
     """Prints `rows` (equal keys) as a table and stores them; returns the path of the JSON file."""
-    facts = environment()
-    hardware = f"{facts['cores']}cpu"
+    facts = environment(gpu)
+    hardware = f"{facts['cores']}cpu" if gpu == "none" else re.sub(r"\W+", "", gpu).lower()
     stem = RESULTS / f"{theme}_{hardware}_{facts['date'][:7].replace('-', '')}"
     result = {
         "theme": theme,

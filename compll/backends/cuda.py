@@ -9,16 +9,17 @@ encode, decode             what callers see: they launch, and wait for nothing
 """
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from compll.backends.c_common import Lines, param_names
-from compll.backends.cuda_kernels import Kernels, shares_tiles
+from compll.backends.c_common import Lines
+from compll.backends.cuda_host import Function, Host
+from compll.backends.cuda_kernels import Kernels
+from compll.backends.cuda_reads import shares_tiles
 from compll.backends.cuda_scope import Side
 from compll.backends.cuda_select import Selections
-from compll.backends.layout import LengthExpressions, emit_layout, emit_params
+from compll.backends.layout import emit_layout, emit_params
 from compll.ir import nodes
-from compll.ir.types import FLOAT, Array, UInt
-from compll.ir.walk import free_vars
+from compll.ir.types import Array
 from compll.source import Span
 
 _INCLUDES = ("bits", "device", "philox", "reduce", "tensor")
@@ -58,19 +59,6 @@ def emit(plan: nodes.Plan) -> str:
     return _Emitter(plan).run()
 
 
-@dataclass
-class _Function:
-    """One side while it is emitted: its kernels stand in `lines`."""
-
-    side: Side
-    lines: Lines = field(default_factory=Lines)
-
-    def __post_init__(self) -> None:
-        self.kernels = Kernels(self.side, self.lines)
-        self.selections = Selections(self.kernels)
-        self.is_plain = False
-
-
 class _Emitter:
     def __init__(self, plan: nodes.Plan) -> None:
         self._plan = plan
@@ -93,16 +81,8 @@ class _Emitter:
         emit_params(program, self._lines)
         emit_layout(self._plan, self._lines)
         decode = self._decode() if program.decode is not None else None
-        encode = self._encode() if program.encode is not None else None
-        self._tensor()
-        if decode is not None:
-            self._host(decode)
-        if encode is not None:
-            self._host(encode)
-        self._scratch(encode, decode)
-        self._decode_entry(decode)
-        self._encode_entry(encode, decode)
-        self._table()
+        encode = self._encode(decode) if program.encode is not None else None
+        Host(self._plan, self._lines).emit(encode, decode)
         return self._lines.text()
 
     def _includes(self) -> list[str]:
@@ -121,26 +101,27 @@ class _Emitter:
 
     # Kernels.
 
-    def _encode(self) -> _Function:
+    def _encode(self, decode: Function | None) -> Function:
         encode = self._program.encode
         if encode is None:
             raise TypeError("there must be an Encode")
-        function = _Function(Side(self._program, encode.gradient, (), is_decode=False))
+        function = _begin(Side(self._program, encode.gradient, (), is_decode=False))
         function.kernels.header = tuple(
             (number, value)
             for number, value in enumerate(encode.fields)
             if not isinstance(value.type, Array)
         )
+        function.kernels.decoder = self._plan if decode is not None and decode.is_plain else None
         self._steps(self._plan.encode, function)
         function.kernels.finish_header()
         self._structs(function)
         return function
 
-    def _decode(self) -> _Function:
+    def _decode(self) -> Function:
         decode = self._program.decode
         if decode is None:
             raise TypeError("there must be a Decode")
-        function = _Function(Side(self._program, decode.gradient, decode.fields, is_decode=True))
+        function = _begin(Side(self._program, decode.gradient, decode.fields, is_decode=True))
         loops = [step for step in self._plan.decode if not isinstance(step, nodes.Let)]
         last = loops[0]
         function.is_plain = (
@@ -153,8 +134,9 @@ class _Emitter:
         self._structs(function)
         return function
 
-    def _steps(self, steps: tuple[nodes.Step, ...], function: _Function) -> None:
+    def _steps(self, steps: tuple[nodes.Step, ...], function: Function) -> None:
         kernels, left = function.kernels, list(steps)
+        selections = Selections(kernels)
         while left:
             step = left.pop(0)
             if isinstance(step, nodes.Let):
@@ -165,21 +147,22 @@ class _Emitter:
                     next_step = left.pop(0)
                     if isinstance(next_step, nodes.Sweep):
                         after.append(next_step)
-                kernels.blocks(step, after)
+                kernels.blocks(step, after, is_last=not left)
             elif isinstance(step, nodes.Store):
-                function.selections.store(step)
+                selections.store(step)
             elif step.writes and isinstance(step.writes[0].value, nodes.Scatter):
-                function.selections.decode(step.writes[0].value)
+                selections.decode(step.writes[0].value)
             elif function.is_plain:
                 kernels.rows(step)
             else:
                 lets = list(itertools.takewhile(lambda item: isinstance(item, nodes.Let), left))
-                kernels.sweep(step, [let for let in lets if isinstance(let, nodes.Let)])
                 del left[: len(lets)]
+                after_it = [let for let in lets if isinstance(let, nodes.Let)]
+                kernels.sweep(step, after_it, is_last=not left)
 
     # What kernels are given.
 
-    def _structs(self, function: _Function) -> None:
+    def _structs(self, function: Function) -> None:
         kernels, lines = function.kernels, self._lines
         name = "Decode" if function.side.is_decode else "Encode"
         lines.add(f"namespace {name.lower()}_kernels {{", "")
@@ -201,6 +184,8 @@ class _Emitter:
                 "float* value;",
                 "uint8_t* packets;",
             )
+            if kernels.decodes_tiles:
+                lines.add("DecodeCall rest;")
         lines.add("Scalars* scalars;")
         for kind, member, _ in kernels.arrays:
             lines.add(f"{kind}* {member};", f"int64_t {member}_room;")
@@ -212,354 +197,7 @@ class _Emitter:
         lines.add(f"}}  // namespace {name.lower()}_kernels", "")
         lines.add(f"using {name.lower()}_kernels::{name}Call;", "")
 
-    # The host's side.
 
-    def _tensor(self) -> None:
-        program, lines = self._program, self._lines
-        lines.add("// Checks the parameters and lays a tensor out. 0 or a status.")
-        lines.add("int32_t prepare(const double* values, int64_t n, Params* params,")
-        lines.open("                Tensor<Layout>* tensor) {")
-        params = "kParams" if program.params else "nullptr"
-        lines.add(
-            "const int32_t status = read_params(values, params);",
-            "if (status != TF_HIPS_OK) return status;",
-            f"const uint32_t hash = codec_hash(0x{self._plan.spec_hash:08X}u, {params}, "
-            f"{len(program.params)}, values);",
-            "const auto layout_of = [&](int64_t count, Layout* layout) {",
-            "  return make_layout(*params, count, layout);",
-            "};",
-            "return lay_out<Layout>(n, hash, layout_of, tensor);",
-        )
-        lines.close()
-        lines.add("")
-
-    def _host(self, function: _Function) -> None:
-        """The lengths of loops, and where the vectors of a call lie."""
-        kernels, lines, side = function.kernels, self._lines, function.side
-        name = "decode" if side.is_decode else "encode"
-        count = max(1, len(kernels.loops))
-        lines.add(f"// The most elements that each loop of {name} has, for a chunk of n.")
-        lines.open(
-            f"void measure_{name}([[maybe_unused]] const Params& params, int64_t n, "
-            "[[maybe_unused]] int64_t* lengths) {"
-        )
-        lengths = LengthExpressions(self._program, lines)
-        lengths.c.sizes[side.gradient] = "n"
-        used = _needed(side, kernels.loops)
-        values = [value for _, value, _ in used]
-        lengths.unpack_params(set().union(*map(free_vars, [*kernels.loops, *values])))
-        for var, value, is_vector in used:
-            if is_vector:
-                lengths.bound(var, value)
-            else:
-                lines.add(lengths.c.let(nodes.Let(var, value, var.span)))
-        for number, size in enumerate(kernels.loops):
-            lines.add(f"lengths[{number}] = {lengths.c(size)};")
-        if not kernels.loops:
-            lines.add("lengths[0] = n;")
-        lines.close()
-        lines.add("")
-        lines.add("// Gives a call its memory; `blocks`: of threads, for each loop.")
-        lines.add(f"void start_{name}(Arena* arena, {name.capitalize()}Call* call,")
-        lines.open("           int64_t* blocks) {")
-        lines.add(
-            f"using namespace {name}_kernels;",
-            f"int64_t full[{count}], last[{count}];",
-            "const Tensor<Layout>& tensor = call->tensor;",
-            f"measure_{name}(call->params, tensor.elements(0), full);",
-            f"measure_{name}(call->params, tensor.elements(tensor.chunks - 1), last);",
-        )
-        lines.open(f"for (int k = 0; k < {count}; ++k) {{")
-        lines.add(
-            "call->tiles[k] = num_tiles(full[k]);",
-            "blocks[k] = (tensor.chunks - 1) * call->tiles[k] + num_tiles(last[k]);",
-        )
-        lines.close()
-        lines.add("call->scalars = arena->take<Scalars>(tensor.chunks);")
-        for kind, member, room in kernels.arrays:
-            text = room.replace("call.", "call->")
-            lines.add(
-                f"call->{member}_room = {text};",
-                f"call->{member} = arena->take<{kind}>(tensor.chunks * call->{member}_room);",
-            )
-        lines.close()
-        lines.add("")
-        lines.add("// Launches the kernels, one after another.")
-        lines.add(f"void run_{name}([[maybe_unused]] const {name.capitalize()}Call& call,")
-        lines.open("         [[maybe_unused]] const int64_t* blocks, cudaStream_t stream) {")
-        lines.add(f"using namespace {name}_kernels;", *kernels.launches)
-        lines.close()
-        lines.add("")
-
-    def _scratch(self, encode: _Function | None, decode: _Function | None) -> None:
-        lines = self._lines
-        lines.open("int64_t wire_bytes(const double* values, int64_t n) {")
-        lines.add(
-            "const ScopedExactDenormals exact;",
-            "Params params;",
-            "Tensor<Layout> tensor;",
-            "const int32_t status = prepare(values, n, &params, &tensor);",
-            "return status == TF_HIPS_OK ? tensor.total : -status;",
-        )
-        lines.close()
-        lines.add("")
-        lines.open("int64_t scratch_bytes(const double* values, int64_t n) {")
-        lines.add(
-            "const ScopedExactDenormals exact;",
-            "Params params;",
-            "Tensor<Layout> tensor;",
-            "const int32_t status = prepare(values, n, &params, &tensor);",
-            "if (status != TF_HIPS_OK) return -status;",
-            "int64_t most = 0;",
-        )
-        for function in (encode, decode):
-            if function is None:
-                continue
-            name = "decode" if function.side.is_decode else "encode"
-            lines.open("{")
-            lines.add(
-                "Arena arena(nullptr);",
-                "arena.take<Report>(1);",
-                f"{name.capitalize()}Call call = {{}};",
-                "call.params = params;",
-                "call.tensor = tensor;",
-                f"int64_t blocks[{max(1, len(function.kernels.loops))}];",
-                f"start_{name}(&arena, &call, blocks);",
-                "if (arena.used() > most) most = arena.used();",
-            )
-            lines.close()
-        lines.add("return most;")
-        lines.close()
-        lines.add("")
-
-    def _start(self, name: str, function: _Function, *, has_tensor: bool = False) -> None:
-        """Declares `call`, `blocks` and `arena`."""
-        lines = self._lines
-        lines.add(f"{name.capitalize()}Call call = {{}};")
-        if not has_tensor:
-            lines.add(
-                "const int32_t status = prepare(values, n, &call.params, &call.tensor);",
-                "if (status != TF_HIPS_OK) return status;",
-            )
-        lines.add(
-            f"int64_t blocks[{max(1, len(function.kernels.loops))}];",
-            "Arena arena(scratch);",
-            "Report* const own = arena.take<Report>(1);",
-            f"start_{name}(&arena, &call, blocks);",
-            "if (scratch == nullptr || arena.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
-            "const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);",
-        )
-
-    def _decode_entry(self, function: _Function | None) -> None:
-        lines, program = self._lines, self._program
-        head = (
-            "int32_t decode(const double* values, const uint8_t* const* packets, int64_t bytes,",
-            "               int32_t num, float* out, int64_t n, int32_t mode, uint64_t* report,",
-            "               void* scratch, int64_t room, void* stream_pointer) {",
-        )
-        if function is None or program.decode is None:
-            lines.add("// The specification has no Decode.")
-            lines.add(
-                "int32_t decode(const double*, const uint8_t* const*, int64_t, int32_t, float*, "
-                "int64_t,"
-            )
-            lines.open("               int32_t, uint64_t*, void*, int64_t, void*) {")
-            lines.add("return TF_HIPS_NOT_PROVIDED;")
-            lines.close()
-            lines.add("")
-            return
-        self._check_kernel(program.decode)
-        lines.add("// Adds up rows; `own`: packets that encode has just made, which are in order.")
-        lines.add(
-            "void add_rows(DecodeCall call, const int64_t* blocks, const uint8_t* const* all,"
-        )
-        lines.open("              int32_t num, int32_t mode, bool is_own, cudaStream_t stream) {")
-        lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
-        lines.open("const auto take = [&](int32_t first, int32_t most) {")
-        lines.add(
-            "call.rows.first = first;",
-            "call.rows.num = num - first < most ? num - first : most;",
-            "for (int32_t k = 0; k < call.rows.num; ++k) call.rows.row[k] = all[first + k];",
-            "call.mode = first == 0 ? mode : static_cast<int32_t>(TF_HIPS_ADD);",
-        )
-        lines.close("};")
-        lines.open("for (int32_t first = 0; first < num && !is_own; first += kMaxRows) {")
-        lines.add(
-            "take(first, kMaxRows);",
-            "const int64_t groups = (call.tensor.chunks + kThreads - 1) / kThreads;",
-            "TF_HIPS_LAUNCH(check_packets, groups, kThreads, stream, call);",
-        )
-        lines.close()
-        step = "kMaxRows" if function.is_plain else "1"
-        lines.open(f"for (int32_t first = 0; first < num; first += {step}) {{")
-        lines.add(f"take(first, {step});", "run_decode(call, blocks, stream);")
-        lines.close()
-        lines.close()
-        lines.add("", *head[:-1])
-        lines.open(head[-1])
-        lines.add("const ScopedExactDenormals exact;")
-        self._start("decode", function)
-        lines.add(
-            "static_cast<void>(own);",
-            "const bool is_mode = mode == TF_HIPS_SET || mode == TF_HIPS_ADD ||",
-            "                     (mode == TF_HIPS_RESIDUAL && num == 1);",
-            "if (!is_mode || num < 1 || packets == nullptr || report == nullptr ||",
-            "    (out == nullptr && n > 0)) {",
-            "  return TF_HIPS_BAD_ARGUMENT;",
-            "}",
-            "if (bytes != call.tensor.total) {",
-            "  return bytes < call.tensor.total ? TF_HIPS_TRUNCATED : TF_HIPS_TOO_LONG;",
-            "}",
-            "call.out = out;",
-            "call.report = reinterpret_cast<Report*>(report);",
-            "add_rows(call, blocks, packets, num, mode, false, stream);",
-            "return launched();",
-        )
-        lines.close()
-        lines.add("")
-
-    def _check_kernel(self, decode: nodes.Decode) -> None:
-        lines, names = self._lines, param_names(self._program)
-        lines.add("// A thread a chunk: what can be told of a packet before it is decoded.")
-        lines.open("TF_HIPS_KERNEL check_packets(const DecodeCall call) {")
-        lines.open("TF_HIPS_PHASE(t) {")
-        lines.add("const int64_t chunk = static_cast<int64_t>(blockIdx.x) * kThreads + t;")
-        lines.open(
-            "for (int32_t row = 0; row < call.rows.num && chunk < call.tensor.chunks; ++row) {"
-        )
-        lines.add(
-            "const uint8_t* const packet = call.rows.row[row] + chunk * call.tensor.stride;",
-            "[[maybe_unused]] const uint8_t* const body = packet + kPrefixBytes;",
-            "[[maybe_unused]] const Layout& layout = call.tensor.layout(chunk);",
-            "int32_t status = check_prefix(call.tensor.hash, call.tensor.elements(chunk), packet);",
-        )
-        for number, item in enumerate(decode.fields):
-            if item.equals is None:
-                continue
-            kind = item.var.type
-            bits = kind.bits if isinstance(kind, UInt) else 32
-            at = f"body + layout.offset[{number}]"
-            load = f"load_float({at})" if kind == FLOAT else f"load_code({at}, {bits})"
-            lines.add(
-                f"if (status == TF_HIPS_OK && !({load} == call.params.{names[item.equals]})) {{",
-                "  status = TF_HIPS_BODY_CONTRADICTS_PARAMS;",
-                "}",
-            )
-        lines.add(
-            "if (status != TF_HIPS_OK) complain(call.report, call.rows.first + row, chunk, status);"
-        )
-        for _ in range(3):
-            lines.close()
-        lines.add("")
-
-    def _encode_entry(self, function: _Function | None, decode: _Function | None) -> None:
-        lines = self._lines
-        if function is None:
-            lines.add("// The specification has no Encode.")
-            lines.add(
-                "int32_t encode(const double*, const TfHipsKey*, const float*, const float*, "
-                "float*, int64_t,"
-            )
-            lines.open("               uint8_t*, int64_t, void*, int64_t, void*) {")
-            lines.add("return TF_HIPS_NOT_PROVIDED;")
-            lines.close()
-            lines.add("")
-            return
-        lines.add(
-            "int32_t encode(const double* values, const TfHipsKey* key, const float* gradient,",
-            "               const float* residual, float* new_residual, int64_t n, "
-            "uint8_t* packets,",
-        )
-        lines.open(
-            "               int64_t capacity, void* scratch, int64_t room, void* stream_pointer) {"
-        )
-        lines.add("const ScopedExactDenormals exact;")
-        if decode is None:
-            lines.add("if (residual != nullptr) return TF_HIPS_NOT_PROVIDED;")
-        self._start("encode", function)
-        lines.add(
-            "if (key == nullptr || packets == nullptr || (gradient == nullptr && n > 0) ||",
-            "    (residual != nullptr && new_residual == nullptr)) {",
-            "  return TF_HIPS_BAD_ARGUMENT;",
-            "}",
-            "if (capacity < call.tensor.total) return TF_HIPS_BUFFER_TOO_SMALL;",
-            "call.key = *key;",
-            "call.packets = packets;",
-            "call.gradient = gradient;",
-            "call.residual = residual;",
-            "call.value = new_residual;",
-            "call.in = residual == nullptr ? gradient : new_residual;",
-        )
-        if not function.kernels.takes_sum:
-            lines.open("if (residual != nullptr) {")
-            lines.add(
-                "TF_HIPS_LAUNCH(add_all, num_tiles(n), kThreads, stream, gradient, residual,",
-                "               new_residual, n);",
-            )
-            lines.close()
-        lines.add("run_encode(call, blocks, stream);")
-        if decode is None:
-            lines.add("static_cast<void>(own);")
-        else:
-            lines.open("if (residual != nullptr) {")
-            lines.add(
-                "// What is left: the packets are read again, in the same memory.",
-                "DecodeCall rest = {};",
-                "rest.params = call.params;",
-                "rest.tensor = call.tensor;",
-                "rest.out = new_residual;",
-                "rest.report = own;",
-                f"int64_t rest_blocks[{max(1, len(decode.kernels.loops))}];",
-                "Arena again(scratch);",
-                "again.take<Report>(1);",
-                "start_decode(&again, &rest, rest_blocks);",
-                "if (again.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
-                "const uint8_t* const made = packets;",
-                "add_rows(rest, rest_blocks, &made, 1, TF_HIPS_RESIDUAL, true, stream);",
-            )
-            lines.close()
-        lines.add("return launched();")
-        lines.close()
-        lines.add("")
-
-    def _table(self) -> None:
-        program, lines = self._program, self._lines
-        lines.open("const TfHipsCudaCodec kCodec = {")
-        lines.add(
-            "TF_HIPS_CUDA_ABI_VERSION,",
-            f'"{program.name}",',
-            f"0x{self._plan.spec_hash:08X}u,",
-            f"{len(program.params)},",
-            f"{'kParams' if program.params else 'nullptr'},",
-            "wire_bytes,",
-            "scratch_bytes,",
-            "encode,",
-            "decode,",
-        )
-        lines.close("};")
-        lines.add(
-            "",
-            "}  // namespace",
-            f"}}  // namespace tf_hips::cuda::codec_{program.name}",
-            "",
-            'extern "C" __attribute__((visibility("default")))',
-            f"const TfHipsCudaCodec* tf_hips_cuda_codec_{program.name}(void) {{",
-            f"  return &tf_hips::cuda::codec_{program.name}::kCodec;",
-            "}",
-        )
-
-
-def _needed(side: Side, sizes: list[nodes.Expr]) -> list[tuple[nodes.Var, nodes.Expr, bool]]:
-    """What lengths are made of, in order: scalars, and vectors with their largest length."""
-    made = [(item.var, item.size, True) for item in side.fields]
-    made += [(item.var, item.value, False) for item in side.definitions if item.form == "let"]
-    kept = {item.var: item.most for item in side.definitions if item.form == "kept"}
-    order = [item.var for item in side.fields] + [item.var for item in side.definitions]
-    made += [(var, most, True) for var, most in kept.items()]
-    need: set[nodes.Var] = set().union(*map(free_vars, sizes)) if sizes else set()
-    used: list[tuple[nodes.Var, nodes.Expr, bool]] = []
-    for var, value, is_vector in sorted(made, key=lambda item: order.index(item[0]), reverse=True):
-        if var in need and value is not None:
-            used.insert(0, (var, value, is_vector))
-            need |= free_vars(value)
-    return used
+def _begin(side: Side) -> Function:
+    lines = Lines()
+    return Function(side, lines, Kernels(side, lines))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from compll.backends.c_common import Lines, max_bits
+from compll.backends.cuda_reads import is_in_order, knows_tile, reads, size_of
 from compll.backends.cuda_scope import (
     Definition,
     Scope,
@@ -28,11 +29,16 @@ from compll.backends.cuda_scope import (
     part_of,
 )
 from compll.ir import nodes
-from compll.ir.blocks import block_of
-from compll.ir.sizes import blocks_in
 from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
-from compll.ir.walk import free_vars, walk
+from compll.ir.walk import free_vars
 
+_HEAD = (
+    "[[maybe_unused]] const int64_t n = call.tensor.elements(spot.chunk);",
+    "[[maybe_unused]] const Layout& layout = call.tensor.layout(spot.chunk);",
+    "[[maybe_unused]] const int64_t begin = spot.chunk * kChunkElements;",
+)
+# The function that decodes a tile.
+ROWS = "decode_tile_of_rows"
 HERE = "load8(in, first, n, {tile});"
 _SUM = "load_sum8(gradient, residual, value, first, n, {tile});"
 
@@ -62,6 +68,9 @@ class Kernels:
         loops: lengths of loops; the host computes how many tiles each has.
         arrays: memory of a call: type, member, and C++ for the elements a chunk has of it.
         launches: statements of the host, in order.
+        takes_sum: a kernel forms the sum of gradient and residual as it reads them.
+        decoder: the plan, if its decode has a function for a tile.
+        decodes_tiles: the last kernel leaves the residual, too.
     """
 
     side: Side
@@ -72,6 +81,9 @@ class Kernels:
     scalars: list[tuple[str, str]] = field(default_factory=list)
     launches: list[str] = field(default_factory=list)
     takes_sum: bool = False
+    decoder: nodes.Plan | None = None
+    decodes_tiles: bool = False
+    _had_header: bool = False
     _is_header_written: bool = False
     _has_read: bool = False
     _number: int = 0
@@ -117,31 +129,26 @@ class Kernels:
 
     # Kernels.
 
-    def begin(self, name: str, loop: int | None) -> str:
-        """Opens a kernel over the tiles of a loop, or over chunks; returns its name."""
+    def begin(self, kind: str, loop: int | None, *, is_check: bool = False) -> str:
+        """Opens a kernel over the tiles of a loop, or over chunks; returns its name.
+
+        `is_check`: it may complain; of a decode all others do nothing when one has.
+        """
         self._number += 1
-        name = f"{self.prefix}_{name}{self._number}"
+        name = f"{self.prefix}_{kind}{self._number}"
         add = self.lines.add
         self.lines.open(f"TF_HIPS_KERNEL {name}(const {self.call} call) {{")
-        if self.side.is_decode:
+        if self.side.is_decode and not is_check:
             add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
         if loop is None:
             add("const Spot spot = {static_cast<int64_t>(blockIdx.x), 0};")
         else:
             add(f"const Spot spot = find_spot(blockIdx.x, call.tiles[{loop}]);")
-        add(
-            "[[maybe_unused]] const int64_t n = call.tensor.elements(spot.chunk);",
-            "[[maybe_unused]] const Layout& layout = call.tensor.layout(spot.chunk);",
-            "[[maybe_unused]] const int64_t begin = spot.chunk * kChunkElements;",
-        )
-        add("[[maybe_unused]] const Scalars& scalars = call.scalars[spot.chunk];")
+        add(*_HEAD)
+        if self.scalars or kind == "finish":
+            add("[[maybe_unused]] const Scalars& scalars = call.scalars[spot.chunk];")
         if self.side.is_decode:
-            add(
-                "[[maybe_unused]] float* const out = call.out + begin;",
-                "[[maybe_unused]] const int64_t at = spot.chunk * call.tensor.stride + "
-                "kPrefixBytes;",
-                "[[maybe_unused]] const uint8_t* const body = call.rows.row[0] + at;",
-            )
+            self._decode_head()
         else:
             add(
                 "uint8_t* const packet = call.packets + spot.chunk * call.tensor.stride;",
@@ -153,6 +160,13 @@ class Kernels:
         blocks = "call.tensor.chunks" if loop is None else f"blocks[{loop}]"
         self.launches.append(f"TF_HIPS_LAUNCH({name}, {blocks}, kThreads, stream, call);")
         return name
+
+    def _decode_head(self) -> None:
+        self.lines.add(
+            "[[maybe_unused]] float* const out = call.out + begin;",
+            "[[maybe_unused]] const int64_t at = spot.chunk * call.tensor.stride + kPrefixBytes;",
+            "[[maybe_unused]] const uint8_t* const body = call.rows.row[0] + at;",
+        )
 
     def end(self) -> None:
         """Closes a kernel."""
@@ -204,11 +218,11 @@ class Kernels:
 
     def sum_lines(self, roots: Sequence[nodes.Expr], size: nodes.Expr) -> str:
         """How a loop loads the gradient; the first one that reads it may form the sum."""
-        if self.side.is_decode or self._has_read or not _reads(roots, self.side.gradient):
+        if self.side.is_decode or self._has_read or not reads(roots, self.side.gradient):
             return HERE
         self._has_read = True
-        is_whole = size == _size_of(self.side.gradient)
-        if not is_whole or not all(_is_in_order(root, self.side.gradient) for root in roots):
+        is_whole = size == size_of(self.side.gradient)
+        if not is_whole or not all(is_in_order(root, self.side.gradient) for root in roots):
             return HERE
         self.takes_sum = True
         self.lines.add(
@@ -234,9 +248,14 @@ class Kernels:
         scope.load([item.part for item in items], size, gradient)
         for item in items:
             add(*item.before)
-        add("TF_HIPS_UNROLL")
+        inside = scope.names.fresh("inside")
+        add(
+            f"[[maybe_unused]] const int {inside} = "
+            f"static_cast<int>(least(kEach, {elements} - first));",
+            "TF_HIPS_UNROLL",
+        )
         self.lines.open("for (int u = 0; u < kEach; ++u) {")
-        add(f"[[maybe_unused]] const bool is_inside = first + u < {elements};")
+        add(f"[[maybe_unused]] const bool is_inside = u < {inside};")
         done: list[str] = []
         for item in items:
             statements, text = scope.element(item.part, item.kind, "first + u")
@@ -250,15 +269,20 @@ class Kernels:
 
     # Sweeps.
 
-    def sweep(self, step: nodes.Sweep, lets: Sequence[nodes.Let] = ()) -> None:
+    def sweep(
+        self, step: nodes.Sweep, lets: Sequence[nodes.Let] = (), *, is_last: bool = False
+    ) -> None:
         """A loop with reductions, writes or both, and what ends the reductions.
 
         `lets`: what is computed right after it, which may be all that the header waits for.
         """
         loop = self.loop(step.size)
         self.begin("sweep", loop)
+        self._had_header = self._is_header_written
         self.sweep_body(step, loop)
         self.write_header(in_tiles=True)
+        if is_last and not step.reduces and step.size == size_of(self.side.gradient):
+            self.decode_tile(step.writes, {})
         self.end()
         if step.reduces:
             self._finish(step, loop, lets)
@@ -327,6 +351,17 @@ class Kernels:
             f"if ({lane}) {lanes}[t % kLanes] = join_share<{name}>({totals}, t % kLanes);"
         )
         third.append(f"if (t == {number % 8}) {part} = join_shares<{name}>({lanes});")
+        kind_of = part_of(reduce.source).value.type
+        is_small = isinstance(kind_of, UInt) and kind_of.bits != 32
+        if reduce.reducer == "count" or (reduce.reducer == "sum" and is_small):
+            # Eight codes of at most 16 bits.
+            return Item(
+                part_of(reduce.source),
+                BOOL if reduce.reducer == "count" else kind_of,
+                [f"int32_t {total} = 0;"],
+                lambda text: f"if (is_inside) {total} += static_cast<int32_t>({text});",
+                [f"{totals}[t] = {total};"],
+            )
         return Item(
             part_of(reduce.source),
             _counted(reduce.reducer),
@@ -407,7 +442,10 @@ class Kernels:
         """The sum of the decoded rows of a call, element by element, in one pass."""
         part = part_of(step.writes[0].value)
         add = self.lines.add
-        self.begin("rows", self.loop(step.size))
+        add("// A tile of the sum of the rows.")
+        self.lines.open(f"__device__ void {ROWS}(const DecodeCall& call, const Spot& spot) {{")
+        add(*_HEAD)
+        self._decode_head()
         self.lines.open("TF_HIPS_PHASE(t) {")
         add(
             "const int64_t first = spot.base + kEach * t;",
@@ -428,10 +466,29 @@ class Kernels:
         add("put8(sum, first, n, out);")
         self.lines.close()
         self.end()
+        self.begin("rows", self.loop(step.size))
+        add(f"{ROWS}(call, spot);")
+        self.end()
+
+    # Error feedback: what is left, tile by tile, by the kernel that writes the codes.
+
+    def decode_tile(self, writes: Sequence[nodes.Write], blocks: dict[int, nodes.Expr]) -> None:
+        """Decodes the tile that a kernel, the last one, has just encoded, if that can be done.
+
+        `blocks`: of the fields with an element per block of the tile, the block.
+        """
+        if self.decoder is None or not knows_tile(
+            self.decoder, self.side.gradient, writes, blocks, had_header=self._had_header
+        ):
+            return
+        self.decodes_tiles = True
+        self.lines.add(f"if (call.residual != nullptr) decode_kernels::{ROWS}(call.rest, spot);")
 
     # Blocks, and what is made of them in the same kernel.
 
-    def blocks(self, step: nodes.Store, after: Sequence[nodes.Sweep]) -> None:
+    def blocks(
+        self, step: nodes.Store, after: Sequence[nodes.Sweep], *, is_last: bool = False
+    ) -> None:
         """A block_reduce, and sweeps that need of it what their own tile made."""
         value = step.value
         if not isinstance(value, nodes.BlockReduce):
@@ -443,6 +500,7 @@ class Kernels:
         room = f"(kTile / kLanes) * call.tiles[{loop}]"
         member = self.array(kind, step.var.name, room)
         self.begin("blocks", loop)
+        self._had_header = self._is_header_written
         scope = self.scope()
         scope.unpack([part, value.block, value.init, part.size])
         elements, tile = scope.names.fresh("elements"), scope.names.fresh("tile_values")
@@ -481,6 +539,10 @@ class Kernels:
             else:
                 self._per_block(sweep, value, part.size)
         self.write_header(in_tiles=True)
+        if is_last and part.size == size_of(self.side.gradient):
+            per_block = [sweep for sweep in after if sweep.size != part.size]
+            blocks = {write.field: value.block for sweep in per_block for write in sweep.writes}
+            self.decode_tile([write for sweep in after for write in sweep.writes], blocks)
         self.end()
 
     def _per_block(self, sweep: nodes.Sweep, value: nodes.BlockReduce, size: nodes.Expr) -> None:
@@ -515,70 +577,3 @@ class Kernels:
 def _counted(reducer: str) -> Type:
     """As what elements enter a reduction of integers."""
     return BOOL if reducer in ("count", "and", "or") else INT
-
-
-def _size_of(vector: nodes.Var) -> nodes.Expr:
-    return nodes.Size(INT, vector.span, nodes.Ref(vector.type, vector.span, vector))
-
-
-def _reads(roots: Sequence[nodes.Expr], vector: nodes.Var) -> bool:
-    """Whether elements of a vector are needed, and not only their number."""
-    return any(
-        isinstance(expr, nodes.Index)
-        and isinstance(expr.array, nodes.Ref)
-        and expr.array.var is vector
-        for root in roots
-        for expr in walk(root)
-    )
-
-
-def _is_in_order(root: nodes.Expr, vector: nodes.Var) -> bool:
-    """Whether element i of a vector is read for element i only."""
-    part = part_of(root)
-    return all(
-        isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
-        for expr in walk(part)
-        if isinstance(expr, nodes.Index)
-        and isinstance(expr.array, nodes.Ref)
-        and expr.array.var is vector
-    )
-
-
-def shares_tiles(store: nodes.Store, step: nodes.Step, side: Side) -> bool:
-    """Whether a step can follow a block_reduce in its kernel: it needs what its own tile made."""
-    value = store.value
-    if not isinstance(value, nodes.BlockReduce) or not isinstance(step, nodes.Sweep):
-        return False
-    if side.is_decode or step.reduces or not free_vars(value.block) <= _params(side):
-        return False
-    whole = part_of(value.source).size
-    is_whole = step.size == whole and whole == _size_of(side.gradient)
-    is_per_block = step.size == blocks_in(whole, value.block)
-    known = side.known() | {store.var}
-    for write in step.writes:
-        if not isinstance(write.value, nodes.Elementwise) or not free_vars(write.value) <= known:
-            return False
-        part, kind = write.value, element(write.value.type)
-        reads = [
-            expr.index
-            for expr in walk(part)
-            if isinstance(expr, nodes.Index)
-            and isinstance(expr.array, nodes.Ref)
-            and expr.array.var is store.var
-        ]
-        if is_whole:
-            blocks = side.program.blocks
-            if any(block_of(index, part.position, blocks) != value.block for index in reads):
-                return False
-        elif is_per_block:
-            is_own = all(isinstance(i, nodes.Ref) and i.var is part.position for i in reads)
-            whole_bytes = kind == FLOAT or (isinstance(kind, UInt) and kind.bits in (8, 16, 32))
-            if not is_own or not whole_bytes:
-                return False
-        else:
-            return False
-    return True
-
-
-def _params(side: Side) -> set[nodes.Var]:
-    return {param.var for param in side.program.params}

@@ -264,7 +264,7 @@ class Selections:
         placed = kernels.array("Placed", "placed", "1")
         place_at = f"call.{places} + spot.chunk * call.{places}_room"
 
-        kernels.begin("places", loop)
+        kernels.begin("places", loop, is_check=True)
         scope = kernels.scope()
         scope.unpack([indices, indices.size, values.size, value.size, *useds])
         elements, most = self._whole(scope, indices), scope.names.fresh("most")
@@ -288,7 +288,7 @@ class Selections:
             self.lines.close()
         kernels.end()
 
-        kernels.begin("check", loop)
+        kernels.begin("check", loop, is_check=True)
         kernels.lines.open("{")
         add(
             f"const Placed placed_here = call.{placed}[spot.chunk];",

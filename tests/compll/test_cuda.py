@@ -19,7 +19,8 @@ from compll.passes import optimise
 from tests.compll.emulation import ADD, FINE, RESIDUAL, Emulated
 from tests.compll.support import SPECS, assert_same_floats, gradients, spec
 
-NAMES = sorted(path.stem for path in SPECS.glob("*.pse"))
+EVERY = sorted(path.stem for path in SPECS.glob("*.pse"))
+NAMES = [name for name in EVERY if not cuda.refusals(optimise(spec(name)))]
 # One of each kind: sums, noise, blocks with fused scales, odd widths, and what is kept.
 QUICK = ("onebit", "terngrad", "qsgd", "natural", "graddrop")
 ALL = [
@@ -201,6 +202,10 @@ def test_sorts_of_every_kind(tmp_path):
         for x in gradients(n).values():
             packets, _ = kernels.encode(x)
             np.testing.assert_array_equal(packets, reference.encode(x))
+
+
+def test_only_codecs_with_state_are_refused():
+    assert [name for name in EVERY if spec(name).state_names] == sorted(set(EVERY) - set(NAMES))
 
 
 def test_what_is_refused_is_said(tmp_path, capsys):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import compll
+from benchmarks.gpu.binding import ADD, FINE, RESIDUAL, SET, Key, table
 from compll import packet
 from compll.backends import cuda
 from compll.backends.toolchain import cache_folder, compiler, include_folder
@@ -20,10 +21,9 @@ from compll.passes import optimise
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+__all__ = ["ADD", "FINE", "RESIDUAL", "Emulated"]
 FOLDER = Path(__file__).parent
 FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Werror")
-FINE = 2**64 - 1
-SET, ADD, RESIDUAL = 0, 1, 3
 
 
 def build(program: compll.Program) -> Path:
@@ -54,35 +54,6 @@ def build(program: compll.Program) -> Path:
     return library
 
 
-class _Key(ctypes.Structure):
-    _fields_ = (
-        ("seed", ctypes.c_uint64),
-        ("step", ctypes.c_uint32),
-        ("tensor_id", ctypes.c_uint32),
-        ("offset", ctypes.c_uint64),
-    )
-
-
-_P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-
-
-class _Codec(ctypes.Structure):
-    _fields_ = (
-        ("abi_version", _I32),
-        ("name", ctypes.c_char_p),
-        ("spec_hash", ctypes.c_uint32),
-        ("num_params", _I32),
-        ("params", _P),
-        ("wire_bytes", ctypes.CFUNCTYPE(_I64, _P, _I64)),
-        ("scratch_bytes", ctypes.CFUNCTYPE(_I64, _P, _I64)),
-        ("encode", ctypes.CFUNCTYPE(_I32, _P, _P, _P, _P, _P, _I64, _P, _I64, _P, _I64, _P)),
-        (
-            "decode",
-            ctypes.CFUNCTYPE(_I32, _P, _P, _I64, _I32, _P, _I64, _I32, _P, _P, _I64, _P),
-        ),
-    )
-
-
 class Guarded:
     """A vector between bytes that must not change, `skew` bytes off alignment."""
 
@@ -106,9 +77,7 @@ class Emulated:
         self.program = program
         values = packet.parameter_values(program, params)
         self._library = ctypes.CDLL(str(build(program)))
-        getter = getattr(self._library, f"tf_hips_cuda_codec_{program.name}")
-        getter.restype = ctypes.POINTER(_Codec)
-        self.codec: _Codec = getter().contents
+        self.codec = table(self._library, program.name)
         self.values = (ctypes.c_double * max(1, len(values)))(*values.values())
 
     def order(self, *, backwards: bool) -> None:
@@ -133,7 +102,7 @@ class Emulated:
         scratch = self.scratch(n)
         kept = None if residual is None else residual.copy()
         at = None if kept is None else kept.ctypes.data
-        where = _Key(*(key.get(name, 0) for name in ("seed", "step", "tensor_id", "offset")))
+        where = Key(*(key.get(name, 0) for name in ("seed", "step", "tensor_id", "offset")))
         status = self.codec.encode(
             *(self.values, ctypes.byref(where), x.ctypes.data, at, at, n),
             *(packets.inside.ctypes.data, packets.inside.size),

@@ -58,10 +58,15 @@ struct Spot {
 };
 
 // `tiles`: of each chunk but the last.
-TF_HIPS_INLINE Spot find_spot(int64_t block, int64_t tiles) {
-  const int64_t chunk = block / tiles;
-  return {chunk, (block - chunk * tiles) * kTile};
+TF_HIPS_INLINE Spot find_spot(uint32_t block, int64_t tiles) {
+  // 32 bits: a division of 64 would cost as much as encoding a few elements.
+  const uint32_t each = static_cast<uint32_t>(tiles);
+  const uint32_t chunk = block / each;
+  return {chunk, static_cast<int64_t>(block - chunk * each) * kTile};
 }
+
+// The most blocks of threads that a kernel can have.
+constexpr int64_t kMaxBlocks = 0x7FFFFFFF;
 
 TF_HIPS_INLINE int64_t num_tiles(int64_t elements) {
   return elements <= kTile ? 1 : (elements + kTile - 1) / kTile;

@@ -83,7 +83,7 @@ TF_HIPS_INLINE uint32_t float_to_uint32(float x) {
 
 // A width that depends on parameters, and the largest code of that width.
 struct Width {
-  explicit Width(int64_t bits)
+  TF_HIPS_INLINE explicit Width(int64_t bits)
       : bits(static_cast<int32_t>(bits)), mask((1 << bits) - 1), top(static_cast<float>(mask)) {}
   int32_t bits;
   int32_t mask;

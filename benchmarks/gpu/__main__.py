@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs on a GPU: are they right, how near to the speed of memory, how far ahead of PyTorch.
+
+    check   packets, decoded values, sums and residuals of every codec, against the NumPy reference
+    share   the bytes that must be moved over the time, as a share of a device copy's bytes per time
+    call    what a call on 1024 floats takes
+    peers   the same algorithms in PyTorch, eager and compiled, over ours
+
+Times are between two events around many calls. What must be moved, in bytes per element: 4 for each
+time that the gradient is read (twice where a scale or a threshold of the whole chunk comes first),
+the packet's share, 8 for the residual, 4 for an output and 8 for one that is added to. A copy of n
+floats moves 8 n bytes. Needs nvcc and NumPy; PyTorch where it is there; no TensorFlow. Without a
+GPU everything is compiled, and "not run" is all that is said.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import compll
+from benchmarks.gpu import checks, machine, peers
+from benchmarks.gpu.binding import ADD, SET, Key
+from benchmarks.gpu.machine import ROOT, Gpu, GpuCodec, GpuError, Memory
+
+SIZES = (1 << 24, 1 << 26)
+CALL_SIZE, CALLS, MANY_CALLS, ROUNDS = 1024, 20, 1000, 5
+NUM_MERGED = 16
+SPECS = ROOT / "tf_hips/ops/specs"
+# How often an encoder must read the gradient, where not once.
+READS = {"terngrad": 2, "topk": 2}
+SPARSE = ("topk", "graddrop", "dgc")
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Builds, checks, measures and prints; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--codecs", nargs="+", help="some codecs; nothing is stored")
+    parser.add_argument("--arch", metavar="SM", help="compile for it alone, such as sm_90")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="nothing is stored")
+    parser.add_argument("--no-peers", action="store_true", help="nothing is stored")
+    options = parser.parse_args()
+    if not machine.build(options.arch):
+        print("bench-gpu: not compiled: nvcc is not here; not run")
+        return 0
+    gpu = Gpu()
+    if gpu.count == 0:
+        print("bench-gpu: compiled; not run: there is no GPU here")
+        return 0
+    names = options.codecs or sorted(path.stem for path in SPECS.glob("*.pse"))
+    everything = {name: compll.compile_spec(SPECS / f"{name}.pse") for name in names}
+    programs = {name: program for name, program in everything.items() if gpu.has(name)}
+    wrong = {name: checks.check(gpu, program) for name, program in programs.items()}
+    for name, found in wrong.items():
+        print(f"{name}: {'equal to the reference' if not found else '; '.join(found)}", flush=True)
+    good = {name: program for name, program in programs.items() if not wrong[name]}
+    rows = [row for size in options.sizes for row in _shares(gpu, good, size)]
+    rows += list(_calls(gpu, good))
+    if not options.no_peers:
+        rows += list(_peers(gpu, good, options.sizes))
+    rows += _targets(rows, wrong)
+    _show(rows)
+    if options.json is not None:
+        facts = {"gpu": gpu.name, "wrong": wrong, "rows": rows}
+        options.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    is_whole = options.codecs is None and tuple(options.sizes) == SIZES and not options.no_peers
+    if is_whole and not any(wrong.values()):
+        _store(rows, gpu.name)
+    met = [row["met"] for row in rows if row["target"]]
+    print(f"bench-gpu: {gpu.name}: {met.count('yes')} of {len(met)} targets met")
+    return 1 if any(wrong.values()) else 0
+
+
+def _row(codec: str, what: str, measured: float, unit: str, **more: Any) -> Row:
+    start = {"id": "", "codec": codec, "what": what, "measured": round(measured, 3), "unit": unit}
+    return {**start, "us": "", "GB/s": "", "target": "", "met": "", **more}
+
+
+def _median(times: Iterator[float]) -> float:
+    return statistics.median(times)
+
+
+def _shares(gpu: Gpu, programs: dict[str, compll.Program], n: int) -> Iterator[Row]:
+    x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    gradient, residual, out = (Memory(gpu, n, np.float32).put(x) for _ in range(3))
+    copies = (
+        gpu.milliseconds(
+            "gpu_time_copy",
+            machine.VOID(out.at),
+            machine.VOID(gradient.at),
+            machine.I64(4 * n),
+            machine.I32(CALLS),
+        )
+        for _ in range(ROUNDS)
+    )
+    copy = 8 * n / _median(copies)
+    label = f"{n >> 20} Mi"
+    yield _row("copy", label, 1, "share", **{"GB/s": round(copy / 1e6)})
+    for name, program in programs.items():
+        codec = GpuCodec(gpu, program, n)
+        wire, read = codec.wire_bytes, 4 * n * READS.get(name, 1)
+        packets = Memory(gpu, wire).put(codec.encode(gradient, Key(1, 2, 3, 0)))
+        rows = [packets] * NUM_MERGED
+
+        def encode(kept: Memory | None, codec: GpuCodec = codec) -> float:
+            return codec.time_encode(gradient, kept, CALLS)
+
+        def decode(count: int, mode: int, codec: GpuCodec = codec, rows: Any = rows) -> float:
+            return codec.time_decode(rows[:count], out, mode, CALLS)
+
+        residual.put(np.zeros(n, np.float32))
+        cases = {
+            "encode": (read + wire, lambda: encode(None)),
+            "encode, feedback": (read + wire + 8 * n, lambda: encode(residual)),
+            "decode": (wire + 4 * n, lambda: decode(1, SET)),
+            "decode, add": (wire + 8 * n, lambda: decode(1, ADD)),
+            f"merge of {NUM_MERGED}": (NUM_MERGED * wire + 4 * n, lambda: decode(NUM_MERGED, SET)),
+        }
+        for what, (moved, run) in cases.items():
+            time = _median(run() for _ in range(ROUNDS))
+            yield _row(
+                name,
+                f"{what}, {label}",
+                moved / time / copy,
+                "share",
+                us=round(1000 * time, 1),
+                **{"GB/s": round(moved / time / 1e6)},
+            )
+        codec.free()
+        packets.free()
+    for memory in (gradient, residual, out):
+        memory.free()
+
+
+def _calls(gpu: Gpu, programs: dict[str, compll.Program]) -> Iterator[Row]:
+    x = np.random.default_rng(0).standard_normal(CALL_SIZE, dtype=np.float32)
+    gradient, out = (Memory(gpu, CALL_SIZE, np.float32).put(x) for _ in range(2))
+    for name, program in programs.items():
+        codec = GpuCodec(gpu, program, CALL_SIZE)
+        encode = _median(codec.time_encode(gradient, None, MANY_CALLS) for _ in range(ROUNDS))
+        packets = Memory(gpu, codec.wire_bytes).put(codec.encode(gradient, Key(1, 2, 3, 0)))
+        decode = _median(codec.time_decode([packets], out, SET, MANY_CALLS) for _ in range(ROUNDS))
+        for what, time in (("call, encode", encode), ("call, decode", decode)):
+            yield _row(name, what, 1000 * time, "us")
+        codec.free()
+        packets.free()
+    gradient.free()
+    out.free()
+
+
+def _peers(gpu: Gpu, programs: dict[str, compll.Program], sizes: tuple[int, ...]) -> Iterator[Row]:
+    try:
+        known = peers.encoders()
+    except ImportError:
+        yield _row("", "PyTorch is not here: not compared", 0, "")
+        return
+    for n in sizes:
+        x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+        gradient = Memory(gpu, n, np.float32).put(x)
+        for name in known:
+            if name not in programs:
+                continue
+            codec = GpuCodec(gpu, programs[name], n)
+            ours = _median(codec.time_encode(gradient, None, CALLS) for _ in range(ROUNDS))
+            codec.free()
+            for compiled, what in ((False, "eager"), (True, "torch.compile")):
+                try:
+                    time = peers.milliseconds(name, n, CALLS, compiled=compiled)
+                except Exception as error:  # noqa: BLE001 - what PyTorch raises has no common base
+                    yield _row(name, f"PyTorch {what}: {type(error).__name__}", 0, "")
+                    continue
+                what = f"PyTorch {what}, {n >> 20} Mi"
+                yield _row(name, what, time / ours, "x", us=round(1000 * time, 1))
+        gradient.free()
+
+
+def _targets(rows: list[Row], wrong: dict[str, list[str]]) -> list[Row]:
+    """The rows of benchmarks/targets.toml: of all that a target speaks of, the slowest counts."""
+    text = (ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8")
+    found = []
+    for target in tomllib.loads(text)["target"]:
+        if target["command"] != "make bench-gpu":
+            continue
+        is_sparse, is_call = "sparse" in target["id"], target["id"].endswith("call")
+        names = [name for name in wrong if is_call or (name in SPARSE) == is_sparse]
+        values = [
+            row["measured"]
+            for row in rows
+            if row["codec"] in names
+            and row["what"].startswith("call" if is_call else ("encode", "decode"))
+        ]
+        worst = (max if is_call else min)(values, default=float("nan"))
+        bound = target.get("at_least", target.get("at_most"))
+        is_met = worst <= bound if "at_most" in target else worst >= bound
+        is_met = is_met and not any(wrong[name] for name in names)
+        shown = f"{'<=' if 'at_most' in target else '>='} {bound}"
+        found.append(
+            _row(
+                "",
+                target["figure"],
+                worst,
+                target["unit"],
+                id=target["id"],
+                target=shown,
+                met="yes" if is_met else "no",
+            )
+        )
+    return found
+
+
+def _show(rows: list[Row]) -> None:
+    """A plain table: this machine may lack what draws better ones."""
+    keys = list(rows[0])
+    texts = [keys, *([str(row[key]) for key in keys] for row in rows)]
+    widths = [max(len(line[k]) for line in texts) for k in range(len(keys))]
+    for line in texts:
+        print(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        )
+
+
+def _store(rows: list[Row], name: str) -> None:
+    try:
+        from benchmarks import harness
+    except ImportError as error:
+        print(f"bench-gpu: nothing is stored: {error.name} is not here")
+        return
+    note = f"{ROUNDS} rounds of {CALLS} calls; what is measured: see `benchmarks/gpu/__main__.py`."
+    harness.write("gpu", rows, command="make bench-gpu", note=note, gpu=name)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except GpuError as error:
+        print(f"bench-gpu: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are the packets of a GPU those of the NumPy reference, byte for byte?"""
+
+import numpy as np
+
+import compll
+from benchmarks.gpu.binding import ADD, FINE, SET, Key
+from benchmarks.gpu.machine import Floats, Gpu, GpuCodec, Memory
+from compll.packet import CHUNK
+
+SIZES = (0, 1, 17, 1025, 70_001, CHUNK + 1027, 2 * CHUNK)
+
+
+def tensors(n: int) -> dict[str, Floats]:
+    """Vectors that codecs must survive."""
+    rng = np.random.default_rng(n)
+    plain = rng.normal(size=n).astype(np.float32)
+    broken = plain.copy()
+    broken[n // 2 : n // 2 + 1] = np.nan
+    broken[n // 3 : n // 3 + 1] = np.inf
+    broken[n // 5 : n // 5 + 1] = -np.inf
+    return {
+        "plain": plain,
+        "denormal": plain * np.float32(1e-40),
+        "broken": broken,
+        "constant": np.full(n, np.float32(0.3)),
+    }
+
+
+def check(gpu: Gpu, program: compll.Program) -> list[str]:
+    """What differs, in words; nothing when all is equal."""
+    reference = compll.Reference(program)
+    wrong = []
+    for n in SIZES:
+        codec = GpuCodec(gpu, program, n)
+        vectors = [Memory(gpu, n, np.float32) for _ in range(3)]
+        rows = [Memory(gpu, codec.wire_bytes) for _ in range(3)]
+        for name, x in tensors(n).items():
+            wrong += _check_one(codec, reference, x, f"n={n} {name}", vectors, rows)
+        codec.free()
+        for memory in (*vectors, *rows):
+            memory.free()
+    return wrong
+
+
+def _check_one(
+    codec: GpuCodec,
+    reference: compll.Reference,
+    x: Floats,
+    where: str,
+    vectors: list[Memory],
+    rows: list[Memory],
+) -> list[str]:
+    wrong = []
+    gradient, residual, out = vectors
+    gradient.put(x)
+    key = {"seed": 2**63 + 5, "step": 3, "tensor_id": 9, "offset": 16}
+    expected = reference.encode(x, **key)
+    if not np.array_equal(codec.encode(gradient, Key(**key)), expected):
+        wrong.append(f"{where}: encode")
+    values = reference.decode(expected, x.size)
+    for row in rows:
+        row.put(expected)
+    out.put(x)
+    if codec.decode(rows[:1], out) != FINE or not _same(out.get(), values):
+        wrong.append(f"{where}: decode")
+    total = values
+    for _ in rows[1:]:
+        total = total + values
+    if codec.decode(rows, out, SET) != FINE or not _same(out.get(), total):
+        wrong.append(f"{where}: sum of {len(rows)}")
+    out.put(x)
+    if codec.decode(rows[:1], out, ADD) != FINE or not _same(out.get(), x + values):
+        wrong.append(f"{where}: decode, add")
+    rest = np.random.default_rng(1).normal(size=x.size).astype(np.float32)
+    residual.put(rest)
+    packets = codec.encode(gradient, Key(**key), residual)
+    with np.errstate(all="ignore"):
+        left = x + rest - reference.decode(packets, x.size)
+    left = np.where(np.isfinite(left), left, np.float32(0))
+    if not np.array_equal(packets, reference.encode(x + rest, **key)):
+        wrong.append(f"{where}: encode with feedback")
+    elif not _same(residual.get(), left):
+        wrong.append(f"{where}: residual")
+    bad = expected.copy()
+    bad[8] ^= 1
+    rows[1].put(bad)
+    out.put(x)
+    if codec.decode(rows, out) != 1 << 40 | 20 or not _same(out.get(), x):
+        wrong.append(f"{where}: a foreign packet")
+    return wrong
+
+
+def _same(found: Floats, expected: Floats) -> bool:
+    """Equal bit for bit, but for which NaN it is."""
+    good = ~np.isnan(expected)
+    is_nan = np.array_equal(np.isnan(found), np.isnan(expected))
+    return is_nan and np.array_equal(found[good].view("u4"), expected[good].view("u4"))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step reads, and so what can share a kernel of CUDA with it."""
+
+from collections.abc import Sequence
+
+from compll.backends.cuda_scope import Side, element, part_of
+from compll.ir import nodes
+from compll.ir.blocks import block_of
+from compll.ir.sizes import blocks_in
+from compll.ir.types import FLOAT, INT, UInt
+from compll.ir.walk import free_vars, walk
+
+
+def size_of(vector: nodes.Var) -> nodes.Expr:
+    """The number of elements of a vector that has a name."""
+    return nodes.Size(INT, vector.span, nodes.Ref(vector.type, vector.span, vector))
+
+
+def reads(roots: Sequence[nodes.Expr], vector: nodes.Var) -> bool:
+    """Whether elements of a vector are needed, and not only their number."""
+    return any(
+        isinstance(expr, nodes.Index)
+        and isinstance(expr.array, nodes.Ref)
+        and expr.array.var is vector
+        for root in roots
+        for expr in walk(root)
+    )
+
+
+def is_in_order(root: nodes.Expr, vector: nodes.Var) -> bool:
+    """Whether element i of a vector is read for element i only."""
+    part = part_of(root)
+    return all(
+        isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
+        for expr in walk(part)
+        if isinstance(expr, nodes.Index)
+        and isinstance(expr.array, nodes.Ref)
+        and expr.array.var is vector
+    )
+
+
+def shares_tiles(store: nodes.Store, step: nodes.Step, side: Side) -> bool:
+    """Whether a step can follow a block_reduce in its kernel: it needs what its own tile made."""
+    value = store.value
+    if not isinstance(value, nodes.BlockReduce) or not isinstance(step, nodes.Sweep):
+        return False
+    if side.is_decode or step.reduces or not free_vars(value.block) <= _params(side):
+        return False
+    whole = part_of(value.source).size
+    is_whole = step.size == whole and whole == size_of(side.gradient)
+    is_per_block = step.size == blocks_in(whole, value.block)
+    known = side.known() | {store.var}
+    for write in step.writes:
+        if not isinstance(write.value, nodes.Elementwise) or not free_vars(write.value) <= known:
+            return False
+        part, kind = write.value, element(write.value.type)
+        found = [
+            expr.index
+            for expr in walk(part)
+            if isinstance(expr, nodes.Index)
+            and isinstance(expr.array, nodes.Ref)
+            and expr.array.var is store.var
+        ]
+        if is_whole:
+            blocks = side.program.blocks
+            if any(block_of(index, part.position, blocks) != value.block for index in found):
+                return False
+        elif is_per_block:
+            is_own = all(isinstance(i, nodes.Ref) and i.var is part.position for i in found)
+            whole_bytes = kind == FLOAT or (isinstance(kind, UInt) and kind.bits in (8, 16, 32))
+            if not is_own or not whole_bytes:
+                return False
+        else:
+            return False
+    return True
+
+
+def _params(side: Side) -> set[nodes.Var]:
+    return {param.var for param in side.program.params}
+
+
+def knows_tile(
+    plan: nodes.Plan,
+    gradient: nodes.Var,
+    writes: Sequence[nodes.Write],
+    blocks: dict[int, nodes.Expr],
+    *,
+    had_header: bool,
+) -> bool:
+    """Whether all that decoding a tile needs was written by earlier kernels, or in this tile.
+
+    Args:
+        plan: one whose decode makes any element without the others.
+        gradient: of the encode.
+        writes: of the kernel.
+        blocks: of the fields with an element per block of the tile, the block.
+        had_header: earlier kernels have written the scalars.
+    """
+    decode, last = plan.program.decode, plan.decode[-1]
+    if decode is None or not isinstance(last, nodes.Sweep):
+        return False
+    if last.size != size_of(decode.gradient):
+        return False
+    part = part_of(last.writes[0].value)
+    if not all(is_in_order(write.value, gradient) for write in writes):
+        return False
+    here = {write.field for write in writes}
+    lets = [step.value for step in plan.decode if isinstance(step, nodes.Let)]
+    numbers = {item.var: number for number, item in enumerate(decode.fields)}
+    read = set().union(*map(free_vars, [part, *lets]))
+    has_scalars = any(item.size is None and item.var in read for item in decode.fields)
+    if has_scalars and not had_header:
+        return False
+    for root in (part, *lets):
+        for expr in walk(root):
+            if not isinstance(expr, nodes.Index) or not isinstance(expr.array, nodes.Ref):
+                continue
+            number = numbers.get(expr.array.var)
+            if number not in here:
+                continue
+            index = expr.index
+            if number in blocks:
+                block = block_of(index, part.position, plan.program.blocks)
+                if root is not part or block != blocks[number]:
+                    return False
+            elif not isinstance(index, nodes.Ref) or index.var is not part.position:
+                return False
+    return True
