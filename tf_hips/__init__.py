@@ -33,6 +33,7 @@ _HOMES = {
     "load": "tf_hips.ops",
     "local": "tf_hips.strategies",
     "natural": "tf_hips.ops",
+    "dgc": "tf_hips.ops",
     "onebit": "tf_hips.ops",
     "qsgd": "tf_hips.ops",
     "randomk": "tf_hips.ops",

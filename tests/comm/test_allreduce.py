@@ -39,7 +39,7 @@ def _compare_with_native_codecs():
 
     from tf_hips.comm import primitives
     from tf_hips.comm.allreduce import CompressedSum, segments
-    from tf_hips.ops import native
+    from tf_hips.ops import graph, native
     from tf_hips.ops.compressor import parse
 
     rank, size = primitives.rank(), primitives.size()
@@ -57,12 +57,14 @@ def _compare_with_native_codecs():
         "error_feedback(onebit)",
         "error_feedback(terngrad(bitwidth=2))",
         "terngrad(bitwidth=4)",
+        "dgc(ratio=0.3, momentum=0, clip_norm=20)",
     ):
         compressor = parse(text)
+        sums = compressor.for_sums
         total = CompressedSum(
             SIZES,
             compressor,
-            label=text.replace("(", ".").replace(")", "").replace("=", "."),
+            label="".join(letter if letter.isalnum() else "." for letter in text),
             worker_seed=native.derive_seed(3, f"worker/{rank}"),
             owner_seed=native.derive_seed(3, f"owner/{rank}"),
             make_variable=make_variable,
@@ -70,8 +72,11 @@ def _compare_with_native_codecs():
         run = tf.function(lambda values, step, total=total: total(values, step))
         plan = segments(SIZES, compressor, size)
         # The same computation in NumPy, all ranks at once.
-        feedback = compressor.has_residual
-        residuals = [[np.zeros(n, np.float32) for n in SIZES] for _ in range(size)]
+        feedback = compressor.has_state
+        residuals = [
+            [np.zeros(compressor.state_shape([n]) if feedback else n, np.float32) for n in SIZES]
+            for _ in range(size)
+        ]
         owner_residuals = [
             [np.zeros(part.num_elements, np.float32) for part in owned] for owned in plan
         ]
@@ -81,7 +86,12 @@ def _compare_with_native_codecs():
             # Eagerly in the first step, then in a graph: one state.
             inputs = [tf.constant(value) for value in gradients(rank, step)]
             results = (total if step == 0 else run)(inputs, tf.constant(step, tf.int64))
-            everyone = [gradients(of, step) for of in range(size)]
+            everyone = [
+                [value.numpy() for value in graph.clip(compressor, gradients(of, step), size)]
+                if compressor.clip_norm
+                else gradients(of, step)
+                for of in range(size)
+            ]
             sent = []
             for of in range(size):
                 seed = native.derive_seed(3, f"worker/{of}")
@@ -108,15 +118,13 @@ def _compare_with_native_codecs():
                         part.num_elements,
                     )
                     packet = native.encode(
-                        compressor,
+                        sums,
                         merged,
                         native.Key(seed, step, part.tensor, part.offset),
                         residual=owner_residuals[owner][index] if feedback else None,
                     )
                     where = slice(part.offset, part.offset + part.num_elements)
-                    expected[part.tensor][where] = native.decode(
-                        compressor, packet, part.num_elements
-                    )
+                    expected[part.tensor][where] = native.decode(sums, packet, part.num_elements)
             for position, (result, value) in enumerate(zip(results, expected, strict=True)):
                 np.testing.assert_array_equal(
                     result.numpy().view(np.uint32), value.view(np.uint32), err_msg=text
@@ -124,9 +132,10 @@ def _compare_with_native_codecs():
                 given[position] += sum(values[position].astype(np.float64) for values in everyone)
                 received[position] += result.numpy()
         if feedback:
-            # Nothing is lost: what was given is what was received and what waits in the residuals.
+            # Nothing is lost: what was given is what was received and what waits in the residuals
+            # (of a codec with state the last vector; its momentum is 0 here).
             waiting = [
-                sum(of[position].astype(np.float64) for of in residuals)
+                sum(np.atleast_2d(of[position])[-1].astype(np.float64) for of in residuals)
                 for position in range(len(SIZES))
             ]
             for owned, parts in zip(plan, owner_residuals, strict=True):

@@ -10,15 +10,30 @@ import numpy.typing as npt
 import compll
 import tf_hips.ops
 from tf_hips.ops import REGISTRY, Compressor
+from tf_hips.ops.registry import Algorithm
 
 Floats = npt.NDArray[np.float32]
 SPECS = Path(tf_hips.ops.__file__).parent / "specs"
 
 
 def variants() -> list[Compressor]:
-    """Every algorithm with its defaults, and with the ends of each parameter's range."""
+    """Every algorithm without state, with its defaults and with the ends of each parameter's range.
+
+    Those with state are in tests/ops/test_state.py.
+    """
+    return _variants([a for a in REGISTRY.values() if not a.state_names])
+
+
+def stateful_variants() -> list[Compressor]:
+    """The same of the algorithms with state; what no codec sees makes no difference."""
+    found = _variants([a for a in REGISTRY.values() if a.state_names])
+    different = {(c.name, c.codec_params): c for c in reversed(found)}
+    return list(reversed(different.values()))
+
+
+def _variants(algorithms: list[Algorithm]) -> list[Compressor]:
     found = []
-    for algorithm in REGISTRY.values():
+    for algorithm in algorithms:
         found.append(Compressor(algorithm.name))
         for parameter in algorithm.parameters:
             for value in (parameter.minimum, parameter.maximum):
@@ -42,7 +57,7 @@ def reference(compressor: Compressor) -> compll.Reference:
     """The NumPy interpreter of a compressor's codec: what every back end must equal."""
     codec = compressor.codec
     program = compll.compile_spec(SPECS / f"{codec.name}.pse")
-    return compll.Reference(program, **dict(codec.params))
+    return compll.Reference(program, **dict(codec.codec_params))
 
 
 def gradient(n: int, seed: int = 0) -> Floats:

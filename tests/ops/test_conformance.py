@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 KEY = Key(seed=0x9E3779B97F4A7C15, step=5, tensor_id=3)
 SIZES = [0, 1, 7, 8, 1023]
 LARGE = [10**6 + 3, CHUNK + 5]
-DEFAULTS = [Compressor(name) for name in REGISTRY]
+DEFAULTS = [Compressor(name) for name, a in REGISTRY.items() if not a.state_names]
 
 each = pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)
 each_with_feedback = pytest.mark.parametrize(
@@ -338,6 +338,7 @@ def test_registry_says_what_the_library_says() -> None:
         assert facts == [
             (p.name, isinstance(p.default, int), *map(p.checked, (p.default, p.minimum, p.maximum)))
             for p in REGISTRY[codec.name.decode()].parameters
+            if p.is_codec
         ]
         assert codec.is_fixed_size == 1
 

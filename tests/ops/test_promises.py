@@ -159,6 +159,7 @@ BLOCK = 7.25  # stands for the largest finite value of the block
 NOT_FINITE: dict[str, tuple[tuple[float, float, float], bool] | None] = {
     "bf16": ((NAN, INF, -INF), True),
     "bisparse": None,
+    "dgc": None,
     "fp16": ((NAN, INF, -INF), True),
     "fp32": ((NAN, INF, -INF), True),
     "fp8": ((NAN, BLOCK, -BLOCK), True),

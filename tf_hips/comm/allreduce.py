@@ -6,7 +6,7 @@ Plain: gradients of one type are joined in buckets, one allreduce each. Compress
     encode     every rank encodes each tensor (its gradient plus its residual), chunk by chunk
     alltoall   each packet goes to the rank that owns its chunk
     merge      the owner sums the W packets of a chunk in rank order, adds its own residual, and
-               encodes again
+               encodes again, with the compressor's `for_sums`
     allgather  the merged packets go to everyone, and everyone decodes the same bytes
 
 Two collectives whatever the number of tensors, each sending about one encoded model per rank. What
@@ -182,16 +182,21 @@ class CompressedSum:
         self._owner_seed = owner_seed
         self._plan = segments(sizes, compressor, primitives.size())
         self._owned = self._plan[primitives.rank()]
+        self._sums = sums = compressor.for_sums
         self.residuals: dict[int, tf.Variable] = {}
         self.owner_residuals: list[tf.Variable] = []
-        if compressor.has_residual and primitives.size() > 1:
+        if compressor.has_state and primitives.size() > 1:
+            kept = "residual" if compressor.has_residual else "state"
             self.residuals = {
-                tensor: make_variable(tf.zeros([size]), f"residual_{tensor}")
+                tensor: make_variable(tf.zeros(compressor.state_shape([size])), f"{kept}_{tensor}")
                 for tensor, size in enumerate(sizes)
                 if size
             }
+        if sums.has_state and primitives.size() > 1:
             self.owner_residuals = [
-                make_variable(tf.zeros([part.num_elements]), f"owner_residual_{part.tensor}")
+                make_variable(
+                    tf.zeros(sums.state_shape([part.num_elements])), f"owner_residual_{part.tensor}"
+                )
                 for part in self._owned
             ]
 
@@ -208,14 +213,15 @@ class CompressedSum:
         """
         if primitives.size() == 1 or not any(self._sizes):
             return [tf.identity(vector) for vector in vectors]
-        mine = self._encode(vectors, step)
+        mine = self._encode(graph.clip(self._compressor, vectors, primitives.size()), step)
         owner_bytes = [sum(part.num_bytes for part in owned) for owned in self._plan]
         received = primitives.alltoall(mine, owner_bytes, f"{self._label}.packets")
         merged = self._merge(
             tf.reshape(received, [primitives.size(), owner_bytes[primitives.rank()]]), step
         )
         everything = primitives.allgather(merged, f"{self._label}.merged")
-        return self._decode(tf.ensure_shape(everything, [sum(owner_bytes)]))
+        num_bytes = sum(self._sums.wire_bytes(size) for size in self._sizes if size)
+        return self._decode(tf.ensure_shape(everything, [num_bytes]))
 
     def _encode(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> tf.Tensor:
         packets = []
@@ -245,7 +251,7 @@ class CompressedSum:
         begin = 0
         for index, part in enumerate(self._owned):
             residual = self.owner_residuals[index] if self.owner_residuals else None
-            packet, new_residual = graph.merge_encode(
+            packet, new_residual = graph.recode_sum(
                 self._compressor,
                 rows[:, begin : begin + part.num_bytes],
                 part.num_elements,
@@ -268,8 +274,8 @@ class CompressedSum:
             if not size:
                 vectors.append(tf.zeros([0]))
                 continue
-            num_bytes = self._compressor.wire_bytes(size)
+            num_bytes = self._sums.wire_bytes(size)
             packet = packets[begin : begin + num_bytes]
-            vectors.append(graph.decode(self._compressor, packet, size))
+            vectors.append(graph.decode(self._sums, packet, size))
             begin += num_bytes
         return vectors

@@ -16,6 +16,7 @@ __all__ = [
     "Parameter",
     "bf16",
     "bisparse",
+    "dgc",
     "error_feedback",
     "fp8",
     "fp16",
@@ -59,6 +60,34 @@ def bisparse(ratio: float = 0.01) -> Compressor:
         ratio: the largest share of a chunk's elements that is sent, in [0.001, 1].
     """
     return Compressor("bisparse", (("ratio", ratio),))
+
+
+def dgc(
+    ratio: float = 0.01, momentum: float = 0.9, nesterov: bool | int = False, clip_norm: float = 0.0
+) -> Compressor:
+    """Deep gradient compression (Lin et al., 2018): top-k with momentum before it, not behind it.
+
+    6.5 bytes per element sent. Biased, with a residual of its own: `error_feedback` around it is
+    refused. Momentum lives here, in each worker: give the optimizer none. One worker alone encodes
+    nothing, and so has no momentum. Sums are sent on by `Compressor.for_sums`, exact top-k of four
+    times the ratio with error feedback.
+
+    Args:
+        ratio: the share of a chunk's elements that is sent, in [0.001, 1].
+        momentum: the share of the velocity that each step keeps, in [0, 0.9999].
+        nesterov: Nesterov's momentum (the paper's appendix B).
+        clip_norm: the norm that the gradients of all variables together, summed over the workers,
+            are meant to have at most; each of N encoders clips its own to clip_norm / sqrt(N)
+            before the velocity (section 3.2). A strategy does that: a codec sees one chunk of one
+            gradient. 0 clips nothing.
+
+    Raises:
+        TypeError: an argument is not a number of its kind.
+        ValueError: one is out of its range.
+    """
+    number = int(nesterov) if isinstance(nesterov, bool) else nesterov
+    params = (("ratio", ratio), ("momentum", momentum), ("nesterov", number))
+    return Compressor("dgc", (*params, ("clip_norm", clip_norm)))
 
 
 def fp32() -> Compressor:
@@ -200,7 +229,7 @@ def error_feedback(compressor: Compressor) -> Compressor:
 
     Raises:
         TypeError: `compressor` is not a Compressor.
-        ValueError: it has error feedback already.
+        ValueError: it has error feedback already, or keeps state of its own, such as dgc().
     """
     if not isinstance(compressor, Compressor):
         raise TypeError(

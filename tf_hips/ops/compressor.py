@@ -7,7 +7,9 @@ this text travels between processes, so two compressors are the same if and only
 """
 
 import dataclasses
+import math
 import re
+from collections.abc import Sequence
 
 from tf_hips.ops import growth, jit, native
 
@@ -60,6 +62,11 @@ class Compressor:
                     "`error_feedback` must wrap one codec without error feedback. "
                     f"Received: inner={self.inner and self.inner.text}, params={self.params}"
                 )
+            if self.inner.has_state:
+                raise ValueError(
+                    "`error_feedback` must wrap a codec without state: one with state keeps what "
+                    f"it does not send itself. Received: inner={self.inner.text}"
+                )
             algorithm = jit.algorithm(self.inner.name)
             if algorithm.is_loaded and growth.diverges(self.inner):
                 raise ValueError(
@@ -91,9 +98,64 @@ class Compressor:
         return self if self.inner is None else self.inner.codec
 
     @property
+    def codec_params(self) -> tuple[tuple[str, int | float], ...]:
+        """(name, value) of the parameters that the codec's specification has."""
+        known = {p.name for p in jit.algorithm(self.name).parameters if p.is_codec}
+        return tuple((name, value) for name, value in self.params if name in known)
+
+    @property
     def has_residual(self) -> bool:
-        """Whether encoding reads and writes a residual: float32, of the gradient's shape."""
+        """Whether this is error feedback: what encoding keeps is a residual."""
         return self.name == ERROR_FEEDBACK
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What encoding keeps from call to call, by name.
+
+        ("residual",) under error feedback, the states of the specification for a codec with state,
+        nothing for others.
+        """
+        return ("residual",) if self.has_residual else jit.algorithm(self.name).state_names
+
+    @property
+    def has_state(self) -> bool:
+        """Whether encoding reads and writes something that outlives the call; see `state_shape`."""
+        return bool(self.state_names)
+
+    def state_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of what encoding keeps, float32, zeros at first, for a gradient of `shape`.
+
+        Under error feedback that of the gradient; for a codec with state `[states, elements]`.
+
+        Raises:
+            ValueError: encoding keeps nothing.
+        """
+        if not self.has_state:
+            raise ValueError(f"encoding must keep something. Received: {self.text}")
+        if self.has_residual:
+            return tuple(shape)
+        return len(self.state_names), math.prod(shape)
+
+    @property
+    def for_sums(self) -> "Compressor":
+        """What encodes sums of decoded packets again, on an owner's or a server's way back.
+
+        This compressor itself, unless its codec has state: a momentum that is in the packets must
+        not be applied to their sum once more. Then another one, without momentum: for `dgc`
+        `error_feedback(topk(...))` of four times its ratio, for loaded codecs `fp32`.
+        """
+        algorithm = jit.algorithm(self.codec.name)
+        if not algorithm.state_names:
+            return self
+        return parse("fp32" if algorithm.sums is None else algorithm.sums(dict(self.params)))
+
+    @property
+    def clip_norm(self) -> float:
+        """The norm that all gradients together are clipped to before they are encoded; 0: not.
+
+        It is that of the sum over N encoders: each clips its own to clip_norm / sqrt(N).
+        """
+        return float(dict(self.params).get("clip_norm", 0.0)) if self.inner is None else 0.0
 
     @property
     def is_unbiased(self) -> bool:
@@ -124,6 +186,20 @@ class Compressor:
 
     def __str__(self) -> str:
         return self.text
+
+
+def check_for_sums(compressor: Compressor) -> Compressor:
+    """Passes on a compressor that encodes sums.
+
+    Raises:
+        ValueError: its codec has state, a momentum that the summands went through already.
+    """
+    if compressor.for_sums != compressor:
+        raise ValueError(
+            f"sums must be encoded without momentum, such as by {compressor.for_sums.text}. "
+            f"Received: {compressor.text}"
+        )
+    return compressor
 
 
 def resolve(value: Compressor | str) -> Compressor:

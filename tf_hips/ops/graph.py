@@ -6,12 +6,14 @@ pure functions of their inputs and attributes: state (residuals, steps) belongs 
 have no gradients.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tf_hips.ops import jit, library
-from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.compressor import Compressor, check_for_sums
 
 Tensor: TypeAlias = Any
 """A tf.Tensor; TensorFlow ships no types that mypy can check."""
@@ -36,15 +38,21 @@ def encode(
         step: in [0, 2^32), an int or an integer scalar.
         tensor_id: position of the tensor in its model.
         offset: index in its tensor of the first element encoded.
-        residual: float32 of the gradient's shape; given if and only if `compressor.has_residual`.
+        residual: what encoding keeps, float32 of `compressor.state_shape`; given if and only if
+            `compressor.has_state`.
 
     Returns:
-        The packets (uint8, 1-D, all chunks concatenated), and the new residual or None.
+        The packets (uint8, 1-D, all chunks concatenated), and what is kept now, or None.
     """
     _check_residual(compressor, residual)
     key = {"seed": _seed(seed), "step": _step(step), "tensor_id": tensor_id, "offset": offset}
     if residual is None:
         return _op(compressor, "encode")(gradient=gradient, **key), None
+    if not compressor.has_residual:
+        packet, new_state = _op(compressor, "encode_state")(
+            gradient=gradient, state=residual, **key
+        )
+        return packet, new_state
     packet, new_residual = _op(compressor, "encode_feedback")(
         gradient=gradient, residual=residual, **key
     )
@@ -92,7 +100,8 @@ def merge_encode(
     """Merges the rows of `packets` (uint8 [W, B]) and encodes the sum again.
 
     With error feedback both happen chunk by chunk in one op, and `residual` is float32
-    [num_elements].
+    [num_elements]. Codecs with state encode no sums: a momentum would be applied twice.
+    `recode_sum` takes any compressor.
 
     Returns:
         The packets of the sum (uint8 [B]), and the new residual or None.
@@ -100,6 +109,7 @@ def merge_encode(
     Raises:
         tf.errors.InvalidArgumentError, ValueError: as for `decode`.
     """
+    check_for_sums(compressor)
     _check_residual(compressor, residual)
     if residual is None:
         total = merge(compressor, packets, num_elements)
@@ -116,12 +126,51 @@ def merge_encode(
     return packet, new_residual
 
 
+def recode_sum(
+    compressor: Compressor, packets: Tensor, num_elements: int, kept: Tensor | None, **key: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Merges the rows of `packets`, encoded with `compressor`, and encodes with its `for_sums`.
+
+    Args:
+        compressor: what the rows were encoded with.
+        packets: uint8 [W, B].
+        num_elements: of each tensor.
+        kept: what `compressor.for_sums` keeps, if anything.
+        **key: `seed`, `step`, `tensor_id` and `offset`, as for `encode`.
+
+    Returns:
+        The packets of the sum, for `decode` with `compressor.for_sums`, and what is kept now.
+
+    Raises:
+        tf.errors.InvalidArgumentError, ValueError: as for `decode`.
+    """
+    sums = compressor.for_sums
+    if sums == compressor:
+        return merge_encode(sums, packets, num_elements, kept, **key)
+    return encode(sums, merge(compressor, packets, num_elements), residual=kept, **key)
+
+
+def clip(compressor: Compressor, vectors: Sequence[Tensor], num_encoders: int) -> list[Tensor]:
+    """Scales vectors down together to a norm of `compressor.clip_norm / sqrt(num_encoders)`.
+
+    Args:
+        compressor: what they will be encoded with; without `clip_norm`, or where their norm is
+            smaller, they stay as they are.
+        vectors: gradients of one step, float32.
+        num_encoders: how many such lists are summed.
+    """
+    if not compressor.clip_norm:
+        return list(vectors)
+    clipped, _ = tf.clip_by_global_norm(vectors, compressor.clip_norm / math.sqrt(num_encoders))
+    return list(clipped)
+
+
 def _op(compressor: Compressor, kind: str) -> Any:
     """The generated wrapper of one op, with the codec's parameters filled in."""
     codec = compressor.codec
     algorithm = jit.algorithm(codec.name)
     function = getattr(library.ops(tf), f"tf_hips_{algorithm.op}_{kind}")
-    params: dict[str, Any] = dict(codec.params)
+    params: dict[str, Any] = dict(codec.codec_params)
     if algorithm.is_loaded:
         # One op for all of them: see cc/tf/loaded_ops.cc.
         values = [
@@ -155,8 +204,8 @@ def _integers(value: Tensor | int, name: str) -> Tensor:
 
 
 def _check_residual(compressor: Compressor, residual: Tensor | None) -> None:
-    if compressor.has_residual != (residual is not None):
+    if compressor.has_state != (residual is not None):
         raise ValueError(
-            "`residual` must be given if and only if the compressor has error feedback. "
+            "`residual` must be given if and only if the compressor has error feedback or state. "
             f"Received: {compressor.text}, residual={'None' if residual is None else 'a tensor'}"
         )

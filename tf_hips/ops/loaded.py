@@ -36,8 +36,11 @@ class _Param(ctypes.Structure):
     )
 
 
+_FUNCTIONS = ("max_body_bytes", "encode", "decode", "encode_feedback", "merge")
+
+
 class _Table(ctypes.Structure):
-    """The beginning of TfHipsCodec of cc/runtime/codec.h: all that is read here."""
+    """TfHipsCodec of cc/runtime/codec.h."""
 
     _fields_ = (
         ("abi_version", ctypes.c_int32),
@@ -45,6 +48,11 @@ class _Table(ctypes.Structure):
         ("spec_hash", ctypes.c_uint32),
         ("num_params", ctypes.c_int32),
         ("params", ctypes.POINTER(_Param)),
+        ("is_fixed_size", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in _FUNCTIONS),
+        ("num_states", ctypes.c_int32),
+        ("state_names", ctypes.POINTER(ctypes.c_char_p)),
+        ("encode_state", ctypes.c_void_p),
     )
 
 
@@ -101,7 +109,8 @@ def add(path: Path) -> registry.Algorithm:
                 f"its specification. Received: {held.abi_version}"
             )
         parameters = tuple(_parameter(held.params[i]) for i in range(held.num_params))
-        algorithm = registry.Algorithm(name, op="loaded", parameters=parameters)
+        states = tuple(held.state_names[i].decode("ascii") for i in range(held.num_states))
+        algorithm = registry.Algorithm(name, op="loaded", parameters=parameters, state_names=states)
         library.add_codec(name, address)
         _tables[name] = address
         registry.add(algorithm)

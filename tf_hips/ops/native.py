@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -93,8 +94,8 @@ def encode(
         compressor: what to encode with.
         x: float32 of any shape, C-contiguous.
         key: where randomness comes from.
-        residual: float32 of the same size, updated in place; given if and only if
-            `compressor.has_residual`.
+        residual: what encoding keeps, float32 of `compressor.state_shape`, updated in place;
+            given if and only if `compressor.has_state`.
         out: uint8 of at least `compressor.wire_bytes(x.size)`; made when None.
 
     Returns:
@@ -106,9 +107,11 @@ def encode(
     """
     _check_residual(compressor, residual)
     values = _floats(x, "x")
-    kept = None if residual is None else _floats(residual, "residual", size=values.size, write=True)
+    kept = _kept(compressor, residual, values.size)
     packets = _packets_for(compressor, values.size, out)
     codec, params = _codec(compressor.codec)
+    if kept is not None and not compressor.has_residual:
+        return _encode_state(compressor, values, key, kept, packets)
     written = _functions().encode(
         codec,
         params,
@@ -120,6 +123,28 @@ def encode(
         packets.size,
     )
     return packets[: _checked(written, compressor)]
+
+
+def _encode_state(
+    compressor: "Compressor", values: Floats, key: Key, state: Floats, packets: Bytes
+) -> Bytes:
+    """Encodes with a codec that has state, which becomes the new one if that succeeds."""
+    codec, params = _codec(compressor.codec)
+    new_state = np.empty_like(state)
+    written = _functions().encode_state(
+        codec,
+        params,
+        _c_key(key),
+        values.ctypes.data,
+        state.ctypes.data,
+        new_state.ctypes.data,
+        values.size,
+        packets.ctypes.data,
+        packets.size,
+    )
+    size = _checked(written, compressor)
+    state[...] = new_state
+    return packets[:size]
 
 
 def decode(
@@ -203,8 +228,13 @@ def merge_encode(
         ValueError: `packets` is empty, sizes differ, or a residual is missing or superfluous.
     """
     _check_size(n)
+    if compressor.has_state and not compressor.has_residual:
+        raise ValueError(
+            f"sums must be encoded without momentum, such as by {compressor.for_sums.text}. "
+            f"Received: {compressor.text}"
+        )
     _check_residual(compressor, residual)
-    kept = None if residual is None else _floats(residual, "residual", size=n, write=True)
+    kept = _kept(compressor, residual, n)
     rows, pointers, sizes = _rows(packets)
     merged = _packets_for(compressor, n, out)
     bad_row = ctypes.c_int32(-1)
@@ -260,6 +290,9 @@ class _Functions:
         self.find_codec = function("find_codec", pointer, ctypes.c_char_p)
         self.wire_bytes = function("wire_bytes", i64, *codec, i64)
         self.encode = function("encode", i64, *codec, key, pointer, pointer, i64, pointer, i64)
+        self.encode_state = function(
+            "encode_state", i64, *codec, key, pointer, pointer, pointer, i64, pointer, i64
+        )
         self.decode = function("decode", i32, *codec, pointer, i64, pointer, i64, i32)
         self.merge = function("merge", i32, *codec, *rows, pointer, i64, bad_row)
         self.merge_encode = function(
@@ -291,7 +324,7 @@ def _codec(codec: "Compressor") -> "tuple[int, ctypes.Array[ctypes.c_double]]":
         raise errors.LibraryError(
             f"{library.NATIVE_PATH.name} has no codec {codec.name!r}; run `make build`"
         )
-    values = [float(value) for _, value in codec.params]
+    values = [float(value) for _, value in codec.codec_params]
     return found, (ctypes.c_double * len(values))(*values)
 
 
@@ -357,11 +390,19 @@ def _check_size(n: int) -> None:
 
 
 def _check_residual(compressor: "Compressor", residual: Floats | None) -> None:
-    if compressor.has_residual != (residual is not None):
+    if compressor.has_state != (residual is not None):
         raise ValueError(
-            "`residual` must be given if and only if the compressor has error feedback. "
+            "`residual` must be given if and only if the compressor has error feedback or state. "
             f"Received: {compressor.text}, residual={'None' if residual is None else 'an array'}"
         )
+
+
+def _kept(compressor: "Compressor", residual: Floats | None, n: int) -> Floats | None:
+    """What encoding n elements keeps, checked."""
+    if residual is None:
+        return None
+    size = math.prod(compressor.state_shape((n,)))
+    return _floats(residual, "residual", size=size, write=True)
 
 
 def _floats(array: Any, name: str, size: int | None = None, write: bool = False) -> Floats:

@@ -10,7 +10,7 @@ and nothing imports TensorFlow.
 import dataclasses
 import difflib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Parameter:
         maximum: largest value allowed.
         is_power_of_two: only powers of two are allowed.
         words: names of values, such as ("e4m3", 3), which may be written in their place.
+        is_codec: whether the specification has it; else it is for what stands around the codec.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Parameter:
     maximum: int | float
     is_power_of_two: bool = False
     words: tuple[tuple[str, int], ...] = ()
+    is_codec: bool = True
 
     @property
     def is_integer(self) -> bool:
@@ -114,6 +116,9 @@ class Algorithm:
             more than it is given, so residuals grow without bound.
         reach: name of the parameter that is the most which an element passes on per step; None
             where there is no such limit. Error feedback needs gradients that are mostly smaller.
+        state_names: vectors that its encoder keeps from call to call, in the specification's order.
+        sums: for a codec with state, the text of the compressor that encodes sums of its packets
+            again, by values of its parameters; None: fp32.
     """
 
     name: str
@@ -122,6 +127,8 @@ class Algorithm:
     is_unbiased: bool = False
     feedback_minimum: tuple[tuple[str, int | float], ...] = ()
     reach: str | None = None
+    state_names: tuple[str, ...] = ()
+    sums: Callable[[Mapping[str, int | float]], str] | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -156,11 +163,33 @@ def _block(name: str, default: int) -> Parameter:
 # The share of the elements that a sparse codec sends.
 _RATIO = Parameter("ratio", default=0.01, minimum=0.001, maximum=1.0)
 
+
+def _sums_of_dgc(params: Mapping[str, int | float]) -> str:
+    """What sends on sums of dgc's packets: the momentum is in them already.
+
+    Four workers whose largest elements do not meet fill 4 * ratio of a sum: for up to four, all of
+    it goes on (but for rounding in small tensors). What is more waits in a residual.
+    """
+    return f"error_feedback(topk(ratio={min(1.0, 4 * params['ratio']):.6g}))"
+
+
 REGISTRY: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm("bf16", op="bf16"),
         Algorithm("bisparse", op="bisparse", parameters=(_RATIO,)),
+        Algorithm(
+            "dgc",
+            op="dgc",
+            parameters=(
+                _RATIO,
+                Parameter("momentum", default=0.9, minimum=0.0, maximum=0.9999),
+                Parameter("nesterov", default=0, minimum=0, maximum=1),
+                Parameter("clip_norm", default=0.0, minimum=0.0, maximum=1e6, is_codec=False),
+            ),
+            state_names=("velocity", "residual"),
+            sums=_sums_of_dgc,
+        ),
         Algorithm("fp16", op="fp16"),
         Algorithm("fp32", op="fp32", is_unbiased=True),
         Algorithm(

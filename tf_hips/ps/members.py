@@ -120,7 +120,9 @@ class Members:
                 f"`seed` must have at most 64 bits. Received: seed={str(seed)[:40]}"
             )
         uplink = _canonical("compression", compression)
-        down = uplink if downlink == SAME else _canonical("downlink", downlink)
+        if downlink == SAME:
+            downlink = compressors.parse(uplink).for_sums.text
+        down = _canonical("downlink", downlink)
         return Child(process, workers, uplink, down, seed)
 
     def admit(self, position: int, child: Child) -> Child:
@@ -193,6 +195,7 @@ class Members:
 
 def _canonical(what: str, text: str) -> str:
     try:
-        return compressors.parse(text).text
+        found = compressors.parse(text)
+        return (compressors.check_for_sums(found) if what == "downlink" else found).text
     except (ValueError, LibraryError) as error:  # no compiler here for a codec of theirs
         raise ProtocolError(f"`{what}` is unknown to the server: {error}") from error

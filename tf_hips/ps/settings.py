@@ -98,9 +98,9 @@ def terms_of(config: ServerConfig) -> Terms:
         compression = compressors.resolve(compression).text
     downlink = config.downlink
     if downlink == SAME:
-        downlink = compression
+        downlink = compression and compressors.parse(compression).for_sums.text
     elif downlink is not None:
-        downlink = compressors.resolve(downlink).text
+        downlink = compressors.check_for_sums(compressors.resolve(downlink)).text
     return Terms(
         config.parties,
         compression,

@@ -260,7 +260,7 @@ class Store:
                 current.refusals.append(text)
             raise NonFiniteError(text)
         residual = self._residuals[chunk]
-        if self._downlink.has_residual and residual is None:
+        if self._downlink.has_state and residual is None:
             residual = self._residuals[chunk] = np.zeros(where.size, np.float32)
         key = native.Key(self._seed, current.number, where.tensor, where.offset)
         return native.encode(self._downlink, merged, key, residual=residual)

@@ -34,7 +34,7 @@ from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.allreduce import CompressedSum, plain
 from tf_hips.errors import ProtocolError
 from tf_hips.ops import algorithms, graph
-from tf_hips.ops.compressor import Compressor, parse, resolve
+from tf_hips.ops.compressor import Compressor, check_for_sums, parse, resolve
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.from_rank_0 import from_rank_0
@@ -77,8 +77,8 @@ class HierarchicalPS(PartyStrategy):
         Args:
             compression: encoding of the way up; None takes what the run's configuration names, and
                 sends float32 values if it names nothing.
-            downlink: encoding of the way down: "same" as up, another one, or None for float32
-                values.
+            downlink: encoding of the way down: "same" as up (`Compressor.for_sums` of it),
+                another one, or None for float32 values.
             local_compression: encoding inside the party; None sums exactly, which is right for fast
                 links.
             intra: how the workers of a party meet; "horovod" is what there is.
@@ -96,7 +96,9 @@ class HierarchicalPS(PartyStrategy):
             raise ValueError(f'`intra` must be "horovod". Received: intra={intra!r}')
         config = config if config is not None else configuration.current()
         self._up = chosen_compression(compression, config) or algorithms.fp32()
-        self._down = self._up if downlink == _SAME else _compressor(downlink)
+        self._down = (
+            self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
+        )
         self._local = None if local_compression is None else resolve(local_compression)
         self._client: Client | None = None
         self._welcome: Welcome | None = None
@@ -325,9 +327,13 @@ class _Uplink:
         self._seed = derive_seed(run.seed, f"party/{run.uplink.site if run.uplink else ''}")
         self._down_bytes = [self._down.wire_bytes(size) if size else 0 for size in sizes]
         self.residuals: dict[int, tf.Variable] = {}
-        if self._up.has_residual and primitives.rank() == 0:
+        self._num_parties = len(strategy._welcome.parties) if strategy._welcome is not None else 1
+        if self._up.has_state and primitives.rank() == 0:
+            kept = "residual" if self._up.has_residual else "state"
             self.residuals = {
-                position: strategy._make_variable(tf.zeros([size]), f"uplink_residual_{position}")
+                position: strategy._make_variable(
+                    tf.zeros(self._up.state_shape([size])), f"uplink_{kept}_{position}"
+                )
                 for position, size in enumerate(sizes)
                 if size
             }
@@ -338,7 +344,8 @@ class _Uplink:
         inputs: list[tf.Tensor] = []
         residuals: list[tuple[tf.Variable, tf.Tensor]] = []
         if primitives.rank() == 0:
-            packets, residuals = self._encode(vectors, step)
+            clipped = graph.clip(self._up, vectors, self._num_parties)
+            packets, residuals = self._encode(clipped, step)
             inputs = [step, packets]
         reply = from_rank_0(
             self._exchange,

@@ -5,8 +5,10 @@ For each list of gradients that an optimizer hands over:
 
     step              number of the next step; with the seed it determines a codec's noise
     residual_<i>      what this rank's encoding of gradient i dropped so far
+    state_<i>         instead of that, what a codec with state keeps of gradient i, a row per vector
     owner_residual_<i> what this rank's encoding of the merged sum dropped, of the chunks it owns
-    uplink_residual_<i> what the encoding on the way up to a server dropped (rank 0 of a party)
+    uplink_residual_<i>, uplink_state_<i>
+                      the same of the way up to a server (rank 0 of a party)
 
 Lists are numbered as they are created, which is in the order of the first steps and so the same on
 all ranks. Their variables appear in the first step; what was restored before goes into them then
@@ -128,7 +130,7 @@ class StrategyState(tf.Module):
         if used:
             facts["seed"] = strategy._run.seed
             facts["number of workers"] = strategy.num_replicas_in_sync
-        if any(codec.has_residual for codec in used):
+        if any(codec.has_state for codec in used):
             facts["rank"] = strategy.global_rank
             facts["number of ranks"] = primitives.size()
         return facts

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deep gradient compression in training: momentum in the codec, and its state in a checkpoint."""
+
+import pytest
+
+from tests.support.ranks import ranks
+
+pytestmark = pytest.mark.tf
+
+TEXT = "dgc(ratio=0.1, clip_norm=10)"
+
+
+def _make(compression, momentum=0.0):
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.strategies import CompressedRing
+
+    keras.utils.set_random_seed(5)
+    strategy = CompressedRing(compression)
+    with strategy.scope():
+        return strategy, training.build(keras.optimizers.SGD(0.02, momentum=momentum))
+
+
+def _checkpoint(strategy, model):
+    import tensorflow as tf
+
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer, strategy=strategy.state)
+
+
+@ranks(2, deadline_s=240)
+def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
+    import numpy as np
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+
+    rank = primitives.rank()
+    own = training.shard(training.data(320), rank, 2)
+
+    _, model = _make(None, momentum=0.9)
+    momentum = training.fit(model, own, epochs=8)
+    _, model = _make(None)
+    plain = training.fit(model, own, epochs=8)
+    strategy, model = _make(TEXT)
+    losses = training.fit(model, own, epochs=4)
+    path = _checkpoint(strategy, model).write(f"{tmp_path}/rank-{rank}")
+    losses += training.fit(model, own, epochs=4)
+    training.assert_same_on_all_ranks(model)
+    # A tenth of the elements: nearer to momentum than to the same steps without it.
+    assert losses[-1] < 0.2 * losses[0]
+    assert abs(losses[-1] - momentum[-1]) < 0.5 * abs(plain[-1] - momentum[-1]), (
+        *(losses, momentum, plain),
+    )
+    kept = {variable.name: variable.shape for variable in strategy.state.variables}
+    states = [shape for name, shape in kept.items() if "state_" in name]
+    # A velocity and a residual of each of two kernels and two biases.
+    assert [list(shape) for shape in states] == [[2, 96], [2, 16], [2, 48], [2, 3]]
+
+    # Another process would do the same: the state comes back before the first step.
+    for place in ("before", "after"):
+        strategy, again = _make(TEXT)
+        if place == "after":
+            training.fit(again, own)
+        _checkpoint(strategy, again).read(path).expect_partial()
+        continued = training.fit(again, own, epochs=4)
+        assert continued == losses[4:], place
+        for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    training.assert_same_on_all_ranks(again)
+
+    strategy, other = _make("dgc(ratio=0.2)")
+    with pytest.raises(ProtocolError, match="dgc"):
+        _checkpoint(strategy, other).read(path)
+    with pytest.raises(ValueError, match="must wrap a codec without state"):
+        _make("error_feedback(dgc)")
+
+
+def test_a_downlink_has_no_momentum():
+    from tf_hips.errors import ConfigError
+    from tf_hips.ps.server import ServerConfig
+    from tf_hips.ps.settings import terms_of
+    from tf_hips.strategies import HierarchicalPS
+
+    with pytest.raises(ValueError, match="sums must be encoded without momentum"):
+        HierarchicalPS("dgc", downlink="dgc")
+    server = {"parties": ("north",), "insecure": True, "compression": "dgc(0.1)"}
+    with pytest.raises(ConfigError, match="sums must be encoded without momentum"):
+        ServerConfig(**server, downlink="dgc")
+    terms = terms_of(ServerConfig(**server, downlink="same"))
+    assert terms.downlink == "error_feedback(topk(ratio=0.4))"
