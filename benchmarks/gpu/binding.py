@@ -38,6 +38,12 @@ class Codec(ctypes.Structure):
             "decode",
             ctypes.CFUNCTYPE(I32, VOID, VOID, I64, I32, VOID, I64, I32, VOID, VOID, I64, VOID),
         ),
+        ("num_states", I32),
+        ("state_names", VOID),
+        (
+            "encode_state",
+            ctypes.CFUNCTYPE(I32, VOID, VOID, VOID, VOID, VOID, I64, VOID, I64, VOID, I64, VOID),
+        ),
     )
 
 

@@ -39,8 +39,6 @@ def refusals(plan: nodes.Plan) -> list[Refusal]:
     """Why a plan cannot be emitted; nothing, if it can."""
     found: list[Refusal] = []
     program = plan.program
-    if program.state_names and program.encode is not None:
-        found.append(Refusal("`state` vectors are not in the CUDA back end", program.encode.span))
     for function, steps in ((program.encode, plan.encode), (program.decode, plan.decode)):
         for step in steps:
             if isinstance(step, nodes.Sweep) and function is not None:
@@ -105,13 +103,16 @@ class _Emitter:
         encode = self._program.encode
         if encode is None:
             raise TypeError("there must be an Encode")
-        function = _begin(Side(self._program, encode.gradient, (), is_decode=False))
+        states = tuple(update.state for update in encode.updates)
+        function = _begin(Side(self._program, encode.gradient, (), is_decode=False, states=states))
         function.kernels.header = tuple(
             (number, value)
             for number, value in enumerate(encode.fields)
             if not isinstance(value.type, Array)
         )
-        function.kernels.decoder = self._plan if decode is not None and decode.is_plain else None
+        function.kernels.decoder = None
+        if decode is not None and decode.is_plain and not states:
+            function.kernels.decoder = self._plan
         self._steps(self._plan.encode, function)
         function.kernels.finish_header()
         self._structs(function)
@@ -186,6 +187,9 @@ class _Emitter:
             )
             if kernels.decodes_tiles:
                 lines.add("DecodeCall rest;")
+            if function.side.states:
+                number = len(function.side.states)
+                lines.add(f"const float* state[{number}];", f"float* new_state[{number}];")
         lines.add("Scalars* scalars;")
         for kind, member, _ in kernels.arrays:
             lines.add(f"{kind}* {member};", f"int64_t {member}_room;")

@@ -297,6 +297,9 @@ class Host:
             lines.close()
             lines.add("")
             return
+        if function.side.states:
+            self._state_entries(function)
+            return
         lines.add(
             "int32_t encode(const double* values, const TfHipsKey* key, const float* gradient,",
             "               const float* residual, float* new_residual, int64_t n, "
@@ -363,8 +366,53 @@ class Host:
         lines.close()
         lines.add("")
 
+    def _state_entries(self, function: Function) -> None:
+        """What encodes, of a codec with state."""
+        lines, number = self._lines, len(function.side.states)
+        lines.add(
+            "int32_t encode(const double*, const TfHipsKey*, const float*, const float*, float*, "
+            "int64_t,"
+        )
+        lines.open("               uint8_t*, int64_t, void*, int64_t, void*) {")
+        lines.add("return TF_HIPS_NEEDS_STATE;")
+        lines.close()
+        lines.add(
+            "",
+            "int32_t encode_state(const double* values, const TfHipsKey* key, "
+            "const float* gradient,",
+            "                     const float* state, float* new_state, int64_t n, "
+            "uint8_t* packets,",
+        )
+        lines.open(
+            "                     int64_t capacity, void* scratch, int64_t room, "
+            "void* stream_pointer) {"
+        )
+        lines.add("const ScopedExactDenormals exact;")
+        self._start("encode", function)
+        lines.add(
+            "static_cast<void>(own);",
+            "if (key == nullptr || packets == nullptr ||",
+            "    (n > 0 && (gradient == nullptr || state == nullptr || new_state == nullptr))) {",
+            "  return TF_HIPS_BAD_ARGUMENT;",
+            "}",
+            "if (capacity < call.tensor.total) return TF_HIPS_BUFFER_TOO_SMALL;",
+            "call.key = *key;",
+            "call.packets = packets;",
+            "call.in = call.gradient = gradient;",
+        )
+        lines.open(f"for (int k = 0; k < {number}; ++k) {{")
+        lines.add("call.state[k] = state + k * n;", "call.new_state[k] = new_state + k * n;")
+        lines.close()
+        lines.add("run_encode(call, blocks, stream);", "return launched();")
+        lines.close()
+        lines.add("")
+
     def _table(self) -> None:
         program, lines = self._program, self._lines
+        names = program.state_names
+        if names:
+            quoted = ", ".join(f'"{name}"' for name in names)
+            lines.add(f"const char* const kStates[] = {{{quoted}}};", "")
         lines.open("const TfHipsCudaCodec kCodec = {")
         lines.add(
             "TF_HIPS_CUDA_ABI_VERSION,",
@@ -376,6 +424,9 @@ class Host:
             "scratch_bytes,",
             "encode,",
             "decode,",
+            f"{len(names)},",
+            "kStates," if names else "nullptr,  // state_names",
+            "encode_state," if names else "nullptr,  // encode_state",
         )
         lines.close("};")
         lines.add(

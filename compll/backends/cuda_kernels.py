@@ -387,6 +387,17 @@ class Kernels:
                 lambda text: f"{result}[u] = joined(call.mode, {result}[u], {text});",
                 [f"put8({result}, first, n, out);"],
             )
+        encode = self.side.program.encode
+        state = write.field - (0 if encode is None else len(encode.fields))
+        if state >= 0:
+            result = names.fresh("result")
+            return Item(
+                part,
+                FLOAT,
+                [f"float {result}[kEach];"],
+                lambda text: f"{result}[u] = {text};",
+                [f"put8({result}, first, n, call.new_state[{state}] + begin);"],
+            )
         bits = scope.bits(kind)
         held = scope.c.type(kind)
         most = max_bits(kind, self.side.program.params) if isinstance(kind, UInt) else 32

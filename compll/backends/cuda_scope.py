@@ -78,13 +78,14 @@ class Side:
     gradient: nodes.Var
     fields: tuple[nodes.Field, ...]
     is_decode: bool
+    states: tuple[nodes.Var, ...] = ()
     definitions: list[Definition] = field(default_factory=list)
     members: Names = field(default_factory=KernelNames)
 
     def known(self) -> set[nodes.Var]:
         """Variables that a kernel can use now."""
         found = {param.var for param in self.program.params} | {self.gradient}
-        found |= {item.var for item in self.fields}
+        found |= {item.var for item in self.fields} | set(self.states)
         return found | {made.var for made in self.definitions}
 
 
@@ -132,7 +133,7 @@ class Vector:
     size: nodes.Expr | None
     count: str
     pointer: str
-    form: str  # "gradient", "field" or "kept"
+    form: str  # "gradient", "state", "field" or "kept"
     bits: str | None = None
 
 
@@ -217,13 +218,19 @@ class Scope:
                 lines.add(f"{_MAYBE}const {kind} {self.names.of(param)} = call.params.{name};")
         self._declare_widths(roots, need)
         self.c.sizes[side.gradient] = "n"
+        size = nodes.Size(
+            INT,
+            side.gradient.span,
+            nodes.Ref(side.gradient.type, side.gradient.span, side.gradient),
+        )
         if not side.is_decode:
-            size = nodes.Size(
-                INT,
-                side.gradient.span,
-                nodes.Ref(side.gradient.type, side.gradient.span, side.gradient),
-            )
             self.vectors[side.gradient] = Vector(side.gradient, size, "n", "in", "gradient")
+        for number, var in enumerate(side.states):
+            self.c.sizes[var] = "n"
+            if var in need:
+                name = self.names.of(var)
+                lines.add(f"const float* const {name} = call.state[{number}] + begin;")
+                self.vectors[var] = Vector(var, size, "n", name, "state")
         for number, item in enumerate(side.fields):
             if item.var in need:
                 self._read_field(number, item)
@@ -327,6 +334,8 @@ class Scope:
             lines.add(f"{kind} {name}[8];")
             if vector.form == "gradient":
                 lines.add(gradient.format(tile=name))
+            elif vector.form == "state":
+                lines.add(f"load8({vector.pointer}, first, n, {name});")
             else:
                 bits = vector.bits or "32"
                 lines.add(f"unpack8({vector.pointer}, first, {vector.count}, {bits}, {name});")

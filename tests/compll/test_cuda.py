@@ -6,6 +6,7 @@ on this CPU thread by thread (tests/compll/emulation), give the bytes of the ref
 import functools
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tests.compll.emulation import ADD, FINE, RESIDUAL, Emulated
 from tests.compll.support import SPECS, assert_same_floats, gradients, spec
 
 EVERY = sorted(path.stem for path in SPECS.glob("*.pse"))
-NAMES = [name for name in EVERY if not cuda.refusals(optimise(spec(name)))]
+NAMES = [name for name in EVERY if not spec(name).state_names]
 # One of each kind: sums, noise, blocks with fused scales, odd widths, and what is kept.
 QUICK = ("onebit", "terngrad", "qsgd", "natural", "graddrop")
 ALL = [
@@ -204,8 +205,25 @@ def test_sorts_of_every_kind(tmp_path):
             np.testing.assert_array_equal(packets, reference.encode(x))
 
 
-def test_only_codecs_with_state_are_refused():
-    assert [name for name in EVERY if spec(name).state_names] == sorted(set(EVERY) - set(NAMES))
+STATES = [Path(__file__).with_name("momentum.pse")]
+STATES += [SPECS / f"{name}.pse" for name in EVERY if name not in NAMES]
+
+
+@pytest.mark.parametrize("file", STATES, ids=lambda file: file.stem)
+def test_states_outlive_a_call(file):
+    program = compll.compile_spec(file)
+    kernels, reference = Emulated(program), compll.Reference(program)
+    for n in (0, 17, 5001):
+        expected = np.zeros((len(program.state_names), n), np.float32)
+        found: np.ndarray | None = expected.copy()
+        for step, x in enumerate(gradients(n).values()):
+            packets, found = kernels.encode(x, state=found, step=step)
+            np.testing.assert_array_equal(packets, reference.encode(x, step=step, state=expected))
+            assert_same_floats(found, expected)
+            values, report = kernels.decode([packets], n)
+            assert report == FINE
+            assert_same_floats(values, reference.decode(packets, n))
+    assert kernels.codec.encode(kernels.values, *[None] * 4, 0, None, 0, None, 0, None) == 7
 
 
 def test_what_is_refused_is_said(tmp_path, capsys):
@@ -221,7 +239,7 @@ def test_what_is_refused_is_said(tmp_path, capsys):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not here: not compiled")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow, id=name) for name in NAMES],
+    [pytest.param(name, marks=pytest.mark.slow, id=name) for name in EVERY],
 )
 def test_nvcc_compiles(tmp_path, name):
     """To machine code of one GPU; `make build CUDA=1` does it for all."""

@@ -94,17 +94,27 @@ class Emulated:
         return Guarded(int(self.codec.scratch_bytes(self.values, n)), np.uint8)
 
     def encode(
-        self, x: Floats, residual: Floats | None = None, skew: int = 0, **key: int
+        self,
+        x: Floats,
+        residual: Floats | None = None,
+        skew: int = 0,
+        state: Floats | None = None,
+        **key: int,
     ) -> tuple[Bytes, Floats | None]:
-        """Packets, and with a residual the new one."""
+        """Packets, and with a residual or state [num_states, n] the new one."""
         n = x.size
         packets = Guarded(int(self.codec.wire_bytes(self.values, n)), np.uint8, skew)
         scratch = self.scratch(n)
         kept = None if residual is None else residual.copy()
         at = None if kept is None else kept.ctypes.data
         where = Key(*(key.get(name, 0) for name in ("seed", "step", "tensor_id", "offset")))
-        status = self.codec.encode(
-            *(self.values, ctypes.byref(where), x.ctypes.data, at, at, n),
+        encode = self.codec.encode
+        old = new = at
+        if state is not None:
+            encode, kept = self.codec.encode_state, np.empty_like(state)
+            old, new = state.ctypes.data, kept.ctypes.data
+        status = encode(
+            *(self.values, ctypes.byref(where), x.ctypes.data, old, new, n),
             *(packets.inside.ctypes.data, packets.inside.size),
             *(scratch.inside.ctypes.data, scratch.inside.size, None),
         )

@@ -57,6 +57,18 @@ typedef struct TfHipsCudaCodec {
   int32_t (*decode)(const double* params, const uint8_t* const* packets, int64_t bytes, int32_t num,
                     float* out, int64_t n, int32_t mode, uint64_t* report, void* scratch,
                     int64_t scratch_bytes, void* stream);
+
+  // Vectors that outlive a call of the encoder, as in codec.h: their number, and names.
+  int32_t num_states;
+  const char* const* state_names;
+
+  // Encodes as `encode` does. `state`: num_states vectors of n floats, one behind another, as the
+  // call before left them, zeros at first; `new_state`: what they are after it, which must not
+  // overlap them. NULL: the codec has no state; one that has some answers `encode` with
+  // TF_HIPS_NEEDS_STATE.
+  int32_t (*encode_state)(const double* params, const TfHipsKey* key, const float* gradient,
+                          const float* state, float* new_state, int64_t n, uint8_t* packets,
+                          int64_t capacity, void* scratch, int64_t scratch_bytes, void* stream);
 } TfHipsCudaCodec;
 
 #ifdef __cplusplus
