@@ -34,7 +34,7 @@ CALL_SIZE, CALLS, MANY_CALLS, ROUNDS = 1024, 20, 1000, 5
 NUM_MERGED = 16
 SPECS = ROOT / "tf_hips/ops/specs"
 # How often an encoder must read the gradient, where not once.
-READS = {"terngrad": 2, "topk": 2}
+READS = {"terngrad": 2, "topk": 2, "dgc": 2}
 SPARSE = ("topk", "graddrop", "dgc")
 
 Row = dict[str, Any]
@@ -127,6 +127,10 @@ def _shares(gpu: Gpu, programs: dict[str, compll.Program], n: int) -> Iterator[R
             "decode, add": (wire + 8 * n, lambda: decode(1, ADD)),
             f"merge of {NUM_MERGED}": (NUM_MERGED * wire + 4 * n, lambda: decode(NUM_MERGED, SET)),
         }
+        if codec.num_states:
+            # Each is read, and written.
+            cases["encode"] = (read + wire + 8 * n * codec.num_states, lambda: encode(None))
+            del cases["encode, feedback"]
         for what, (moved, run) in cases.items():
             time = _median(run() for _ in range(ROUNDS))
             yield _row(

@@ -35,7 +35,11 @@ def check(gpu: Gpu, program: compll.Program) -> list[str]:
         codec = GpuCodec(gpu, program, n)
         vectors = [Memory(gpu, n, np.float32) for _ in range(3)]
         rows = [Memory(gpu, codec.wire_bytes) for _ in range(3)]
+        state = np.zeros((codec.num_states, n), np.float32) if codec.num_states else None
         for name, x in tensors(n).items():
+            if state is not None:
+                wrong += _check_state(codec, reference, x, f"n={n} {name}", vectors, rows, state)
+                continue
             wrong += _check_one(codec, reference, x, f"n={n} {name}", vectors, rows)
         codec.free()
         for memory in (*vectors, *rows):
@@ -88,6 +92,27 @@ def _check_one(
     out.put(x)
     if codec.decode(rows, out) != 1 << 40 | 20 or not _same(out.get(), x):
         wrong.append(f"{where}: a foreign packet")
+    return wrong
+
+
+def _check_state(
+    codec: GpuCodec,
+    reference: compll.Reference,
+    x: Floats,
+    where: str,
+    vectors: list[Memory],
+    rows: list[Memory],
+    state: Floats,
+) -> list[str]:
+    wrong = []
+    expected = reference.encode(x, seed=7, state=state)
+    if not np.array_equal(codec.encode(vectors[0].put(x), Key(7, 0, 0, 0)), expected):
+        wrong.append(f"{where}: encode")
+    if codec.states and not _same(codec.states[0].get(), state.ravel()):
+        wrong.append(f"{where}: state")
+    report = codec.decode([rows[0].put(expected)], vectors[2])
+    if report != FINE or not _same(vectors[2].get(), reference.decode(expected, x.size)):
+        wrong.append(f"{where}: decode")
     return wrong
 
 

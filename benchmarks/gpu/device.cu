@@ -88,3 +88,14 @@ EXPORT double gpu_time_decode(const TfHipsCudaCodec* codec, const double* params
     return codec->decode(params, packets, bytes, num, out, n, mode, report, scratch, room, nullptr);
   });
 }
+
+// Of a codec with state: from `state` to `new_state`, again and again.
+EXPORT double gpu_time_encode_state(const TfHipsCudaCodec* codec, const double* params,
+                                    const TfHipsKey* key, const float* gradient, const float* state,
+                                    float* new_state, int64_t n, uint8_t* packets, int64_t bytes,
+                                    void* scratch, int64_t room, int calls) {
+  return milliseconds(calls, [&] {
+    return codec->encode_state(params, key, gradient, state, new_state, n, packets, bytes, scratch,
+                               room, nullptr);
+  });
+}

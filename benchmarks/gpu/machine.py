@@ -118,24 +118,35 @@ class GpuCodec:
         self.scratch = Memory(gpu, int(self.codec.scratch_bytes(self.values, n)))
         self.packets = Memory(gpu, self.wire_bytes)
         self.report = Memory(gpu, 1, np.uint64)
+        self.num_states = int(self.codec.num_states)
+        # Of a codec with state: before and after a call.
+        shape = self.num_states * n
+        self.states = [Memory(gpu, shape, np.float32) for _ in range(2 if shape else 0)]
+        for memory in self.states:
+            memory.put(np.zeros(shape, np.float32))
 
     def free(self) -> None:
         """Gives its memory back."""
-        for memory in (self.scratch, self.packets, self.report):
+        for memory in (self.scratch, self.packets, self.report, *self.states):
             memory.free()
 
-    def _encode_arguments(self, gradient: Memory, residual: Memory | None, key: Key) -> list[Any]:
-        at = VOID(None if residual is None else residual.at)
+    def _encode_arguments(self, gradient: Memory, key: Key) -> list[Any]:
         return [
-            *(self.values, ctypes.byref(key), VOID(gradient.at), at),
+            *(self.values, ctypes.byref(key), VOID(gradient.at)),
             *(I64(self.n), VOID(self.packets.at), I64(self.wire_bytes)),
             *(VOID(self.scratch.at), I64(self.scratch.bytes)),
         ]
 
     def encode(self, gradient: Memory, key: Key, residual: Memory | None = None) -> Bytes:
-        """The packets of a tensor; the residual is replaced."""
-        values, where, vector, at, *rest = self._encode_arguments(gradient, residual, key)
-        status = self.codec.encode(values, where, vector, at, at, *rest, None)
+        """The packets of a tensor; the residual, or the state, is replaced."""
+        values, where, vector, *rest = self._encode_arguments(gradient, key)
+        at = VOID(None if residual is None else residual.at)
+        if self.num_states:
+            old, new = (VOID(memory.at) for memory in self.states or [gradient, gradient])
+            status = self.codec.encode_state(values, where, vector, old, new, *rest, None)
+            self.states.reverse()
+        else:
+            status = self.codec.encode(values, where, vector, at, at, *rest, None)
         if status != 0:
             raise GpuError(f"encode must return 0. Received: status {status}")
         return self.packets.get()
@@ -157,9 +168,12 @@ class GpuCodec:
 
     def time_encode(self, gradient: Memory, residual: Memory | None, calls: int) -> float:
         """Milliseconds of an encoding."""
-        arguments = self._encode_arguments(gradient, residual, Key(1, 2, 3, 0))
-        pointer = ctypes.addressof(self.codec)
-        return self.gpu.milliseconds("gpu_time_encode", VOID(pointer), *arguments, I32(calls))
+        values, where, vector, *rest = self._encode_arguments(gradient, Key(1, 2, 3, 0))
+        name, kept = "gpu_time_encode", [VOID(None if residual is None else residual.at)]
+        if self.num_states:
+            name, kept = f"{name}_state", [VOID(memory.at) for memory in self.states]
+        pointer = VOID(ctypes.addressof(self.codec))
+        return self.gpu.milliseconds(name, pointer, values, where, vector, *kept, *rest, I32(calls))
 
     def time_decode(self, rows: Sequence[Memory], out: Memory, mode: int, calls: int) -> float:
         """Milliseconds of a decoding."""

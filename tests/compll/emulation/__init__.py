@@ -26,9 +26,9 @@ FOLDER = Path(__file__).parent
 FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Werror")
 
 
-def build(program: compll.Program) -> Path:
-    """The emulated kernels of a program as a library, from the cache if it is there."""
-    source = cuda.emit(optimise(program))
+def build(program: compll.Program, more: str = "") -> Path:
+    """The emulated kernels of a program as a library, from the cache; `more`: source besides."""
+    source = cuda.emit(optimise(program)) + more
     root = include_folder()
     headers = [*root.glob("tf_hips/cc/cuda/*"), *root.glob("tf_hips/cc/runtime/*.h")]
     digest = hashlib.sha256("\0".join([*FLAGS, str(root), source]).encode())

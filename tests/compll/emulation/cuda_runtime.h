@@ -7,8 +7,10 @@
 #ifndef TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_
 #define TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #define __global__
@@ -55,6 +57,40 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+
+// What a benchmark needs besides: one GPU, whose memory is that of the process.
+struct cudaDeviceProp {
+  char name[16] = "emulation";
+};
+typedef double cudaEvent_t;
+enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+
+inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) { return std::free(memory), cudaSuccess; }
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, int) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t*) { return cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t& event) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  event = std::chrono::duration<double, std::milli>(now).count();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* time, cudaEvent_t begin, cudaEvent_t end) {
+  *time = static_cast<float>(end - begin);
   return cudaSuccess;
 }
 
