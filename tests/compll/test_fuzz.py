@@ -35,14 +35,20 @@ def test_any_bytes(data):
     fuzzing.survives(b"void FooEncode(float* gradient, uint8* out) {" + data + b"}")
 
 
+@st.composite
+def changed_bytes(draw):
+    """A specification of the product with some bytes changed."""
+    text = bytearray(draw(st.sampled_from(sorted(SPECS.glob("*.pse")))).read_bytes())
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(text) - 1))
+        text[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
+    return bytes(text)
+
+
 @settings(ANY, max_examples=150)
-@given(st.sampled_from(sorted(SPECS.glob("*.pse"))), st.data())
-def test_changed_bytes(file, data):
-    text = bytearray(file.read_bytes())
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(text) - 1))
-        text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    fuzzing.survives(bytes(text))
+@given(changed_bytes())
+def test_changed_bytes(text):
+    fuzzing.survives(text)
 
 
 @settings(ANY, max_examples=60)
@@ -68,6 +74,14 @@ def test_changes_get_through():
 @given(CHOICES)
 def test_many_changed_specifications(choose):
     fuzzing.survives(fuzzing.mutate(choose).encode("utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(ANY, max_examples=10_000)
+@given(changed_bytes())
+def test_many_changed_bytes(text):
+    fuzzing.survives(text)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ A line in REGISTRY adds an algorithm to each of these tests; what it makes of va
 finite is written down in NOT_FINITE.
 """
 
+import math
 import struct
 
 import numpy as np
@@ -72,6 +73,85 @@ def test_biased_codecs_contract(compressor: Compressor) -> None:
         decoded = through(compressor, scaled).astype(np.float64)
         lost, had = (np.linalg.norm(v) for v in (scaled - decoded, scaled.astype(np.float64)))
         assert lost < had if decoded.any() else lost == had
+
+
+def number_sent(compressor: Compressor, n: int) -> int:
+    """k of a sparse codec, as its specification says."""
+    ratio = np.float32(dict(compressor.params)["ratio"])
+    return min(n, max(1, int(np.ceil(np.float32(n) * ratio))))
+
+
+def energy(x: Floats) -> float:
+    """The sum of squares, rounded once."""
+    return math.fsum(float(value) ** 2 for value in x)
+
+
+ratios = pytest.mark.parametrize("ratio", [0.001, 0.01, 0.03, 0.5, 1.0])
+
+
+@ratios
+@pytest.mark.parametrize("n", [1, 7, 999, 4096])
+def test_topk_loses_the_smallest_and_no_more_than_its_share(ratio: float, n: int) -> None:
+    """||x - topk(x)||^2 <= (1 - k / n) ||x||^2, with equality where all are of one size."""
+    compressor = Compressor("topk", (("ratio", ratio),))
+    k = number_sent(compressor, n)
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal(n, np.float32)
+    decoded = through(compressor, x)
+    largest = np.sort(np.argsort(-np.abs(x), kind="stable")[:k])
+    np.testing.assert_array_equal(np.flatnonzero(decoded), largest)
+    np.testing.assert_array_equal(decoded[largest], x[largest])
+    # Squares of binary32 are exact in binary64, and so is each sum but for its last bit.
+    assert n * energy(x - decoded) <= (n - k) * energy(x) * (1 + 2.0**-50)
+    equal = np.float32(0.5) * rng.choice(np.array([-1, 1], np.float32), n)
+    lost = energy(equal - through(compressor, equal))
+    assert lost == (n - k) / 4
+    assert n * lost == (n - k) * energy(equal)
+
+
+def drawn(key: int, n: int, k: int) -> np.ndarray:
+    """The elements that randomk draws: the finalizer of MurmurHash3, in Python's integers."""
+    chosen = []
+    for part in range(k):
+        h = (part * 2654435769 + key) % 2**32
+        h = (h ^ (h >> 16)) * 2246822507 % 2**32
+        h = (h ^ (h >> 13)) * 3266489909 % 2**32
+        h ^= h >> 16
+        first, last = part * n // k, (part + 1) * n // k
+        chosen.append(first + (h * (last - first) >> 32))
+    return np.array(chosen)
+
+
+@ratios
+@pytest.mark.parametrize("n", [1, 7, 999, 4096])
+def test_randomk_keeps_one_of_each_part_the_same_for_all_workers(ratio: float, n: int) -> None:
+    compressor = Compressor("randomk", (("ratio", ratio),))
+    k = number_sent(compressor, n)
+    rows = np.random.default_rng(n).standard_normal((3, n), np.float32)
+    packets = [native.encode(compressor, row, KEY) for row in rows]
+    salt = int(packets[0][PREFIX_BYTES : PREFIX_BYTES + 4].view("<u4")[0])
+    kept = drawn(salt, n, k)
+    for row, packet in zip(rows, packets, strict=True):
+        decoded = native.decode(compressor, packet, n)
+        np.testing.assert_array_equal(np.flatnonzero(decoded), kept)
+        np.testing.assert_array_equal(decoded[kept], row[kept])
+        # A contraction for every key, not only in the mean: what is kept is lost no more.
+        assert energy(row - decoded) < energy(row)
+    merged = native.merge(compressor, packets, n)
+    np.testing.assert_array_equal(merged[kept], rows[0][kept] + rows[1][kept] + rows[2][kept])
+    assert np.count_nonzero(merged) == k
+
+
+def test_randomk_draws_every_element_of_a_part_equally_often() -> None:
+    """So the mean over keys of what is lost is (1 - k / n) ||x||^2, and of what arrives k / n x."""
+    n, k, keys = 100, 25, 4000
+    compressor = Compressor("randomk", (("ratio", k / n),))
+    ones = np.ones(n, np.float32)
+    hits = sum(through(compressor, ones, Key(7, step, 1)) for step in range(keys))
+    assert hits.reshape(k, -1).sum(1).tolist() == [keys] * k
+    expected = keys * k / n
+    # chi^2 with 75 degrees of freedom exceeds 130 once in ten thousand times.
+    assert ((hits - expected) ** 2 / expected).sum() < 130
 
 
 @each_with_feedback
