@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors that outlive a call of Encode: their meaning, in both back ends, and what keeps them."""
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,6 +176,30 @@ def test_a_state_is_refused_where_there_is_none(tmp_path, capsys):
     run = ["run", str(spec), "FooEncode", "--in", str(tmp_path / "x.npy"), "--out", "unused"]
     assert main([*run, "--state", str(tmp_path / "x.npy")]) == 1
     assert "must have a `state` block" in capsys.readouterr().err
+
+
+def test_the_numpy_module_keeps_state_too(tmp_path, program):
+    assert main(["gen", str(FILE), "-o", str(tmp_path), "--target", "numpy"]) == 0
+    file = tmp_path / "momentum_reference.py"
+    located = importlib.util.spec_from_file_location("momentum_reference", file)
+    module = importlib.util.module_from_spec(located)
+    located.loader.exec_module(module)
+    assert "encode(gradient, seed=1, state=state)" in module.__doc__
+    x, state, expected = np.ones(9, np.float32), *np.zeros((2, 2, 9), np.float32)
+    packet = module.codec(decay=0.5).encode(x, state=state)
+    np.testing.assert_array_equal(
+        packet, compll.Reference(program, decay=0.5).encode(x, state=expected)
+    )
+    np.testing.assert_array_equal(state, expected)
+
+
+def test_a_state_need_not_be_read():
+    program = compll.compile_text(STATES + encoder("kept = gradient; out = concat(kept);"), "foo")
+    x = np.arange(3000, dtype=np.float32)
+    for codec in (compll.Reference(program), compiled(program)):
+        state = np.full((1, x.size), 9, np.float32)
+        assert codec.encode(x, state=state)[16:].tobytes() == x.tobytes()
+        np.testing.assert_array_equal(state[0], x)
 
 
 def test_operations_take_and_give_the_state(program):

@@ -77,7 +77,7 @@ def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
         _make("error_feedback(dgc)")
 
 
-def test_a_downlink_has_no_momentum():
+def test_momentum_is_applied_once():
     from tf_hips.errors import ConfigError
     from tf_hips.ps.server import ServerConfig
     from tf_hips.ps.settings import terms_of
@@ -85,6 +85,8 @@ def test_a_downlink_has_no_momentum():
 
     with pytest.raises(ValueError, match="sums must be encoded without momentum"):
         HierarchicalPS("dgc", downlink="dgc")
+    with pytest.raises(ValueError, match="sums must be encoded without momentum"):
+        HierarchicalPS("dgc", local_compression="dgc")
     server = {"parties": ("north",), "insecure": True, "compression": "dgc(0.1)"}
     with pytest.raises(ConfigError, match="sums must be encoded without momentum"):
         ServerConfig(**server, downlink="dgc")

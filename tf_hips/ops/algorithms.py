@@ -68,9 +68,10 @@ def dgc(
     """Deep gradient compression (Lin et al., 2018): top-k with momentum before it, not behind it.
 
     6.5 bytes per element sent. Biased, with a residual of its own: `error_feedback` around it is
-    refused. Momentum lives here, in each worker: give the optimizer none. One worker alone encodes
-    nothing, and so has no momentum. Sums are sent on by `Compressor.for_sums`, exact top-k of four
-    times the ratio with error feedback.
+    refused. Momentum lives here, in each worker: give the optimizer none. What is not encoded has
+    none then: gradients of one worker alone, and those of large embeddings, which never meet a
+    codec. Sums are sent on by `Compressor.for_sums`, exact top-k of four times the ratio with error
+    feedback.
 
     Args:
         ratio: the share of a chunk's elements that is sent, in [0.001, 1].

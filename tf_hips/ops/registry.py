@@ -165,7 +165,7 @@ _RATIO = Parameter("ratio", default=0.01, minimum=0.001, maximum=1.0)
 
 
 def _sums_of_dgc(params: Mapping[str, int | float]) -> str:
-    """What sends on sums of dgc's packets: the momentum is in them already.
+    """What sends on sums of dgc's packets: the momentum is in them already (decision 0016).
 
     Four workers whose largest elements do not meet fill 4 * ratio of a sum: for up to four, all of
     it goes on (but for rounding in small tensors). What is more waits in a residual.

@@ -100,6 +100,8 @@ class HierarchicalPS(PartyStrategy):
             self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
         )
         self._local = None if local_compression is None else resolve(local_compression)
+        if self._local is not None and self._local.for_sums != self._local:
+            check_for_sums(self._up)
         self._client: Client | None = None
         self._welcome: Welcome | None = None
         self._is_closed = False
