@@ -49,6 +49,8 @@ case $TF_HIPS_TENSORFLOW in
   *) die "$TF_HIPS_PYTHON has no TensorFlow; run \`make setup\`" ;;
 esac
 compiler=$(g++ --version | head -n 1)
+# Made by tools/build_cuda.py, which says so in $info; of older sources it must not stay.
+cuda=tf_hips/ops/libtf_hips_cuda.so
 
 inputs() {
   printf '%s\n' "$TF_HIPS_PYTHON" "$TF_HIPS_TENSORFLOW" "$compiler"
@@ -68,7 +70,7 @@ fi
 
 say "building the libraries for ${TF_HIPS_TENSORFLOW%% *} (Bazel; half a minute from nothing)"
 began=$SECONDS
-rm -f "$stamp"
+rm -f "$stamp" "$cuda"
 # 9>&-: the lock must not outlive this script in a process that Bazel left.
 if ! "$bazel" --batch build //:ops //:native >"$log" 2>&1 9>&-; then
   say "failed after $((SECONDS - began)) s; all of it is in $log:"

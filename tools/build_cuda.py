@@ -76,7 +76,7 @@ def main() -> int:
     made.replace(options.output)
     release = re.search(r"V(\d+\.\d+\.\d+)", version)
     told = f"nvcc {release.group(1) if release else 'unknown'}: " + ", ".join(
-        re.findall(r"code=(\w+)", " ".join(flags)) or [str(options.arch)]
+        re.findall(r",code=(\w+)", " ".join(flags)) or [str(options.arch)]
     )
     if options.output == LIBRARY and INFO.is_file():
         text = re.sub(r'(?m)^CUDA = ".*"$', f'CUDA = "{told}"', INFO.read_text(encoding="utf-8"))

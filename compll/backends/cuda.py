@@ -193,7 +193,13 @@ class _Emitter:
         lines.add("Scalars* scalars;")
         for kind, member, _ in kernels.arrays:
             lines.add(f"{kind}* {member};", f"int64_t {member}_room;")
-        lines.add(f"int64_t tiles[{max(1, len(kernels.loops))}];")
+        count = max(1, len(kernels.loops))
+        lines.add(
+            "// Of each loop: tiles of a full chunk, of all chunks, and of a block of threads.",
+            f"int64_t tiles[{count}];",
+            f"int64_t blocks[{count}];",
+            f"int32_t run[{count}];",
+        )
         lines.close("};")
         lines.add("")
         for line in function.lines.text().splitlines():

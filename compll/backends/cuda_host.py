@@ -87,11 +87,8 @@ class Host:
             lines.add("lengths[0] = n;")
         lines.close()
         lines.add("")
-        lines.add(
-            "// Gives a call its memory; `blocks`: of threads, for each loop. False: too many."
-        )
-        lines.add(f"bool start_{name}(Arena* arena, {name.capitalize()}Call* call,")
-        lines.open("           int64_t* blocks) {")
+        lines.add("// Gives a call its memory and the sizes of its loops. False: too many tiles.")
+        lines.open(f"bool start_{name}(Arena* arena, {name.capitalize()}Call* call) {{")
         lines.add(
             f"using namespace {name}_kernels;",
             f"int64_t full[{count}], last[{count}];",
@@ -103,7 +100,8 @@ class Host:
         lines.add(
             "call->tiles[k] = num_tiles(full[k]);",
             "if (call->tiles[k] > kMaxBlocks / tensor.chunks) return false;",
-            "blocks[k] = (tensor.chunks - 1) * call->tiles[k] + num_tiles(last[k]);",
+            "call->blocks[k] = (tensor.chunks - 1) * call->tiles[k] + num_tiles(last[k]);",
+            "call->run[k] = run_of(call->tiles[k], call->blocks[k]);",
         )
         lines.close()
         lines.add("call->scalars = arena->take<Scalars>(tensor.chunks);")
@@ -117,8 +115,10 @@ class Host:
         lines.close()
         lines.add("")
         lines.add("// Launches the kernels, one after another.")
-        lines.add(f"void run_{name}([[maybe_unused]] const {name.capitalize()}Call& call,")
-        lines.open("         [[maybe_unused]] const int64_t* blocks, cudaStream_t stream) {")
+        lines.open(
+            f"void run_{name}([[maybe_unused]] const {name.capitalize()}Call& call, "
+            "cudaStream_t stream) {"
+        )
         lines.add(f"using namespace {name}_kernels;", *kernels.launches)
         lines.close()
         lines.add("")
@@ -155,8 +155,7 @@ class Host:
                 f"{name.capitalize()}Call call = {{}};",
                 "call.params = params;",
                 "call.tensor = tensor;",
-                f"int64_t blocks[{max(1, len(function.kernels.loops))}];",
-                f"if (!start_{name}(&arena, &call, blocks)) return -TF_HIPS_BAD_PARAMETER;",
+                f"if (!start_{name}(&arena, &call)) return -TF_HIPS_BAD_PARAMETER;",
                 "if (arena.used() > most) most = arena.used();",
             )
             lines.close()
@@ -165,7 +164,7 @@ class Host:
         lines.add("")
 
     def _start(self, name: str, function: Function, *, has_tensor: bool = False) -> None:
-        """Declares `call`, `blocks` and `arena`."""
+        """Declares `call`, `arena`, `own` and `stream`."""
         lines = self._lines
         lines.add(f"{name.capitalize()}Call call = {{}};")
         if not has_tensor:
@@ -174,10 +173,9 @@ class Host:
                 "if (status != TF_HIPS_OK) return status;",
             )
         lines.add(
-            f"int64_t blocks[{max(1, len(function.kernels.loops))}];",
             "Arena arena(scratch);",
             "Report* const own = arena.take<Report>(1);",
-            f"if (!start_{name}(&arena, &call, blocks)) return TF_HIPS_BAD_PARAMETER;",
+            f"if (!start_{name}(&arena, &call)) return TF_HIPS_BAD_PARAMETER;",
             "if (scratch == nullptr || arena.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
             "const cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);",
         )
@@ -202,10 +200,8 @@ class Host:
             return
         self._check_kernel(program.decode)
         lines.add("// Adds up rows; `own`: packets that encode has just made, which are in order.")
-        lines.add(
-            "void add_rows(DecodeCall call, const int64_t* blocks, const uint8_t* const* all,"
-        )
-        lines.open("              int32_t num, int32_t mode, bool is_own, cudaStream_t stream) {")
+        lines.add("void add_rows(DecodeCall call, const uint8_t* const* all, int32_t num,")
+        lines.open("              int32_t mode, bool is_own, cudaStream_t stream) {")
         lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
         lines.open("const auto take = [&](int32_t first, int32_t most) {")
         lines.add(
@@ -224,7 +220,7 @@ class Host:
         lines.close()
         step = "kMaxRows" if function.is_plain else "1"
         lines.open(f"for (int32_t first = 0; first < num; first += {step}) {{")
-        lines.add(f"take(first, {step});", "run_decode(call, blocks, stream);")
+        lines.add(f"take(first, {step});", "run_decode(call, stream);")
         lines.close()
         lines.close()
         lines.add("", *head[:-1])
@@ -244,7 +240,7 @@ class Host:
             "}",
             "call.out = out;",
             "call.report = reinterpret_cast<Report*>(report);",
-            "add_rows(call, blocks, packets, num, mode, false, stream);",
+            "add_rows(call, packets, num, mode, false, stream);",
             "return launched();",
         )
         lines.close()
@@ -341,7 +337,7 @@ class Host:
                 "call.rest.out = new_residual;",
                 "call.rest.mode = TF_HIPS_RESIDUAL;",
             )
-        lines.add("run_encode(call, blocks, stream);")
+        lines.add("run_encode(call, stream);")
         if decode is None or function.kernels.decodes_tiles:
             lines.add("static_cast<void>(own);")
         else:
@@ -353,13 +349,12 @@ class Host:
                 "rest.tensor = call.tensor;",
                 "rest.out = new_residual;",
                 "rest.report = own;",
-                f"int64_t rest_blocks[{max(1, len(decode.kernels.loops))}];",
                 "Arena again(scratch);",
                 "again.take<Report>(1);",
-                "if (!start_decode(&again, &rest, rest_blocks)) return TF_HIPS_BAD_PARAMETER;",
+                "if (!start_decode(&again, &rest)) return TF_HIPS_BAD_PARAMETER;",
                 "if (again.used() > room) return TF_HIPS_BUFFER_TOO_SMALL;",
                 "const uint8_t* const made = packets;",
-                "add_rows(rest, rest_blocks, &made, 1, TF_HIPS_RESIDUAL, true, stream);",
+                "add_rows(rest, &made, 1, TF_HIPS_RESIDUAL, true, stream);",
             )
             lines.close()
         lines.add("return launched();")
@@ -403,7 +398,7 @@ class Host:
         lines.open(f"for (int k = 0; k < {number}; ++k) {{")
         lines.add("call.state[k] = state + k * n;", "call.new_state[k] = new_state + k * n;")
         lines.close()
-        lines.add("run_encode(call, blocks, stream);", "return launched();")
+        lines.add("run_encode(call, stream);", "return launched();")
         lines.close()
         lines.add("")
 

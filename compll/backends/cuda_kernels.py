@@ -84,6 +84,7 @@ class Kernels:
     decoder: nodes.Plan | None = None
     decodes_tiles: bool = False
     _had_header: bool = False
+    _in_loop: bool = False
     _is_header_written: bool = False
     _has_read: bool = False
     _number: int = 0
@@ -129,10 +130,21 @@ class Kernels:
 
     # Kernels.
 
-    def begin(self, kind: str, loop: int | None, *, is_check: bool = False) -> str:
+    def begin(
+        self,
+        kind: str,
+        loop: int | None,
+        *,
+        is_check: bool = False,
+        opening: Sequence[str] = (),
+    ) -> str:
         """Opens a kernel over the tiles of a loop, or over chunks; returns its name.
 
-        `is_check`: it may complain; of a decode all others do nothing when one has.
+        Args:
+            kind: what its name says.
+            loop: number of the loop; a block of threads has a run of neighbouring tiles.
+            is_check: it may complain; of a decode all others do nothing when one has.
+            opening: statements before the first tile.
         """
         self._number += 1
         name = f"{self.prefix}_{kind}{self._number}"
@@ -143,7 +155,15 @@ class Kernels:
         if loop is None:
             add("const Spot spot = {static_cast<int64_t>(blockIdx.x), 0};")
         else:
-            add(f"const Spot spot = find_spot(blockIdx.x, call.tiles[{loop}]);")
+            add(*opening)
+            self.lines.open(f"for (int turn = 0; turn < call.run[{loop}]; ++turn) {{")
+            self._in_loop = True
+            add(
+                f"const int64_t block_here = int64_t{{blockIdx.x}} * call.run[{loop}] + turn;",
+                f"if (block_here >= call.blocks[{loop}]) break;",
+                f"const Spot spot = find_spot(static_cast<uint32_t>(block_here), "
+                f"call.tiles[{loop}]);",
+            )
         add(*_HEAD)
         if self.scalars or kind == "finish":
             add("[[maybe_unused]] const Scalars& scalars = call.scalars[spot.chunk];")
@@ -157,7 +177,9 @@ class Kernels:
                 "[[maybe_unused]] TfHipsKey key = call.key;",
                 "key.offset += static_cast<uint64_t>(begin);",
             )
-        blocks = "call.tensor.chunks" if loop is None else f"blocks[{loop}]"
+        blocks = "call.tensor.chunks"
+        if loop is not None:
+            blocks = f"num_runs(call.blocks[{loop}], call.run[{loop}])"
         self.launches.append(f"TF_HIPS_LAUNCH({name}, {blocks}, kThreads, stream, call);")
         return name
 
@@ -168,8 +190,12 @@ class Kernels:
             "[[maybe_unused]] const uint8_t* const body = call.rows.row[0] + at;",
         )
 
-    def end(self) -> None:
-        """Closes a kernel."""
+    def end(self, closing: Sequence[str] = ()) -> None:
+        """Closes a kernel; `closing`: statements behind the last tile."""
+        if self._in_loop:
+            self.lines.close()
+            self.lines.add(*closing)
+            self._in_loop = False
         self.lines.close()
         self.lines.add("")
 

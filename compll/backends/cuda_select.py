@@ -163,17 +163,36 @@ class Selections:
         keys: str,
         first: Callable[[Scope], list[str]],
         roots: list[nodes.Expr],
+        bins: str = "",
     ) -> None:
-        """A kernel that leaves the keys of a vector; `first`: what one thread a chunk does."""
+        """A kernel that leaves the keys of a vector.
+
+        Args:
+            name: of the kernel.
+            part: the vector.
+            kind: of its elements.
+            key: C++ for the key of a value.
+            keys: the member that takes them.
+            first: what one thread a chunk does.
+            roots: what that needs.
+            bins: the member that takes the counts of their first digits, if any.
+        """
         kernels, add = self.kernels, self.lines.add
-        kernels.begin(name, kernels.loop(part.size))
+        loop = kernels.loop(part.size)
+        opening = ["TF_HIPS_SHARED int32_t bins_here[kBins];", "clear_bins(bins_here);"]
+        kernels.begin(name, loop, opening=opening if bins else ())
         scope = kernels.scope()
         scope.unpack([part, part.size, *roots])
         elements = self._whole(scope, part)
         gradient = kernels.sum_lines([part], part.size)
         at = f"call.{keys}[spot.chunk * call.{keys}_room + first + u]"
-        item = Item(part, kind, [], lambda text: f"if (is_inside) {at} = {key(text)};", [])
-        kernels.each(scope, part.size, gradient, elements, [item])
+        counted = "atomicAdd(&bins_here[key_here >> 21], 1); " if bins else ""
+
+        def note(text: str) -> str:
+            made = f"const auto key_here = {key(text)}; {at} = key_here; {counted}"
+            return f"if (is_inside) {{ {made}}}"
+
+        kernels.each(scope, part.size, gradient, elements, [Item(part, kind, [], note, [])])
         lines = first(scope)
         if lines:
             self.lines.open("TF_HIPS_PHASE(t) {")
@@ -182,7 +201,9 @@ class Selections:
             self.lines.close()
             self.lines.close()
         self.lines.close()
-        kernels.end()
+        chunk = f"int64_t{{blockIdx.x}} * call.run[{loop}] / call.tiles[{loop}]"
+        flush = f"add_bins(bins_here, call.{bins} + {chunk} * kPasses * kBins);"
+        kernels.end([flush] if bins else ())
 
     def _sort(self, step: nodes.Store, value: nodes.Sort) -> None:
         kernels, add, name = self.kernels, self.lines.add, step.var.name
@@ -229,6 +250,10 @@ class Selections:
         chosen = kernels.array("Chosen", f"{name}_chosen", "1")
         totals = kernels.array("int64_t", f"{name}_totals", f"call.tiles[{loop}]")
         member = kernels.array("int64_t", name, f"kTile * call.tiles[{room}]")
+        left = [
+            kernels.array("uint32_t", f"{name}_{what}", f"kTile * call.tiles[{loop}]")
+            for what in ("tile_keys", "tile_places", "few_keys", "few_places")
+        ]
 
         def first(scope: Scope) -> list[str]:
             size = scope.c(part.size)
@@ -236,7 +261,7 @@ class Selections:
                 "const int64_t wanted_ = "
                 f"least(maximum<int64_t>({scope.c(value.count)}, 0), {size});",
                 f"call.{chosen}[spot.chunk] = "
-                f"{{{size}, wanted_, 0u, static_cast<uint32_t>(wanted_)}};",
+                f"{{{size}, wanted_, 0, 0u, static_cast<uint32_t>(wanted_)}};",
             ]
 
         kernels.launches.append(
@@ -244,13 +269,18 @@ class Selections:
             f"static_cast<size_t>(call.tensor.chunks) * kPasses * kBins * sizeof(int32_t), stream);"
         )
         self._keys(
-            "ranks", part, FLOAT, lambda text: f"rank_key({text})", keys, first, [value.count]
+            *("ranks", part, FLOAT, lambda text: f"rank_key({text})", keys, first),
+            [value.count],
+            bins,
         )
-        kernels.launches.append(
-            f"run_top_k({{call.{keys}, call.{keys}_room, call.{bins}, call.{chosen}, "
-            f"call.{totals}, call.{totals}_room, call.{member}, call.{member}_room, "
-            f"call.tiles[{loop}], call.tensor.chunks}}, blocks[{loop}], stream);"
-        )
+        members = ", ".join(f"call.{item}" for item in (bins, chosen, totals))
+        fields = [
+            *(f"call.{keys}, call.{keys}_room, {members}, call.{totals}_room",),
+            *(f"call.{item}" for item in left),
+            *(f"call.{member}, call.{member}_room, call.tiles[{loop}], call.tensor.chunks",),
+            *(f"call.blocks[{loop}], call.run[{loop}]",),
+        ]
+        kernels.launches.append(f"run_top_k({{{', '.join(fields)}}}, stream);")
         kernels.define_kept(step, member)
 
     # Scatter.

@@ -36,6 +36,8 @@ inline long long launches = 0;
 #define TF_HIPS_PHASE(t)                                             \
   for (int t##_turn = 0, t = is_backwards ? 127 : 0; t##_turn < 128; \
        ++t##_turn, t += is_backwards ? -1 : 1)
+// So few that chunks have runs of 16 tiles.
+#define TF_HIPS_MANY_BLOCKS 2
 #define TF_HIPS_SHARED alignas(16) static
 #define TF_HIPS_UNROLL
 #define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)                 \

@@ -26,6 +26,8 @@
 
 // A test that runs kernels on a CPU defines these itself.
 #ifndef TF_HIPS_PHASE
+// Blocks of threads that keep a GPU busy.
+#define TF_HIPS_MANY_BLOCKS 4096
 #define TF_HIPS_PHASE(t)                                                   \
   for (int t = static_cast<int>(threadIdx.x), t##_left = 1; t##_left != 0; \
        t##_left = 0, __syncthreads())
@@ -67,6 +69,17 @@ TF_HIPS_INLINE Spot find_spot(uint32_t block, int64_t tiles) {
 
 // The most blocks of threads that a kernel can have.
 constexpr int64_t kMaxBlocks = 0x7FFFFFFF;
+
+// Tiles that a block of threads has: more than one where there are enough of them, because starting
+// a block takes its time too. Divides `tiles`, those of a chunk, so that a run is in one chunk.
+inline int32_t run_of(int64_t tiles, int64_t blocks) {
+  for (int32_t run = 16; run > 1; run /= 2) {
+    if (tiles % run == 0 && blocks / run >= TF_HIPS_MANY_BLOCKS) return run;
+  }
+  return 1;
+}
+
+inline int64_t num_runs(int64_t blocks, int32_t run) { return (blocks + run - 1) / run; }
 
 TF_HIPS_INLINE int64_t num_tiles(int64_t elements) {
   return elements <= kTile ? 1 : (elements + kTile - 1) / kTile;

@@ -154,13 +154,18 @@ __device__ void sort_keys(Key* keys, int64_t count) {
   }
 }
 
-// Top k: the digits of the k-th largest key, from the top, by counting.
+// Top k: the digits of the k-th largest key, from the top, by counting. The first digit is counted
+// where the keys are made (rank_tile); keys that are surely too small are left behind then
+// (top_k_gather, top_k_scan, top_k_pack), so that the rest looks at few.
 constexpr int kBins = 2048;
 constexpr int kPasses = 3;
+// Blocks of threads a chunk that look at what is left.
+constexpr int kFewBlocks = 8;
 
 // What is known of a chunk.
 struct Chosen {
   int64_t count, wanted;
+  int64_t left;    // keys that are not too small
   uint32_t key;    // of the k-th largest, as far as its digits are known
   uint32_t equal;  // how many of those with that key are wanted
 };
@@ -170,11 +175,16 @@ struct TopK {
   int64_t room;
   int32_t* bins;    // of each chunk kPasses * kBins, zero at first
   Chosen* chosen;   // of each chunk
-  int64_t* totals;  // of each tile: greater keys << 32, plus equal ones; 2 * tiles a chunk
+  int64_t* totals;  // of each tile
   int64_t totals_room;
+  uint32_t* tile_keys;    // what each tile has left, at its beginning, and where that was
+  uint32_t* tile_places;  // both of `room` elements a chunk
+  uint32_t* few_keys;     // what a chunk has left
+  uint32_t* few_places;
   int64_t* out;
   int64_t out_room;
-  int64_t tiles, chunks;
+  int64_t tiles, chunks, blocks;
+  int32_t run;
 };
 
 TF_HIPS_INLINE int shift_of(int pass) { return pass == 0 ? 21 : pass == 1 ? 10 : 0; }
@@ -184,27 +194,37 @@ TF_HIPS_INLINE bool is_candidate(uint32_t key, uint32_t found, int pass) {
   return pass == 0 || key >> shift_of(pass - 1) == found >> shift_of(pass - 1);
 }
 
-TF_HIPS_KERNEL top_k_count(const TopK call, int pass) {
-  TF_HIPS_SHARED int32_t bins[kBins];
-  const Spot spot = find_spot(blockIdx.x, call.tiles);
-  const Chosen& chosen = call.chosen[spot.chunk];
-  const uint32_t* const keys = call.keys + spot.chunk * call.room;
-  TF_HIPS_PHASE(t) {
-    for (int k = t; k < kBins; k += kThreads) bins[k] = 0;
-  }
-  TF_HIPS_PHASE(t) {
-    for (int64_t k = spot.base + t; k < least(spot.base + kTile, chosen.count); k += kThreads) {
-      if (!is_candidate(keys[k], chosen.key, pass)) continue;
-      const uint32_t digit = keys[k] >> shift_of(pass);
-      atomicAdd(&bins[digit & (pass == 2 ? 1023u : 2047u)], 1);
-    }
-  }
-  int32_t* const all = call.bins + (spot.chunk * kPasses + pass) * kBins;
+// Adds what a block of threads has counted to the bins of its chunk. In phases.
+__device__ inline void add_bins(const int32_t* bins, int32_t* all) {
   TF_HIPS_PHASE(t) {
     for (int k = t; k < kBins; k += kThreads) {
       if (bins[k] != 0) atomicAdd(&all[k], bins[k]);
     }
   }
+}
+
+__device__ inline void clear_bins(int32_t* bins) {
+  TF_HIPS_PHASE(t) {
+    for (int k = t; k < kBins; k += kThreads) bins[k] = 0;
+  }
+}
+
+// Counts a digit of the keys that are left.
+TF_HIPS_KERNEL top_k_count(const TopK call, int pass) {
+  TF_HIPS_SHARED int32_t bins[kBins];
+  const int64_t chunk = blockIdx.x / kFewBlocks;
+  const Chosen& chosen = call.chosen[chunk];
+  const uint32_t* const keys = call.few_keys + chunk * call.room;
+  clear_bins(bins);
+  TF_HIPS_PHASE(t) {
+    const int64_t first = static_cast<int64_t>(blockIdx.x % kFewBlocks) * kThreads + t;
+    for (int64_t k = first; k < chosen.left; k += kFewBlocks * kThreads) {
+      if (!is_candidate(keys[k], chosen.key, pass)) continue;
+      const uint32_t digit = keys[k] >> shift_of(pass);
+      atomicAdd(&bins[digit & (pass == 2 ? 1023u : 2047u)], 1);
+    }
+  }
+  add_bins(bins, call.bins + (chunk * kPasses + pass) * kBins);
 }
 
 // Finds the digit of the wanted key, by chunk.
@@ -247,23 +267,40 @@ TF_HIPS_INLINE int64_t compared(uint32_t key, const Chosen& chosen) {
   return key > chosen.key ? int64_t{1} << 32 : key == chosen.key ? 1 : 0;
 }
 
-__device__ inline int64_t compared_by(int t, const Spot& spot, const uint32_t* keys,
-                                      const Chosen& chosen) {
-  int64_t sum = 0;
-  for (int u = 0; u < kEach; ++u) {
-    const int64_t k = spot.base + kEach * t + u;
-    if (k < chosen.count) sum += compared(keys[k], chosen);
+// The keys of a tile that are not too small go to its beginning, in their order.
+TF_HIPS_KERNEL top_k_gather(const TopK call) {
+  TF_HIPS_SHARED int64_t sums[2 * kThreads];
+  for (int turn = 0; turn < call.run; ++turn) {
+    const int64_t block = int64_t{blockIdx.x} * call.run + turn;
+    if (block >= call.blocks) break;
+    const Spot spot = find_spot(static_cast<uint32_t>(block), call.tiles);
+    const Chosen& chosen = call.chosen[spot.chunk];
+    const int64_t begin = spot.chunk * call.room + spot.base;
+    const int count = static_cast<int>(least(kTile, chosen.count - spot.base));
+    const uint32_t least_key = chosen.wanted == 0 ? 0xFFFFFFFFu : chosen.key;
+    TF_HIPS_PHASE(t) {
+      int found = 0;
+      TF_HIPS_UNROLL
+      for (int u = 0; u < kEach; ++u) {
+        if (kEach * t + u < count && call.keys[begin + kEach * t + u] >= least_key) ++found;
+      }
+      sums[t] = found;
+    }
+    const int64_t* const scanned = scan_threads(sums);
+    TF_HIPS_PHASE(t) {
+      int64_t place = t == 0 ? 0 : scanned[t - 1];
+      const bool is_some = place < scanned[t];
+      for (int u = 0; u < kEach && is_some; ++u) {
+        if (kEach * t + u >= count || call.keys[begin + kEach * t + u] < least_key) continue;
+        call.tile_keys[begin + place] = call.keys[begin + kEach * t + u];
+        call.tile_places[begin + place] = static_cast<uint32_t>(spot.base + kEach * t + u);
+        ++place;
+      }
+      if (t == kThreads - 1) {
+        call.totals[spot.chunk * call.totals_room + spot.base / kTile] = place;
+      }
+    }
   }
-  return sum;
-}
-
-TF_HIPS_KERNEL top_k_tiles(const TopK call) {
-  TF_HIPS_SHARED int64_t sums[kThreads];
-  const Spot spot = find_spot(blockIdx.x, call.tiles);
-  const Chosen& chosen = call.chosen[spot.chunk];
-  const uint32_t* const keys = call.keys + spot.chunk * call.room;
-  TF_HIPS_PHASE(t) { sums[t] = compared_by(t, spot, keys, chosen); }
-  sum_threads(sums, call.totals + spot.chunk * call.totals_room + spot.base / kTile);
 }
 
 TF_HIPS_KERNEL top_k_scan(const TopK call) {
@@ -271,39 +308,85 @@ TF_HIPS_KERNEL top_k_scan(const TopK call) {
   const int64_t chunk = blockIdx.x;
   const int64_t tiles = num_tiles(call.chosen[chunk].count);
   scan_tiles(call.totals + chunk * call.totals_room, tiles, &total);
+  TF_HIPS_PHASE(t) {
+    if (t == 0) call.chosen[chunk].left = total;
+  }
 }
 
-TF_HIPS_KERNEL top_k_write(const TopK call) {
-  TF_HIPS_SHARED int64_t sums[2 * kThreads];
-  const Spot spot = find_spot(blockIdx.x, call.tiles);
-  const Chosen& chosen = call.chosen[spot.chunk];
-  const uint32_t* const keys = call.keys + spot.chunk * call.room;
-  TF_HIPS_PHASE(t) { sums[t] = compared_by(t, spot, keys, chosen); }
-  const int64_t* const scanned = scan_threads(sums);
-  const int64_t base = call.totals[spot.chunk * call.totals_room + spot.base / kTile];
-  TF_HIPS_PHASE(t) {
-    int64_t before = base + (t == 0 ? 0 : scanned[t - 1]);
-    for (int u = 0; u < kEach; ++u) {
-      const int64_t k = spot.base + kEach * t + u;
-      const int64_t here = k < chosen.count ? compared(keys[k], chosen) : 0;
-      const int64_t equal = least(before & 0xFFFFFFFF, chosen.equal);
-      if (here > 1 || (here == 1 && equal < chosen.equal)) {
-        call.out[spot.chunk * call.out_room + (before >> 32) + equal] = k;
+// What the tiles of a chunk have left, one behind another.
+TF_HIPS_KERNEL top_k_pack(const TopK call) {
+  for (int turn = 0; turn < call.run; ++turn) {
+    const int64_t block = int64_t{blockIdx.x} * call.run + turn;
+    if (block >= call.blocks) break;
+    const Spot spot = find_spot(static_cast<uint32_t>(block), call.tiles);
+    const Chosen& chosen = call.chosen[spot.chunk];
+    const int64_t* const before = call.totals + spot.chunk * call.totals_room;
+    const int64_t tile = spot.base / kTile;
+    if (spot.base >= chosen.count) break;
+    const bool is_last = spot.base + kTile >= chosen.count;
+    const int64_t count = (is_last ? chosen.left : before[tile + 1]) - before[tile];
+    const int64_t from = spot.chunk * call.room + spot.base;
+    const int64_t to = spot.chunk * call.room + before[tile];
+    TF_HIPS_PHASE(t) {
+      for (int64_t k = t; k < count; k += kThreads) {
+        call.few_keys[to + k] = call.tile_keys[from + k];
+        call.few_places[to + k] = call.tile_places[from + k];
       }
-      before += here;
     }
   }
 }
 
-// Of the keys of each chunk the places of the largest, ascending; `blocks`: tiles of all chunks.
-inline void run_top_k(const TopK& call, int64_t blocks, cudaStream_t stream) {
-  for (int pass = 0; pass < kPasses; ++pass) {
-    TF_HIPS_LAUNCH(top_k_count, blocks, kThreads, stream, call, pass);
+// Writes the places of the k largest: of equal ones the first. A block of threads has a chunk.
+TF_HIPS_KERNEL top_k_write(const TopK call) {
+  TF_HIPS_SHARED int64_t sums[2 * kThreads];
+  TF_HIPS_SHARED int64_t before_tile;
+  const int64_t chunk = blockIdx.x;
+  const Chosen& chosen = call.chosen[chunk];
+  const uint32_t* const keys = call.few_keys + chunk * call.room;
+  TF_HIPS_PHASE(t) {
+    if (t == 0) before_tile = 0;
+  }
+  for (int64_t base = 0; base < chosen.left; base += kTile) {
+    TF_HIPS_PHASE(t) {
+      int64_t sum = 0;
+      for (int u = 0; u < kEach; ++u) {
+        const int64_t k = base + kEach * t + u;
+        if (k < chosen.left) sum += compared(keys[k], chosen);
+      }
+      sums[t] = sum;
+    }
+    const int64_t* const scanned = scan_threads(sums);
+    TF_HIPS_PHASE(t) {
+      int64_t before = before_tile + (t == 0 ? 0 : scanned[t - 1]);
+      for (int u = 0; u < kEach; ++u) {
+        const int64_t k = base + kEach * t + u;
+        const int64_t here = k < chosen.left ? compared(keys[k], chosen) : 0;
+        const int64_t equal = least(before & 0xFFFFFFFF, chosen.equal);
+        if (here > 1 || (here == 1 && equal < chosen.equal)) {
+          call.out[chunk * call.out_room + (before >> 32) + equal] =
+              call.few_places[chunk * call.room + k];
+        }
+        before += here;
+      }
+    }
+    TF_HIPS_PHASE(t) {
+      if (t == 0) before_tile += scanned[kThreads - 1];
+    }
+  }
+}
+
+// Of the keys of each chunk, whose first digit is counted, the places of the largest, ascending.
+inline void run_top_k(const TopK& call, cudaStream_t stream) {
+  const int64_t runs = num_runs(call.blocks, call.run);
+  TF_HIPS_LAUNCH(top_k_pick, call.chunks, kThreads, stream, call, 0);
+  TF_HIPS_LAUNCH(top_k_gather, runs, kThreads, stream, call);
+  TF_HIPS_LAUNCH(top_k_scan, call.chunks, kThreads, stream, call);
+  TF_HIPS_LAUNCH(top_k_pack, runs, kThreads, stream, call);
+  for (int pass = 1; pass < kPasses; ++pass) {
+    TF_HIPS_LAUNCH(top_k_count, kFewBlocks * call.chunks, kThreads, stream, call, pass);
     TF_HIPS_LAUNCH(top_k_pick, call.chunks, kThreads, stream, call, pass);
   }
-  TF_HIPS_LAUNCH(top_k_tiles, blocks, kThreads, stream, call);
-  TF_HIPS_LAUNCH(top_k_scan, call.chunks, kThreads, stream, call);
-  TF_HIPS_LAUNCH(top_k_write, blocks, kThreads, stream, call);
+  TF_HIPS_LAUNCH(top_k_write, call.chunks, kThreads, stream, call);
 }
 
 // Where the values of a scatter go in a chunk: `used` places of `whole`.
