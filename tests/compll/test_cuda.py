@@ -61,9 +61,15 @@ def test_packets_equal_the_reference(name):
             check(name, x, KEY)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ("onebit", "graddrop"))
+def test_a_chunk_and_a_bit(name):
+    check(name, gradients(CHUNK + 1027)["broken"], KEY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_several_chunks(name):
-    for n in (CHUNK + 1027, 2 * CHUNK):
+    for n in (CHUNK + 1027, 3 * CHUNK):
         check(name, gradients(n)["broken"], KEY)
 
 
