@@ -13,11 +13,12 @@ each block, the scales that follow from it, and the codes, are made while the ti
 cache.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compll.backends.c_common import Lines, max_bits
 from compll.backends.cuda_reads import is_in_order, knows_tile, reads, size_of
+from compll.backends.cuda_reduce import Item, counted, reduce_item
 from compll.backends.cuda_scope import (
     Definition,
     Scope,
@@ -29,7 +30,7 @@ from compll.backends.cuda_scope import (
     part_of,
 )
 from compll.ir import nodes
-from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
+from compll.ir.types import FLOAT, INT, UInt
 from compll.ir.walk import free_vars
 
 _HEAD = (
@@ -41,23 +42,6 @@ _HEAD = (
 ROWS = "decode_tile_of_rows"
 HERE = "load8(in, first, n, {tile});"
 _SUM = "load_sum8(gradient, residual, value, first, n, {tile});"
-
-
-@dataclass(frozen=True)
-class Item:
-    """A vector that a loop computes.
-
-    Attributes:
-        kind: of its values.
-        before: statements before the loop over a thread's elements, and `after`: behind it.
-        sink: what is done with the text of a value.
-    """
-
-    part: nodes.Elementwise
-    kind: Type
-    before: list[str]
-    sink: Callable[[str], str]
-    after: list[str]
 
 
 @dataclass
@@ -328,7 +312,10 @@ class Kernels:
         second: list[str] = []
         third: list[str] = []
         for number, (var, reduce) in enumerate(step.reduces):
-            items.append(self._reduce(scope, var, reduce, number, loop, second, third))
+            kind = "float" if reduce.type == FLOAT else "int64_t"
+            member = self.array(kind, f"{var.name}_parts", f"2 * call.tiles[{loop}]")
+            self._parts[var] = member
+            items.append(reduce_item(scope, var, reduce, number, member, (second, third)))
         for write in step.writes:
             items.append(self._write(scope, write, elements, second))
         self.each(scope, step.size, gradient, elements, items)
@@ -338,63 +325,6 @@ class Kernels:
                 add(*phase)
                 self.lines.close()
         self.lines.close()
-
-    def _reduce(
-        self,
-        scope: Scope,
-        var: nodes.Var,
-        reduce: nodes.Reduce,
-        number: int,
-        loop: int,
-        second: list[str],
-        third: list[str],
-    ) -> Item:
-        name, names = neutral(reduce.reducer, reduce.type), scope.names
-        lanes = names.fresh(f"{var.name}_lanes")
-        kind = "float" if reduce.type == FLOAT else "int64_t"
-        member = self.array(kind, f"{var.name}_parts", f"2 * call.tiles[{loop}]")
-        self._parts[var] = member
-        lane = f"t / kLanes == {number % 8}"
-        part = f"call.{member}[spot.chunk * call.{member}_room + spot.base / kTile]"
-        if reduce.type == FLOAT:
-            tile, values = names.fresh(f"{var.name}_tile"), names.fresh(f"{var.name}_values")
-            self.lines.add(f"TF_HIPS_SHARED float {tile}[kTile];")
-            self.lines.add(f"TF_HIPS_SHARED float {lanes}[kLanes];")
-            fold = f"fold_lane<{name}>({tile}, kTile / kLanes, t % kLanes)"
-            second.append(f"if ({lane}) {lanes}[t % kLanes] = {fold};")
-            third.append(f"if (t == {number % 8}) {part} = join_lanes<{name}>({lanes});")
-            return Item(
-                part_of(reduce.source),
-                FLOAT,
-                [f"float {values}[kEach];"],
-                lambda text: f"{values}[u] = is_inside ? {text} : {name}::neutral();",
-                [f"stage8({values}, t, {tile});"],
-            )
-        total, totals = names.fresh(f"{var.name}_total"), names.fresh(f"{var.name}_totals")
-        self.lines.add(f"TF_HIPS_SHARED int64_t {totals}[kThreads];")
-        self.lines.add(f"TF_HIPS_SHARED int64_t {lanes}[kLanes];")
-        second.append(
-            f"if ({lane}) {lanes}[t % kLanes] = join_share<{name}>({totals}, t % kLanes);"
-        )
-        third.append(f"if (t == {number % 8}) {part} = join_shares<{name}>({lanes});")
-        kind_of = part_of(reduce.source).value.type
-        is_small = isinstance(kind_of, UInt) and kind_of.bits != 32
-        if reduce.reducer == "count" or (reduce.reducer == "sum" and is_small):
-            # Eight codes of at most 16 bits.
-            return Item(
-                part_of(reduce.source),
-                BOOL if reduce.reducer == "count" else kind_of,
-                [f"int32_t {total} = 0;"],
-                lambda text: f"if (is_inside) {total} += static_cast<int32_t>({text});",
-                [f"{totals}[t] = {total};"],
-            )
-        return Item(
-            part_of(reduce.source),
-            _counted(reduce.reducer),
-            [f"int64_t {total} = {name}::neutral();"],
-            lambda text: f"if (is_inside) {total} = {name}::fold({total}, {text});",
-            [f"{totals}[t] = {total};"],
-        )
 
     _parts: dict[nodes.Var, str] = field(default_factory=dict)
 
@@ -557,7 +487,7 @@ class Kernels:
         gradient = self.sum_lines([part], part.size)
         item = Item(
             part,
-            FLOAT if is_float else _counted(value.reducer),
+            FLOAT if is_float else counted(value.reducer),
             [f"{kind} {values}[kEach];"],
             lambda text: f"{values}[u] = is_inside ? {text} : {behind};",
             [stage],
@@ -609,8 +539,3 @@ class Kernels:
         self.lines.close()
         self.lines.close()
         self.lines.close()
-
-
-def _counted(reducer: str) -> Type:
-    """As what elements enter a reduction of integers."""
-    return BOOL if reducer in ("count", "and", "or") else INT

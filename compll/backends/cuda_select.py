@@ -11,7 +11,8 @@ Nothing is written to the gradient of a decode before all places of all its chun
 
 from collections.abc import Callable
 
-from compll.backends.cuda_kernels import HERE, Item, Kernels
+from compll.backends.cuda_kernels import HERE, Kernels
+from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Scope, element, most_kept, part_of
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, Type
