@@ -16,11 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from compll.backends import entries
+from compll.backends.block_loops import BlockLoops
+from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.c_common import Lines, Names, param_names
 from compll.backends.feedback import Fusion, has_feedback, has_ranges
-from compll.backends.kept import KeptVectors, fails
+from compll.backends.kept import KeptVectors, decode_fails, encode_fails
 from compll.backends.layout import emit_layout, emit_params
-from compll.backends.loops import Loops, Stored
+from compll.backends.loops import Stored
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
 from compll.ir.walk import free_vars, walk
@@ -81,7 +83,9 @@ class _Function:
     widths: dict[UInt, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.loops = Loops(self.lines, self.names, self.program.params, self.stored, self.widths)
+        self.loops = BlockLoops(
+            self.lines, self.names, self.program.params, self.stored, self.widths
+        )
         self.loops.blocks = self.program.blocks
         self.c = self.loops.c
         self.kept = KeptVectors(self.loops)
@@ -112,9 +116,9 @@ def _roots(steps: tuple[nodes.Step, ...]) -> list[nodes.Expr]:
     return roots
 
 
-def _result(steps: tuple[nodes.Step, ...]) -> str:
+def _result(can_fail: bool) -> str:
     """The type that a hot function returns: a status where it can fail."""
-    return "int32_t" if fails(steps) else "void"
+    return "int32_t" if can_fail else "void"
 
 
 def _vars(exprs: Iterable[nodes.Expr]) -> set[nodes.Var]:
@@ -142,7 +146,7 @@ class _Emitter:
             "#include <limits>",
             "",
         )
-        keeps = fails(self._plan.encode) or fails(self._plan.decode)
+        keeps = encode_fails(self._plan) or decode_fails(self._plan)
         headers = sorted([*_INCLUDES, *(["select.h"] if keeps else [])])
         add(*(f'#include "tf_hips/cc/runtime/{name}"' for name in headers), "")
         add(f"namespace tf_hips::codec_{program.name} {{", "namespace {", "")
@@ -188,7 +192,8 @@ class _Emitter:
         lines.add("// With feedback `in` is the sum of gradient and residual.")
         lines.add("template <bool kFeedback>")
         parameters = self._encode_parameters()
-        head = _parameters(f"TF_HIPS_INLINE {_result(self._plan.encode)} encode_tiles(", parameters)
+        result = _result(encode_fails(self._plan))
+        head = _parameters(f"TF_HIPS_INLINE {result} encode_tiles(", parameters)
         lines.add(*head[:-1])
         lines.open(head[-1])
         kinds = self._widths_in(roots)
@@ -201,16 +206,20 @@ class _Emitter:
         if has_feedback(self._plan) and fusion.first is None:
             lines.add("if constexpr (kFeedback) add_all(gradient, residual, n, value);")
         lines.add("const float* in = kFeedback ? value : gradient;")
-        for number, step in enumerate(self._plan.encode):
-            if number == fusion.last:
+        number = 0
+        for group in encode_groups(self._plan):
+            steps = range(number, number + len(group))
+            number += len(group)
+            if fusion.last in steps:
                 self._store_scalars(scalars, function)
-            first, last = fusion.first_lines(number), fusion.last_lines(number)
-            self._steps((step,), function, targets, first=first, last=last)
+            first = fusion.first_lines() if fusion.first in steps else ()
+            last = fusion.last_lines() if fusion.last in steps else ()
+            self._steps(group, function, targets, first=first, last=last)
         if fusion.last is None:
             self._store_scalars(scalars, function)
         if has_feedback(self._plan):
             lines.add(*fusion.end_lines())
-        if fails(self._plan.encode):
+        if encode_fails(self._plan):
             lines.add("return TF_HIPS_OK;")
         lines.close()
         lines.add("")
@@ -246,7 +255,7 @@ class _Emitter:
 
     def _wrap(self, name: str, *, feedback: bool) -> None:
         """A hot function, which has clones, around encode_tiles, which is part of each."""
-        result = _result(self._plan.encode)
+        result = _result(encode_fails(self._plan))
         head = _parameters(f"TF_HIPS_HOT {result} {name}(", self._encode_parameters())
         self._lines.add(*head[:-1])
         self._lines.open(head[-1])
@@ -283,6 +292,11 @@ class _Emitter:
         first: tuple[str, ...] = (),
         last: tuple[str, ...] = (),
     ) -> None:
+        if is_shared(steps):
+            stores = [step for step in steps if isinstance(step, nodes.Store)]
+            sweeps = [step for step in steps if isinstance(step, nodes.Sweep)]
+            function.loops.blocks_sweep(stores, sweeps, targets, first=first, last=last)
+            return
         for step in steps:
             if isinstance(step, nodes.Let):
                 self._lines.add(function.c.let(step))
@@ -307,7 +321,7 @@ class _Emitter:
         read = list(_vars(roots))
         kinds = self._widths_in([*roots, *(nodes.Ref(var.type, var.span, var) for var in read)])
         lines.add(
-            f"TF_HIPS_HOT {_result(self._plan.decode)} "
+            f"TF_HIPS_HOT {_result(decode_fails(self._plan))} "
             "decode_fields([[maybe_unused]] const Params& params,",
             "                               [[maybe_unused]] const uint8_t* __restrict__ body,",
             "                               [[maybe_unused]] const Layout& layout,",
@@ -326,13 +340,14 @@ class _Emitter:
             if item.var not in read:
                 continue
             self._read_field(number, item, function)
-        for step in self._plan.decode:
+        for group in decode_groups(self._plan):
+            step = group[0]
             is_last = isinstance(step, nodes.Sweep) and bool(step.writes)
             if is_last and has_ranges(self._plan):
-                self._steps((step,), function, {0: "out"}, begin="begin", end="end")
+                self._steps(group, function, {0: "out"}, begin="begin", end="end")
             else:
-                self._steps((step,), function, {0: "out"})
-        if fails(self._plan.decode):
+                self._steps(group, function, {0: "out"})
+        if decode_fails(self._plan):
             lines.add("return TF_HIPS_OK;")
         lines.close()
         lines.add("")

@@ -3,7 +3,7 @@
 
 from compll.backends.c_common import Lines, param_names
 from compll.backends.feedback import has_feedback, has_merge, has_ranges
-from compll.backends.kept import fails
+from compll.backends.kept import decode_fails, encode_fails
 from compll.ir import nodes
 from compll.ir.types import FLOAT, UInt
 
@@ -114,7 +114,7 @@ class _Entries:
         self._start("-status")
         lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
         call = f"encode_fields(params, *key, in, nullptr, nullptr, n, layout, body{state});"
-        if fails(self._plan.encode):
+        if encode_fails(self._plan):
             lines.add(f"status = {call}", "if (status != TF_HIPS_OK) return -status;")
         else:
             lines.add(call)
@@ -147,9 +147,9 @@ class _Entries:
         lines.add(
             "status = check_body(params, layout, body, bytes);",
             "if (status != TF_HIPS_OK) return status;",
-            f"{'return ' if fails(self._plan.decode) else ''}{call}",
+            f"{'return ' if decode_fails(self._plan) else ''}{call}",
         )
-        if not fails(self._plan.decode):
+        if not decode_fails(self._plan):
             lines.add("if (mode == TF_HIPS_STREAM) stream_end();", "return TF_HIPS_OK;")
         lines.close()
         lines.add("")

@@ -13,7 +13,8 @@ allows, that costs no loops of its own:
 
 from dataclasses import dataclass
 
-from compll.backends.kept import fails
+from compll.backends.blocks import encode_groups, is_shared
+from compll.backends.kept import decode_fails, encode_fails
 from compll.ir import nodes
 from compll.ir.walk import children, walk
 
@@ -43,12 +44,12 @@ def has_feedback(plan: nodes.Plan) -> bool:
     is_whole = program.encode is not None and program.decode is not None
     if program.state_names:
         return False
-    return is_whole and not fails(plan.encode) and not fails(plan.decode)
+    return is_whole and not encode_fails(plan) and not decode_fails(plan)
 
 
 def has_merge(plan: nodes.Plan) -> bool:
     """Whether a codec sums bodies itself; for one whose decoding can fail the runtime does."""
-    return plan.program.decode is not None and not fails(plan.decode)
+    return plan.program.decode is not None and not decode_fails(plan)
 
 
 def has_ranges(plan: nodes.Plan) -> bool:
@@ -91,20 +92,22 @@ class Fusion:
             if _reads_elements(step, encode.gradient)
         ]
         first = readers[0] if readers else None
-        if first is not None and not _is_in_order(plan.encode[first], encode.gradient):
+        if first is not None and not _is_read_in_order(plan, first, encode.gradient):
             first = None
         last: int | None = len(plan.encode) - 1
         if not plan.encode or not _can_decode(plan, plan.encode[-1], encode.gradient):
             last = None
         return Fusion(first, last)
 
-    def first_lines(self, number: int) -> tuple[str, ...]:
-        """What step `number` does at the beginning of a tile."""
-        return _ADD_TILE if number == self.first else ()
+    @staticmethod
+    def first_lines() -> tuple[str, ...]:
+        """What the first step does at the beginning of a tile."""
+        return _ADD_TILE
 
-    def last_lines(self, number: int) -> tuple[str, ...]:
-        """What step `number` does at the end of a tile."""
-        return _DECODE_TILE if number == self.last else ()
+    @staticmethod
+    def last_lines() -> tuple[str, ...]:
+        """What the last step does at the end of a tile."""
+        return _DECODE_TILE
 
     def end_lines(self) -> tuple[str, ...]:
         """What is left to do behind all steps."""
@@ -159,6 +162,32 @@ def _is_in_order(step: nodes.Step, gradient: nodes.Var) -> bool:
         isinstance(part, nodes.Elementwise) and not _reads(part, gradient, part.position)
         for part in parts
     ) and not any(_reads(reduce.init, gradient) for _, reduce in step.reduces)
+
+
+def _is_read_in_order(plan: nodes.Plan, number: int, gradient: nodes.Var) -> bool:
+    """Whether the loop of a step, with the steps that share it, reads the gradient in order."""
+    at = 0
+    for group in encode_groups(plan):
+        if at == number and is_shared(group):
+            return all(_is_near(step, gradient) for step in group)
+        at += len(group)
+    return _is_in_order(plan.encode[number], gradient)
+
+
+def _is_near(step: nodes.Step, gradient: nodes.Var) -> bool:
+    """Whether a step of a loop over blocks reads element i of the gradient for element i only."""
+    if isinstance(step, nodes.Store) and isinstance(step.value, nodes.BlockReduce):
+        parts, inits = [step.value.source], [step.value.init]
+    elif isinstance(step, nodes.Sweep):
+        parts, inits = _parts(step), []
+    else:
+        return False
+    return all(
+        isinstance(part, nodes.Elementwise)
+        and not _reads(part, gradient, part.position)
+        and (_is_whole(part.size, gradient) or not _reads(part, gradient))
+        for part in parts
+    ) and not any(_reads(init, gradient) for init in inits)
 
 
 def _can_decode(plan: nodes.Plan, step: nodes.Step, gradient: nodes.Var) -> bool:

@@ -13,6 +13,8 @@ function. Where there is none, or a packet's indices are bad, the function retur
 
 from dataclasses import dataclass
 
+from compll.backends.block_loops import block_reducer
+from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.loops import Loops, Stored
 from compll.ir import nodes
 from compll.ir.sizes import blocks_in
@@ -160,12 +162,7 @@ class KeptVectors:
         )
         pointer = loops.names.of(var)
         self._room(pointer, loops.c.type(kind), blocks)
-        reducer = value.reducer.capitalize()
-        function = f"reduce_blocks<{reducer}>"
-        element = kind
-        if kind == INT:
-            function = f"reduce_int_blocks<Int{reducer}>"
-            element = BOOL if value.reducer in ("count", "and", "or") else INT
+        function, element = block_reducer(value)
         with loops.tiles(source.size, size, [source]):
             tile = loops.tile(source, element)
             lines.add(f"{function}({tile}, count, {block}, {init}, {pointer} + base / {block});")
@@ -209,13 +206,18 @@ def _element(kind: Type) -> Type:
     return kind.element if isinstance(kind, Array) else kind
 
 
-def fails(steps: tuple[nodes.Step, ...]) -> bool:
-    """Whether a function with these steps can return a status."""
-    return any(
-        isinstance(step, nodes.Store)
-        or (
-            isinstance(step, nodes.Sweep)
-            and any(isinstance(write.value, nodes.Scatter) for write in step.writes)
-        )
-        for step in steps
-    )
+def encode_fails(plan: nodes.Plan) -> bool:
+    """Whether the hot function of an encoder can return a status."""
+    return any(map(_can_fail, encode_groups(plan)))
+
+
+def decode_fails(plan: nodes.Plan) -> bool:
+    """Whether the hot function of a decoder can return a status."""
+    return any(map(_can_fail, decode_groups(plan)))
+
+
+def _can_fail(group: tuple[nodes.Step, ...]) -> bool:
+    step = group[0]
+    if isinstance(step, nodes.Sweep):
+        return any(isinstance(write.value, nodes.Scatter) for write in step.writes)
+    return isinstance(step, nodes.Store) and not is_shared(group)

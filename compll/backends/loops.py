@@ -15,11 +15,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from compll.backends.blocks import block_lets
 from compll.backends.c_common import Expressions, Lines, Names
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
-from compll.ir.walk import children, walk
+from compll.ir.walk import children, is_same, walk
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Stored:
         size: its length, and `count`: the C++ for it.
         pointer: C++ for its first element or byte.
         bits: C++ for the width of a code; None for floats.
+        is_local: it holds the blocks of the tile that is worked on, and no others.
     """
 
     var: nodes.Var
@@ -39,6 +41,7 @@ class Stored:
     pointer: str
     is_field: bool
     bits: str | None
+    is_local: bool = False
 
 
 @dataclass
@@ -58,12 +61,17 @@ class Loops:
     stored: dict[nodes.Var, Stored]
     widths: dict[UInt, str]
     _size: nodes.Expr | None = None
+    _step: str = "kTile"
     _position: nodes.Var | None = None
     blocks: tuple[nodes.Expr, ...] = ()
     floats: set[str] = field(default_factory=set)
     _noise: dict[int, str] = field(default_factory=dict)
     _tiles: dict[nodes.Var, str] = field(default_factory=dict)
     _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
+    _made: list[tuple[nodes.Elementwise, Type, str]] = field(default_factory=list)
+    _in_blocks: bool = False
+    _block_lets: dict[nodes.Var, str] = field(default_factory=dict)
+    _hoisted: set[nodes.Var] = field(default_factory=set)
     _shared: list[str] = field(default_factory=list)
     _after: list[str] = field(default_factory=list)
 
@@ -83,12 +91,20 @@ class Loops:
     def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
         """Element `index` of a stored vector, from the tile when it is the loop's own element."""
         vector = self.stored[array]
+        if vector.is_local and self._is_here(index):
+            return f"{vector.pointer}[j]"
         if self._is_here(index) and self._size == vector.size:
             return f"{self._tiles[array]}[j]" if vector.is_field else f"{vector.pointer}[base + j]"
         block = block_of(index, self._position, self.blocks)
+        if block is not None and self._in_blocks:
+            return self._of_block(vector)
         if block is not None:
             return f"{self._spread[array, block]}[j]"
         return self._anywhere(vector, c(index))
+
+    def _of_block(self, vector: Stored) -> str:
+        """What block k of the tile has in a vector."""
+        return f"{vector.pointer}[k]" if vector.is_local else self._anywhere(vector, "first + k")
 
     def _anywhere(self, vector: Stored, index: str) -> str:
         """Element `index`, C++ for any number, of a stored vector."""
@@ -136,6 +152,7 @@ class Loops:
         where `condition` (C++) does not hold.
         """
         self._size = size
+        self._step = "kTile"
         more = f" && {condition}" if condition else ""
         self.lines.open(f"for (int64_t base = 0; base < {count}{more}; base += kTile) {{")
         self.lines.add(f"const int64_t count = std::min(kTile, {count} - base);")
@@ -145,6 +162,7 @@ class Loops:
         self._noise.clear()
         self._tiles.clear()
         self._spread.clear()
+        self._made.clear()
         self._size = None
 
     def tile(self, part: nodes.Elementwise, kind: Type) -> str:
@@ -174,12 +192,12 @@ class Loops:
             last: statements at the end of each tile.
         """
         self._size = sweep.size
-        elements: list[nodes.Expr] = [reduce.source for _, reduce in sweep.reduces]
-        elements += [write.value for write in sweep.writes]
-        parts = [part for part in elements if isinstance(part, nodes.Elementwise)]
+        parts = parts_of(sweep)
         results = [self._start(var, reduce) for var, reduce in sweep.reduces]
-        self.lines.open(f"for (int64_t base = {begin}; base < {count}; base += kTile) {{")
-        self.lines.add(f"const int64_t count = std::min(kTile, {count} - base);", *first)
+        self._step = "kTile" if self._is_long(parts) else "kStep"
+        head = f"for_tiles<{self._step}>({begin}, {count}, [&](int64_t base, auto count)"
+        self.lines.open(f"{head} TF_HIPS_INLINED {{")
+        self.lines.add(*first)
         self._prepare(parts)
         for (_, reduce), result in zip(sweep.reduces, results, strict=True):
             self._reduce(reduce, result)
@@ -187,19 +205,36 @@ class Loops:
             self._write(write, targets[write.field])
         self._run_shared()
         self.lines.add(*last)
-        self.lines.close()
+        self.lines.close("});")
         for (var, reduce), result in zip(sweep.reduces, results, strict=True):
             self._finish(var, reduce, result)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what was made for the tiles of a loop."""
         self._noise.clear()
         self._tiles.clear()
         self._spread.clear()
+        self._made.clear()
+        self._block_lets.clear()
+        self._hoisted.clear()
         self._size = None
+
+    def _is_long(self, parts: list[nodes.Elementwise]) -> bool:
+        """Whether a loop needs whole tiles: to hold whole blocks, or to draw much noise."""
+        return any(
+            isinstance(expr, nodes.Random)
+            or (isinstance(expr, nodes.Index) and block_of(expr.index, part.position, self.blocks))
+            for part in parts
+            for expr in walk(part)
+        )
 
     def _prepare(self, parts: list[nodes.Elementwise]) -> None:
         """Draws the noise and unpacks the fields that the loops of a tile read in order."""
         for part in parts:
             self._position = part.position
-            for expr in walk(part):
+            self._prepare_block_lets(part)
+            for expr in self._inside(part):
                 if isinstance(expr, nodes.Random) and self._is_here(expr.position):
                     self._prepare_noise(expr.site, expr.bits)
                 elif (
@@ -213,6 +248,44 @@ class Loops:
                     if block is not None:
                         self._prepare_block(self.stored[expr.array.var], block)
         self._position = None
+
+    def _inside(self, part: nodes.Elementwise) -> list[nodes.Expr]:
+        """What is computed for each element: everything but what is for its block."""
+        found = list(walk(part.value))
+        for let in part.lets:
+            if let.var not in self._hoisted:
+                found += walk(let.value)
+        return found
+
+    def _prepare_block_lets(self, part: nodes.Elementwise) -> None:
+        """Computes once per block the lets that need nothing else of the element.
+
+        Quotients, such as inverse scales, would otherwise cost more than all the rest.
+        """
+        hoisted, block = block_lets(part, self.blocks, self._hoisted)
+        if block is None:
+            return
+        self._hoisted |= set(hoisted)
+        needed = {e.var for e in self._inside(part) if isinstance(e, nodes.Ref)}
+        made = {var: self.names.fresh(f"{var.name}_blocks") for var in hoisted if var in needed}
+        for var, name in made.items():
+            self.lines.add(f"alignas(64) {self.c.type(var.type)} {name}[kMaxBlocks];")
+        length = self.c(block)
+        self.lines.open("{")
+        self.lines.add(f"[[maybe_unused]] const int64_t first = first_block(base, {length});")
+        self.lines.open(f"for (int64_t k = 0; k < num_blocks(count, {length}); ++k) {{")
+        self._in_blocks = True
+        self.lines.add(*map(self.c.let, hoisted.values()))
+        self._in_blocks = False
+        self.lines.add(*(f"{name}[k] = {self.names.of(var)};" for var, name in made.items()))
+        self.lines.close()
+        self.lines.close()
+        for var, name in made.items():
+            tile = self._block_lets[var] = self.names.fresh(f"{var.name}_tile")
+            spread = f"spread_blocks([&](int64_t k) {{ return {name}[k]; }}, 0, {length}, count,"
+            self.lines.add(
+                f"alignas(64) {self.c.type(var.type)} {tile}[kTile];", f"{spread} {tile});"
+            )
 
     def _prepare_noise(self, site: int, bits: int) -> None:
         if site in self._noise:
@@ -231,7 +304,7 @@ class Loops:
         tile = self._tiles[vector.var] = self.names.fresh(f"{vector.var.name}_tile")
         kind = vector.var.type
         element = self.c.type(kind.element if isinstance(kind, Array) else kind)
-        self.lines.add(f"alignas(64) {element} {tile}[kTile];")
+        self.lines.add(f"alignas(64) {element} {tile}[{self._step}];")
         if vector.bits is None:
             self.lines.add(f"load_floats({vector.pointer} + base * 4, count, {tile});")
         else:
@@ -246,11 +319,18 @@ class Loops:
         self._spread[vector.var, block] = tile
         kind = vector.var.type
         element = self.c.type(kind.element if isinstance(kind, Array) else kind)
-        found = self._anywhere(vector, "k")
+        begin, found = (
+            ("0", f"{vector.pointer}[k]")
+            if vector.is_local
+            else (
+                "base",
+                self._anywhere(vector, "k"),
+            )
+        )
         self.lines.add(
             f"alignas(64) {element} {tile}[kTile];",
             f"spread_blocks([&](int64_t k) {{ return static_cast<{element}>({found}); }},",
-            f"              base, {self.c(block)}, count, {tile});",
+            f"              {begin}, {self.c(block)}, count, {tile});",
         )
 
     def _values(self, part: nodes.Elementwise, kind: Type) -> str:
@@ -264,10 +344,16 @@ class Loops:
             and isinstance(value.array, nodes.Ref)
         ):
             vector = self.stored[value.array.var]
+            if self._is_here(value.index) and vector.is_local:
+                return vector.pointer
             if self._is_here(value.index) and vector.size == self._size:
                 return self._tiles[vector.var] if vector.is_field else f"{vector.pointer} + base"
+        for other, its_kind, made in self._made:
+            if its_kind == kind and is_same(part, other):
+                return made
         name = self.names.fresh("tile")
-        self.lines.add(f"alignas(64) {self.c.type(kind)} {name}[kTile];")
+        self._made.append((part, kind, name))
+        self.lines.add(f"alignas(64) {self.c.type(kind)} {name}[{self._step}];")
         self._share(part, lambda text: f"{name}[j] = {text};", kind)
         return name
 
@@ -282,7 +368,12 @@ class Loops:
         lines = []
         if _uses_position(part, self):
             lines.append(f"const int64_t {self.names.of(part.position)} = base + j;")
-        lines += [self.c.let(let) for let in part.lets]
+        for let in part.lets:
+            if let.var in self._block_lets:
+                name, tile = self.names.of(let.var), self._block_lets[let.var]
+                lines.append(f"const {self.c.type(let.var.type)} {name} = {tile}[j];")
+            elif let.var not in self._hoisted:
+                lines.append(self.c.let(let))
         return [*lines, statement(self.c(value))]
 
     def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
@@ -329,13 +420,14 @@ class Loops:
             raise TypeError(f"a reduction must be inlined before it is emitted. Received: {part!r}")
         if reduce.type == FLOAT:
             values = self._values(part, FLOAT)
-            self._after.append(
-                f"{result}.add(reduce_tile<{reduce.reducer.capitalize()}>({values}, count));"
-            )
+            self._after.append(f"{result}.take({values}, count);")
             return
         kind = part.value.type
         is_small = isinstance(kind, UInt) and kind.bits != 32
         match reduce.reducer:
+            case "sum" if is_small and self.c.type(kind) == "uint8_t":
+                values = self._values(part, kind)
+                self._after.append(f"{result} = int_add({result}, sum_codes({values}, count));")
             case "sum" if is_small:
                 # 1024 codes of 16 bits fit 32 bits, and 32-bit lanes are twice as many.
                 self._small_sum(part, lambda text: text, kind, result)
@@ -394,10 +486,17 @@ class Loops:
         self.lines.turn("} else if (mode == TF_HIPS_SET) {")
         self._loop(part, lambda text: f"{target}[j] = {text};", FLOAT)
         self.lines.turn("} else {")
-        self.lines.add(f"alignas(64) float {tile}[kTile];")
+        self.lines.add(f"alignas(64) float {tile}[{self._step}];")
         self._loop(part, lambda text: f"{tile}[j] = {text};", FLOAT)
         self.lines.add(f"put_tile({tile}, count, mode, {target});")
         self.lines.close()
+
+
+def parts_of(sweep: nodes.Sweep) -> list[nodes.Elementwise]:
+    """The vectors that a sweep computes element by element."""
+    elements: list[nodes.Expr] = [reduce.source for _, reduce in sweep.reduces]
+    elements += [write.value for write in sweep.writes]
+    return [part for part in elements if isinstance(part, nodes.Elementwise)]
 
 
 def _tile_bytes(bits: str) -> str:

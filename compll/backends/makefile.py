@@ -26,7 +26,7 @@ _HEAD = """\
 PYTHON ?= python3
 CXX ?= g++
 OURS := $(shell $(PYTHON) -m compll includes)
-FLAGS := -O3 -std=c++17 -ffp-contract=off -fvisibility=hidden -fPIC -shared
+FLAGS := -O3 -std=c++17 -ffp-contract=off -fno-thread-jumps -fvisibility=hidden -fPIC -shared
 """
 _CUDA = f"""\
 NVCC ?= nvcc

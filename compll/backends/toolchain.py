@@ -11,7 +11,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
+FLAGS = (
+    *("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared"),
+    # Vector code needs selections; threaded jumps make branches of them.
+    "-fno-thread-jumps",
+)
 # Arithmetic as on a CPU: no fused multiply-add. Code for A100 and H100, and PTX for what is newer.
 NVCC_FLAGS = (
     "-O3",

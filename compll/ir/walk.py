@@ -2,7 +2,7 @@
 """Walking over expressions: what is inside one, and which variables it needs."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 
 from compll.ir import nodes
 from compll.ir.types import UInt
@@ -44,3 +44,32 @@ def free_vars(expr: nodes.Expr) -> set[nodes.Var]:
     if isinstance(expr.type, UInt) and isinstance(expr.type.bits, nodes.Expr):
         found = found | free_vars(expr.type.bits)
     return found
+
+
+def is_same(a: nodes.Elementwise, b: nodes.Elementwise) -> bool:
+    """Whether two vectors are computed in the same way, whatever their own variables are called."""
+    return _is_same(a, b, {})
+
+
+def _is_same(a: object, b: object, renamed: dict[object, object]) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, nodes.Var):
+        return renamed.get(a, a) is b
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(lambda x, y: _is_same(x, y, renamed), a, b))
+    if isinstance(a, nodes.Elementwise) and isinstance(b, nodes.Elementwise):
+        renamed[a.position] = b.position
+        return _is_same(a.size, b.size, renamed) and _same_rest(a, b, renamed)
+    if isinstance(a, nodes.Let) and isinstance(b, nodes.Let):
+        value = _is_same(a.value, b.value, renamed)
+        renamed[a.var] = b.var
+        return value and a.var.type == b.var.type
+    if not is_dataclass(a) or isinstance(a, type):
+        return a == b
+    names = [item.name for item in fields(a) if item.name != "span"]
+    return all(_is_same(getattr(a, name), getattr(b, name), renamed) for name in names)
+
+
+def _same_rest(a: nodes.Elementwise, b: nodes.Elementwise, renamed: dict[object, object]) -> bool:
+    return _is_same(a.lets, b.lets, renamed) and _is_same(a.value, b.value, renamed)

@@ -8,6 +8,8 @@ COPTS = [
     "-O3",
     "-std=c++17",
     "-ffp-contract=off",
+    # Vector code needs selections; threaded jumps make branches of them.
+    "-fno-thread-jumps",
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",

@@ -43,7 +43,11 @@ SPECS = "TF_HIPS_SPECS"
 LIBRARY = ".so"
 SPECIFICATION = ".pse"
 
-_FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared")
+_FLAGS = (
+    *("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared"),
+    # Vector code needs selections; threaded jumps make branches of them.
+    "-fno-thread-jumps",
+)
 _lock = threading.Lock()
 
 

@@ -91,7 +91,7 @@ TF_HIPS_INLINE void unpack_stream(const uint8_t* in, int64_t count, int32_t bits
 }
 
 // Packs `count` codes of `bits` bits (already masked) to packed_bytes(count, bits) bytes.
-TF_HIPS_INLINE void pack_codes(const uint8_t* codes, int64_t count, int32_t bits, uint8_t* out) {
+TF_HIPS_APART void pack_codes(const uint8_t* codes, int64_t count, int32_t bits, uint8_t* out) {
   const int64_t groups = count / 8;
   switch (bits) {
     case 1:
@@ -122,7 +122,7 @@ TF_HIPS_INLINE void pack_codes(const uint8_t* codes, int64_t count, int32_t bits
   pack_stream(codes + 8 * groups, count % 8, bits, out + groups * bits);
 }
 
-TF_HIPS_INLINE void pack_codes(const uint16_t* codes, int64_t count, int32_t bits, uint8_t* out) {
+TF_HIPS_APART void pack_codes(const uint16_t* codes, int64_t count, int32_t bits, uint8_t* out) {
   if (bits == 16) {
     std::memcpy(out, codes, static_cast<size_t>(count) * 2);
     return;
@@ -145,7 +145,7 @@ TF_HIPS_INLINE void pack_codes(const uint32_t* codes, int64_t count, int32_t, ui
 }
 
 // Unpacks the first `count` codes of packed_bytes(count, bits) bytes.
-TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, uint8_t* codes) {
+TF_HIPS_APART void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, uint8_t* codes) {
   const int64_t groups = count / 8;
   switch (bits) {
     case 1:
@@ -176,7 +176,7 @@ TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t bits,
   unpack_stream(in + groups * bits, count % 8, bits, codes + 8 * groups);
 }
 
-TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, uint16_t* codes) {
+TF_HIPS_APART void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, uint16_t* codes) {
   if (bits == 16) {
     std::memcpy(codes, in, static_cast<size_t>(count) * 2);
     return;
@@ -196,6 +196,13 @@ TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t bits,
 
 TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t, uint32_t* codes) {
   std::memcpy(codes, in, static_cast<size_t>(count) * 4);
+}
+
+// The sum of a tile of codes.
+TF_HIPS_INLINE int64_t sum_codes(const uint8_t* codes, int64_t count) {
+  uint64_t sum = 0;
+  for (int64_t k = sum_wide(codes, count, &sum); k < count; ++k) sum += codes[k];
+  return static_cast<int64_t>(sum);
 }
 
 // Element `index` of a vector, 0 where there is none.

@@ -18,6 +18,25 @@
 
 namespace tf_hips {
 
+// Blocks that a tile can hold.
+constexpr int64_t kMaxBlocks = kTile / kLanes;
+
+// How many blocks are before element `base`, with which one begins.
+TF_HIPS_INLINE int64_t first_block(int64_t base, int64_t block) {
+  return base >> __builtin_ctzll(static_cast<uint64_t>(block));
+}
+
+// How many blocks `count` elements have; the last one may be shorter.
+TF_HIPS_INLINE int64_t num_blocks(int64_t count, int64_t block) {
+  return first_block(count + block - 1, block);
+}
+
+// Calls step(base, count) for the blocks of a tile: number of the first, and how many.
+template <typename Step>
+TF_HIPS_INLINE void for_blocks(int64_t base, int64_t count, int64_t block, const Step& step) {
+  step(first_block(base, block), num_blocks(count, block));
+}
+
 // Whether `block_reduce` can have blocks of that many elements.
 inline bool is_block(int64_t block) {
   return block >= kLanes && block <= kTile && (block & (block - 1)) == 0;
@@ -50,7 +69,7 @@ struct IntOr {
 template <typename Reducer>
 TF_HIPS_INLINE void reduce_blocks(const float* values, int64_t count, int64_t block, float init,
                                   float* out) {
-  const int64_t whole = count / block;
+  const int64_t whole = first_block(count, block);
   for (int64_t k = 0; k < whole; ++k) {
     out[k] = init;
     Reducer::fold(out[k], reduce_rows<Reducer>(values + k * block, block / kLanes));
@@ -81,7 +100,7 @@ TF_HIPS_INLINE void reduce_int_blocks(const T* values, int64_t count, int64_t bl
 template <typename At, typename T>
 TF_HIPS_INLINE void spread_blocks(const At& at, int64_t base, int64_t block, int64_t count,
                                   T* out) {
-  int64_t k = base / block;
+  int64_t k = first_block(base, block);
   for (int64_t start = 0; start < count; start += block, ++k) {
     const T value = at(k);
     // Whole blocks: tiles have room for them.

@@ -15,20 +15,27 @@
 #include <limits>
 
 #include "tf_hips/cc/runtime/target.h"
+#include "tf_hips/cc/runtime/vectors.h"
 
 namespace tf_hips {
 
 // Elements of a tile, which is what generated loops work on at a time: one block of a reduction.
 constexpr int64_t kTile = 1024;
 constexpr int64_t kLanes = 16;
+// Elements of a step, for loops that need no whole block at a time. A step is short enough that a
+// processor begins the next one while it waits for the last sums, quotients and random bits of this
+// one.
+constexpr int64_t kStep = 256;
 
 // Four floats, unaligned when read from memory. Wider vectors of this kind are taken apart element
 // by element where the machine does not have them; four times four are vector code everywhere.
 typedef float FloatVector __attribute__((vector_size(16)));
 typedef float FloatVectorInMemory __attribute__((vector_size(16), aligned(4), may_alias));
 
+// `identity` pads; folding any value into `start` gives that value, a sum's sign of zero included.
 struct Sum {
   static constexpr float identity = 0.0f;
+  static constexpr float start = -0.0f;
   template <typename T>
   static TF_HIPS_INLINE void fold(T& a, const T& b) {
     a = a + b;
@@ -37,6 +44,7 @@ struct Sum {
 
 struct Prod {
   static constexpr float identity = 1.0f;
+  static constexpr float start = 1.0f;
   template <typename T>
   static TF_HIPS_INLINE void fold(T& a, const T& b) {
     a = a * b;
@@ -45,6 +53,7 @@ struct Prod {
 
 struct Max {
   static constexpr float identity = -std::numeric_limits<float>::infinity();
+  static constexpr float start = -std::numeric_limits<float>::infinity();
   template <typename T>
   static TF_HIPS_INLINE void fold(T& a, const T& b) {
     a = a > b ? a : b;
@@ -53,11 +62,27 @@ struct Max {
 
 struct Min {
   static constexpr float identity = std::numeric_limits<float>::infinity();
+  static constexpr float start = std::numeric_limits<float>::infinity();
   template <typename T>
   static TF_HIPS_INLINE void fold(T& a, const T& b) {
     a = a < b ? a : b;
   }
 };
+
+// What the 16 lanes of a block combine to.
+template <typename Reducer>
+TF_HIPS_INLINE float combine_lanes(const FloatVector* lanes) {
+  FloatVector a = lanes[0], b = lanes[1];
+  Reducer::fold(a, lanes[2]);
+  Reducer::fold(b, lanes[3]);
+  Reducer::fold(a, b);
+  float lane[4];
+  std::memcpy(lane, &a, sizeof lane);
+  Reducer::fold(lane[0], lane[2]);
+  Reducer::fold(lane[1], lane[3]);
+  Reducer::fold(lane[0], lane[1]);
+  return lane[0];
+}
 
 // `rows` times 16 values, at least 16, in the order of a block.
 template <typename Reducer>
@@ -72,47 +97,79 @@ TF_HIPS_INLINE float reduce_rows(const float* values, int64_t rows) {
     Reducer::fold(d, next[3]);
   }
   const FloatVector lanes[4] = {a, b, c, d};
-  float lane[kLanes];
-  std::memcpy(lane, lanes, sizeof lane);
-  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-    for (int64_t l = 0; l < width; ++l) Reducer::fold(lane[l], lane[l + width]);
+  return combine_lanes<Reducer>(lanes);
+}
+
+// Folds rows of 16 values to `lanes` in registers that hold a row; returns how many it did: none on
+// machines without them.
+#if defined(TF_HIPS_HAS_VECTORS)
+typedef float RowVector __attribute__((vector_size(64)));
+typedef float RowVectorInMemory __attribute__((vector_size(64), aligned(4), may_alias));
+
+template <typename Reducer>
+TF_HIPS_AVX512 inline int64_t fold_avx512(const float* values, int64_t rows, FloatVector* lanes) {
+  const RowVectorInMemory* in = reinterpret_cast<const RowVectorInMemory*>(values);
+  RowVectorInMemory* out = reinterpret_cast<RowVectorInMemory*>(lanes);
+  RowVector a = *out;
+  int64_t row = 0;
+  // A step at a time, without a loop: when its end is foreseen, the next work begins meanwhile.
+  constexpr int64_t kRows = kStep / kLanes;
+  for (; row + kRows <= rows; row += kRows) {
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < kRows; ++k) {
+      const RowVector next = in[row + k];
+      Reducer::fold(a, next);
+    }
   }
-  return lane[0];
+  for (; row < rows; ++row) {
+    const RowVector next = in[row];
+    Reducer::fold(a, next);
+  }
+  *out = a;
+  return rows;
 }
 
-// One block of kTile values.
 template <typename Reducer>
-TF_HIPS_INLINE float reduce_block(const float* values) {
-  return reduce_rows<Reducer>(values, kTile / kLanes);
+TF_HIPS_INLINE int64_t fold_wide(const float* values, int64_t rows, FloatVector* lanes) {
+  return machine() == Machine::kAvx512 ? fold_avx512<Reducer>(values, rows, lanes) : 0;
 }
-
-// One block of `count` values, 1 <= count <= kTile.
+#else
 template <typename Reducer>
-TF_HIPS_INLINE float reduce_tile(const float* values, int64_t count) {
-  if (count == kTile) return reduce_block<Reducer>(values);
-  float padded[kTile];
-  for (int64_t j = 0; j < count; ++j) padded[j] = values[j];
-  for (int64_t j = count; j < kTile; ++j) padded[j] = Reducer::identity;
-  return reduce_block<Reducer>(padded);
+TF_HIPS_INLINE int64_t fold_wide(const float*, int64_t, FloatVector*) {
+  return 0;
 }
+#endif
 
-// Combines the blocks' results pairwise as they come: level k holds a finished subtree of 2^k
-// blocks.
+// Folds rows of 16 values as they come, and combines the blocks' results pairwise: level k holds a
+// finished subtree of 2^k blocks.
 template <typename Reducer>
 class Tree {
  public:
-  TF_HIPS_INLINE void add(float value) {
-    int level = 0;
-    for (uint64_t blocks = blocks_; blocks & 1; blocks >>= 1, ++level) {
-      float joined = subtree_[level];
-      Reducer::fold(joined, value);
-      value = joined;
+  TF_HIPS_INLINE Tree() { start_block(); }
+
+  // The next `count` values; kTile is a multiple of it, but for the last ones.
+  TF_HIPS_INLINE void take(const float* values, int64_t count) {
+    const int64_t rows = count / kLanes;
+    fold_rows(values, rows);
+    if (rows * kLanes != count) {
+      float padded[kLanes];
+      for (int64_t l = 0; l < kLanes; ++l) {
+        const int64_t at = rows * kLanes + l;
+        padded[l] = at < count ? values[at] : Reducer::identity;
+      }
+      fold_rows(padded, 1);
     }
-    subtree_[level] = value;
-    ++blocks_;
+    if (rows_ == kRows) end_block();
   }
 
-  TF_HIPS_INLINE float finish(float init) const {
+  TF_HIPS_INLINE float finish(float init) {
+    if (rows_ > 0) {
+      // One row of the padding does what all of them do.
+      float padded[kLanes];
+      for (int64_t l = 0; l < kLanes; ++l) padded[l] = Reducer::identity;
+      fold_rows(padded, 1);
+      end_block();
+    }
     if (blocks_ == 0) return init;
     bool has_value = false;
     float value = 0.0f;
@@ -129,6 +186,48 @@ class Tree {
   }
 
  private:
+  static constexpr int64_t kRows = kTile / kLanes;
+
+  TF_HIPS_INLINE void start_block() {
+    rows_ = 0;
+    float start[kLanes];
+    for (int64_t l = 0; l < kLanes; ++l) start[l] = Reducer::start;
+    std::memcpy(lanes_, start, sizeof start);
+  }
+
+  TF_HIPS_INLINE void fold_rows(const float* values, int64_t rows) {
+    const FloatVectorInMemory* in = reinterpret_cast<const FloatVectorInMemory*>(values);
+    int64_t row = fold_wide<Reducer>(values, rows, lanes_);
+    FloatVector a = lanes_[0], b = lanes_[1], c = lanes_[2], d = lanes_[3];
+    for (; row < rows; ++row) {
+      const FloatVector next[4] = {in[4 * row], in[4 * row + 1], in[4 * row + 2], in[4 * row + 3]};
+      Reducer::fold(a, next[0]);
+      Reducer::fold(b, next[1]);
+      Reducer::fold(c, next[2]);
+      Reducer::fold(d, next[3]);
+    }
+    lanes_[0] = a, lanes_[1] = b, lanes_[2] = c, lanes_[3] = d;
+    rows_ += rows;
+  }
+
+  TF_HIPS_INLINE void end_block() {
+    add(combine_lanes<Reducer>(lanes_));
+    start_block();
+  }
+
+  TF_HIPS_INLINE void add(float value) {
+    int level = 0;
+    for (uint64_t blocks = blocks_; blocks & 1; blocks >>= 1, ++level) {
+      float joined = subtree_[level];
+      Reducer::fold(joined, value);
+      value = joined;
+    }
+    subtree_[level] = value;
+    ++blocks_;
+  }
+
+  FloatVector lanes_[4];
+  int64_t rows_;  // of the block that is under way
   uint64_t blocks_ = 0;
   float subtree_[64];
 };

@@ -52,7 +52,7 @@ constexpr int64_t kNoiseBlocks = kTile / 8 + 1;
 constexpr int64_t kNoiseSize = kNoiseBlocks * 8;
 
 // The words, 16 bytes a block, of `blocks` blocks (at most kNoiseBlocks) from number `first` on.
-TF_HIPS_INLINE void noise_words(const TfHipsKey& key, uint32_t site, uint64_t first, int64_t blocks,
+TF_HIPS_APART void noise_words(const TfHipsKey& key, uint32_t site, uint64_t first, int64_t blocks,
                                 void* words) {
   const uint32_t k0 = static_cast<uint32_t>(key.seed);
   const uint32_t k1 = static_cast<uint32_t>(key.seed >> 32) ^ site;

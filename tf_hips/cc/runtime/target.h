@@ -20,6 +20,9 @@
 #else
 #define TF_HIPS_INLINE inline __attribute__((always_inline))
 #endif
+// A function for a whole tile, which is compiled once and not with each loop that calls it.
+#define TF_HIPS_APART inline __attribute__((noinline))
+#define TF_HIPS_INLINED __attribute__((always_inline))  // of a lambda
 
 // A clone for AVX-512 makes encoders about 1.3 times as fast (noise and bit packing); one for AVX2
 // gains nothing over SSE2 here. Clones are chosen when the library is loaded, by a resolver that

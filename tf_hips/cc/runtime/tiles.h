@@ -8,12 +8,22 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "tf_hips/cc/runtime/codec.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 
 namespace tf_hips {
+
+// Calls step(base, count) for one tile of [begin, end) after the other. The length of all but the last
+// is a constant, so that compilers make loops without ends and remainders of them.
+template <int64_t kSize, typename Step>
+TF_HIPS_INLINE void for_tiles(int64_t begin, int64_t end, const Step& step) {
+  int64_t base = begin;
+  for (; base + kSize <= end; base += kSize) step(base, std::integral_constant<int64_t, kSize>());
+  if (base < end) step(base, end - base);
+}
 
 // sum[j] = a[j] + b[j]; `sum` may be b.
 TF_HIPS_INLINE void add_tile(const float* a, const float* b, int64_t count, float* sum) {

@@ -47,6 +47,7 @@ TF_HIPS_INLINE int64_t unpack_wide(const uint8_t*, int64_t, uint8_t*) {
 TF_HIPS_INLINE int64_t pack_wide(const uint16_t*, int64_t, int32_t, uint8_t*) { return 0; }
 TF_HIPS_INLINE int64_t unpack_wide(const uint8_t*, int64_t, int32_t, uint16_t*) { return 0; }
 TF_HIPS_INLINE int64_t noise_wide(const PhiloxInput&, int64_t, void*) { return 0; }
+TF_HIPS_INLINE int64_t sum_wide(const uint8_t*, int64_t, uint64_t*) { return 0; }
 
 #else
 
@@ -284,6 +285,44 @@ TF_HIPS_INLINE int64_t unpack_wide(const uint8_t* in, int64_t count, int32_t bit
                                    uint16_t* codes) {
   const bool is_odd = bits > 8 && bits < 16;
   return is_odd && machine() == Machine::kAvx512 ? unpack_avx512(in, count, bits, codes) : 0;
+}
+
+// Adds codes to *sum.
+TF_HIPS_AVX512 inline int64_t sum_avx512(const uint8_t* codes, int64_t count, uint64_t* sum) {
+  const __m512i zero = _mm512_setzero_si512();
+  __m512i total = zero;
+  int64_t k = 0;
+  for (; k + 64 <= count; k += 64) {
+    total = _mm512_add_epi64(total, _mm512_sad_epu8(_mm512_loadu_si512(codes + k), zero));
+  }
+  *sum += static_cast<uint64_t>(_mm512_reduce_add_epi64(total));
+  return k;
+}
+
+TF_HIPS_AVX2 inline int64_t sum_avx2(const uint8_t* codes, int64_t count, uint64_t* sum) {
+  const __m256i zero = _mm256_setzero_si256();
+  __m256i total = zero;
+  int64_t k = 0;
+  for (; k + 32 <= count; k += 32) {
+    __m256i x;
+    std::memcpy(&x, codes + k, 32);
+    total = _mm256_add_epi64(total, _mm256_sad_epu8(x, zero));
+  }
+  uint64_t part[4];
+  std::memcpy(part, &total, sizeof part);
+  *sum += part[0] + part[1] + part[2] + part[3];
+  return k;
+}
+
+TF_HIPS_INLINE int64_t sum_wide(const uint8_t* codes, int64_t count, uint64_t* sum) {
+  switch (machine()) {
+    case Machine::kAvx512:
+      return sum_avx512(codes, count, sum);
+    case Machine::kAvx2:
+      return sum_avx2(codes, count, sum);
+    default:
+      return 0;
+  }
 }
 
 // Blocks of Philox4x32-10, 16 bytes each. A lane of 64 bits holds a word of the counter in its low
