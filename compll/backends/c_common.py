@@ -26,11 +26,11 @@ linux unix
 # What generated functions use themselves, and what they call.
 _OWN = """
 add_all add_tile begin bodies check_body encode_feedback encode_fields encode_tiles end exact
-feedback_fields gradient decode_fields how merge merge_rows mode new_residual put_tile
-residual state stream_end stream_tile to
+feedback_fields gradient decode_fields how is_first merge merge_ranges merge_rows mode new_residual
+put_tile residual rows kRows state stream_end stream_tile sum to
 abs add base bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count
-decode encode exp2_exact finish first first_block float_at float_bits float_key float_to_code
-float_to_int for_blocks for_tiles num_blocks sum_codes
+decode decode_rows encode exp2_exact finish first first_block float_at float_bits float_key
+float_to_code float_to_int for_blocks for_tiles is_finite num_blocks sum_codes
 float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block
 j k keep_range keep_values key key_float layout load_code load_float load_floats log2_exact main
 max_body_bytes maximum minimum n noise noise_at noise_tile out pack_codes packed_bytes params
@@ -77,6 +77,13 @@ class Names:
         """No names yet."""
         self._names: dict[nodes.Var, str] = {}
         self._taken = set(RESERVED)
+
+    def fork(self) -> "Names":
+        """The same names for what has one; new variables get others than those of any fork."""
+        other = Names()
+        other._names = dict(self._names)
+        other._taken = self._taken
+        return other
 
     def fresh(self, wanted: str) -> str:
         """A name that nothing else has, as near to `wanted` as can be."""

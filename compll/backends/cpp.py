@@ -19,10 +19,11 @@ from compll.backends import entries
 from compll.backends.block_loops import BlockLoops
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.c_common import Lines, Names, param_names
-from compll.backends.feedback import Fusion, has_feedback, has_ranges
+from compll.backends.feedback import Fusion, has_feedback, has_merge, has_ranges
 from compll.backends.kept import KeptVectors, decode_fails, encode_fails
 from compll.backends.layout import emit_layout, emit_params
-from compll.backends.loops import Stored
+from compll.backends.loops import Loops, Stored
+from compll.backends.rows import ROWS, emit_rows
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
 from compll.ir.walk import free_vars, walk
@@ -57,6 +58,16 @@ _ENCODE_PARAMETERS = (
 
 # Of a codec with state, besides: its vectors as they are and as they will be.
 _STATE_PARAMETERS = ("const float* const* state", "float* const* new_state")
+_ROWS_PARAMETERS = (
+    "const Params& params",
+    "const uint8_t* const* rows",
+    "const Layout& layout",
+    "float* __restrict__ out",
+    "int64_t n",
+    "bool is_first",
+    "int64_t begin",
+    "int64_t end",
+)
 
 
 def _parameters(head: str, parameters: tuple[str, ...]) -> list[str]:
@@ -154,6 +165,8 @@ class _Emitter:
         emit_layout(self._plan, self._lines)
         if program.decode is not None:
             self._decode(program.decode)
+            if has_merge(self._plan) and has_ranges(self._plan):
+                self._decode_rows(program.decode)
         if program.encode is not None:
             self._encode(program.encode)
         entries.emit(self._plan, self._lines)
@@ -352,8 +365,47 @@ class _Emitter:
         lines.close()
         lines.add("")
 
-    def _read_field(self, number: int, item: nodes.Field, function: _Function) -> None:
-        var, at = item.var, f"body + layout.offset[{number}]"
+    def _decode_rows(self, decode: nodes.Decode) -> None:
+        """A decode that adds ROWS bodies at a time."""
+        lines = self._lines
+        function = _Function(self._program, lines)
+        function.c.sizes[decode.gradient] = "n"
+        roots = _roots(self._plan.decode)
+        read = list(_vars(roots))
+        kinds = self._widths_in([*roots, *(nodes.Ref(var.type, var.span, var) for var in read)])
+        lines.add(f"constexpr int32_t kRows = {ROWS};", "")
+        head = _parameters("TF_HIPS_HOT void decode_rows(", _ROWS_PARAMETERS)
+        lines.add(*head[:-1])
+        lines.open(head[-1])
+        if any(isinstance(expr, nodes.Random) for root in roots for expr in walk(root)):
+            lines.add("const TfHipsKey key = {0, 0, 0, 0};")
+        function.unpack_params(
+            _vars([*roots, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))])
+        )
+        self._make_widths(kinds, function, is_checked=False)
+        rows: list[Loops] = []
+        for number in range(ROWS):
+            row = _Function(self._program, lines, function.names.fork(), widths=function.widths)
+            row.c.sizes[decode.gradient] = "n"
+            body = row.names.fresh("row_body")
+            lines.add(f"[[maybe_unused]] const uint8_t* const {body} = rows[{number}];")
+            for index, item in enumerate(decode.fields):
+                if item.var in read:
+                    self._read_field(index, item, row, body)
+            for step in self._plan.decode[:-1]:
+                self._steps((step,), row, {})
+            rows.append(row.loops)
+        last = self._plan.decode[-1]
+        if not isinstance(last, nodes.Sweep):
+            raise TypeError(f"a decode by ranges must end with its sweep. Received: {last!r}")
+        emit_rows(lines, rows, last)
+        lines.close()
+        lines.add("")
+
+    def _read_field(
+        self, number: int, item: nodes.Field, function: _Function, body: str = "body"
+    ) -> None:
+        var, at = item.var, f"{body} + layout.offset[{number}]"
         element = var.type.element if isinstance(var.type, Array) else var.type
         bits = self._bits(element, function) if isinstance(element, UInt) else None
         if item.size is not None:

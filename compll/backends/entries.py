@@ -173,13 +173,21 @@ class _Entries:
             "return status;",
         )
         lines.close()
-        step = "kMergeRange" if has_ranges(self._plan) else "n"
-        lines.open(
-            f"merge_rows(num, n, {step}, mode, out, [&](int32_t row, float* to, int32_t how,"
+        lines.add(
+            "const auto one = [&](int32_t row, float* to, int32_t how, int64_t begin,",
+            "                     int64_t end) {",
+            "  decode_fields(params, bodies[row], layout, to, n, how, begin, end);",
+            "};",
         )
-        lines.add("    int64_t begin, int64_t end) {")
-        lines.add("decode_fields(params, bodies[row], layout, to, n, how, begin, end);")
-        lines.close("});")
+        if has_ranges(self._plan):
+            lines.add(
+                "const auto more = [&](int32_t row, float* to, int64_t begin, int64_t end) {",
+                "  decode_rows(params, bodies + row, layout, to, n, row == 0, begin, end);",
+                "};",
+                "merge_ranges<kRows>(num, n, mode, out, one, more);",
+            )
+        else:
+            lines.add("merge_rows(num, n, out, one);")
         lines.add("return TF_HIPS_OK;")
         lines.close()
         lines.add("")

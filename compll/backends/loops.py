@@ -194,7 +194,7 @@ class Loops:
         self._size = sweep.size
         parts = parts_of(sweep)
         results = [self._start(var, reduce) for var, reduce in sweep.reduces]
-        self._step = "kTile" if self._is_long(parts) else "kStep"
+        self._step = self.step(sweep)
         head = f"for_tiles<{self._step}>({begin}, {count}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
         self.lines.add(*first)
@@ -219,6 +219,16 @@ class Loops:
         self._block_lets.clear()
         self._hoisted.clear()
         self._size = None
+
+    def step(self, sweep: nodes.Sweep) -> str:
+        """C++ for the elements of a tile of a sweep."""
+        has_sums = any(reduce.type == FLOAT for _, reduce in sweep.reduces)
+        return "kStep" if has_sums and not self._is_long(parts_of(sweep)) else "kTile"
+
+    def prepare(self, sweep: nodes.Sweep, step: str) -> None:
+        """Emits what the loops of a tile of a sweep need before they begin."""
+        self._size, self._step = sweep.size, step
+        self._prepare(parts_of(sweep))
 
     def _is_long(self, parts: list[nodes.Elementwise]) -> bool:
         """Whether a loop needs whole tiles: to hold whole blocks, or to draw much noise."""
@@ -357,7 +367,7 @@ class Loops:
         self._share(part, lambda text: f"{name}[j] = {text};", kind)
         return name
 
-    def _statements(
+    def statements(
         self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type
     ) -> list[str]:
         """What is done for element j; `statement` makes a statement of the text of its value."""
@@ -378,11 +388,11 @@ class Loops:
 
     def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
         """A loop over a tile."""
-        self._add_loop(self._statements(part, statement, kind))
+        self._add_loop(self.statements(part, statement, kind))
 
     def _share(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
         """As _loop, in the loop that a tile has for all that compilers turn into vector code."""
-        for line in self._statements(part, statement, kind):
+        for line in self.statements(part, statement, kind):
             # Two parts may share a let, which then is there.
             if line not in self._shared:
                 self._shared.append(line)

@@ -17,22 +17,29 @@ namespace tf_hips {
 // Elements of a range: 16 KiB of sums.
 constexpr int64_t kMergeRange = 4096;
 
-// `decode(row, to, mode, begin, end)` decodes elements begin .. end - 1 of a row; `range`: how many
-// it does at a time, n when it can only do all. `mode`: TF_HIPS_SET or TF_HIPS_STREAM.
-template <typename Decode>
-inline void merge_rows(int32_t num, int64_t n, int64_t range, int32_t mode, float* out,
-                       const Decode& decode) {
-  const bool is_streamed = mode == TF_HIPS_STREAM && range <= kMergeRange;
+// `one(row, to, mode, begin, end)` decodes elements begin .. end - 1 of a row to `to`, and
+// `more(row, to, begin, end)` those of kRows rows at once, added to it unless the first row is 0.
+// `mode`: TF_HIPS_SET or TF_HIPS_STREAM.
+template <int32_t kRows, typename One, typename More>
+inline void merge_ranges(int32_t num, int64_t n, int32_t mode, float* out, const One& one,
+                         const More& more) {
+  const bool is_streamed = mode == TF_HIPS_STREAM;
   alignas(64) float sums[kMergeRange];
-  for (int64_t begin = 0; begin < n; begin += range) {
-    const int64_t end = std::min(begin + range, n);
+  for (int64_t begin = 0; begin < n; begin += kMergeRange) {
+    const int64_t end = std::min(begin + kMergeRange, n);
     float* to = is_streamed ? sums : out + begin;
-    for (int32_t row = 0; row < num; ++row) {
-      decode(row, to, row == 0 ? TF_HIPS_SET : TF_HIPS_ADD, begin, end);
-    }
+    int32_t row = 0;
+    for (; row + kRows <= num; row += kRows) more(row, to, begin, end);
+    for (; row < num; ++row) one(row, to, row == 0 ? TF_HIPS_SET : TF_HIPS_ADD, begin, end);
     if (is_streamed) stream_tile(sums, end - begin, out + begin);
   }
   if (is_streamed) stream_end();
+}
+
+// The same for decoders that can only do all elements.
+template <typename One>
+inline void merge_rows(int32_t num, int64_t n, float* out, const One& one) {
+  for (int32_t row = 0; row < num; ++row) one(row, out, row == 0 ? TF_HIPS_SET : TF_HIPS_ADD, 0, n);
 }
 
 }  // namespace tf_hips

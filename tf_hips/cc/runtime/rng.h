@@ -53,7 +53,7 @@ constexpr int64_t kNoiseSize = kNoiseBlocks * 8;
 
 // The words, 16 bytes a block, of `blocks` blocks (at most kNoiseBlocks) from number `first` on.
 TF_HIPS_APART void noise_words(const TfHipsKey& key, uint32_t site, uint64_t first, int64_t blocks,
-                                void* words) {
+                               void* words) {
   const uint32_t k0 = static_cast<uint32_t>(key.seed);
   const uint32_t k1 = static_cast<uint32_t>(key.seed >> 32) ^ site;
   const PhiloxInput input = {first, key.step, key.tensor_id, k0, k1};

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <new>
 
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
@@ -15,23 +14,26 @@
 namespace tf_hips {
 namespace {
 
+// Rooms of a thread: for the sum of rows that is encoded again, and for a gradient with residual.
+enum Room { kSumOfRows, kSumWithResidual, kNumRooms };
+
 // Room for n <= kChunkElements floats that lives as long as its thread: fresh pages for each chunk
 // would cost as much as encoding it. Null when there is no memory.
-float* Scratch(int64_t n) {
+float* Scratch(Room room, int64_t n) {
   struct Free {
     void operator()(float* memory) const { std::free(memory); }
   };
-  thread_local std::unique_ptr<float, Free> memory;
-  thread_local int64_t capacity = 0;
-  if (n > capacity) {
+  thread_local std::unique_ptr<float, Free> memory[kNumRooms];
+  thread_local int64_t capacity[kNumRooms] = {};
+  if (n > capacity[room]) {
     constexpr int64_t kPage = 4096;
     const int64_t bytes = (n * static_cast<int64_t>(sizeof(float)) + kPage - 1) / kPage * kPage;
-    capacity = 0;
-    memory.reset(static_cast<float*>(std::aligned_alloc(kPage, static_cast<size_t>(bytes))));
-    if (memory == nullptr) return nullptr;
-    capacity = bytes / static_cast<int64_t>(sizeof(float));
+    capacity[room] = 0;
+    memory[room].reset(static_cast<float*>(std::aligned_alloc(kPage, static_cast<size_t>(bytes))));
+    if (memory[room] == nullptr) return nullptr;
+    capacity[room] = bytes / static_cast<int64_t>(sizeof(float));
   }
-  return memory.get();
+  return memory[room].get();
 }
 
 // The failure of the first chunk that failed, whichever thread met its own first. Read it when all
@@ -89,10 +91,9 @@ int64_t EncodeChunk(const CodecCall& call, const Layout& layout, const TfHipsKey
 int64_t EncodeThenDecode(const CodecCall& call, const Layout& layout, const TfHipsKey& key,
                          const float* gradient, const float* residual, float* new_residual,
                          const Chunk& chunk) {
-  // `gradient` may be the scratch memory of this thread. The old residual must survive a failure.
-  std::unique_ptr<float[]> memory(new (std::nothrow) float[static_cast<size_t>(chunk.n)]);
-  float* sum = memory.get();
-  if (sum == nullptr) return -TF_HIPS_OUT_OF_MEMORY;
+  // `gradient` may be the sum of rows of this thread. The old residual must survive a failure.
+  float* sum = Scratch(kSumWithResidual, chunk.n);
+  if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
   for (int64_t i = 0; i < chunk.n; ++i) sum[i] = gradient[i] + residual[i];
   const int64_t bytes = EncodeChunk(call, layout, key, sum, chunk);
   if (bytes < 0) return bytes;
@@ -304,7 +305,7 @@ int64_t MergeEncodeTensor(const ParallelFor& parallel_for, const CodecCall& call
   if (const int32_t status = CheckedLayout(call, rows, row_bytes, num_rows, n, &layout, bad_row))
     return -status;
   const auto encode_one = [&](const Chunk& chunk, int32_t* row) -> int64_t {
-    float* sum = Scratch(chunk.n);
+    float* sum = Scratch(kSumOfRows, chunk.n);
     if (sum == nullptr && chunk.n > 0) return -TF_HIPS_OUT_OF_MEMORY;
     const int64_t i = chunk.begin / kChunkElements;
     if (const int32_t status = MergeChunk(call, layout, rows, row_bytes, num_rows, i, sum, chunk.n,

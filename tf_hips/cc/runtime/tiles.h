@@ -11,13 +11,14 @@
 #include <type_traits>
 
 #include "tf_hips/cc/runtime/codec.h"
+#include "tf_hips/cc/runtime/reduce.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
 
 namespace tf_hips {
 
-// Calls step(base, count) for one tile of [begin, end) after the other. The length of all but the last
-// is a constant, so that compilers make loops without ends and remainders of them.
+// Calls step(base, count) for one tile of [begin, end) after the other. The length of all but the
+// last is a constant, so that compilers make loops without ends and remainders of them.
 template <int64_t kSize, typename Step>
 TF_HIPS_INLINE void for_tiles(int64_t begin, int64_t end, const Step& step) {
   int64_t base = begin;
@@ -34,20 +35,29 @@ TF_HIPS_INLINE void add_all(const float* a, const float* b, int64_t n, float* su
   add_tile(a, b, n, sum);
 }
 
+TF_HIPS_INLINE bool is_finite(float value) {
+  return std::fabs(value) <= std::numeric_limits<float>::max();
+}
+
 // out[j] = out[j] - tile[j], 0 where that is not finite: what a NaN or an overflow broke must not
 // stay.
 TF_HIPS_INLINE void residual_tile(const float* tile, int64_t count, float* out) {
   for (int64_t j = 0; j < count; ++j) {
     const float left = out[j] - tile[j];
-    out[j] = std::fabs(left) <= std::numeric_limits<float>::max() ? left : 0.0f;
+    out[j] = is_finite(left) ? left : 0.0f;
   }
 }
 
-// What is left of a sum when a part of its elements has been subtracted.
+// What is left of a sum when a part of its elements has been subtracted. Reads only, where all is
+// finite.
 TF_HIPS_INLINE void keep_finite(int64_t n, float* out) {
-  for (int64_t j = 0; j < n; ++j) {
-    if (!(std::fabs(out[j]) <= std::numeric_limits<float>::max())) out[j] = 0.0f;
-  }
+  for_tiles<kStep>(0, n, [&](int64_t base, auto count) TF_HIPS_INLINED {
+    float* const tile = out + base;
+    int32_t num = 0;
+    for (int64_t j = 0; j < count; ++j) num += is_finite(tile[j]) ? 0 : 1;
+    if (num == 0) return;
+    for (int64_t j = 0; j < count; ++j) tile[j] = is_finite(tile[j]) ? tile[j] : 0.0f;
+  });
 }
 
 // A decoded tile to its place, as a TfHipsDecodeMode other than TF_HIPS_ADD asks.

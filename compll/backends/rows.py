@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several bodies decoded and added in one loop: what a merge is made of.
+
+    for each tile:   unpack each row  ->  sum = value of row 0; sum += value of row 1; ...
+
+Sums stay in registers from row to row. They are formed in the order of the rows, so they are those
+of decoding row by row.
+"""
+
+from compll.backends.c_common import Lines
+from compll.backends.loops import Loops
+from compll.ir import nodes
+from compll.ir.types import FLOAT
+
+ROWS = 4
+
+
+def emit_rows(lines: Lines, rows: list[Loops], sweep: nodes.Sweep) -> None:
+    """The loop of decode_rows.
+
+    Args:
+        lines: where it is written to.
+        rows: the loops of one row each; their fields and scalars are there.
+        sweep: what decode does for each element.
+    """
+    part = sweep.writes[0].value
+    if not isinstance(part, nodes.Elementwise):
+        raise TypeError(f"a decode must be elementwise to be merged by rows. Received: {part!r}")
+    step = rows[0].step(sweep)
+    head = f"for_tiles<{step}>(begin, end, [&](int64_t base, auto count)"
+    lines.open(f"{head} TF_HIPS_INLINED {{")
+    for row in rows:
+        row.prepare(sweep, step)
+    lines.add("float* const to = out + (base - begin);")
+    statements = [row.statements(part, _add, FLOAT) for row in rows]
+    others = [line for row in statements[1:] for line in row]
+    lines.open("if (is_first) {")
+    lines.open("for (int64_t j = 0; j < count; ++j) {")
+    lines.add(*rows[0].statements(part, _set, FLOAT), *others, "to[j] = sum;")
+    lines.close()
+    lines.turn("} else {")
+    lines.open("for (int64_t j = 0; j < count; ++j) {")
+    lines.add("float sum = to[j];", *statements[0], *others, "to[j] = sum;")
+    lines.close()
+    lines.close()
+    lines.close("});")
+
+
+def _add(text: str) -> str:
+    return f"sum += {text};"
+
+
+def _set(text: str) -> str:
+    return f"float sum = {text};"
