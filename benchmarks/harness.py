@@ -77,8 +77,12 @@ def write(
     command: str,
     note: str = "",
     gpu: str = "none",
+    is_shown: bool = True,
 ) -> Path:
-    """Prints `rows` (equal keys) as a table and stores them; returns the path of the JSON file."""
+    """Prints `rows` (equal keys) as a table and stores them; returns the path of the JSON file.
+
+    `is_shown`: False where the caller prints its own tables.
+    """
     facts = environment(gpu)
     hardware = f"{facts['cores']}cpu" if gpu == "none" else re.sub(r"\W+", "", gpu).lower()
     stem = RESULTS / f"{theme}_{hardware}_{facts['date'][:7].replace('-', '')}"
@@ -93,7 +97,8 @@ def write(
     path = stem.with_suffix(".json")
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(_markdown(result), encoding="utf-8")
-    show(theme, rows)
+    if is_shown:
+        show(theme, rows)
     console().print(f"written to {path.relative_to(ROOT)}")
     return path
 

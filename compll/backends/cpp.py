@@ -382,7 +382,7 @@ class _Emitter:
         function.unpack_params(
             _vars([*roots, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))])
         )
-        self._make_widths(kinds, function, is_checked=False)
+        self._make_widths(kinds, function)
         rows: list[Loops] = []
         for number in range(ROWS):
             row = _Function(self._program, lines, function.names.fork(), widths=function.widths)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processors with narrower vectors make the same bytes: every codec, in processes of their own."""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ops import codecs
+from tf_hips.ops import REGISTRY, Key, error_feedback, native
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = (1, 77, 5001)
+BUILD_DEADLINE_S = 600
+
+
+def digests() -> dict[str, str]:
+    """What each codec makes of the same gradients: packets, residuals, values, sums."""
+    made = {}
+    fed_back = set(codecs.variants_with_feedback())
+    for compressor in codecs.variants():
+        found = hashlib.sha256()
+        for n in SIZES:
+            x = codecs.in_reach(compressor, codecs.gradient(n, seed=n))
+            x[n // 2] = np.nan
+            packets = [
+                native.encode(compressor, x, Key(seed=row, step=2, tensor_id=3)) for row in range(6)
+            ]
+            values = native.decode(compressor, packets[0], n)
+            found.update(packets[0].tobytes() + values.tobytes())
+            found.update(native.merge(compressor, packets, n).tobytes())
+            if compressor in fed_back:
+                residual = codecs.gradient(n, seed=n + 1)
+                key = Key(seed=9, step=2, tensor_id=3)
+                packet = native.encode(error_feedback(compressor), x, key, residual)
+                found.update(packet.tobytes() + residual.tobytes())
+        made[compressor.text] = found.hexdigest()
+    return made
+
+
+def digests_elsewhere(code: str, **environment: str) -> dict[str, str]:
+    """The same in another process, which runs `code` first."""
+    command = f"{code}\nimport json\nfrom tests.ops import test_machines as here\n"
+    result = subprocess.run(
+        [sys.executable, "-c", command + "print(json.dumps(here.digests()))"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    found: dict[str, str] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, str]:
+    """What this process makes."""
+    return digests()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("machine", ["avx2", "base"])
+def test_capped_vectors_make_the_same(machine: str, here: dict[str, str]) -> None:
+    """TF_HIPS_CPU takes the wide registers away from packing, noise and sums."""
+    assert digests_elsewhere("", TF_HIPS_CPU=machine) == here
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(BUILD_DEADLINE_S + 120)
+@pytest.mark.parametrize("flag", ["-march=x86-64", "-mavx2"])
+def test_compiled_for_older_processors(flag: str, here: dict[str, str], tmp_path: Path) -> None:
+    """The loops that compilers turn into vector code, without the clones for newer processors."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the flags are those of x86-64")
+    built = _build(tmp_path, flag)
+    path = (
+        f"from pathlib import Path\nfrom tf_hips.ops import library\nbuilt = Path({str(built)!r})"
+    )
+    assert digests_elsewhere(f"{path}\nlibrary.NATIVE_PATH = built") == here
+
+
+def _build(folder: Path, flag: str) -> Path:
+    """The native library, of codecs without clones."""
+    specs = [codecs.SPECS / f"{name}.pse" for name in REGISTRY]
+    subprocess.run(
+        [sys.executable, "-m", "compll", "gen", *specs, "--target", "cpp", "-o", folder],
+        cwd=ROOT,
+        check=True,
+        timeout=60,
+    )
+    flags = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", flag, "-DTF_HIPS_NO_CLONES"]
+    sources = [*folder.glob("*.codec.cc"), *ROOT.glob("tf_hips/cc/runtime/*.cc")]
+
+    def compiled(source: Path) -> Path:
+        target = folder / f"{source.name}.o"
+        command = ["g++", *flags, "-I", str(ROOT), "-c", str(source), "-o", str(target)]
+        subprocess.run(command, check=True, timeout=BUILD_DEADLINE_S)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, sources))
+    library_path = folder / "libtf_hips_native.so"
+    subprocess.run(
+        ["g++", "-shared", "-pthread", *map(str, objects), "-o", str(library_path)],
+        check=True,
+        timeout=60,
+    )
+    return library_path
