@@ -9,6 +9,7 @@
 #define TF_HIPS_CC_RUNTIME_VECTORS_H_
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "tf_hips/cc/runtime/target.h"
@@ -53,9 +54,14 @@ TF_HIPS_INLINE int64_t sum_wide(const uint8_t*, int64_t, uint64_t*) { return 0; 
 
 enum class Machine { kBase, kAvx2, kAvx512 };
 
+// TF_HIPS_CPU in the environment, "avx2" or "base", caps what is used, to find out whether a wrong
+// result is the fault of wider registers.
 inline Machine find_machine() {
+  const char* const cap = std::getenv("TF_HIPS_CPU");
+  if (cap != nullptr && std::strcmp(cap, "base") == 0) return Machine::kBase;
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  const bool is_capped = cap != nullptr && std::strcmp(cap, "avx2") == 0;
+  if (!is_capped && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("bmi2")) {
     return Machine::kAvx512;
