@@ -12,9 +12,9 @@
 What is compared alternates, round by round; a result is the median of the rounds' ratios, and
 `spread` the distance of their quartiles. What must be moved, in bytes per element: 4 for each time
 that the gradient is read (twice where a scale or a threshold of the whole chunk comes first), the
-packet's share, 8 for the residual, 4 for an output that is written past the caches and 8 for one
-that is added to. A target of `benchmarks/targets.toml` that speaks of several operations counts the
-slowest; an algorithm that is not there does not meet its target.
+packet's share, 8 for the residual or a vector of state, 4 for an output that is written past the
+caches and 8 for one that is added to. A target of `benchmarks/targets.toml` that speaks of several
+operations counts the slowest; an algorithm that is not there does not meet its target.
 """
 
 import argparse
@@ -123,10 +123,11 @@ class _Bench:
         from tf_hips import ops
 
         self.rounds, self.size = rounds, size
-        # Codecs with state have no encoder without it: they are not measured yet.
-        known = [name for name, found in sorted(ops.REGISTRY.items()) if not found.state_names]
-        self.names = [name for name in known if not codecs or name in codecs]
-        self.texts = {name: _TEXTS.get(name, name) for name in self.names}
+        asked = [name for name in sorted(ops.REGISTRY) if not codecs or name in codecs]
+        texts = {name: _TEXTS.get(name, name) for name in asked}
+        # Codecs with state have no encoder without it: their share is measured, and nothing else.
+        self.texts = {n: text for n, text in texts.items() if not ops.REGISTRY[n].state_names}
+        self.stateful = [text for n, text in texts.items() if n not in self.texts]
         self.helper = _build_helper()
 
     def part(self, name: str) -> Iterator[Row]:
@@ -198,6 +199,22 @@ class _Bench:
             for what, (ours, bound) in cases.items():
                 residual[:] = 0
                 yield self._share_row(text, what, self._compare(ours, bound))
+
+        for text in self.stateful:
+            codec = ops.parse(text)
+            packet = np.zeros(codec.wire_bytes(n), np.uint8)
+            state, scrap_state = (np.zeros(codec.state_shape((n,)), np.float32) for _ in range(2))
+            scrap = np.zeros_like(packet)
+            encode = functools.partial(native.encode, codec, gradient, key, state, out=packet)
+            bound = self._stream(gradient, update=scrap_state, write=scrap)
+            yield self._share_row(text, "encode", self._compare(encode, bound))
+            decode = functools.partial(native.decode, codec, packet, n, out=out)
+            bound = self._stream(packet, write=residual)
+            yield self._share_row(text, "decode", self._compare(decode, bound))
+            bound = self._stream(packet, update=residual)
+            yield self._share_row(
+                text, "decode, add", self._compare(functools.partial(decode, add=True), bound)
+            )
 
     def _share_row(self, text: str, what: str, result: dict[str, Any]) -> Row:
         return _row(
