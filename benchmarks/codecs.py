@@ -97,7 +97,9 @@ def main() -> int:
 
 
 def _only(row: Row, columns: Sequence[str]) -> Row:
-    return {column: row[column] for column in columns}
+    """Some columns; arguments of a codec are left out where its target's id is there."""
+    shown = {column: row[column] for column in columns}
+    return {**shown, "codec": row["codec"].split("(")[0]} if "id" in columns else shown
 
 
 def _row(codec: str, what: str, ratio: float, unit: str, **more: Any) -> Row:
