@@ -31,21 +31,27 @@ class Job:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[Path] = []
 
-    def add(self, log: Path, output: BinaryIO, environment: dict[str, str]) -> None:
-        """Starts one more rank, which writes what it says to `output`, the file `log`."""
+    def add(
+        self, log: Path, output: BinaryIO, environment: dict[str, str], core: int | None
+    ) -> None:
+        """Starts one more rank, which writes what it says to `output`, the file `log`.
+
+        It runs on `core` alone, if that is a number.
+        """
         self._logs.append(log)
-        self._processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.keras_worker"],
-                cwd=harness.ROOT,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                bufsize=0,
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.keras_worker"],
+            cwd=harness.ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            bufsize=0,
+            start_new_session=True,
         )
+        self._processes.append(process)
+        if core is not None:
+            os.sched_setaffinity(process.pid, {core})
 
     def ask(self, **command: Any) -> list[dict[str, Any]]:
         """What the ranks answer to `command`; they run for as long as it takes."""
@@ -113,8 +119,13 @@ def job(num_ranks: int, *, threads: int, settings: dict[str, str] | None = None)
         }
         made = Job()
         stack.callback(made.end)
+        # A core for each rank, as on machines of their own: where ranks move about, they and their
+        # many threads are in each other's way, differently in each block.
+        cores: list[int | None] = [*sorted(os.sched_getaffinity(0))]
+        if num_ranks == 1 or num_ranks > len(cores):
+            cores = [None] * num_ranks
         for rank, environment in enumerate(environments):
             log = folder / f"{rank}.log"
             output = stack.enter_context(log.open("wb"))
-            made.add(log, output, {**inherited, **common, **environment})
+            made.add(log, output, {**inherited, **common, **environment}, cores[rank])
         yield made
