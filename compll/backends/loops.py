@@ -67,6 +67,7 @@ class Loops:
     floats: set[str] = field(default_factory=set)
     _noise: dict[int, str] = field(default_factory=dict)
     _tiles: dict[nodes.Var, str] = field(default_factory=dict)
+    _fetched: set[nodes.Var] = field(default_factory=set)
     _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
     _made: list[tuple[nodes.Elementwise, Type, str]] = field(default_factory=list)
     _in_blocks: bool = False
@@ -161,6 +162,7 @@ class Loops:
         self.lines.close()
         self._noise.clear()
         self._tiles.clear()
+        self._fetched.clear()
         self._spread.clear()
         self._made.clear()
         self._size = None
@@ -214,6 +216,7 @@ class Loops:
         """Forgets what was made for the tiles of a loop."""
         self._noise.clear()
         self._tiles.clear()
+        self._fetched.clear()
         self._spread.clear()
         self._made.clear()
         self._block_lets.clear()
@@ -240,7 +243,10 @@ class Loops:
         )
 
     def _prepare(self, parts: list[nodes.Elementwise]) -> None:
-        """Draws the noise and unpacks the fields that the loops of a tile read in order."""
+        """Draws the noise and unpacks the fields that the loops of a tile read in order.
+
+        What they read from memory is asked for ahead of time.
+        """
         for part in parts:
             self._position = part.position
             self._prepare_block_lets(part)
@@ -253,6 +259,7 @@ class Loops:
                     and self._is_here(expr.index)
                 ):
                     self._prepare_field(self.stored[expr.array.var])
+                    self._prefetch(self.stored[expr.array.var])
                 elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
                     block = block_of(expr.index, self._position, self.blocks)
                     if block is not None:
@@ -320,6 +327,14 @@ class Loops:
         else:
             at = f"{vector.pointer} + {_tile_bytes(vector.bits)}"
             self.lines.add(f"unpack_codes({at}, count, {vector.bits}, {tile});")
+
+    def _prefetch(self, vector: Stored) -> None:
+        """Asks for what short tiles of a vector need soon; see prefetch_tile."""
+        if vector.is_field or vector.is_local or vector.var in self._fetched:
+            return
+        if self._step == "kStep" and vector.size == self._size:
+            self._fetched.add(vector.var)
+            self.lines.add(f"prefetch_tile({vector.pointer} + base, count);")
 
     def _prepare_block(self, vector: Stored, block: nodes.Expr) -> None:
         """Gives every element of a tile what belongs to its block, so that loops stay simple."""
