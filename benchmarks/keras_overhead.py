@@ -22,8 +22,8 @@ must what was trained be at the end, bit for bit.
 
 Targets stand for the `cnn` (0.6 million weights, batch 16); the `mlp` (7 thousand weights, batch
 32), where nearly all is overhead, and the `transformer` (one block, 0.2 million weights, batch 16)
-are told beside it. A ratio whose interval is wider than `NOISE` is no measurement: its target is
-not met, and nothing is stored.
+are told beside it. A ratio whose interval is wider than `NOISE` and holds its target is no
+measurement: the target is not met, and nothing is stored.
 """
 
 import argparse
@@ -363,9 +363,10 @@ def with_target(row: dict[str, Any]) -> dict[str, Any]:
         if target["id"] == row["id"]:
             low, high = (float(value) for value in row["interval"].split(" - "))
             met = "yes" if row["measured"] <= target["at_most"] else "no"
-            if target["unit"] == "x":
-                kind = "trace" if "-trace-" in row["id"] else "step"
-                met = "noisy" if high - low > NOISE[kind] else met
+            kind = "trace" if "-trace-" in row["id"] else "step"
+            is_wide = target["unit"] == "x" and high - low > NOISE[kind]
+            if is_wide and low <= target["at_most"] < high:
+                met = "noisy"
             return {**row, "target": f"<= {target['at_most']} {target['unit']}", "met": met}
     return {**row, "target": "", "met": ""}
 
