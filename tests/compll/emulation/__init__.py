@@ -6,6 +6,7 @@ Kernels are compiled as C++ against a header that stands in for CUDA's, and run 
 
 import ctypes
 import hashlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def build(program: compll.Program, more: str = "") -> Path:
     library = cache_folder() / f"emulated-{program.name}-{digest.hexdigest()[:24]}.so"
     if not library.is_file():
         library.parent.mkdir(parents=True, exist_ok=True)
-        made = library.with_suffix(f".{digest.hexdigest()[:8]}.new")
+        made = library.with_suffix(f".{os.getpid()}.new")  # two workers may need it at once
         command = [
             compiler(),
             *FLAGS,
