@@ -2,10 +2,10 @@
 """Errors that are raised inside a running graph, brought out as what they are.
 
 TensorFlow turns an exception of a Python callback into an `UnknownError` with a stack trace for a
-message, and one of an operation of our own can only be text. `Failures` keeps the exception itself,
-or knows what the text stands for; `translated` raises it in place of TensorFlow's. An error about
-collectives that have ended is replaced by what the watchdog knows. All of them are told to the
-other ranks, who may wait.
+message, and an error of an operation of our own is text among TensorFlow's. `Failures` keeps the
+exception itself, and finds such text; `translated` raises it in place of TensorFlow's. An error
+about collectives that have ended is replaced by what the watchdog knows. All of them are told to
+the other ranks, who may wait.
 """
 
 import re
@@ -15,27 +15,19 @@ from typing import Any
 import tensorflow as tf
 
 from tf_hips.comm import watchdog
+from tf_hips.errors import NonFiniteError
 from tf_hips.strategies import hooks
 
-_NAMED = re.compile(r"tf_hips failure (\d+) at (-?\d+)")
+# What `ops.flow.finite` complains with in a sum of gradients; all of a NonFiniteError.
+_NONFINITE = re.compile(r"Gradient .* must be finite.* in step -?\d+")
 
 
 class Failures:
-    """The first exception that a callback raised, and what the messages of operations mean."""
+    """The first exception that a callback raised."""
 
     def __init__(self) -> None:
         """Nothing has failed yet."""
         self.first: Exception | None = None
-        self._meanings: list[Callable[[int], Exception]] = []
-
-    def named(self, meaning: Callable[[int], Exception]) -> str:
-        """How an operation's message has to begin to stand for an exception.
-
-        Args:
-            meaning: gets the number that the message ends with; makes the exception.
-        """
-        self._meanings.append(meaning)
-        return f"tf_hips failure {len(self._meanings) - 1} at "
 
     def kept(self, callback: Callable[..., Any]) -> Callable[..., Any]:
         """`callback`, with its exceptions remembered on their way out."""
@@ -73,8 +65,5 @@ class Failures:
     def _behind(self, error: BaseException) -> BaseException | None:
         """What TensorFlow's error is about, if it is known; it is told once."""
         first, self.first = self.first, None
-        return first or self._meant(error) or watchdog.explain(error)
-
-    def _meant(self, error: BaseException) -> Exception | None:
-        found = _NAMED.search(str(error))
-        return self._meanings[int(found[1])](int(found[2])) if found else None
+        found = _NONFINITE.search(str(error))
+        return first or (NonFiniteError(found[0]) if found else watchdog.explain(error))

@@ -127,10 +127,6 @@ class GradientSum:
         self._complain_sum = failures.kept(
             functools.partial(self._raise_nonfinite, "summed over all workers, on rank")
         )
-        self._complaints = [
-            failures.named(functools.partial(self._nonfinite_error, [place], "of rank"))
-            for place in range(len(gradients) if is_alone else 0)
-        ]
         self._rank = rank
         more = f" and {len(gradients) - 1} more" if len(gradients) > 1 else ""
         first = gradients[0].name if gradients else "nothing"
@@ -178,8 +174,8 @@ class GradientSum:
         ]
         if self._nonfinite == "raise" and not on_gpu():
             checked = [
-                finite(_values(one), step, complaint)
-                for one, complaint in zip(own, self._complaints, strict=True)
+                finite(_values(one), step, self._nonfinite_text([place], "of rank"))
+                for place, one in enumerate(own)
             ]
             own = _with_all_values(own, checked)
         else:
@@ -287,15 +283,16 @@ class GradientSum:
         bad = [place for place, value in enumerate(values) if not np.isfinite(value).all()]
         if not bad:
             return np.int64(0)  # they are finite, only their sum is not
-        raise self._nonfinite_error(bad, whose, int(step))
+        raise NonFiniteError(f"{self._nonfinite_text(bad, whose)}{int(step)}")
 
-    def _nonfinite_error(self, bad: Sequence[int], whose: str, step: int) -> NonFiniteError:
+    def _nonfinite_text(self, bad: Sequence[int], whose: str) -> str:
+        """The message of a NonFiniteError up to the number of the step."""
         gradient = self.gradients[bad[0]]
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        return NonFiniteError(
+        return (
             f"Gradient {bad[0]} ({gradient.name}, shape {list(gradient.shape)}){more} {whose} "
-            f"{self._rank} must be finite. Received: NaN or infinity in step {step}. "
-            '`nonfinite="zero"` drops such values, "propagate" lets them pass.'
+            f'{self._rank} must be finite; `nonfinite="zero"` drops what is not, "propagate" lets '
+            "it pass. Received: NaN or infinity in step "
         )
 
 
