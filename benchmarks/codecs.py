@@ -348,7 +348,7 @@ class _Bench:
             residual = tf.zeros_like(x)
             for tensor_id in range(OPS):
                 _, residual = graph.encode(
-                    codec, x, seed=1, step=2, tensor_id=tensor_id, residual=residual
+                    codec, x, seed=1, step=2, tensor_id=tensor_id, kept=residual
                 )
             return residual
 

@@ -42,6 +42,7 @@ _HOMES = {
     "tbq": "tf_hips.ops",
     "terngrad": "tf_hips.ops",
     "topk": "tf_hips.ops",
+    "warmup": "tf_hips.ops",
 }
 
 _PACKAGES = ("callbacks",)

@@ -33,12 +33,14 @@ def test_segments_follow_the_chunks():
 
 def _compare_with_native_codecs():
     import functools
+    import hashlib
 
     import numpy as np
     import tensorflow as tf
 
     from tf_hips.comm import primitives
-    from tf_hips.comm.allreduce import CompressedSum, segments
+    from tf_hips.comm.allreduce import segments
+    from tf_hips.comm.reducers import make_reducer
     from tf_hips.ops import graph, native
     from tf_hips.ops.compressor import parse
 
@@ -58,11 +60,12 @@ def _compare_with_native_codecs():
         "error_feedback(terngrad(bitwidth=2))",
         "terngrad(bitwidth=4)",
         "dgc(ratio=0.3, momentum=0, clip_norm=20)",
+        "warmup(dgc(ratio=0.1, momentum=0, clip_norm=20), steps=2, stages=1)",
+        "warmup(error_feedback(onebit), steps=1)",
     ):
         compressor = parse(text)
-        sums = compressor.for_sums
-        total = CompressedSum(
-            SIZES,
+        total = make_reducer(
+            [[n] for n in SIZES],
             compressor,
             label="".join(letter if letter.isalnum() else "." for letter in text),
             worker_seed=native.derive_seed(3, f"worker/{rank}"),
@@ -70,7 +73,7 @@ def _compare_with_native_codecs():
             make_variable=make_variable,
         )
         run = tf.function(lambda values, step, total=total: total(values, step))
-        plan = segments(SIZES, compressor, size)
+        plan = segments(SIZES, compressor.at(0), size)
         # The same computation in NumPy, all ranks at once.
         feedback = compressor.has_state
         residuals = [
@@ -83,11 +86,13 @@ def _compare_with_native_codecs():
         given = [np.zeros(n) for n in SIZES]
         received = [np.zeros(n) for n in SIZES]
         for step in range(3):
+            stage = compressor.at(step)
+            sums, plan = stage.for_sums, segments(SIZES, stage, size)
             # Eagerly in the first step, then in a graph: one state.
             inputs = [tf.constant(value) for value in gradients(rank, step)]
             results = (total if step == 0 else run)(inputs, tf.constant(step, tf.int64))
             everyone = [
-                [value.numpy() for value in graph.clip(compressor, gradients(of, step), size)]
+                [value.numpy() for value in graph.clip(stage, gradients(of, step), size)]
                 if compressor.clip_norm
                 else gradients(of, step)
                 for of in range(size)
@@ -98,10 +103,10 @@ def _compare_with_native_codecs():
                 sent.append(
                     [
                         native.encode(
-                            compressor,
+                            stage,
                             value,
                             native.Key(seed, step, position),
-                            residual=residuals[of][position] if feedback else None,
+                            kept=residuals[of][position] if feedback else None,
                         )
                         for position, value in enumerate(everyone[of])
                     ]
@@ -110,10 +115,10 @@ def _compare_with_native_codecs():
             for owner, owned in enumerate(plan):
                 seed = native.derive_seed(3, f"owner/{owner}")
                 for index, part in enumerate(owned):
-                    begin = compressor.wire_bytes(part.offset) if part.offset else 0
+                    begin = stage.wire_bytes(part.offset) if part.offset else 0
                     window = slice(begin, begin + part.num_bytes)
                     merged = native.merge(
-                        compressor,
+                        stage,
                         [packets[part.tensor][window] for packets in sent],
                         part.num_elements,
                     )
@@ -121,11 +126,19 @@ def _compare_with_native_codecs():
                         sums,
                         merged,
                         native.Key(seed, step, part.tensor, part.offset),
-                        residual=owner_residuals[owner][index] if feedback else None,
+                        kept=owner_residuals[owner][index] if feedback else None,
                     )
                     where = slice(part.offset, part.offset + part.num_elements)
                     expected[part.tensor][where] = native.decode(sums, packet, part.num_elements)
             for position, (result, value) in enumerate(zip(results, expected, strict=True)):
+                if stage != compressor and stage.codec.name == "fp32":
+                    # Exact sums, in the order of Horovod's.
+                    np.testing.assert_allclose(result.numpy(), value, rtol=1e-5, atol=1e-6)
+                    digest = hashlib.sha256(result.numpy().tobytes()).hexdigest()
+                    assert len({*primitives.gather_objects(digest)}) == 1
+                    received[position] += result.numpy()
+                    given[position] += sum(one[position].astype(np.float64) for one in everyone)
+                    continue
                 np.testing.assert_array_equal(
                     result.numpy().view(np.uint32), value.view(np.uint32), err_msg=text
                 )
@@ -145,7 +158,8 @@ def _compare_with_native_codecs():
                 np.testing.assert_allclose(
                     received[position] + waiting[position], given[position], atol=1e-4, err_msg=text
                 )
-            for position, variable in total.residuals.items():
+            last = total._reducers[-1] if compressor.is_warmup else total
+            for position, variable in last.residuals.items():
                 np.testing.assert_array_equal(variable.numpy(), residuals[rank][position])
         else:
             assert not total.residuals
@@ -153,8 +167,92 @@ def _compare_with_native_codecs():
 
 
 @ranks(2)
-def test_two_ranks_equal_the_native_codecs():
+def test_two_ranks_equal_the_native_codecs_in_every_stage():
     _compare_with_native_codecs()
+    _stages_in_graphs()
+
+
+def _stages_in_graphs():
+    """Neither folded nor dropped, inside of loops, and with collectives that have names."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.comm.reducers import make_reducer
+    from tf_hips.comm.staged import StagedSum
+    from tf_hips.ops.compressor import parse
+    from tf_hips.strategies.turns import Turns
+
+    rank = primitives.rank()
+
+    def make(label, text="warmup(error_feedback(topk(ratio=0.25)), steps=3, stages=2)"):
+        return make_reducer(
+            [[8], [3]],
+            parse(text),
+            label=label,
+            worker_seed=1,
+            owner_seed=2,
+            make_variable=lambda value, name: tf.Variable(value, trainable=False),
+        )
+
+    def values(step):
+        base = tf.cast(step, tf.float32) + rank
+        return [tf.range(8.0) - 3.0 + base, tf.fill([3], base)]
+
+    eager = make("eager")
+    expected = [
+        [total.numpy() for total in eager(values(step), tf.constant(step, tf.int64))]
+        for step in range(6)
+    ]
+    # Stages send half, a third and a quarter of the elements: no two of them are one.
+    assert [np.count_nonzero(sums[0]) for sums in expected[:1]] != [8]
+
+    def same(results):
+        for sums, each in zip(results, expected, strict=True):
+            for total, value in zip(sums, each, strict=True):
+                np.testing.assert_array_equal(total.numpy(), value)
+
+    traced = tf.function(make("traced"))
+    same([traced(values(step), tf.constant(step, tf.int64)) for step in range(6)])
+
+    # All steps in one call, as `steps_per_execution` makes them; in turns, as strategies do.
+    in_loop = make("in_loop")
+    turns = Turns(lambda value, name: tf.Variable(value, trainable=False))
+
+    @tf.function
+    def loop():
+        found = [tf.TensorArray(tf.float32, 6), tf.TensorArray(tf.float32, 6)]
+        for step in tf.range(6, dtype=tf.int64):
+            sums = turns(lambda step=step: in_loop(values(step), step), label="the sums")
+            found = [
+                one.write(tf.cast(step, tf.int32), total)
+                for one, total in zip(found, sums, strict=True)
+            ]
+        return [one.stack() for one in found]
+
+    whole = loop()
+    same([[total[step] for total in whole] for step in range(6)])
+    keys = [name for _, names in turns._labels for name in names.split()]
+    assert keys == [
+        f"hips.in_loop.stage{stage}.{what}" for stage in range(3) for what in ("packets", "merged")
+    ]
+
+    # Constants and results that one rank does not use: the other rank would wait for ever.
+    careless = make("careless", "warmup(error_feedback(onebit), steps=2)")
+    constant = make("constant", "warmup(error_feedback(onebit), steps=2)")
+
+    @tf.function
+    def wasteful(step):
+        sums = careless([tf.ones([8]), tf.ones([3])], step)
+        early = constant([tf.ones([8]), tf.ones([3])], tf.constant(0, tf.int64))
+        return tf.reduce_sum(sums[0]) + tf.reduce_sum(early[0]) if rank else step
+
+    for step in range(4):
+        found = wasteful(tf.constant(step, tf.int64))
+        assert not rank or float(found) == 32.0
+
+    with pytest.raises(ValueError, match="must begin with step 0"):
+        StagedSum([(1, careless)])
 
 
 @ranks(3)

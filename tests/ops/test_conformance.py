@@ -39,7 +39,7 @@ each_default = pytest.mark.parametrize("compressor", DEFAULTS, ids=lambda c: c.t
 
 
 def graph_encode(
-    compressor: Compressor, x: Floats, key: Key = KEY, residual: Floats | None = None
+    compressor: Compressor, x: Floats, key: Key = KEY, kept: Floats | None = None
 ) -> tuple[Floats, Floats | None]:
     """Encodes in a graph, where TensorFlow's threads flush denormals."""
     packet, new_residual = tf.function(graph.encode)(
@@ -49,7 +49,7 @@ def graph_encode(
         step=key.step,
         tensor_id=key.tensor_id,
         offset=key.offset,
-        residual=None if residual is None else tf.constant(residual),
+        kept=None if kept is None else tf.constant(kept),
     )
     return packet.numpy(), None if new_residual is None else new_residual.numpy()
 
@@ -104,7 +104,7 @@ def test_shapes_are_static(compressor: Compressor) -> None:
     @tf.function(input_signature=[tf.TensorSpec([5, 7]), tf.TensorSpec([35])])
     def shapes(x: tf.Tensor, flat: tf.Tensor) -> tf.Tensor:
         packet, _ = graph.encode(compressor, x, seed=1, step=2, tensor_id=0)
-        kept, residual = graph.encode(feedback, x, seed=1, step=2, tensor_id=0, residual=x)
+        kept, residual = graph.encode(feedback, x, seed=1, step=2, tensor_id=0, kept=x)
         rows = tf.stack([packet, kept])
         again, flat_residual = graph.merge_encode(
             feedback, rows, 35, flat, seed=1, step=2, tensor_id=0
@@ -200,7 +200,7 @@ def test_error_feedback_conserves(compressor: Compressor, n: int) -> None:
     lost = decoded.astype(np.float64) + residual - total
     assert np.all(np.abs(lost) <= np.spacing(np.abs(residual)) / 2)
 
-    in_graph, graph_residual = graph_encode(feedback, x, residual=before)
+    in_graph, graph_residual = graph_encode(feedback, x, kept=before)
     assert in_graph.tobytes() == packet.tobytes()
     np.testing.assert_array_equal(bits(graph_residual), bits(residual))
 
@@ -213,7 +213,7 @@ def test_error_feedback_on_two_chunks(compressor: Compressor) -> None:
     packet = native.encode(error_feedback(compressor), x, KEY, residual)
     expected = x + before - native.decode(compressor, packet, n)
     np.testing.assert_array_equal(bits(residual), bits(expected))
-    in_graph, graph_residual = graph_encode(error_feedback(compressor), x, residual=before)
+    in_graph, graph_residual = graph_encode(error_feedback(compressor), x, kept=before)
     assert in_graph.tobytes() == packet.tobytes()
     np.testing.assert_array_equal(bits(graph_residual), bits(residual))
 

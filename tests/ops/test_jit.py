@@ -111,7 +111,7 @@ def test_all_ops_match_the_native_library_with_static_shapes(mine: Compressor) -
     @tf.function(input_signature=[tf.TensorSpec([5, 7]), tf.TensorSpec([35])])
     def both(x: tf.Tensor, flat: tf.Tensor) -> list[tf.Tensor]:
         shaped = tf.reshape(flat, [5, 7])
-        first, residual = graph.encode(feedback, x, seed=3, step=2, tensor_id=1, residual=shaped)
+        first, residual = graph.encode(feedback, x, seed=3, step=2, tensor_id=1, kept=shaped)
         rows = tf.stack([first, first])
         merged = graph.merge(feedback, rows, 35)
         again, left = graph.merge_encode(feedback, rows, 35, flat, seed=3, step=2, tensor_id=1)
@@ -122,11 +122,11 @@ def test_all_ops_match_the_native_library_with_static_shapes(mine: Compressor) -
 
     first, residual, merged, again, left = both(x.reshape(5, 7), kept)
     expected_residual, expected_left = kept.copy(), kept.copy()
-    packet = native.encode(feedback, x, KEY, residual=expected_residual)
+    packet = native.encode(feedback, x, KEY, kept=expected_residual)
     assert first.numpy().tobytes() == packet.tobytes()
     np.testing.assert_array_equal(residual.numpy().ravel(), expected_residual)
     np.testing.assert_array_equal(merged.numpy(), native.merge(feedback, [packet, packet], 35))
-    expected = native.merge_encode(feedback, [packet, packet], 35, KEY, residual=expected_left)
+    expected = native.merge_encode(feedback, [packet, packet], 35, KEY, kept=expected_left)
     assert again.numpy().tobytes() == expected.tobytes()
     np.testing.assert_array_equal(left.numpy(), expected_left)
 

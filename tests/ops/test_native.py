@@ -44,15 +44,15 @@ def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match="C-contiguous"):
         native.encode(onebit(), x[::2], KEY)
     with pytest.raises(ValueError, match="if and only if"):
-        native.encode(onebit(), x, KEY, residual=x.copy())
+        native.encode(onebit(), x, KEY, kept=x.copy())
     with pytest.raises(ValueError, match="if and only if"):
         native.encode(feedback, x, KEY)
-    with pytest.raises(ValueError, match=r"`residual` must have 16 elements\. Received: 15"):
-        native.encode(feedback, x, KEY, residual=np.zeros(15, np.float32))
+    with pytest.raises(ValueError, match=r"`kept` must have 16 elements\. Received: 15"):
+        native.encode(feedback, x, KEY, kept=np.zeros(15, np.float32))
     frozen = np.zeros(16, np.float32)
     frozen.flags.writeable = False
     with pytest.raises(TypeError, match="writable"):
-        native.encode(feedback, x, KEY, residual=frozen)
+        native.encode(feedback, x, KEY, kept=frozen)
     with pytest.raises(ValueError, match="`out` must be writable and have at least 26 bytes"):
         native.encode(onebit(), x, KEY, out=np.zeros(25, np.uint8))
     packet = native.encode(onebit(), x, KEY)

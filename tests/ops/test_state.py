@@ -74,7 +74,7 @@ def assert_faces_agree(
             seed=11,
             step=tf.constant(step, tf.int64),
             tensor_id=2,
-            residual=tf.constant(there),
+            kept=tf.constant(there),
         )
         assert in_graph.numpy().tobytes() == packet.tobytes()
         np.testing.assert_array_equal(bits(here), bits(expected))
@@ -165,7 +165,7 @@ def test_without_momentum_it_is_topk_with_error_feedback() -> None:
 def test_shapes_are_static(compressor: Compressor) -> None:
     @tf.function(input_signature=[tf.TensorSpec([5, 7]), tf.TensorSpec([2, 35])])
     def shapes(x: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
-        packet, kept = graph.encode(compressor, x, seed=1, step=2, tensor_id=0, residual=state)
+        packet, kept = graph.encode(compressor, x, seed=1, step=2, tensor_id=0, kept=state)
         assert packet.shape == [compressor.wire_bytes(35)]
         assert kept.shape == [2, 35]
         return kept
@@ -176,13 +176,13 @@ def test_shapes_are_static(compressor: Compressor) -> None:
 
 def test_a_state_of_another_shape_is_refused() -> None:
     encode = tf.function(
-        lambda x, state: graph.encode(dgc(), x, seed=1, step=2, tensor_id=0, residual=state),
+        lambda x, state: graph.encode(dgc(), x, seed=1, step=2, tensor_id=0, kept=state),
         input_signature=[tf.TensorSpec(None), tf.TensorSpec(None)],
     )
     message = r"`state` of dgc must have the shape \[2,4\]. Received: shape \[1,4\]"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         encode(tf.zeros(4), tf.zeros([1, 4]))
-    with pytest.raises(ValueError, match=r"`residual` must have 8 elements\. Received: 4"):
+    with pytest.raises(ValueError, match=r"`kept` must have 8 elements\. Received: 4"):
         native.encode(dgc(), np.zeros(4, np.float32), key(0), np.zeros(4, np.float32))
     for face in (
         lambda: native.encode(dgc(), np.zeros(4, np.float32), key(0)),

@@ -24,12 +24,12 @@ def uses(compressor: Compressor, rows: tf.Tensor) -> list[Callable[[tf.Tensor], 
     ]
     if compressor.has_state:
         state = tf.zeros(compressor.state_shape([N]))
-        return [*found, lambda x: graph.encode(compressor, x, residual=state, **KEY)]
+        return [*found, lambda x: graph.encode(compressor, x, kept=state, **KEY)]
     feedback = error_feedback(compressor)
     return [
         *found,
         lambda x: graph.encode(compressor, x, **KEY),
-        lambda x: graph.encode(feedback, x, residual=x, **KEY),
+        lambda x: graph.encode(feedback, x, kept=x, **KEY),
         lambda x: graph.merge_encode(feedback, rows, N, x, **KEY),
     ]
 

@@ -104,7 +104,7 @@ class Party:
                     self.compressor,
                     generator.standard_normal(size).astype(np.float32),
                     native.Key(self.child, number, tensor),
-                    residual=self.residuals[tensor] if has_residual else None,
+                    kept=self.residuals[tensor] if has_residual else None,
                 )
                 for tensor, size in enumerate(self.sizes)
             ]

@@ -33,12 +33,12 @@ from tf_hips.ps.sockets import WireBytes
 from tf_hips.ps.store import Store
 
 
-def expected_rounds(num_rounds: int) -> list[bytes]:
+def expected_rounds(num_rounds: int, text: str = FEEDBACK) -> list[bytes]:
     """What the rounds of two parties must give, from the store alone."""
     model = Model(SHAPES)
-    compressor = compressors.parse(FEEDBACK)
-    store = Store(model, SITES, compressor, compressor, 7)
-    members = [Party("127.0.0.1:1", site, None) for site in SITES]
+    compressor = compressors.parse(text)
+    store = Store(model, SITES, compressor, compressor.for_sums, 7)
+    members = [Party("127.0.0.1:1", site, None, compression=text) for site in SITES]
     results = []
     for number in range(num_rounds):
         store.begin(number)
@@ -46,12 +46,46 @@ def expected_rounds(num_rounds: int) -> list[bytes]:
             member.child = child
             packets = member.packets(number)
             at = 0
-            for chunk, size in enumerate(store.packet_limits):
+            for chunk, size in enumerate(store.packet_limits(number)):
                 store.add(number, child, [(chunk, packets[at : at + size])])
                 at += size
         merged = sorted(store.results(number, 0)[1], key=lambda pair: pair[0])
         results.append(b"".join(packet.tobytes() for _, packet in merged))
     return results
+
+
+WARMUPS = (
+    "warmup(error_feedback(topk(ratio=0.1)), steps=3, stages=2)",
+    "warmup(error_feedback(onebit), steps=2)",
+    "warmup(terngrad(bitwidth=2), steps=2)",
+)
+
+
+@pytest.mark.parametrize("text", WARMUPS)
+def test_packets_of_a_warmup_have_the_lengths_of_their_round(
+    certificates: Certificates, text: str
+) -> None:
+    """Also where a connection breaks in the first round of a stage."""
+    with (
+        serving(certificates, compression=text, downlink="same") as server,
+        Relay(server.port) as relay,
+    ):
+        a = Party(server.address, "a", certificates.party("a"), compression=text)
+        b = Party(relay.address, "b", certificates.party("b"), compression=text)
+        together(a.join, b.join)
+        down = train_all((a, b), 0, 1)
+        relay.cut_after("down", 50)
+        down += train_all((a, b), 2, 4)
+        assert relay.num_cuts == 1
+        for member in (a, b):
+            member.client.close()
+    assert down == expected_rounds(5, text)
+    lengths = [len(merged) for merged in down]
+    value = compressors.parse(text)
+    assert lengths == [
+        sum(value.at(number).wire_bytes(size) for size in a.sizes) for number in range(5)
+    ]
+    assert len(set(lengths)) == len(value.stages)
 
 
 def test_rounds_give_all_parties_the_same_bytes(certificates: Certificates, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_results_are_the_sum_in_child_order_encoded_again(text: str) -> None:
             for child in (1, 2):
                 total = total + gradient(child, number, chunk)
             key = native.Key(seed, number, where.tensor, where.offset)
-            expected = native.encode(downlink, total, key, residual=residuals[chunk])
+            expected = native.encode(downlink, total, key, kept=residuals[chunk])
             np.testing.assert_array_equal(packet, expected)
 
 

@@ -164,16 +164,20 @@ class CompressedSum:
         worker_seed: int,
         owner_seed: int,
         make_variable: MakeVariable,
+        shares: "CompressedSum | None" = None,
     ) -> None:
         """Plans the owners and makes the residuals.
 
         Args:
             sizes: elements of each vector.
-            compressor: how to encode, on the way to the owners and back.
+            compressor: how to encode, on the way to the owners and back; no warm-up (see
+                `reducers`).
             label: part of the collectives' names.
             worker_seed: seed of this rank's encoder of gradients.
             owner_seed: seed of this rank's encoder of sums.
             make_variable: makes a non-trainable variable from an initial value and a name.
+            shares: another sum of vectors of the same sizes, by a compressor that keeps the same:
+                its residuals are these, too.
         """
         self._sizes = list(sizes)
         self._compressor = compressor
@@ -185,6 +189,9 @@ class CompressedSum:
         self._sums = sums = compressor.for_sums
         self.residuals: dict[int, tf.Variable] = {}
         self.owner_residuals: list[tf.Variable] = []
+        if shares is not None:
+            self.residuals, self.owner_residuals = shares.residuals, shares.owner_residuals
+            return
         if compressor.has_state and primitives.size() > 1:
             kept = "residual" if compressor.has_residual else "state"
             self.residuals = {
@@ -228,17 +235,17 @@ class CompressedSum:
         for position, (vector, size) in enumerate(zip(vectors, self._sizes, strict=True)):
             if not size:
                 continue
-            residual = self.residuals.get(position)
-            packet, new_residual = graph.encode(
+            kept = self.residuals.get(position)
+            packet, new_kept = graph.encode(
                 self._compressor,
                 vector,
                 seed=self._worker_seed,
                 step=step,
                 tensor_id=position,
-                residual=None if residual is None else residual.read_value(),
+                kept=None if kept is None else kept.read_value(),
             )
-            if residual is not None:
-                residual.assign(new_residual)
+            if kept is not None:
+                kept.assign(new_kept)
             packets.append(packet)
         return tf.concat(packets, 0)
 

@@ -265,6 +265,24 @@ def building() -> Iterator[list[Built]]:
         _building.built = before
 
 
+def built_in_branches(input: tf.Tensor, build: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    """Returns what `build` returns, whose collectives lie in branches of the present graph.
+
+    For `building` they are collectives of this graph: they wait for `input`, and have ended when
+    the first result is there.
+
+    Args:
+        input: a tensor of this graph that all of them need.
+        build: builds one operation with branches, such as `tf.switch_case`.
+    """
+    outer = getattr(_building, "built", None)
+    with building() as built:
+        outputs = build()
+    if outer is not None and outputs:
+        outer += [Built(one.name, input, outputs[0]) for one in built]
+    return outputs
+
+
 def _collective(
     kind: str, run: Callable[[tf.Tensor, str], tf.Tensor], tensor: tf.Tensor, name: str
 ) -> tf.Tensor:

@@ -2,7 +2,7 @@
 """Gradient codecs: values that name them, and three ways to run them.
 
     compressor   Compressor, a plain value; parse(text)
-    algorithms   onebit(), terngrad(), ... one function per algorithm; error_feedback(); REGISTRY
+    algorithms   onebit(), terngrad(), ... one function per algorithm; the wrappers; REGISTRY
     jit          load(path): a specification becomes a codec of the running program
     native       NumPy arrays and byte buffers, no TensorFlow
     graph        TensorFlow ops; import it by name, it imports TensorFlow
@@ -30,6 +30,7 @@ from tf_hips.ops.algorithms import (
     tbq,
     terngrad,
     topk,
+    warmup,
 )
 from tf_hips.ops.compressor import CHUNK, Compressor, chunk_sizes, parse
 from tf_hips.ops.jit import load
@@ -61,4 +62,5 @@ __all__ = [
     "tbq",
     "terngrad",
     "topk",
+    "warmup",
 ]

@@ -9,6 +9,7 @@ ops.registry.
 
 from tf_hips.ops.compressor import ERROR_FEEDBACK, Compressor
 from tf_hips.ops.registry import REGISTRY, Algorithm, Parameter
+from tf_hips.ops.stages import WARMUP
 
 __all__ = [
     "REGISTRY",
@@ -31,6 +32,7 @@ __all__ = [
     "tbq",
     "terngrad",
     "topk",
+    "warmup",
 ]
 
 
@@ -232,8 +234,44 @@ def error_feedback(compressor: Compressor) -> Compressor:
         TypeError: `compressor` is not a Compressor.
         ValueError: it has error feedback already, or keeps state of its own, such as dgc().
     """
+    return Compressor(ERROR_FEEDBACK, inner=_checked(compressor))
+
+
+def warmup(
+    compressor: Compressor, steps: int, stages: int | None = None, start: float = 1.0
+) -> Compressor:
+    """Sends more, or everything, in the first steps, when gradients change fast.
+
+        tf_hips.warmup(tf_hips.error_feedback(tf_hips.topk(0.001)), steps=400)
+
+    sends a share of 0.25, 0.063, 0.016 and 0.004 of the elements for 100 steps each, then 0.001: it
+    comes down geometrically, as in DGC (Lin et al., 2018, section 3.3). Before codecs without a
+    parameter `ratio` there are `steps` steps of exact float32 values, as with PowerSGD's
+    `start_powerSGD_iter` and the `freeze_step` of 1-bit Adam; residuals are zero until then.
+
+    Residuals and momentum go from stage to stage, and the stage follows the number of the step,
+    also in a run that is resumed. Each stage is a computation of its own in the graph: tracing
+    takes that much longer, steps do not. `Compressor.stages` shows them, `Compressor.at(step)`
+    gives the one of a step, `wire_bytes` is that of the last one.
+
+    Args:
+        compressor: what comes after the warm-up; with error feedback inside, if any.
+        steps: number of the first step after it, at least 1.
+        stages: from 1 to 32, at most `steps`; None: 4 for codecs with a ratio. 1 for others.
+        start: for codecs with a ratio, what it comes down from. The first stage is already below.
+
+    Raises:
+        TypeError: `compressor` is not a Compressor, or an argument no number of its kind.
+        ValueError: one is out of its range, or `compressor` is a warm-up itself, or a codec with
+            state and without a ratio.
+    """
+    params = {"steps": steps, **({} if stages is None else {"stages": stages}), "start": start}
+    return Compressor(WARMUP, tuple(params.items()), inner=_checked(compressor))
+
+
+def _checked(compressor: Compressor) -> Compressor:
     if not isinstance(compressor, Compressor):
         raise TypeError(
             f"`compressor` must be a Compressor such as onebit(). Received: {compressor!r}"
         )
-    return Compressor(ERROR_FEEDBACK, inner=compressor)
+    return compressor

@@ -7,18 +7,22 @@ this text travels between processes, so two compressors are the same if and only
 """
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tf_hips.ops import growth, jit, native
+from tf_hips.ops import growth, jit, native, stages
+from tf_hips.ops.registry import Parameter
+from tf_hips.ops.stages import WARMUP
 
 CHUNK = 1 << 20
 """Elements of one tensor that are encoded together. Frozen: it decides every packet's bytes."""
 
 ERROR_FEEDBACK = "error_feedback"
+WRAPPERS = (ERROR_FEEDBACK, WARMUP)
 
-_MAX_TEXT = 256
+_MAX_TEXT = 320
 _MAX_FILE_TEXT = 4096
 _CALL = re.compile(r"\s*([A-Za-z_]\w*(?:@[0-9a-f]{16})?)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL)
 # A path holds no parentheses here; `tf_hips.load` takes any.
@@ -42,7 +46,7 @@ class Compressor:
 
     Attributes:
         name: an algorithm of REGISTRY, a loaded one with the hash of its specification
-            (`my@0123456789abcdef`), or "error_feedback".
+            (`my@0123456789abcdef`), "error_feedback" or "warmup".
         params: (name, value) of each parameter, in the order of the specification.
         inner: what is wrapped; None for a codec.
 
@@ -57,33 +61,25 @@ class Compressor:
 
     def __post_init__(self) -> None:
         if self.name == ERROR_FEEDBACK:
-            if self.inner is None or self.inner.has_residual or self.params:
-                raise ValueError(
-                    "`error_feedback` must wrap one codec without error feedback. "
-                    f"Received: inner={self.inner and self.inner.text}, params={self.params}"
-                )
-            if self.inner.has_state:
-                raise ValueError(
-                    "`error_feedback` must wrap a codec without state: one with state keeps what "
-                    f"it does not send itself. Received: inner={self.inner.text}"
-                )
-            algorithm = jit.algorithm(self.inner.name)
-            if algorithm.is_loaded and growth.diverges(self.inner):
-                raise ValueError(
-                    "`error_feedback` must wrap a codec that loses less than it is given; around "
-                    f"this one residuals grow without bound. Received: {self.inner.text}"
-                )
-            for name, least in algorithm.feedback_minimum:
-                if dict(self.inner.params)[name] < least:
-                    raise ValueError(
-                        f"`{name}` must be at least {least} under error feedback, else residuals "
-                        f"grow without bound. Received: {self.inner.text}"
-                    )
+            self._check_error_feedback()
             return
         given = dict(self.params)
         if len(given) != len(self.params):
             raise ValueError(f"a parameter must be given once. Received: params={self.params}")
-        algorithm = jit.algorithm(self.name, also=[ERROR_FEEDBACK])
+        if self.name == WARMUP:
+            if self.inner is None or self.inner.name == WARMUP:
+                raise ValueError(
+                    "`warmup` must wrap one compressor that is no warm-up. "
+                    f"Received: inner={self.inner and self.inner.text}"
+                )
+            object.__setattr__(self, "params", stages.checked(self.inner, given))
+            # What it keeps goes from stage to stage; this also makes them, and raises what they do.
+            if any(stage.state_names != self.inner.state_names for _, stage in self.stages):
+                raise ValueError(
+                    f"all stages of a warm-up must keep the same. Received: {self.inner.text}"
+                )
+            return
+        algorithm = jit.algorithm(self.name, also=WRAPPERS)
         params = algorithm.checked(**given)
         if self.inner is not None:
             raise ValueError(
@@ -91,6 +87,56 @@ class Compressor:
             )
         object.__setattr__(self, "name", algorithm.name)
         object.__setattr__(self, "params", params)
+
+    def _check_error_feedback(self) -> None:
+        inner = self.inner
+        if inner is not None and inner.name == WARMUP:
+            raise ValueError(
+                "`error_feedback` must stand inside of `warmup`: write "
+                f"warmup(error_feedback({inner.codec.text}), ...). Received: {inner.text}"
+            )
+        if inner is None or inner.has_residual or self.params:
+            raise ValueError(
+                "`error_feedback` must wrap one codec without error feedback. "
+                f"Received: inner={inner and inner.text}, params={self.params}"
+            )
+        if inner.has_state:
+            raise ValueError(
+                "`error_feedback` must wrap a codec without state: one with state keeps what "
+                f"it does not send itself. Received: inner={inner.text}"
+            )
+        algorithm = jit.algorithm(inner.name)
+        if algorithm.is_loaded and growth.diverges(inner):
+            raise ValueError(
+                "`error_feedback` must wrap a codec that loses less than it is given; around "
+                f"this one residuals grow without bound. Received: {inner.text}"
+            )
+        for name, least in algorithm.feedback_minimum:
+            if dict(inner.params)[name] < least:
+                raise ValueError(
+                    f"`{name}` must be at least {least} under error feedback, else residuals "
+                    f"grow without bound. Received: {inner.text}"
+                )
+
+    @property
+    def is_warmup(self) -> bool:
+        """Whether it is another compressor in the first steps; see `at`."""
+        return self.name == WARMUP
+
+    @functools.cached_property
+    def stages(self) -> "tuple[tuple[int, Compressor], ...]":
+        """First step and compressor of each stage of a warm-up; else this one, from step 0 on."""
+        if not self.is_warmup or self.inner is None:
+            return ((0, self),)
+        return stages.of_warmup(self.inner, dict(self.params))
+
+    def at(self, step: int) -> "Compressor":
+        """What encodes in this step, and decodes what was encoded in it; never a warm-up.
+
+        Args:
+            step: number of the step (`Key.step`), at least 0.
+        """
+        return next(stage for first, stage in reversed(self.stages) if first <= max(0, step))
 
     @property
     def codec(self) -> "Compressor":
@@ -105,8 +151,8 @@ class Compressor:
 
     @property
     def has_residual(self) -> bool:
-        """Whether this is error feedback: what encoding keeps is a residual."""
-        return self.name == ERROR_FEEDBACK
+        """Whether encoding keeps a residual: this is error feedback, in a warm-up or not."""
+        return self.name == ERROR_FEEDBACK or (self.inner is not None and self.inner.has_residual)
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -115,7 +161,7 @@ class Compressor:
         ("residual",) under error feedback, the states of the specification for a codec with state,
         nothing for others.
         """
-        return ("residual",) if self.has_residual else jit.algorithm(self.name).state_names
+        return ("residual",) if self.has_residual else jit.algorithm(self.codec.name).state_names
 
     @property
     def has_state(self) -> bool:
@@ -142,11 +188,14 @@ class Compressor:
 
         This compressor itself, unless its codec has state: a momentum that is in the packets must
         not be applied to their sum once more. Then another one, without momentum: for `dgc`
-        `error_feedback(topk(...))` of four times its ratio, for loaded codecs `fp32`.
+        `error_feedback(topk(...))` of four times its ratio, for loaded codecs `fp32`. Sums of a
+        warm-up's packets are encoded by a warm-up of that, in the same stages.
         """
         algorithm = jit.algorithm(self.codec.name)
         if not algorithm.state_names:
             return self
+        if self.is_warmup and self.inner is not None:
+            return stages.for_sums(self.inner, dict(self.params))
         return parse("fp32" if algorithm.sums is None else algorithm.sums(dict(self.params)))
 
     @property
@@ -155,18 +204,21 @@ class Compressor:
 
         It is that of the sum over N encoders: each clips its own to clip_norm / sqrt(N).
         """
-        return float(dict(self.params).get("clip_norm", 0.0)) if self.inner is None else 0.0
+        if self.inner is not None:
+            return self.inner.clip_norm
+        return float(dict(self.params).get("clip_norm", 0.0))
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether the mean of what is decoded, over seeds, is the gradient."""
-        return self.inner is None and jit.algorithm(self.name).is_unbiased
+        """Whether the mean of what is decoded, over seeds, is the gradient, in every stage."""
+        return not self.has_residual and jit.algorithm(self.codec.name).is_unbiased
 
     @property
     def text(self) -> str:
         """The text that `parse` turns into this value; the same for equal values."""
         if self.inner is not None:
-            return f"{self.name}({self.inner.text})"
+            more = f", {stages.shown(dict(self.params))}" if self.is_warmup else ""
+            return f"{self.name}({self.inner.text}{more})"
         known = jit.algorithm(self.name).parameters
         arguments = ", ".join(
             f"{parameter.name}={parameter.shown(value)}"
@@ -175,7 +227,10 @@ class Compressor:
         return f"{self.name}({arguments})" if arguments else self.name
 
     def wire_bytes(self, n: int) -> int:
-        """Returns the bytes of all packets of n elements, with prefixes; n = 0 is one packet."""
+        """Returns the bytes of all packets of n elements, with prefixes; n = 0 is one packet.
+
+        Of a warm-up those of its last stage; `at` tells others'.
+        """
         return native.wire_bytes(self, n)
 
     def chunk_packet_bytes(self, n_chunk: int) -> int:
@@ -218,7 +273,7 @@ def resolve(value: Compressor | str) -> Compressor:
 
 
 def parse(text: str, files: bool = False) -> Compressor:
-    """Turns "onebit", "terngrad(bitwidth=4)" or "error_feedback(onebit)" into the value it names.
+    """Turns a text such as "onebit" or "error_feedback(terngrad(bitwidth=4))" into what it names.
 
     Args:
         text: what a user or another process wrote; arguments by name or by position.
@@ -245,13 +300,47 @@ def parse(text: str, files: bool = False) -> Compressor:
         )
     name, arguments = call.group(1), (call.group(2) or "").strip()
     if name == ERROR_FEEDBACK:
-        # One level is all there is, so that a hostile text cannot nest deeply.
+        # Two levels are all there are, so that a hostile text cannot nest deeply.
         if arguments.startswith(ERROR_FEEDBACK) or not arguments:
             raise ValueError(f"`error_feedback` must wrap one codec. Received: {text!r}")
         return Compressor(ERROR_FEEDBACK, inner=parse(arguments, files))
+    if name == WARMUP:
+        wrapped, arguments = _wrapped(arguments)
+        if wrapped.partition("(")[0].strip() in ("", WARMUP):
+            raise ValueError(
+                "`warmup` must wrap one compressor that is no warm-up, as in "
+                f"'warmup(onebit, steps=400)'. Received: {text!r}"
+            )
+        inner = parse(wrapped, files)
+        params = _values(WARMUP, {p.name: p for p in stages.PARAMETERS}, arguments, text)
+        return _made(WARMUP, params, inner)
     if file is not None:
         name = jit.load(name).name
-    known = {p.name: p for p in jit.algorithm(name, also=[ERROR_FEEDBACK]).parameters}
+    known = {p.name: p for p in jit.algorithm(name, also=WRAPPERS).parameters}
+    return _made(name, _values(name, known, arguments, text))
+
+
+def _wrapped(arguments: str) -> tuple[str, str]:
+    """What stands between the brackets of a warm-up: the compressor, and the parameters behind it.
+
+    Read from the end: the name of a file may hold commas, too.
+    """
+    head, tail = arguments, ""
+    while "," in head:
+        before, _, last = head.rpartition(",")
+        match = _ARGUMENT.fullmatch(last)
+        if match is None or "(" in last or ")" in last:
+            break
+        if match.group(1) is None and not match.group(2).replace(".", "").isdigit():
+            break
+        head, tail = before, f"{last},{tail}" if tail else last
+    return head.strip(), tail.strip()
+
+
+def _values(
+    name: str, known: Mapping[str, Parameter], arguments: str, text: str
+) -> dict[str, int | float]:
+    """The values of a compressor's parameters, by name."""
     values: dict[str, int | float] = {}
     for position, argument in enumerate(arguments.split(",") if arguments else []):
         match = _ARGUMENT.fullmatch(argument)
@@ -268,8 +357,14 @@ def parse(text: str, files: bool = False) -> Compressor:
                 raise _bad_argument(argument, text)
             value = known[key].number(value)
         values[key] = value
+    return values
+
+
+def _made(
+    name: str, values: Mapping[str, int | float], inner: Compressor | None = None
+) -> Compressor:
     try:
-        return Compressor(name, params=tuple(values.items()))
+        return Compressor(name, params=tuple(values.items()), inner=inner)
     except TypeError as error:
         raise ValueError(str(error)) from error
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_hips.ops import jit, library
 from tf_hips.ops.compressor import Compressor, check_for_sums
+from tf_hips.ops.native import check_stage
 
 Tensor: TypeAlias = Any
 """A tf.Tensor; TensorFlow ships no types that mypy can check."""
@@ -27,34 +28,37 @@ def encode(
     step: Tensor | int,
     tensor_id: int,
     offset: int = 0,
-    residual: Tensor | None = None,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Encodes one tensor.
 
     Args:
-        compressor: what to encode with.
+        compressor: what to encode with; of a warm-up the stage of `step`, which must be known when
+            the graph is built.
         gradient: float32 of any shape.
         seed: of this encoder: a Python int in [0, 2^64), or an int64 scalar with the same bits.
         step: in [0, 2^32), an int or an integer scalar.
         tensor_id: position of the tensor in its model.
         offset: index in its tensor of the first element encoded.
-        residual: what encoding keeps, float32 of `compressor.state_shape`; given if and only if
-            `compressor.has_state`.
+        kept: what encoding keeps (a residual, or the states of the codec), float32 of
+            `compressor.state_shape`; given if and only if `compressor.has_state`.
 
     Returns:
         The packets (uint8, 1-D, all chunks concatenated), and what is kept now, or None.
+
+    Raises:
+        ValueError: `kept` is missing or superfluous, or the step of a warm-up is not known yet.
     """
-    _check_residual(compressor, residual)
+    compressor = _stage(compressor, step)
+    _check_kept(compressor, kept)
     key = {"seed": _seed(seed), "step": _step(step), "tensor_id": tensor_id, "offset": offset}
-    if residual is None:
+    if kept is None:
         return _op(compressor, "encode")(gradient=gradient, **key), None
     if not compressor.has_residual:
-        packet, new_state = _op(compressor, "encode_state")(
-            gradient=gradient, state=residual, **key
-        )
+        packet, new_state = _op(compressor, "encode_state")(gradient=gradient, state=kept, **key)
         return packet, new_state
     packet, new_residual = _op(compressor, "encode_feedback")(
-        gradient=gradient, residual=residual, **key
+        gradient=gradient, residual=kept, **key
     )
     return packet, new_residual
 
@@ -62,9 +66,11 @@ def encode(
 def decode(compressor: Compressor, packet: Tensor, num_elements: int) -> Tensor:
     """Decodes all packets of one tensor to float32 [num_elements].
 
+    What a warm-up encoded is decoded by `compressor.at(step)`.
+
     Raises:
         tf.errors.InvalidArgumentError: the packets are truncated, too long, or not of this codec.
-        ValueError: their static shape already says so.
+        ValueError: their static shape already says so, or `compressor` is a warm-up.
     """
     return _op(compressor, "decode")(packet=packet, num_elements=num_elements)
 
@@ -73,7 +79,7 @@ def merge(compressor: Compressor, packets: Tensor, num_elements: int) -> Tensor:
     """Returns the sum of the decoded rows of `packets`, added in their order.
 
     Args:
-        compressor: what they were encoded with.
+        compressor: what they were encoded with; of a warm-up, `compressor.at(step)`.
         packets: uint8 [W, B], all packets of one tensor in each row; W >= 1.
         num_elements: of each tensor.
 
@@ -90,7 +96,7 @@ def merge_encode(
     compressor: Compressor,
     packets: Tensor,
     num_elements: int,
-    residual: Tensor | None = None,
+    kept: Tensor | None = None,
     *,
     seed: Tensor | int,
     step: Tensor | int,
@@ -99,24 +105,24 @@ def merge_encode(
 ) -> tuple[Tensor, Tensor | None]:
     """Merges the rows of `packets` (uint8 [W, B]) and encodes the sum again.
 
-    With error feedback both happen chunk by chunk in one op, and `residual` is float32
+    With error feedback both happen chunk by chunk in one op, and `kept` is the residual, float32
     [num_elements]. Codecs with state encode no sums: a momentum would be applied twice.
-    `recode_sum` takes any compressor.
+    `recode_sum` takes any compressor. Of a warm-up the stage of `step` does both.
 
     Returns:
-        The packets of the sum (uint8 [B]), and the new residual or None.
+        The packets of the sum (uint8 [B]), and what is kept now, or None.
 
     Raises:
         tf.errors.InvalidArgumentError, ValueError: as for `decode`.
     """
-    check_for_sums(compressor)
-    _check_residual(compressor, residual)
-    if residual is None:
+    compressor = check_for_sums(_stage(compressor, step))
+    _check_kept(compressor, kept)
+    if kept is None:
         total = merge(compressor, packets, num_elements)
         return encode(compressor, total, seed=seed, step=step, tensor_id=tensor_id, offset=offset)
     packet, new_residual = _op(compressor, "merge_encode")(
         packets=packets,
-        residual=residual,
+        residual=kept,
         seed=_seed(seed),
         step=_step(step),
         num_elements=num_elements,
@@ -132,7 +138,7 @@ def recode_sum(
     """Merges the rows of `packets`, encoded with `compressor`, and encodes with its `for_sums`.
 
     Args:
-        compressor: what the rows were encoded with.
+        compressor: what the rows were encoded with; of a warm-up the stage of `step`.
         packets: uint8 [W, B].
         num_elements: of each tensor.
         kept: what `compressor.for_sums` keeps, if anything.
@@ -144,10 +150,11 @@ def recode_sum(
     Raises:
         tf.errors.InvalidArgumentError, ValueError: as for `decode`.
     """
+    compressor = _stage(compressor, key["step"])
     sums = compressor.for_sums
     if sums == compressor:
         return merge_encode(sums, packets, num_elements, kept, **key)
-    return encode(sums, merge(compressor, packets, num_elements), residual=kept, **key)
+    return encode(sums, merge(compressor, packets, num_elements), kept=kept, **key)
 
 
 def clip(compressor: Compressor, vectors: Sequence[Tensor], num_encoders: int) -> list[Tensor]:
@@ -167,6 +174,7 @@ def clip(compressor: Compressor, vectors: Sequence[Tensor], num_encoders: int) -
 
 def _op(compressor: Compressor, kind: str) -> Any:
     """The generated wrapper of one op, with the codec's parameters filled in."""
+    check_stage(compressor)
     codec = compressor.codec
     algorithm = jit.algorithm(codec.name)
     function = getattr(library.ops(tf), f"tf_hips_{algorithm.op}_{kind}")
@@ -203,9 +211,22 @@ def _integers(value: Tensor | int, name: str) -> Tensor:
     return tf.cast(value, tf.int64)
 
 
-def _check_residual(compressor: Compressor, residual: Tensor | None) -> None:
-    if compressor.has_state != (residual is not None):
+def _stage(compressor: Compressor, step: Tensor | int) -> Compressor:
+    """What a compressor is in this step."""
+    if not compressor.is_warmup:
+        return compressor
+    known = step if isinstance(step, int) else tf.get_static_value(_step(step))
+    if known is None:
         raise ValueError(
-            "`residual` must be given if and only if the compressor has error feedback or state. "
-            f"Received: {compressor.text}, residual={'None' if residual is None else 'a tensor'}"
+            "the step of a warm-up must be known when a graph is built: give `compressor.at(step)`, "
+            f"or choose among the stages with tf.switch_case. Received: {compressor.text}"
+        )
+    return compressor.at(int(known))
+
+
+def _check_kept(compressor: Compressor, kept: Tensor | None) -> None:
+    if compressor.has_state != (kept is not None):
+        raise ValueError(
+            "`kept` must be given if and only if the compressor has error feedback or state. "
+            f"Received: {compressor.text}, kept={'None' if kept is None else 'a tensor'}"
         )

@@ -85,17 +85,17 @@ def encode(
     compressor: "Compressor",
     x: Floats,
     key: Key,
-    residual: Floats | None = None,
+    kept: Floats | None = None,
     out: Bytes | None = None,
 ) -> Bytes:
     """Encodes one tensor.
 
     Args:
-        compressor: what to encode with.
+        compressor: what to encode with; of a warm-up the stage of `key.step`.
         x: float32 of any shape, C-contiguous.
         key: where randomness comes from.
-        residual: what encoding keeps, float32 of `compressor.state_shape`, updated in place;
-            given if and only if `compressor.has_state`.
+        kept: what encoding keeps (a residual, or the states of the codec), float32 of
+            `compressor.state_shape`, updated in place; given if and only if `compressor.has_state`.
         out: uint8 of at least `compressor.wire_bytes(x.size)`; made when None.
 
     Returns:
@@ -103,11 +103,11 @@ def encode(
 
     Raises:
         TypeError: an array has another dtype or layout.
-        ValueError: sizes differ, or a residual is missing or superfluous.
+        ValueError: sizes differ, or `kept` is missing or superfluous.
     """
-    _check_residual(compressor, residual)
+    compressor = compressor.at(key.step)
     values = _floats(x, "x")
-    kept = _kept(compressor, residual, values.size)
+    kept = _checked_kept(compressor, kept, values.size)
     packets = _packets_for(compressor, values.size, out)
     codec, params = _codec(compressor.codec)
     if kept is not None and not compressor.has_residual:
@@ -153,7 +153,8 @@ def decode(
     """Decodes the packets of one tensor of n elements.
 
     Args:
-        compressor: what they were encoded with; error feedback makes no difference.
+        compressor: what they were encoded with; error feedback makes no difference. Of a warm-up
+            that is `compressor.at(step)`.
         packets: all packets of the tensor, concatenated.
         n: elements.
         out: float32 of n elements to write or add to; made when None.
@@ -165,8 +166,9 @@ def decode(
     Raises:
         PacketError: the packets are truncated, too long, or not of this codec; `out` is then as it
             was, unless the body of a later packet is at fault.
-        ValueError: `add` without `out`, or `out` has another size.
+        ValueError: `add` without `out`, `out` has another size, or `compressor` is a warm-up.
     """
+    check_stage(compressor)
     if add and out is None:
         raise ValueError("`add` must come with `out`. Received: add=True, out=None")
     _check_size(n)
@@ -187,7 +189,7 @@ def merge(
     """Returns the sum of several encoded tensors of n elements, added in the order given.
 
     Args:
-        compressor: what they were encoded with.
+        compressor: what they were encoded with; of a warm-up, `compressor.at(step)`.
         packets: for each tensor, all its packets concatenated; at least one. An array of uint8
             [W, B] will do.
         n: elements of each tensor.
@@ -195,8 +197,9 @@ def merge(
 
     Raises:
         PacketError: as for `decode`; the message says which.
-        ValueError: `packets` is empty, or `out` has another size.
+        ValueError: `packets` is empty, `out` has another size, or `compressor` is a warm-up.
     """
+    check_stage(compressor)
     _check_size(n)
     rows, pointers, sizes = _rows(packets)
     target = _room_for(compressor, rows, n) if out is None else _output(out, n)
@@ -215,26 +218,27 @@ def merge_encode(
     packets: Sequence[Buffer],
     n: int,
     key: Key,
-    residual: Floats | None = None,
+    kept: Floats | None = None,
     out: Bytes | None = None,
 ) -> Bytes:
     """Merges and encodes the sum again, chunk by chunk, so that the sum never leaves the cache.
 
-    Equals `encode(compressor, merge(compressor, packets, n), key, residual)`, bit for bit.
+    Equals `encode(compressor, merge(compressor, packets, n), key, kept)`, bit for bit. Of a warm-up
+    the stage of `key.step` does both.
 
     Raises:
-        PacketError: as for `merge`; `residual` is then as it was, unless the body of a later packet
-            is at fault.
-        ValueError: `packets` is empty, sizes differ, or a residual is missing or superfluous.
+        PacketError: as for `merge`; `kept` is then as it was, unless the body of a later packet is
+            at fault.
+        ValueError: `packets` is empty, sizes differ, or `kept` is missing or superfluous.
     """
     _check_size(n)
+    compressor = compressor.at(key.step)
     if compressor.has_state and not compressor.has_residual:
         raise ValueError(
             f"sums must be encoded without momentum, such as by {compressor.for_sums.text}. "
             f"Received: {compressor.text}"
         )
-    _check_residual(compressor, residual)
-    kept = _kept(compressor, residual, n)
+    kept = _checked_kept(compressor, kept, n)
     rows, pointers, sizes = _rows(packets)
     merged = _packets_for(compressor, n, out)
     bad_row = ctypes.c_int32(-1)
@@ -389,20 +393,25 @@ def _check_size(n: int) -> None:
         raise ValueError(f"`n` must be in [0, 2^48]. Received: n={n}")
 
 
-def _check_residual(compressor: "Compressor", residual: Floats | None) -> None:
-    if compressor.has_state != (residual is not None):
+def check_stage(compressor: "Compressor") -> None:
+    """Raises ValueError for a warm-up, which never made a packet: one of its stages did."""
+    if compressor.is_warmup:
         raise ValueError(
-            "`residual` must be given if and only if the compressor has error feedback or state. "
-            f"Received: {compressor.text}, residual={'None' if residual is None else 'an array'}"
+            "packets must be decoded with the stage of the warm-up that made them: give "
+            f"`compressor.at(step)`, the step being that of encoding. Received: {compressor.text}"
         )
 
 
-def _kept(compressor: "Compressor", residual: Floats | None, n: int) -> Floats | None:
+def _checked_kept(compressor: "Compressor", kept: Floats | None, n: int) -> Floats | None:
     """What encoding n elements keeps, checked."""
-    if residual is None:
+    if compressor.has_state != (kept is not None):
+        raise ValueError(
+            "`kept` must be given if and only if the compressor has error feedback or state. "
+            f"Received: {compressor.text}, kept={'None' if kept is None else 'an array'}"
+        )
+    if kept is None:
         return None
-    size = math.prod(compressor.state_shape((n,)))
-    return _floats(residual, "residual", size=size, write=True)
+    return _floats(kept, "kept", size=math.prod(compressor.state_shape((n,))), write=True)
 
 
 def _floats(array: Any, name: str, size: int | None = None, write: bool = False) -> Floats:

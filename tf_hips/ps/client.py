@@ -103,8 +103,7 @@ class Client:
         self._max_gather_bytes = 0
         self._is_synced = False
         self._welcome: Welcome | None = None
-        self._up: tuple[int, ...] | None = None
-        self._down: tuple[int, ...] = ()
+        self._agreed: _Agreed | None = None
 
     def join(self, compression: str, downlink: str, seed: int) -> Welcome:
         """Joins the run and waits for all other parties. A client that fails to is closed.
@@ -166,8 +165,9 @@ class Client:
         welcome = self._joined()
         model = Model(tuple(tuple(int(size) for size in shape) for shape in shapes))
         self._link.control("AgreeModel", wire.to_json(shapes=model.shapes), self._wait_s)
-        self._up = model.packet_bytes(compressors.parse(welcome.compression))
-        self._down = model.packet_bytes(compressors.parse(welcome.downlink))
+        self._agreed = _Agreed(
+            model, compressors.parse(welcome.compression), compressors.parse(welcome.downlink)
+        )
 
     def first_sync(self, weights: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Makes the weights of all parties those of child 0.
@@ -236,29 +236,32 @@ class Client:
 
         Args:
             round: the round; the first is `Welcome.round`, each next one is one more.
-            packets: uint8 [bytes], all chunk packets of the model, tensors in order.
+            packets: uint8 [bytes], all chunk packets of the model, tensors in order; of a warm-up
+                those of the stage of `round`.
 
         Returns:
             uint8 [bytes], all chunk packets of the merged gradients, encoded with the downlink's
-            compressor.
+            compressor, again the stage of `round`.
 
         Raises:
             PacketError: the server refuses a packet; it names the tensor.
             NonFiniteError: a packet, or the sum of all, holds NaN or an infinity.
             PeerError: the server cannot be reached, or another party did not deliver or has left.
         """
-        up = self._up
-        if up is None:
+        if self._agreed is None:
             raise ProtocolError("`agree_model` must come before `exchange`.")
+        uplink, downlink = self._agreed.uplink.at(round), self._agreed.downlink.at(round)
+        up, down = (self._agreed.model.packet_bytes(one) for one in (uplink, downlink))
         packets = np.ascontiguousarray(packets)
         if packets.dtype != np.uint8 or packets.shape != (sum(up),):
             raise ValueError(
                 f"`packets` must be uint8 of shape ({sum(up)},), the packets of the model agreed "
-                f"on. Received: {packets.dtype} of shape {packets.shape}"
+                f"on, by {uplink.text} in round {round}. Received: {packets.dtype} of shape "
+                f"{packets.shape}"
             )
         views = _cut(packets, up)
-        result = np.empty(sum(self._down), np.uint8)
-        targets = _cut(result, self._down)
+        result = np.empty(sum(down), np.uint8)
+        targets = _cut(result, down)
         have: set[int] = set()
 
         def attempt(number: int, patience: Patience) -> None:
@@ -272,12 +275,12 @@ class Client:
             try:
                 if number > 0:
                     call.resume(_read_held(stream.initial_metadata(), len(up)))
-                assembler = wire.Assembler(self._down)
+                assembler = wire.Assembler(down)
                 for message in stream:
                     for chunk, packet in assembler.feed(message):
-                        if len(packet) != self._down[chunk]:
+                        if len(packet) != down[chunk]:
                             raise ProtocolError(
-                                f"The packet of chunk {chunk} must have {self._down[chunk]} bytes. "
+                                f"The packet of chunk {chunk} must have {down[chunk]} bytes. "
                                 f"Received: {len(packet)}"
                             )
                         targets[chunk][:] = packet
@@ -286,10 +289,9 @@ class Client:
             finally:
                 call.resume(())
                 stream.cancel()
-            if len(have) != len(self._down):
+            if len(have) != len(down):
                 raise ProtocolError(
-                    f"Round {round} has {len(self._down)} chunks. The server ended it after "
-                    f"{len(have)}."
+                    f"Round {round} has {len(down)} chunks. The server ended it after {len(have)}."
                 )
 
         self._link.persist("Exchange", self._wait_s, attempt)
@@ -388,6 +390,15 @@ class Client:
         if self._welcome is None:
             raise ProtocolError("`join` must come before anything else.")
         return self._welcome
+
+
+@dataclasses.dataclass(frozen=True)
+class _Agreed:
+    """What all parties have agreed on."""
+
+    model: Model
+    uplink: compressors.Compressor
+    downlink: compressors.Compressor
 
 
 class _Exchange:

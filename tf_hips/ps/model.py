@@ -85,11 +85,20 @@ class Model:
         return tuple(table)
 
     def packet_bytes(self, compressor: Compressor) -> tuple[int, ...]:
-        """Bytes of each chunk's packet under `compressor`, by chunk number."""
-        by_size = {chunk.size: 0 for chunk in self.chunks}
-        for size in by_size:
-            by_size[size] = compressor.chunk_packet_bytes(size)
-        return tuple(by_size[chunk.size] for chunk in self.chunks)
+        """Bytes of each chunk's packet under `compressor`, by chunk number.
+
+        Asked for in every round, computed once for each compressor.
+        """
+        if compressor not in self._packet_bytes:
+            by_size = {chunk.size: 0 for chunk in self.chunks}
+            for size in by_size:
+                by_size[size] = compressor.chunk_packet_bytes(size)
+            self._packet_bytes[compressor] = tuple(by_size[one.size] for one in self.chunks)
+        return self._packet_bytes[compressor]
+
+    @functools.cached_property
+    def _packet_bytes(self) -> dict[Compressor, tuple[int, ...]]:
+        return {}
 
     def describe(self, chunk: int) -> str:
         """The chunk in words: which tensor, which elements."""

@@ -442,7 +442,7 @@ class _Reader(threading.Thread):
 
     def run(self) -> None:
         try:
-            assembler = wire.Assembler(self._store.packet_limits)
+            assembler = wire.Assembler(self._store.packet_limits(self._number))
             for message in self._messages:
                 self.received_bytes += len(message)
                 self._store.add(self._number, self._caller.child, assembler.feed(message))

@@ -72,8 +72,10 @@ class Store:
         Args:
             model: the model all children have agreed on.
             sites: names of the children in child order, for messages and for the order of sums.
-            uplink: what the children's packets are encoded with.
-            downlink: what results are encoded with; error feedback, if any, is kept here.
+            uplink: what the children's packets are encoded with; of a warm-up the stage of the
+                round.
+            downlink: what results are encoded with, in the same way; error feedback, if any, is
+                kept here.
             seed: seed of the run.
             first_round: the first round to be merged.
             rule: makes the update rule of one chunk.
@@ -82,7 +84,6 @@ class Store:
         """
         self.model = model
         self.first_round = first_round
-        self.packet_limits = model.packet_bytes(uplink)
         self._sites = tuple(sites)
         self._uplink = uplink
         self._downlink = downlink
@@ -98,6 +99,10 @@ class Store:
         """The newest round that any child has begun."""
         with self.changed:
             return max(self._rounds)
+
+    def packet_limits(self, number: int) -> tuple[int, ...]:
+        """Greatest length of a packet of round `number` in bytes, by chunk number."""
+        return self.model.packet_bytes(self._uplink.at(number))
 
     def begin(self, number: int) -> None:
         """Makes round `number` ready for packets; one that is there already is left as it is.
@@ -217,7 +222,7 @@ class Store:
             self._scratch.values = np.empty(CHUNK, np.float32)
         values = self._scratch.values[:size]
         try:
-            native.decode(self._uplink, packet, size, out=values)
+            native.decode(self._uplink.at(number), packet, size, out=values)
         except PacketError as error:
             raise PacketError(
                 f"{self._where(number, self._sites[child], chunk)}: {error}"
@@ -249,7 +254,7 @@ class Store:
 
     def _combine(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> Packet:
         where = self.model.chunks[chunk]
-        rule = self._rule(self._uplink)
+        rule = self._rule(self._uplink.at(current.number))
         rule.begin(where.size)
         for child, packet in packets.items():
             rule.add(child, packet)
@@ -263,12 +268,13 @@ class Store:
         if self._downlink.has_state and residual is None:
             residual = self._residuals[chunk] = np.zeros(where.size, np.float32)
         key = native.Key(self._seed, current.number, where.tensor, where.offset)
-        return native.encode(self._downlink, merged, key, residual=residual)
+        return native.encode(self._downlink, merged, key, kept=residual)
 
     def _describe_overflow(self, number: int, chunk: int, packets: dict[int, Packet]) -> str:
         size = self.model.chunks[chunk].size
+        uplink = self._uplink.at(number)
         peaks = {
-            child: float(np.abs(native.decode(self._uplink, packet, size)).max())
+            child: float(np.abs(native.decode(uplink, packet, size)).max())
             for child, packet in packets.items()
         }
         worst = max(peaks, key=lambda child: peaks[child])

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.sparse import is_small, sparse_sum
+from tf_hips.comm.staged import Reducer
 from tf_hips.errors import NonFiniteError
 from tf_hips.ops.flow import all_finite, finite, on_gpu, opaque
 from tf_hips.strategies.failures import Failures
@@ -36,9 +37,6 @@ NONFINITE_MODES = ("raise", "zero", "propagate")
 LARGE_TABLE_ROWS = 2**18
 
 Summable: TypeAlias = tf.Tensor | tf.IndexedSlices
-
-# Vectors and the number of the step in, sums out.
-Reducer = Callable[[Sequence[tf.Tensor], tf.Tensor], list[tf.Tensor]]
 
 
 def check_nonfinite(mode: str) -> None:

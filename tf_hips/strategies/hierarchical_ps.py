@@ -31,17 +31,19 @@ import tensorflow as tf
 from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives, watchdog
-from tf_hips.comm.allreduce import CompressedSum, plain
+from tf_hips.comm.allreduce import plain
+from tf_hips.comm.reducers import make_reducer
+from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ProtocolError
-from tf_hips.ops import algorithms, graph
+from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import Compressor, check_for_sums, parse, resolve
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
-from tf_hips.strategies.from_rank_0 import from_rank_0
-from tf_hips.strategies.gradients import Gradient, Reducer
+from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
 from tf_hips.strategies.replicas import on_rank_0
+from tf_hips.strategies.uplink import Way, make_uplink
 
 _SAME = "same"
 
@@ -251,12 +253,24 @@ class HierarchicalPS(PartyStrategy):
         return synced
 
     def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
-        sizes = [gradient.num_elements for gradient in gradients]
-        local = self._make_local(sizes, label)
+        local = self._make_local(gradients, label)
         if self._welcome is None:
             return local, self._local is not None, 0
         on_rank_0(lambda: self._agree_model(gradients))
-        uplink = _Uplink(self, sizes, label)
+        site = self._run.uplink.site if self._run.uplink else ""
+        uplink = make_uplink(
+            Way(
+                self._exchange,
+                len(self._welcome.parties),
+                derive_seed(self._run.seed, f"party/{site}"),
+                self._failures,
+            ),
+            self._up,
+            self._down,
+            [gradient.num_elements for gradient in gradients],
+            label,
+            self._make_variable,
+        )
 
         def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
             return uplink(local(vectors, step), step)
@@ -268,11 +282,11 @@ class HierarchicalPS(PartyStrategy):
         num_elements = sum(gradient.num_elements for gradient in gradients)
         self.write_event("model", num_elements=num_elements, num_tensors=len(gradients))
 
-    def _make_local(self, sizes: Sequence[int], label: str) -> Reducer:
+    def _make_local(self, gradients: Sequence[Gradient], label: str) -> Reducer:
         if self._local is None:
             return lambda vectors, step: plain(vectors, label)
-        return CompressedSum(
-            sizes,
+        return make_reducer(
+            [gradient.shape for gradient in gradients],
             self._local,
             label=label,
             worker_seed=derive_seed(self._run.seed, f"worker/{self.global_rank}"),
@@ -314,78 +328,6 @@ class HierarchicalPS(PartyStrategy):
         """Bytes sent and received on the uplink since the last call."""
         before, self._bytes = self._bytes, self._read_bytes()
         return self._bytes[0] - before[0], self._bytes[1] - before[1]
-
-
-class _Uplink:
-    """The slow tier of one list of gradients: the party's sums in, those of all parties out."""
-
-    def __init__(self, strategy: HierarchicalPS, sizes: Sequence[int], label: str) -> None:
-        self._up, self._down = strategy._up, strategy._down
-        self._sizes = list(sizes)
-        self._label = label
-        self._exchange = strategy._exchange
-        self._failures = strategy._failures
-        run = strategy._run
-        self._seed = derive_seed(run.seed, f"party/{run.uplink.site if run.uplink else ''}")
-        self._down_bytes = [self._down.wire_bytes(size) if size else 0 for size in sizes]
-        self.residuals: dict[int, tf.Variable] = {}
-        self._num_parties = len(strategy._welcome.parties) if strategy._welcome is not None else 1
-        if self._up.has_state and primitives.rank() == 0:
-            kept = "residual" if self._up.has_residual else "state"
-            self.residuals = {
-                position: strategy._make_variable(
-                    tf.zeros(self._up.state_shape([size])), f"uplink_{kept}_{position}"
-                )
-                for position, size in enumerate(sizes)
-                if size
-            }
-
-    def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
-        if not any(self._sizes):
-            return list(vectors)
-        inputs: list[tf.Tensor] = []
-        residuals: list[tuple[tf.Variable, tf.Tensor]] = []
-        if primitives.rank() == 0:
-            clipped = graph.clip(self._up, vectors, self._num_parties)
-            packets, residuals = self._encode(clipped, step)
-            inputs = [step, packets]
-        reply = from_rank_0(
-            self._exchange,
-            inputs,
-            sum(self._down_bytes),
-            f"{self._label}.uplink",
-            self._failures,
-        )
-        with tf.control_dependencies([reply]):
-            committed = [residual.assign(value, read_value=False) for residual, value in residuals]
-        with tf.control_dependencies([one for one in committed if one is not None]):
-            reply = tf.identity(reply)
-        return [
-            graph.decode(self._down, packet, size) if size else tf.zeros([0])
-            for packet, size in zip(tf.split(reply, self._down_bytes), self._sizes, strict=True)
-        ]
-
-    def _encode(
-        self, vectors: Sequence[tf.Tensor], step: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
-        """All packets in one tensor, and what the residuals will be."""
-        packets, residuals = [], []
-        for position, (vector, size) in enumerate(zip(vectors, self._sizes, strict=True)):
-            if not size:
-                continue
-            residual = self.residuals.get(position)
-            packet, new_residual = graph.encode(
-                self._up,
-                vector,
-                seed=self._seed,
-                step=step,
-                tensor_id=position,
-                residual=None if residual is None else residual.read_value(),
-            )
-            packets.append(packet)
-            if residual is not None:
-                residuals.append((residual, new_residual))
-        return tf.concat(packets, 0), residuals
 
 
 def _compressor(value: Compressor | str | None) -> Compressor:

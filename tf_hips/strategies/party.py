@@ -31,6 +31,7 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
+from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops.compressor import Compressor, resolve
 from tf_hips.strategies import hooks
@@ -41,7 +42,6 @@ from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
     Gradient,
     GradientSum,
-    Reducer,
     check_nonfinite,
     large_tables,
     without,

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 from tf_hips import config as configuration
 from tf_hips.comm import primitives
-from tf_hips.comm.allreduce import CompressedSum, plain
+from tf_hips.comm.allreduce import plain
+from tf_hips.comm.reducers import make_reducer
+from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import derive_seed
-from tf_hips.strategies.gradients import Gradient, Reducer
+from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
 
 
@@ -65,8 +67,8 @@ class CompressedRing(PartyStrategy):
         if self._compression is None:
             return lambda vectors, step: plain(vectors, label), False, 0
         rank = primitives.rank()
-        reducer = CompressedSum(
-            [gradient.num_elements for gradient in gradients],
+        reducer = make_reducer(
+            [gradient.shape for gradient in gradients],
             self._compression,
             label=label,
             worker_seed=derive_seed(self._run.seed, f"worker/{rank}"),

@@ -156,11 +156,12 @@ class Job:
 
         Args:
             kind: makes another class of the strategy's class.
-            arguments: more arguments of its.
+            arguments: more arguments of its, or another compression.
         """
         cls = kind(_STRATEGIES[self.configuration.strategy])
         run = self._join() if self.has_uplink else None
-        strategy = cls(compression=self.configuration.compression, config=run, **arguments)
+        arguments = {"compression": self.configuration.compression, **arguments}
+        strategy = cls(config=run, **arguments)
         assert strategy.global_rank == self.rank
         assert strategy.num_replicas_in_sync == self.size
         self._open.append(strategy)

@@ -157,3 +157,36 @@ def fine_tuning(job: Job):
     model.fit(*rows, batch_size=BATCH, verbose=0)
     job.assert_replicas(model)
     assert [value.tobytes() for value in model.layers[0].get_weights()] == frozen
+
+
+@feature(each=("error_feedback(onebit)", "error_feedback(terngrad(bitwidth=2))"))
+def warmup_of_compression(job: Job, parameter: str):
+    """Exact steps, then a codec; with a boundary between two calls and one inside of a call."""
+    rows = job.shard(linear(job, 6))
+
+    def train(compression):
+        model = job.make(
+            lambda: build_mlp(keras.optimizers.SGD(0.05), steps_per_execution=2),
+            job.strategy(compression=compression),
+        )
+        weights = []
+
+        def fit(first, last):
+            part = [array[first * BATCH : last * BATCH] for array in rows]
+            losses = training.fit(model, part)
+            job.assert_replicas(model)
+            weights.append([value.tobytes() for value in model.get_weights()])
+            return losses
+
+        # Three steps are an execution of two and one of one.
+        losses = [*fit(0, 3), *fit(3, 6)]
+        assert losses[-1] < losses[0]
+        return weights
+
+    exact = train(None)
+    warm = train(f"warmup({parameter}, steps=3)")
+    assert warm[0] == exact[0]
+    assert warm[1] != exact[1]
+    inside = train(f"warmup({parameter}, steps=4)")
+    assert inside[0] == exact[0]
+    assert inside[1] not in (exact[1], warm[1])

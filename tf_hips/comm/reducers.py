@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a compressor to the reducer that sums gradients over the ranks of a party."""
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.comm.allreduce import CompressedSum, MakeVariable, plain
+from tf_hips.comm.staged import Reducer, StagedSum
+from tf_hips.ops.compressor import Compressor
+
+
+def make_reducer(
+    shapes: Sequence[Sequence[int]],
+    compressor: Compressor,
+    *,
+    label: str,
+    worker_seed: int,
+    owner_seed: int,
+    make_variable: MakeVariable,
+) -> Reducer:
+    """How one list of gradients is summed; called eagerly, once per list, on every rank alike.
+
+    A stage of a warm-up that sends exact values sums them with `plain`; what the later stages keep
+    stays as it is meanwhile.
+
+    Args:
+        shapes: of the gradients, which come and go as float32 vectors.
+        compressor: how to encode.
+        label: part of the collectives' names.
+        worker_seed: seed of this rank's encoder of gradients.
+        owner_seed: seed of this rank's encoder of sums.
+        make_variable: makes a non-trainable variable from an initial value and a name.
+
+    Returns:
+        A function of vectors and the number of the step.
+    """
+
+    def compressed(
+        stage: Compressor, stage_label: str, shares: CompressedSum | None
+    ) -> CompressedSum:
+        return CompressedSum(
+            [math.prod(shape) for shape in shapes],
+            stage,
+            label=stage_label,
+            worker_seed=worker_seed,
+            owner_seed=owner_seed,
+            make_variable=make_variable,
+            shares=shares,
+        )
+
+    if not compressor.is_warmup or primitives.size() == 1:
+        return compressed(compressor.stages[-1][1], label, None)
+    found: list[tuple[int, Reducer]] = []
+    last: CompressedSum | None = None
+    for place, (first, stage) in reversed(list(enumerate(compressor.stages))):
+        name = f"{label}.stage{place}"
+        if stage.codec.name == "fp32":
+            found.append((first, _Plain(name)))
+        else:
+            last = compressed(stage, name, last)
+            found.append((first, last))
+    return StagedSum(found[::-1])
+
+
+class _Plain:
+    """Exact sums as a reducer."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+
+    def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+        del step
+        return plain(vectors, self._label)
