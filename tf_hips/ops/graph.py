@@ -218,8 +218,9 @@ def _stage(compressor: Compressor, step: Tensor | int) -> Compressor:
     known = step if isinstance(step, int) else tf.get_static_value(_step(step))
     if known is None:
         raise ValueError(
-            "the step of a warm-up must be known when a graph is built: give `compressor.at(step)`, "
-            f"or choose among the stages with tf.switch_case. Received: {compressor.text}"
+            "the step of a warm-up must be known when a graph is built: give "
+            "`compressor.at(step)`, or choose among the stages with tf.switch_case. "
+            f"Received: {compressor.text}"
         )
     return compressor.at(int(known))
 
