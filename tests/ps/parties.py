@@ -77,19 +77,21 @@ class Party:
         compression: str = FEEDBACK,
         downlink: str = "same",
         deadline_s: float = DEADLINE_S,
+        first_round: int = 0,
     ) -> None:
         self.client = Client(Uplink(address, site, identity, deadline_s), "local", 2)
         self.shapes = shapes
         self.sizes = [int(np.prod(shape)) for shape in shapes]
         self.compressor = compressors.parse(compression)
         self.downlink = downlink
+        self.first_round = first_round
         self.residuals = [np.zeros(size, np.float32) for size in self.sizes]
         self.child = -1
 
     def join(self) -> None:
         welcome = self.client.join(self.compressor.text, self.downlink, 7)
         self.child = welcome.child
-        self.client.agree_model(self.shapes)
+        self.client.agree_model(self.shapes, self.first_round)
 
     def call(self, number: int) -> wire.Call:
         """The identity of one of this party's calls."""

@@ -88,6 +88,16 @@ def test_packets_of_a_warmup_have_the_lengths_of_their_round(
     assert len(set(lengths)) == len(value.stages)
 
 
+def test_a_run_that_goes_on_has_the_stages_of_its_rounds(certificates: Certificates) -> None:
+    text = "warmup(terngrad(bitwidth=2), steps=2)"
+    with (
+        serving(certificates) as server,
+        parties(server, certificates, compression=text, first_round=1) as members,
+    ):
+        # Nothing is kept from round to round here, so it is as if round 0 had been.
+        assert train_all(members, 1, 3) == expected_rounds(4, text)[1:]
+
+
 def test_rounds_give_all_parties_the_same_bytes(certificates: Certificates, tmp_path: Path) -> None:
     with serving(certificates, log_dir=str(tmp_path)) as server:
         with parties(server, certificates) as members:

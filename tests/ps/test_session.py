@@ -75,6 +75,26 @@ def test_calls_of_an_older_process_are_refused(run: Run) -> None:
     run.session.agree_model(Caller(0, "new", PATIENCE_S), [[3]])
 
 
+def test_all_begin_with_the_same_round(run: Run) -> None:
+    (a, first), (b, second) = run.join(0, "a"), run.join(1, "b")
+    for future in (first, second):
+        future.result(PATIENCE_S)
+    for wrong in (-1, 1 << 40):
+        with pytest.raises(ProtocolError, match=r"`round` must be from 0 to 2\^31"):
+            run.session.agree_model(a, [[3]], wrong)
+    run.session.agree_model(a, [[3]], 12)
+    message = "the same step. Received: site `a` begins with round 12, and site `b` with round 0"
+    with pytest.raises(ProtocolError, match=message):
+        run.session.agree_model(b, [[3]])
+    run.session.agree_model(b, [[3]], 12)
+    run.session.agree_model(b, [[3]], 12)  # once more, over a new connection
+    with pytest.raises(ProtocolError, match="the same step"):
+        run.session.agree_model(b, [[3]], 13)
+    with pytest.raises(ProtocolError, match=r"one of 12 to 13. Received: round 0"):
+        run.session.begin_round(a, 0)
+    assert run.session.begin_round(a, 12).round == 12
+
+
 def test_a_join_over_a_new_connection_outlives_the_old_one(run: Run) -> None:
     old, first = run.join(0, "p")
     _, second = run.join(0, "p")

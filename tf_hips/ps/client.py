@@ -155,16 +155,22 @@ class Client:
         self._link.watch()
         return self._welcome
 
-    def agree_model(self, shapes: Sequence[Sequence[int]]) -> None:
+    def agree_model(self, shapes: Sequence[Sequence[int]], first_round: int = 0) -> None:
         """Tells the server the shapes of all gradients, in order of position.
 
+        Args:
+            shapes: of the gradients.
+            first_round: number of the first round, equal at all parties; above 0 in a run that goes
+                on after a stop.
+
         Raises:
-            ProtocolError: the model is too large for the server, or another party's differs; names
-                the first mismatch.
+            ProtocolError: the model is too large for the server, or another party's differs, or its
+                first round does; names the first mismatch.
         """
         welcome = self._joined()
         model = Model(tuple(tuple(int(size) for size in shape) for shape in shapes))
-        self._link.control("AgreeModel", wire.to_json(shapes=model.shapes), self._wait_s)
+        request = wire.to_json(shapes=model.shapes, round=first_round)
+        self._link.control("AgreeModel", request, self._wait_s)
         self._agreed = _Agreed(
             model, compressors.parse(welcome.compression), compressors.parse(welcome.downlink)
         )
@@ -235,7 +241,7 @@ class Client:
         """Sends this party's packets of one round, returns the merged ones.
 
         Args:
-            round: the round; the first is `Welcome.round`, each next one is one more.
+            round: the round; the first is that of `agree_model`, each next one is one more.
             packets: uint8 [bytes], all chunk packets of the model, tensors in order; of a warm-up
                 those of the stage of `round`.
 

@@ -58,6 +58,7 @@ class Child:
     downlink: str
     seed: int
     model: Model | None = None
+    first_round: int = 0
     has_left: bool = False
     num_joining: int = 0  # Join calls that wait; one may be a lost connection's
 
@@ -160,11 +161,17 @@ class Members:
             "other terms. A run takes one process of each site; start a new run."
         )
 
-    def check_model(self, position: int, model: Model) -> None:
-        """Raises ProtocolError if a child's model differs from that of one before."""
+    def check_model(self, position: int, model: Model, first_round: int) -> None:
+        """Raises ProtocolError if a child's model or first round differs from that of another."""
         for place, other in self.children.items():
             if place == position or other.model is None:
                 continue
+            if other.first_round != first_round:
+                raise ProtocolError(
+                    "All parties must go on from the same step. Received: site "
+                    f"`{self.site(place)}` begins with round {other.first_round}, and site "
+                    f"`{self.site(position)}` with round {first_round}"
+                )
             text = first_difference(other.model.shapes, model.shapes, "tensor")
             if text is not None:
                 raise ProtocolError(

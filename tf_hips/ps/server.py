@@ -279,9 +279,15 @@ class Server:
         return wire.to_json(**answer)
 
     def _agree_model(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
-        shapes = wire.from_json(request, shapes=list)["shapes"]
-        session.agree_model(caller, shapes)
-        self._events.write("model", child=caller.child, child_site=call.site, tensors=len(shapes))
+        fields = wire.from_json(request, shapes=list, round=int)
+        session.agree_model(caller, fields["shapes"], fields["round"])
+        self._events.write(
+            "model",
+            child=caller.child,
+            child_site=call.site,
+            tensors=len(fields["shapes"]),
+            round=fields["round"],
+        )
         return b""
 
     def _begin_sync(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:

@@ -28,6 +28,8 @@ from tf_hips.ps.store import Packet, Store
 from tf_hips.ps.waiting import Wait, Waiting
 from tf_hips.ps.weights import FirstWeights
 
+# Numbers of rounds are steps of keys, which have 32 bits.
+MAX_ROUND = 1 << 31
 _FIRST_WEIGHTS = "the first weights"
 
 
@@ -143,25 +145,30 @@ class Session:
                 "round": self.store.round if self.store is not None else 0,
             }
 
-    def agree_model(self, caller: Caller, shapes: object) -> None:
-        """Compares a child's model with that of the others.
+    def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:
+        """Compares a child's model, and the round that it begins with, with those of the others.
 
         Raises:
             ProtocolError: it is larger than the server's limit, or differs from that of a child
                 before.
         """
         model = Model.from_json(shapes)
+        if not 0 <= first_round <= MAX_ROUND:
+            raise ProtocolError(
+                f"`round` must be from 0 to 2^31. Received: round={str(first_round)[:40]}"
+            )
         self._check_bytes("model's gradients", model.dense_bytes)
         with self.changed:
             child = self._joined(caller)
-            if self.store is not None and child.model == model:
+            told = (child.model, child.first_round)
+            if self.store is not None and told == (model, first_round):
                 return
-            self._members.check_model(caller.child, model)
+            self._members.check_model(caller.child, model, first_round)
             if self.store is not None:
                 raise ProtocolError(
                     "The model cannot change: all parties have agreed on another one."
                 )
-            child.model = model
+            child.model, child.first_round = model, first_round
             if not self._members.without_model():
                 self.store = Store(
                     model,
@@ -169,6 +176,7 @@ class Session:
                     compressors.parse(child.compression),
                     compressors.parse(child.downlink),
                     child.seed,
+                    first_round=first_round,
                     changed=self.changed,
                 )
             self.changed.notify_all()

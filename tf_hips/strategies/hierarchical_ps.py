@@ -39,7 +39,7 @@ from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import Compressor, check_for_sums, parse, resolve
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
-from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.gradients import Gradient, GradientSum
 from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
 from tf_hips.strategies.replicas import on_rank_0
@@ -256,7 +256,6 @@ class HierarchicalPS(PartyStrategy):
         local = self._make_local(gradients, label)
         if self._welcome is None:
             return local, self._local is not None, 0
-        on_rank_0(lambda: self._agree_model(gradients))
         site = self._run.uplink.site if self._run.uplink else ""
         uplink = make_uplink(
             Way(
@@ -277,10 +276,19 @@ class HierarchicalPS(PartyStrategy):
 
         return reduce, True, self._welcome.round
 
-    def _agree_model(self, gradients: Sequence[Gradient]) -> None:
-        self._connected().agree_model([gradient.shape for gradient in gradients])
+    def _begin_sum(self, made: GradientSum) -> None:
+        if self._welcome is None:
+            return
+        first = self._state.restored_step(made.step) or self._welcome.round
+        on_rank_0(lambda: self._agree_model(made.gradients, first))
+        made.step.assign(first)
+
+    def _agree_model(self, gradients: Sequence[Gradient], first_round: int) -> None:
+        self._connected().agree_model([gradient.shape for gradient in gradients], first_round)
         num_elements = sum(gradient.num_elements for gradient in gradients)
-        self.write_event("model", num_elements=num_elements, num_tensors=len(gradients))
+        self.write_event(
+            "model", num_elements=num_elements, num_tensors=len(gradients), round=first_round
+        )
 
     def _make_local(self, gradients: Sequence[Gradient], label: str) -> Reducer:
         if self._local is None:

@@ -167,6 +167,9 @@ class PartyStrategy(tf.distribute.Strategy):
         del gradients
         return lambda vectors, step: plain(vectors, label), False, 0
 
+    def _begin_sum(self, made: GradientSum) -> None:
+        """Called once for each list of gradients, on all ranks, before its first step."""
+
     def _is_alone(self) -> bool:
         """Whether gradients of this worker are the sum already."""
         return primitives.size() == 1
@@ -317,7 +320,13 @@ class PartyStrategy(tf.distribute.Strategy):
                 self._beginning.of_loop(occasion, variables, optimizer, is_computed=is_computed)
             if key not in self._sums:
                 with self._state.new_list(variables):
-                    self._sums[key] = self._make_sum(values, variables)
+                    made = self._make_sum(values, variables)
+                try:
+                    self._begin_sum(made)  # what was restored is there now
+                except BaseException:
+                    self._num_sums -= 1
+                    raise
+                self._sums[key] = made
                 # The residuals are as large as the model: they go when it goes.
                 weakref.finalize(variables[0], self._sums.pop, key, None)
         if self._is_alone():

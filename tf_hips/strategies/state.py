@@ -3,7 +3,9 @@
 
 For each list of gradients that an optimizer hands over:
 
-    step              number of the next step; with the seed it determines a codec's noise
+    step              number of the next step; with the seed it determines a codec's noise, and the
+                      stage of a warm-up
+    rounds            the same where a server counts the steps
     residual_<i>      what this rank's encoding of gradient i dropped so far
     state_<i>         instead of that, what a codec with state keeps of gradient i, a row per vector
     owner_residual_<i> what this rank's encoding of the merged sum dropped, of the chunks it owns
@@ -40,8 +42,9 @@ class StrategyState(tf.Module):
         checkpoint.read(path)
 
     Restoring works before the first step and after it, and raises a `ProtocolError` where the state
-    belongs to another compression, number of workers, rank or seed. Behind a server the step is not
-    part of it: the server counts, and keeps residuals of its own that are not here.
+    belongs to another compression, number of workers, rank or seed. Behind a server the number of
+    the step is taken up before the first step only, by all parties alike; later the server counts.
+    It keeps residuals of its own that are not here.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -84,7 +87,10 @@ class StrategyState(tf.Module):
         """Called with every variable that the strategy makes for itself."""
         books = self._books
         counted_elsewhere = name == "step" and not books.owner()._counts_steps()
-        if books.open is None or counted_elsewhere:
+        if books.open is None:
+            return
+        if counted_elsewhere:
+            books.open.rounds = _Rounds(variable)
             return
         if hasattr(books.open, name):
             raise ValueError(f"`name` must be new in its list of gradients. Received: {name!r}")
@@ -108,10 +114,22 @@ class StrategyState(tf.Module):
         return self._facts()
 
     def is_complete(self) -> bool:
-        """Whether all that a run keeps is here; a server with compression keeps more."""
+        """Whether all that a run keeps is here; a server keeps what its own encoding drops."""
         strategy = self._books.owner()
-        codecs = [codec for codec in strategy._codecs().values() if codec is not None]
-        return strategy._counts_steps() or all(codec.name == "fp32" for codec in codecs)
+        downlink = strategy._codecs().get("downlink")
+        return strategy._counts_steps() or downlink is None or not downlink.has_state
+
+    def restored_step(self, step: tf.Variable) -> int:
+        """The step that was restored for a list of gradients whose steps a server counts; else 0.
+
+        Args:
+            step: the list's variable.
+        """
+        for made, _ in self._books.lists.values():
+            rounds = getattr(made, "rounds", None)
+            if rounds is not None and rounds.counts(step):
+                return int(rounds.restored)
+        return 0
 
     def make_equal(self, model: keras.Model) -> None:
         """Makes replicas of `model` equal now, as the first step would; called on all ranks.
@@ -175,6 +193,29 @@ class _ListState(tf.Module):
             for name, value in sorted(vars(self).items())
             if isinstance(value, tf.Variable)
         }
+
+
+class _Rounds(tf.train.experimental.PythonState):
+    """The number of the next step where a server counts; where it is restored, a wish.
+
+    A run that has begun goes on counting: server and parties must have the same number.
+    """
+
+    def __init__(self, step: tf.Variable) -> None:
+        self._step = step
+        self.restored = 0
+
+    def counts(self, step: tf.Variable) -> bool:
+        """Whether this is the number in `step`."""
+        return self._step is step
+
+    def serialize(self) -> str:
+        """The number, as text."""
+        return str(int(self._step.numpy()))
+
+    def deserialize(self, string_value: str) -> None:
+        """Takes the number of the run that saved it."""
+        self.restored = int(string_value)
 
 
 class _Books:
