@@ -136,6 +136,8 @@ class Compressor:
         Args:
             step: number of the step (`Key.step`), at least 0.
         """
+        if not self.is_warmup:
+            return self
         return next(stage for first, stage in reversed(self.stages) if first <= max(0, step))
 
     @property
