@@ -161,32 +161,30 @@ def fine_tuning(job: Job):
 
 @feature(each=("error_feedback(onebit)", "error_feedback(terngrad(bitwidth=2))"))
 def warmup_of_compression(job: Job, parameter: str):
-    """Exact steps, then a codec; with a boundary between two calls and one inside of a call."""
+    """Exact steps, then a codec, from the middle of an execution of two steps on."""
     rows = job.shard(linear(job, 6))
+    # A party alone is compressed inside only.
+    is_inside = job.configuration.strategy == "HierarchicalPS" and not job.has_uplink
 
     def train(compression):
+        way = {"local_compression" if is_inside else "compression": compression}
         model = job.make(
             lambda: build_mlp(keras.optimizers.SGD(0.05), steps_per_execution=2),
-            job.strategy(compression=compression),
+            job.strategy(**way),
         )
         weights = []
 
         def fit(first, last):
-            part = [array[first * BATCH : last * BATCH] for array in rows]
-            losses = training.fit(model, part)
+            losses = training.fit(model, [array[first * BATCH : last * BATCH] for array in rows])
             job.assert_replicas(model)
             weights.append([value.tobytes() for value in model.get_weights()])
             return losses
 
-        # Three steps are an execution of two and one of one.
         losses = [*fit(0, 3), *fit(3, 6)]
         assert losses[-1] < losses[0]
         return weights
 
     exact = train(None)
-    warm = train(f"warmup({parameter}, steps=3)")
+    warm = train(f"warmup({parameter}, steps=4)")
     assert warm[0] == exact[0]
     assert warm[1] != exact[1]
-    inside = train(f"warmup({parameter}, steps=4)")
-    assert inside[0] == exact[0]
-    assert inside[1] not in (exact[1], warm[1])
