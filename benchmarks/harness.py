@@ -42,9 +42,9 @@ def timed(
     return min(seconds), statistics.median(seconds), max(seconds)
 
 
-def console() -> rich.console.Console:
+def console(at_least: int = 160) -> rich.console.Console:
     """A console as wide as a table: a log file or a narrow terminal must not lose columns."""
-    return rich.console.Console(width=max(rich.console.Console().width, 160), soft_wrap=True)
+    return rich.console.Console(width=max(rich.console.Console().width, at_least), soft_wrap=True)
 
 
 def environment(gpu: str = "none") -> dict[str, Any]:
@@ -111,7 +111,8 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
         table.add_column(key, justify="left" if is_text else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    console().print(table)
+    needed = rich.console.Console(width=10_000).measure(table).maximum
+    console(needed).print(table)
 
 
 def _markdown(result: dict[str, Any]) -> str:
