@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Generator, Iterator
@@ -20,6 +21,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests.support import children
 from tests.support.golden import Golden
@@ -43,6 +45,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
+# Hypothesis collects constants from all modules that are loaded. Those of TensorFlow load others
+# when they are asked for their file, which took up to a minute; and examples would change with any
+# source of ours.
+providers._get_local_constants = lambda: providers._local_constants
 
 _stderr = pytest.StashKey[int]()
 
@@ -55,6 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     children.mark_environment()
+    # A shell ignores Control-C for what it starts in the background, and children inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A copy, because by the time the watchdog speaks pytest has put its own file in stderr's place.
     config.stash[_stderr] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
 

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Between them: all reductions, packings, noise, blocks, selections, states and merges.
+QUICK = ("dgc", "int8", "onebit", "terngrad")
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(180)
-def test_runtime_under_sanitizers(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_full", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_runtime_under_sanitizers(tmp_path: Path, is_full: bool) -> None:
     specs = sorted((ROOT / "tf_hips/ops/specs").glob("*.pse"))
+    specs = [spec for spec in specs if is_full or spec.stem in QUICK]
     specs += [ROOT / "tests/cc/widths.pse", ROOT / "tests/compll/momentum.pse"]
     subprocess.run(
         [sys.executable, "-m", "compll", "gen", *specs, "-o", tmp_path], cwd=ROOT, check=True

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CompressedRing` under Keras, without compression: same as one process on the joined batch, equal
-on all ranks.
+"""`CompressedRing` under Keras, where `features` leave it out: ranks with steps of their own stay
+equal, sums are neither dropped nor mixed, mistakes are errors on all ranks.
 """
 
 import pytest
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.tf
 
 
 @ranks(2, deadline_s=240)
-def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
+def test_two_ranks_stay_equal_in_unequal_steps(tmp_path):
     import keras
     import numpy as np
     import tensorflow as tf
@@ -19,55 +19,26 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
     from tests.strategies import training
     from tf_hips import config, log
     from tf_hips.comm import primitives
-    from tf_hips.strategies import CompressedRing, fingerprint, local
+    from tf_hips.strategies import CompressedRing, fingerprint
 
     rank = primitives.rank()
-    x, y = training.data(160)
-    own = training.shard([x, y], rank, 2)
-
-    # Ten steps of SGD against one process with the double batch and rank 0's initial weights.
-    run = config.Run(log_dir=str(tmp_path))
-    strategy = CompressedRing(config=run)
+    own = training.shard(training.data(160), rank, 2)
+    strategy = CompressedRing(config=config.Run(log_dir=str(tmp_path)))
     assert strategy.num_replicas_in_sync == 2
-    keras.utils.set_random_seed(rank)
-    with strategy.scope():
-        model = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
-    losses = training.fit(model, own)
-    training.assert_same_on_all_ranks(model)
-    events = [event for event in log.read_events(tmp_path) if event["event"] == "fingerprint"]
-    assert {event["value"] for event in events} == {fingerprint(model)}
 
-    keras.utils.set_random_seed(0)
-    alone = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
-    with local():
-        expected = training.fit(alone, [x, y], batch=16)
-    for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
-    both = primitives.gather_objects(losses)
-    assert both[0] == both[1]
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-    # Every way of running a step; each rank has its own seed, and rank 1 a shorter last batch,
-    # which only it traces.
-    ways = [
-        {"optimizer": "adam"},
-        {"optimizer": "adam", "steps_per_execution": 3},
-        {"optimizer": "adam", "run_eagerly": True},
-        {"accumulate": 2},
-        {"accumulate": 2, "run_eagerly": True},
-    ]
-    for way in ways:
-        rows = [array[: 40 - 3 * rank] for array in own]
+    # Each rank has its own seed, and rank 1 a shorter last batch, which only it traces.
+    for steps, accumulated in ((3, None), (1, 2)):
+        keras.utils.set_random_seed(rank)
         with strategy.scope():
-            if "accumulate" in way:
-                steps = way.pop("accumulate")
-                way["optimizer"] = keras.optimizers.AdamW(gradient_accumulation_steps=steps)
-            model = training.build(**way)
-        history = training.fit(model, rows, epochs=3)
+            model = training.build(
+                keras.optimizers.AdamW(gradient_accumulation_steps=accumulated),
+                steps_per_execution=steps,
+            )
+        history = training.fit(model, [array[: 40 - 3 * rank] for array in own], epochs=3)
         assert history[-1] < history[0]
         training.assert_same_on_all_ranks(model)
-        model.evaluate(*rows, verbose=0)
-        assert model.predict(rows[0], verbose=0).shape == (len(rows[0]), 3)
+    events = [event for event in log.read_events(tmp_path) if event["event"] == "fingerprint"]
+    assert {event["value"] for event in events} >= {fingerprint(model)}
 
     # Two models in turn: their sums must not meet.
     with strategy.scope():
@@ -79,25 +50,7 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
     training.assert_same_on_all_ranks(second)
     assert fingerprint(first) != fingerprint(second)
 
-    # A sparse gradient (an embedding) is summed as if it were dense.
-    with strategy.scope():
-        words = keras.Sequential(
-            [keras.Input((2,)), keras.layers.Embedding(50, 4), keras.layers.Flatten()]
-        )
-        words.compile("sgd", "mse")
-    words.fit(np.full((8, 2), rank), np.zeros((8, 8)), verbose=0)
-    training.assert_same_on_all_ranks(words)
-
-    # Dropout differs between ranks and is no obstacle.
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
-        )
-        model.compile("adam", "mse")
-    training.fit(model, own)
-    training.assert_same_on_all_ranks(model)
-
-    # A custom loop: lazily built model, `run` and `reduce`.
+    # A custom loop: a model that is built in the first step.
     with strategy.scope():
         lazy = keras.Sequential([keras.layers.Dense(3)])
         optimizer = keras.optimizers.Adam()
@@ -115,17 +68,10 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
 
     @tf.function
     def distributed(features, targets):
-        local = strategy.run(step, (features, targets))
-        return (
-            local,
-            strategy.reduce("SUM", local, axis=None),
-            strategy.reduce("MEAN", local, axis=None),
-        )
+        return strategy.run(step, (features, targets))
 
-    for _ in range(3):
-        local, total, mean = distributed(*(tf.constant(array[:8]) for array in own))
-    both = primitives.gather_objects(float(local))
-    np.testing.assert_allclose([float(total), float(mean)], [sum(both), sum(both) / 2], rtol=1e-6)
+    losses = [float(distributed(*(tf.constant(array[:8]) for array in own))) for _ in range(3)]
+    assert losses[-1] < losses[0]
     lazy.optimizer = optimizer
     training.assert_same_on_all_ranks(lazy)
 
@@ -158,20 +104,6 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path):
                 best = tf.Variable(0.0)
             assert float(best) == 0.0
     np.testing.assert_array_equal(weight.numpy(), np.full(4, -9.0))
-
-    # Half precision with loss scaling: one rank's overflow must skip the step on both.
-    keras.mixed_precision.set_dtype_policy("mixed_float16")
-    with strategy.scope():
-        half = training.build(keras.optimizers.SGD(1e-3))
-    spoiled = [array.copy() for array in own]
-    if rank == 1:
-        spoiled[0][: training.BATCH] = 1e30
-    training.fit(half, spoiled)
-    training.assert_same_on_all_ranks(half)
-    assert np.isfinite(half.get_weights()[0]).all()
-    assert (
-        int(half.optimizer.inner_optimizer.iterations.numpy()) == len(own[0]) // training.BATCH - 1
-    )
 
 
 @ranks(2)
@@ -349,7 +281,6 @@ def test_compressed_training_keeps_replicas_equal():
     rank = primitives.rank()
     own = training.shard(training.data(320), rank, 2)
     ways = [
-        ("error_feedback(onebit)", {}),
         ("error_feedback(terngrad(bitwidth=2))", {"steps_per_execution": 3}),
         ("terngrad(bitwidth=4)", {"run_eagerly": True}),
     ]
