@@ -31,8 +31,10 @@ GRACE_S = 30.0
 # Seconds that processes which were told to end may take to do so.
 LINGER_S = 3.0
 
-# Folders whose tests start many processes and wait for deadlines, by what they start most.
+# Folders whose tests start many processes and wait for deadlines, by what they start most. The
+# features wait for nothing: they go beside all others, else one worker has all that takes long.
 _GROUPS = {"comm": "ranks", "strategies": "ranks", "cli": "servers", "ps": "servers"}
+_ALONE = {"test_features": "features"}
 
 # TensorFlow reads these when it is imported, here or in a child.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -100,6 +102,7 @@ def _group(item: pytest.Item) -> str | None:
     deadlines. Tests that share a fixture of their module are a group, so that it is made once.
     """
     group = "ranks" if item.get_closest_marker("ranks") else _GROUPS.get(item.path.parent.name)
+    group = _ALONE.get(item.path.stem, group)
     if group:
         return group
     fixtures = getattr(item, "_fixtureinfo", None)
