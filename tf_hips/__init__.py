@@ -35,6 +35,7 @@ _HOMES = {
     "natural": "tf_hips.ops",
     "dgc": "tf_hips.ops",
     "onebit": "tf_hips.ops",
+    "powersgd": "tf_hips.ops",
     "qsgd": "tf_hips.ops",
     "randomk": "tf_hips.ops",
     "set_epoch": "tf_hips.strategies",

@@ -70,6 +70,7 @@ def _compare_with_native_codecs():
             label="".join(letter if letter.isalnum() else "." for letter in text),
             worker_seed=native.derive_seed(3, f"worker/{rank}"),
             owner_seed=native.derive_seed(3, f"owner/{rank}"),
+            common_seed=1,
             make_variable=make_variable,
         )
         run = tf.function(lambda values, step, total=total: total(values, step))
@@ -192,6 +193,7 @@ def _stages_in_graphs():
             label=label,
             worker_seed=1,
             owner_seed=2,
+            common_seed=1,
             make_variable=lambda value, name: tf.Variable(value, trainable=False),
         )
 

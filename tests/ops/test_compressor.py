@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tests.ops.codecs import loses_more_than_it_is_given, variants
 from tf_hips import ops
-from tf_hips.ops import CHUNK, Compressor, chunk_sizes, error_feedback, growth, parse
+from tf_hips.ops import CHUNK, Compressor, chunk_sizes, error_feedback, growth, native, parse
 from tf_hips.ops.registry import Algorithm, Parameter
 
-NAMES = ", ".join(sorted([*ops.REGISTRY, "error_feedback", "warmup"]))
+NAMES = ", ".join(sorted([*ops.REGISTRY, "powersgd", "error_feedback", "warmup"]))
 
 
 @pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)
@@ -34,6 +34,33 @@ def test_canonical_text_has_all_parameters() -> None:
     assert parse("terngrad(4)") == parse("terngrad( bitwidth = 4 )") == ops.terngrad(bitwidth=4)
     assert error_feedback(ops.onebit()).text == "error_feedback(onebit)"
     assert parse("onebit()") == ops.onebit()
+
+
+def test_what_makes_no_packets() -> None:
+    plain = ops.powersgd()
+    feedback = error_feedback(ops.powersgd(rank=2, min_compression_rate=1.5))
+    assert plain.text == "powersgd(rank=4, min_compression_rate=2)"
+    assert feedback.text == "error_feedback(powersgd(rank=2, min_compression_rate=1.5))"
+    for value in (plain, feedback):
+        assert parse(value.text) == value
+        assert not value.makes_packets
+        assert not value.is_unbiased
+        assert value.for_sums == value
+        assert value.has_state == value.has_residual == (value is feedback)
+        with pytest.raises(ValueError, match="must make packets"):
+            value.chunk_packet_bytes(9)
+        with pytest.raises(ValueError, match="must make packets"):
+            native.wire_bytes(value, 9)
+    assert plain.wire_bytes(1000 * 1000) == plain.wire_bytes_of([1000, 1000]) == 4 * 4 * 2000
+    # Too small to pay: as it is.
+    assert plain.wire_bytes(200) == plain.wire_bytes_of([200]) == 800
+    assert plain.wire_bytes(0) == 0
+    assert ops.onebit().wire_bytes_of([8, 1000]) == ops.onebit().wire_bytes(8000)
+    with pytest.raises(ValueError, match="at least 0"):
+        plain.wire_bytes(-1)
+    for wrong in ("powersgd(rank=0)", "powersgd(rank=257)", "powersgd(min_compression_rate=0.5)"):
+        with pytest.raises(ValueError, match="must be in"):
+            parse(wrong)
 
 
 def test_words_stand_for_numbers() -> None:

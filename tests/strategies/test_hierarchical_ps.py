@@ -108,7 +108,14 @@ def _train_over_parties(folder, worker_counts):
             {"run_eagerly": True},
         ),
         # Momentum in the codec; the server answers with exact top-k.
-        (sparse, {"compression": "dgc(ratio=0.1, clip_norm=5)"}, {}),
+        (
+            sparse,
+            {
+                "compression": "dgc(ratio=0.1, clip_norm=5)",
+                "local_compression": "error_feedback(powersgd(rank=1))",
+            },
+            {},
+        ),
     ]
     for run, arguments, options in ways:
         keras.utils.set_random_seed(worker)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import CompressedSum, MakeVariable, plain
+from tf_hips.comm.low_rank import LowRankSum
 from tf_hips.comm.staged import Reducer, StagedSum
 from tf_hips.ops.compressor import Compressor
 
@@ -19,6 +20,7 @@ def make_reducer(
     label: str,
     worker_seed: int,
     owner_seed: int,
+    common_seed: int,
     make_variable: MakeVariable,
 ) -> Reducer:
     """How one list of gradients is summed; called eagerly, once per list, on every rank alike.
@@ -32,6 +34,7 @@ def make_reducer(
         label: part of the collectives' names.
         worker_seed: seed of this rank's encoder of gradients.
         owner_seed: seed of this rank's encoder of sums.
+        common_seed: seed of what all ranks do alike.
         make_variable: makes a non-trainable variable from an initial value and a name.
 
     Returns:
@@ -51,14 +54,23 @@ def make_reducer(
             shares=shares,
         )
 
+    def low_rank(stage: Compressor, stage_label: str) -> LowRankSum:
+        return LowRankSum(
+            shapes, stage, label=stage_label, seed=common_seed, make_variable=make_variable
+        )
+
     if not compressor.is_warmup or primitives.size() == 1:
-        return compressed(compressor.stages[-1][1], label, None)
+        stage = compressor.stages[-1][1]
+        return compressed(stage, label, None) if stage.makes_packets else low_rank(stage, label)
     found: list[tuple[int, Reducer]] = []
     last: CompressedSum | None = None
     for place, (first, stage) in reversed(list(enumerate(compressor.stages))):
         name = f"{label}.stage{place}"
         if stage.codec.name == "fp32":
             found.append((first, _Plain(name)))
+        elif not stage.makes_packets:
+            # Before it there are exact values only, so it shares nothing.
+            found.append((first, low_rank(stage, name)))
         else:
             last = compressed(stage, name, last)
             found.append((first, last))

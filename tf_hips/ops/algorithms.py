@@ -27,6 +27,7 @@ __all__ = [
     "int8",
     "natural",
     "onebit",
+    "powersgd",
     "qsgd",
     "randomk",
     "tbq",
@@ -164,6 +165,26 @@ def onebit() -> Compressor:
     About 32x smaller. Biased: use it inside `error_feedback`.
     """
     return Compressor("onebit")
+
+
+def powersgd(rank: int = 4, min_compression_rate: float = 2.0) -> Compressor:
+    """PowerSGD (Vogels et al., 2019): gradients as matrices of low rank.
+
+    Sends 4 * rank * (a + b) bytes for a matrix of a x b; kernels are matrices of their inputs and
+    outputs. Vectors, and matrices for which that saves too little, are summed exactly. It is
+    linear: ranks that meet sum it in two halves, whatever their number, so it is for
+    `CompressedRing(compression=...)` and `HierarchicalPS(local_compression=...)`; a server has no
+    part in it. Biased: use it inside `error_feedback`. Good with large matrices; layers of a few
+    hundred inputs and outputs gain little.
+
+    Args:
+        rank: columns of the factors, from 1 to 256. 1 to 4 is what papers use, more for language
+            models.
+        min_compression_rate: how many times fewer elements than the matrix the factors must have,
+            at least 1.
+    """
+    params = (("rank", rank), ("min_compression_rate", min_compression_rate))
+    return Compressor("powersgd", params)
 
 
 def qsgd(bits: int = 4, bucket: int = 512) -> Compressor:

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from tf_hips.ops import growth, jit, native, stages
+from tf_hips.ops import growth, jit, low_rank, native, stages
 from tf_hips.ops.registry import Parameter
 from tf_hips.ops.stages import WARMUP
 
@@ -152,6 +152,11 @@ class Compressor:
         return tuple((name, value) for name, value in self.params if name in known)
 
     @property
+    def makes_packets(self) -> bool:
+        """Whether it encodes; else ranks sum with it, as `powersgd`, and nobody else can."""
+        return jit.algorithm(self.codec.name).makes_packets
+
+    @property
     def has_residual(self) -> bool:
         """Whether encoding keeps a residual: this is error feedback, in a warm-up or not."""
         return self.name == ERROR_FEEDBACK or (self.inner is not None and self.inner.has_residual)
@@ -231,18 +236,51 @@ class Compressor:
     def wire_bytes(self, n: int) -> int:
         """Returns the bytes of all packets of n elements, with prefixes; n = 0 is one packet.
 
-        Of a warm-up those of its last stage; `at` tells others'.
+        Of a warm-up those of its last stage; `at` tells others'. What makes no packets sends, for a
+        matrix that is as near to a square as can be, what `wire_bytes_of` says.
         """
+        if not self.makes_packets:
+            square = self.wire_bytes_of(low_rank.square(n))
+            return min(square, low_rank.BYTES_PER_FLOAT * n)
         return native.wire_bytes(self, n)
+
+    def wire_bytes_of(self, shape: Sequence[int]) -> int:
+        """Returns the bytes that stand for a gradient of `shape`; codecs look at its size only."""
+        if not self.makes_packets:
+            params = dict(self.codec.params)
+            rank, rate = int(params["rank"]), float(params["min_compression_rate"])
+            return low_rank.wire_bytes(shape, rank, rate)
+        return native.wire_bytes(self, math.prod(shape))
 
     def chunk_packet_bytes(self, n_chunk: int) -> int:
         """Returns the bytes of the packet of one chunk of `n_chunk` elements, at most CHUNK."""
+        check_makes_packets(self)
         if not 0 <= n_chunk <= CHUNK:
             raise ValueError(f"`n_chunk` must be in [0, {CHUNK}]. Received: n_chunk={n_chunk}")
         return native.wire_bytes(self, n_chunk)
 
     def __str__(self) -> str:
         return self.text
+
+
+def check_makes_packets(compressor: Compressor, name: str = "compressor") -> Compressor:
+    """Passes on a compressor that encodes.
+
+    Args:
+        compressor: any.
+        name: of the argument, for the message.
+
+    Raises:
+        ValueError: it makes no packets.
+    """
+    if not compressor.makes_packets:
+        raise ValueError(
+            f"`{name}` must make packets, which a server can merge: sums of low rank need all who "
+            "send in both of their halves. Give it to the ranks of a party, as "
+            "HierarchicalPS(local_compression=...) or CompressedRing(compression=...). "
+            f"Received: {compressor.text}"
+        )
+    return compressor
 
 
 def check_for_sums(compressor: Compressor) -> Compressor:

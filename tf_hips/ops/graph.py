@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tf_hips.ops import jit, library
-from tf_hips.ops.compressor import Compressor, check_for_sums
+from tf_hips.ops.compressor import Compressor, check_for_sums, check_makes_packets
 from tf_hips.ops.native import check_stage
 
 Tensor: TypeAlias = Any
@@ -175,7 +175,7 @@ def clip(compressor: Compressor, vectors: Sequence[Tensor], num_encoders: int) -
 def _op(compressor: Compressor, kind: str) -> Any:
     """The generated wrapper of one op, with the codec's parameters filled in."""
     check_stage(compressor)
-    codec = compressor.codec
+    codec = check_makes_packets(compressor).codec
     algorithm = jit.algorithm(codec.name)
     function = getattr(library.ops(tf), f"tf_hips_{algorithm.op}_{kind}")
     params: dict[str, Any] = dict(codec.codec_params)

@@ -162,7 +162,7 @@ def _read(file: Path) -> bytes:
 
 def _check_name(name: str, file: Path, replace: bool) -> None:
     stem = name.partition("@")[0]
-    if stem in registry.REGISTRY:
+    if stem in registry.REGISTRY or stem in registry.WITHOUT_PACKETS:
         raise ValueError(
             f"`{file}` must have a name of its own: {stem} is a built-in codec. Rename the file."
         )

@@ -69,7 +69,8 @@ def derive_seed(run_seed: int, role: str) -> int:
 
     Args:
         run_seed: of the whole run, the same in all processes.
-        role: "worker/<rank>", "owner/<rank>", "party/<site>" or "server".
+        role: "worker/<rank>", "owner/<rank>", "party/<site>", "server", or "everyone" for what all
+            ranks do alike.
     """
     return int.from_bytes(hashlib.sha256(f"{run_seed}/{role}".encode()).digest()[:8], "little")
 
@@ -319,6 +320,8 @@ def _functions() -> _Functions:
 def _codec(codec: "Compressor") -> "tuple[int, ctypes.Array[ctypes.c_double]]":
     """The codec's table, and its parameters as C wants them."""
     functions = _functions()
+    if not codec.makes_packets:
+        raise ValueError(f"a compressor must make packets to be run. Received: {codec.text}")
     if loaded.NAME.fullmatch(codec.name):
         # Also for a value that was made in another process and came here whole.
         found = jit.table(codec.name)

@@ -119,6 +119,7 @@ class Algorithm:
         state_names: vectors that its encoder keeps from call to call, in the specification's order.
         sums: for a codec with state, the text of the compressor that encodes sums of its packets
             again, by values of its parameters; None: fp32.
+        makes_packets: whether there is a codec of it; else ranks sum with it, and only they can.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Algorithm:
     reach: str | None = None
     state_names: tuple[str, ...] = ()
     sums: Callable[[Mapping[str, int | float]], str] | None = None
+    makes_packets: bool = True
 
     @property
     def is_loaded(self) -> bool:
@@ -242,6 +244,22 @@ REGISTRY: dict[str, Algorithm] = {
     )
 }
 
+# What is no codec, and so fits no specification: see comm.low_rank.
+WITHOUT_PACKETS: dict[str, Algorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm(
+            "powersgd",
+            op="",
+            parameters=(
+                Parameter("rank", default=4, minimum=1, maximum=256),
+                Parameter("min_compression_rate", default=2.0, minimum=1.0, maximum=1e6),
+            ),
+            makes_packets=False,
+        ),
+    )
+}
+
 
 # By full name, `my@0123456789abcdef`; and which of them a stem alone means.
 _loaded: dict[str, Algorithm] = {}
@@ -263,18 +281,20 @@ def find(name: str, also: Iterable[str] = ()) -> Algorithm:
     """Returns the algorithm called `name`.
 
     Args:
-        name: what the user wrote: one of REGISTRY, or one that was loaded, with its hash or not.
+        name: what the user wrote: one of the tables here, or one that was loaded, with its hash or
+            not.
         also: further names that would have been valid in its place, for the message.
 
     Raises:
         ValueError: there is none; the message names all and the nearest.
     """
-    if name in REGISTRY:
-        return REGISTRY[name]
+    for built_in in (REGISTRY, WITHOUT_PACKETS):
+        if name in built_in:
+            return built_in[name]
     full = _newest.get(name, name)
     if full in _loaded:
         return _loaded[full]
-    names = sorted([*REGISTRY, *_newest, *also])
+    names = sorted([*REGISTRY, *WITHOUT_PACKETS, *_newest, *also])
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"a compressor must be one of {_names(names)}. Received: {name!r}{hint}")

@@ -95,12 +95,14 @@ def terms_of(config: ServerConfig) -> Terms:
     """
     compression = config.compression
     if compression is not None:
-        compression = compressors.resolve(compression).text
+        found = compressors.check_makes_packets(compressors.resolve(compression), "compression")
+        compression = found.text
     downlink = config.downlink
     if downlink == SAME:
         downlink = compression and compressors.parse(compression).for_sums.text
     elif downlink is not None:
-        downlink = compressors.check_for_sums(compressors.resolve(downlink)).text
+        found = compressors.check_makes_packets(compressors.resolve(downlink), "downlink")
+        downlink = compressors.check_for_sums(found).text
     return Terms(
         config.parties,
         compression,

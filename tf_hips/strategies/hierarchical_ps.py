@@ -36,7 +36,13 @@ from tf_hips.comm.reducers import make_reducer
 from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ProtocolError
 from tf_hips.ops import algorithms
-from tf_hips.ops.compressor import Compressor, check_for_sums, parse, resolve
+from tf_hips.ops.compressor import (
+    Compressor,
+    check_for_sums,
+    check_makes_packets,
+    parse,
+    resolve,
+)
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.gradients import Gradient, GradientSum
@@ -98,9 +104,11 @@ class HierarchicalPS(PartyStrategy):
             raise ValueError(f'`intra` must be "horovod". Received: intra={intra!r}')
         config = config if config is not None else configuration.current()
         self._up = chosen_compression(compression, config) or algorithms.fp32()
+        check_makes_packets(self._up, "compression")
         self._down = (
             self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
         )
+        check_makes_packets(self._down, "downlink")
         self._local = None if local_compression is None else resolve(local_compression)
         if self._local is not None and self._local.for_sums != self._local:
             check_for_sums(self._up)
@@ -299,6 +307,7 @@ class HierarchicalPS(PartyStrategy):
             label=label,
             worker_seed=derive_seed(self._run.seed, f"worker/{self.global_rank}"),
             owner_seed=derive_seed(self._run.seed, f"owner/{primitives.rank()}"),
+            common_seed=derive_seed(self._run.seed, "everyone"),
             make_variable=self._make_variable,
         )
 

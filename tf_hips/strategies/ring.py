@@ -73,6 +73,7 @@ class CompressedRing(PartyStrategy):
             label=label,
             worker_seed=derive_seed(self._run.seed, f"worker/{rank}"),
             owner_seed=derive_seed(self._run.seed, f"owner/{rank}"),
+            common_seed=derive_seed(self._run.seed, "everyone"),
             make_variable=self._make_variable,
         )
         return reducer, True, 0

@@ -8,6 +8,7 @@ For each list of gradients that an optimizer hands over:
     rounds            the same where a server counts the steps
     residual_<i>      what this rank's encoding of gradient i dropped so far
     state_<i>         instead of that, what a codec with state keeps of gradient i, a row per vector
+    basis_<i>         what powersgd begins its next step of gradient i with, the same on all ranks
     owner_residual_<i> what this rank's encoding of the merged sum dropped, of the chunks it owns
     uplink_residual_<i>, uplink_state_<i>
                       the same of the way up to a server (rank 0 of a party)

@@ -61,6 +61,7 @@ class Configuration:
 CONFIGURATIONS = (
     Configuration("ring", "CompressedRing", None, (2,)),
     Configuration("ring-onebit", "CompressedRing", "error_feedback(onebit)", (2,)),
+    Configuration("ring-powersgd", "CompressedRing", "error_feedback(powersgd(rank=2))", (2,)),
     Configuration("party", "HierarchicalPS", None, (2,)),
     Configuration("parties", "HierarchicalPS", None, (1, 1)),
     Configuration(
@@ -70,14 +71,18 @@ CONFIGURATIONS = (
 ALONE = Configuration("alone", "HierarchicalPS", "error_feedback(onebit)", (1,))
 # Configurations that the same processes can go through, one after the other: `make test` starts no
 # more than these, as most of a launch is TensorFlow's import.
-LAUNCHES = (("ring", "ring-onebit", "party"), ("parties", "parties-terngrad"), ("alone",))
+LAUNCHES = (
+    ("ring", "ring-onebit", "ring-powersgd", "party"),
+    ("parties", "parties-terngrad"),
+    ("alone",),
+)
 
 # Each meets both strategies, and gradients that are compressed and that are not.
 _PAIRS = (
     ("ring", "parties-terngrad"),
     ("ring-onebit", "parties"),
     ("ring", "parties-terngrad"),
-    ("ring-onebit", "party"),
+    ("ring-powersgd", "party"),
 )
 # What these look at is done around the steps, and the same for every sum of gradients: each of
 # their features meets one configuration, all of them together the pairs.

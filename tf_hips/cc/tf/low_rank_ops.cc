@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations of low_rank.h. Stateless; a wrong shape is an InvalidArgument.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tf_hips/cc/tf/low_rank.h"
+#include "tf_hips/cc/tf/pool.h"
+
+namespace tf_hips {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// matrix, step -> basis.
+class OrthonormalKernel : public OpKernel {
+ public:
+  explicit OrthonormalKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_id", &tensor_id_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& matrix = ctx->input(0);
+    const Tensor& step = ctx->input(1);
+    OP_REQUIRES(ctx, matrix.dims() == 2 && step.dims() == 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`matrix` must have two dimensions and `step` none. Received: ", matrix.dims(),
+                    " and ", step.dims())));
+    Tensor* basis = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, matrix.shape(), &basis));
+    TfHipsKey key = {};
+    key.seed = static_cast<uint64_t>(seed_);
+    key.step = static_cast<uint32_t>(step.scalar<int64_t>()());
+    key.tensor_id = static_cast<uint32_t>(tensor_id_);
+    const ParallelFor pool = PoolOf(ctx);
+    Orthonormalize(matrix.flat<float>().data(), matrix.dim_size(0), matrix.dim_size(1), key, pool,
+                   basis->flat<float>().data());
+  }
+
+ private:
+  int64_t seed_ = 0, tensor_id_ = 0;
+};
+
+// The factors of two inputs, the first of which is number `first`.
+absl::Status ReadFactors(OpKernelContext* ctx, int first, LowRank* factors) {
+  const Tensor& left = ctx->input(first);
+  const Tensor& right = ctx->input(first + 1);
+  if (left.dims() != 2 || right.dims() != 2 || left.dim_size(1) != right.dim_size(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`left` and `right` must be matrices of equally many columns. Received: ",
+                     left.shape().DebugString(), " and ", right.shape().DebugString()));
+  }
+  *factors = {left.flat<float>().data(), right.flat<float>().data(), left.dim_size(0),
+              right.dim_size(0), left.dim_size(1)};
+  return absl::OkStatus();
+}
+
+// left, right -> product.
+class LowRankProductKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    LowRank factors;
+    OP_REQUIRES_OK(ctx, ReadFactors(ctx, 0, &factors));
+    Tensor* product = nullptr;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(0, TensorShape({factors.rows, factors.columns}), &product));
+    LowRankProduct(factors, PoolOf(ctx), product->flat<float>().data());
+  }
+};
+
+// matrix, left, right -> rest.
+class LowRankRestKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    LowRank factors;
+    OP_REQUIRES_OK(ctx, ReadFactors(ctx, 1, &factors));
+    const TensorShape shape({factors.rows, factors.columns});
+    const Tensor& matrix = ctx->input(0);
+    OP_REQUIRES(ctx, matrix.shape() == shape,
+                absl::InvalidArgumentError(
+                    absl::StrCat("`matrix` must have the shape of the product. Received: ",
+                                 matrix.shape().DebugString(), " and ", shape.DebugString())));
+    const float* values = matrix.flat<float>().data();
+    Tensor* rest = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, shape, &rest));
+    LowRankRest(factors, values, PoolOf(ctx), rest->flat<float>().data());
+  }
+};
+
+// The shape of the product of two inputs, the first of which is number `first`.
+absl::Status ProductShape(InferenceContext* c, int first, ShapeHandle* product) {
+  ShapeHandle left, right;
+  DimensionHandle rank;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(first), 2, &left));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 1), 2, &right));
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(left, 1), c->Dim(right, 1), &rank));
+  *product = c->Matrix(c->Dim(left, 0), c->Dim(right, 0));
+  return absl::OkStatus();
+}
+
+// The attribute `seed` holds the 64 bits of an unsigned one.
+REGISTER_OP("TfHipsOrthonormal")
+    .Attr("seed: int")
+    .Attr("tensor_id: int >= 0")
+    .Input("matrix: float")
+    .Input("step: int64")
+    .Output("basis: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle matrix, step;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &matrix));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &step));
+      c->set_output(0, matrix);
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsOrthonormal").Device(tensorflow::DEVICE_CPU),
+                        OrthonormalKernel);
+
+REGISTER_OP("TfHipsLowRankProduct")
+    .Input("left: float")
+    .Input("right: float")
+    .Output("product: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle product;
+      TF_RETURN_IF_ERROR(ProductShape(c, 0, &product));
+      c->set_output(0, product);
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsLowRankProduct").Device(tensorflow::DEVICE_CPU),
+                        LowRankProductKernel);
+
+REGISTER_OP("TfHipsLowRankRest")
+    .Input("matrix: float")
+    .Input("left: float")
+    .Input("right: float")
+    .Output("rest: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle product;
+      TF_RETURN_IF_ERROR(ProductShape(c, 1, &product));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(0), product, &product));
+      c->set_output(0, product);
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsLowRankRest").Device(tensorflow::DEVICE_CPU),
+                        LowRankRestKernel);
+
+}  // namespace
+}  // namespace tf_hips
