@@ -52,12 +52,11 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     specs = sorted((ROOT / "tf_hips/ops/specs").glob("*.pse"))
     specs = [spec for spec in specs if _write(spec, folder)]
-    sources = [folder / f"{spec.stem}.cu" for spec in specs] + [
-        ROOT / path for path in options.more
-    ]
+    sources = [folder / f"{spec.stem}.cu" for spec in specs]
+    sources += [ROOT / path for path in ("tf_hips/cc/cuda/library.cu", *options.more)]
     # What goes into every object.
     base = hashlib.sha256("\0".join([version, *flags]).encode())
-    headers = [*ROOT.glob("tf_hips/cc/cuda/*"), *ROOT.glob("tf_hips/cc/runtime/*.h")]
+    headers = [*ROOT.glob("tf_hips/cc/cuda/*.*h"), *ROOT.glob("tf_hips/cc/runtime/*.h")]
     for header in sorted(headers):
         base.update(header.read_bytes())
     command = [nvcc, *flags, f"-I{ROOT}"]

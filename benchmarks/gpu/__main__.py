@@ -11,11 +11,17 @@ time that the gradient is read (twice where a scale or a threshold of the whole 
 the packet's share, 8 for the residual, 4 for an output and 8 for one that is added to. A copy of n
 floats moves 8 n bytes. Needs nvcc and NumPy; PyTorch where it is there; no TensorFlow. Without a
 GPU everything is compiled, and "not run" is all that is said.
+
+Each codec is checked in a process of its own, so that one that breaks the GPU's context is a line
+and the others are measured. What is known is written to the file of --json after every part.
 """
 
 import argparse
+import concurrent.futures
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -35,7 +41,8 @@ NUM_MERGED = 16
 SPECS = ROOT / "tf_hips/ops/specs"
 # How often an encoder must read the gradient, where not once.
 READS = {"terngrad": 2, "topk": 2, "dgc": 2}
-SPARSE = ("topk", "graddrop", "dgc")
+SPARSE = ("topk", "graddrop", "dgc", "bisparse", "randomk")
+CHECK_DEADLINE_S = 240
 
 Row = dict[str, Any]
 
@@ -50,7 +57,17 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="nothing is stored")
     parser.add_argument("--no-peers", action="store_true", help="nothing is stored")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(16, os.cpu_count() or 1),
+        help="processes that check codecs at once; 0: this one does",
+    )
+    parser.add_argument("--check", metavar="CODEC", help="check one; print what is wrong as JSON")
     options = parser.parse_args()
+    if options.check is not None:
+        print(json.dumps(checks.check(Gpu(), compll.compile_spec(_file(options.check)))))
+        return 0
     if not machine.build(options.arch):
         print("bench-gpu: not compiled: nvcc is not here; not run")
         return 0
@@ -59,27 +76,73 @@ def main() -> int:
         print("bench-gpu: compiled; not run: there is no GPU here")
         return 0
     names = options.codecs or sorted(path.stem for path in SPECS.glob("*.pse"))
-    everything = {name: compll.compile_spec(SPECS / f"{name}.pse") for name in names}
-    programs = {name: program for name, program in everything.items() if gpu.has(name)}
-    wrong = {name: checks.check(gpu, program) for name, program in programs.items()}
-    for name, found in wrong.items():
+    programs = {name: compll.compile_spec(_file(name)) for name in names if gpu.has(name)}
+    wrong: dict[str, list[str]] = {}
+    for name, found in _checked(gpu, programs, options.jobs):
+        wrong[name] = found
         print(f"{name}: {'equal to the reference' if not found else '; '.join(found)}", flush=True)
     good = {name: program for name, program in programs.items() if not wrong[name]}
-    rows = [row for size in options.sizes for row in _shares(gpu, good, size)]
-    rows += list(_calls(gpu, good))
+    rows: list[Row] = []
+
+    def note(more: Iterator[Row]) -> None:
+        rows.extend(more)
+        if options.json is not None:
+            facts = {"gpu": gpu.name, "wrong": wrong, "rows": rows}
+            options.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+    note(_calls(gpu, good))
+    for size in options.sizes:
+        note(_shares(gpu, good, size))
     if not options.no_peers:
-        rows += list(_peers(gpu, good, options.sizes))
-    rows += _targets(rows, wrong)
+        for size in options.sizes:
+            note(_peers(gpu, good, size))
+    note(iter(_targets(rows, wrong)))
     _show(rows)
-    if options.json is not None:
-        facts = {"gpu": gpu.name, "wrong": wrong, "rows": rows}
-        options.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     is_whole = options.codecs is None and tuple(options.sizes) == SIZES and not options.no_peers
     if is_whole and not any(wrong.values()):
         _store(rows, gpu.name)
     met = [row["met"] for row in rows if row["target"]]
     print(f"bench-gpu: {gpu.name}: {met.count('yes')} of {len(met)} targets met")
     return 1 if any(wrong.values()) else 0
+
+
+def _file(name: str) -> Path:
+    return SPECS / f"{name}.pse"
+
+
+def _checked(
+    gpu: Gpu, programs: dict[str, compll.Program], jobs: int
+) -> Iterator[tuple[str, list[str]]]:
+    """Codecs with what is wrong with them, in order."""
+    if jobs < 1:
+        yield from ((name, checks.check(gpu, program)) for name, program in programs.items())
+        return
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        yield from zip(programs, pool.map(_check_apart, programs), strict=True)
+
+
+def _check_apart(name: str) -> list[str]:
+    """What is wrong with a codec, found by a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--check", name]
+    # NumPy's own threads would fight over the processors.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_DEADLINE_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            return [f"its process ended with {done.returncode}: {last[:300]}"]
+        found: list[str] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    except subprocess.TimeoutExpired:
+        return [f"it was not checked within {CHECK_DEADLINE_S} s"]
 
 
 def _row(codec: str, what: str, measured: float, unit: str, **more: Any) -> Row:
@@ -163,30 +226,29 @@ def _calls(gpu: Gpu, programs: dict[str, compll.Program]) -> Iterator[Row]:
     out.free()
 
 
-def _peers(gpu: Gpu, programs: dict[str, compll.Program], sizes: tuple[int, ...]) -> Iterator[Row]:
+def _peers(gpu: Gpu, programs: dict[str, compll.Program], n: int) -> Iterator[Row]:
     try:
         known = peers.encoders()
     except ImportError:
         yield _row("", "PyTorch is not here: not compared", 0, "")
         return
-    for n in sizes:
-        x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
-        gradient = Memory(gpu, n, np.float32).put(x)
-        for name in known:
-            if name not in programs:
+    x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    gradient = Memory(gpu, n, np.float32).put(x)
+    for name in known:
+        if name not in programs:
+            continue
+        codec = GpuCodec(gpu, programs[name], n)
+        ours = _median(codec.time_encode(gradient, None, CALLS) for _ in range(ROUNDS))
+        codec.free()
+        for compiled, what in ((False, "eager"), (True, "torch.compile")):
+            try:
+                time = peers.milliseconds(name, n, CALLS, compiled=compiled)
+            except Exception as error:  # noqa: BLE001 - what PyTorch raises has no common base
+                yield _row(name, f"PyTorch {what}: {type(error).__name__}", 0, "")
                 continue
-            codec = GpuCodec(gpu, programs[name], n)
-            ours = _median(codec.time_encode(gradient, None, CALLS) for _ in range(ROUNDS))
-            codec.free()
-            for compiled, what in ((False, "eager"), (True, "torch.compile")):
-                try:
-                    time = peers.milliseconds(name, n, CALLS, compiled=compiled)
-                except Exception as error:  # noqa: BLE001 - what PyTorch raises has no common base
-                    yield _row(name, f"PyTorch {what}: {type(error).__name__}", 0, "")
-                    continue
-                what = f"PyTorch {what}, {n >> 20} Mi"
-                yield _row(name, what, time / ours, "x", us=round(1000 * time, 1))
-        gradient.free()
+            what = f"PyTorch {what}, {n >> 20} Mi"
+            yield _row(name, what, time / ours, "x", us=round(1000 * time, 1))
+    gradient.free()
 
 
 def _targets(rows: list[Row], wrong: dict[str, list[str]]) -> list[Row]:

@@ -12,16 +12,16 @@
 The text is meant to be read: names are those of the specification.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from compll.backends import entries
 from compll.backends.block_loops import BlockLoops
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
-from compll.backends.c_common import Lines, Names, param_names
+from compll.backends.c_common import Lines, Names
 from compll.backends.feedback import Fusion, has_feedback, has_merge, has_ranges
 from compll.backends.kept import KeptVectors, decode_fails, encode_fails
-from compll.backends.layout import emit_layout, emit_params
+from compll.backends.layout import emit_layout, emit_params, unpack_params
 from compll.backends.loops import Loops, Stored
 from compll.backends.rows import ROWS, emit_rows
 from compll.ir import nodes
@@ -100,16 +100,10 @@ class _Function:
         self.loops.blocks = self.program.blocks
         self.c = self.loops.c
         self.kept = KeptVectors(self.loops)
-        self.fields = param_names(self.program)
 
     def unpack_params(self, used: set[nodes.Var]) -> None:
         """Makes the parameters that are used local variables."""
-        for param in self.program.params:
-            if param.var in used:
-                kind = self.c.type(param.var.type)
-                self.lines.add(
-                    f"const {kind} {self.names.of(param.var)} = params.{self.fields[param.var]};"
-                )
+        unpack_params(self.program, used, self.c, self.lines)
 
 
 def _roots(steps: tuple[nodes.Step, ...]) -> list[nodes.Expr]:
@@ -326,14 +320,34 @@ class _Emitter:
 
     # Decode.
 
-    def _decode(self, decode: nodes.Decode) -> None:
+    def _open_decode(self, decode: nodes.Decode, head: Sequence[str]) -> _Function:
+        """Opens a function that decodes, with what does not depend on the body."""
         lines = self._lines
         function = _Function(self._program, lines)
         function.c.sizes[decode.gradient] = "n"
+        lines.add(*head[:-1])
+        lines.open(head[-1])
         roots = _roots(self._plan.decode)
-        read = list(_vars(roots))
-        kinds = self._widths_in([*roots, *(nodes.Ref(var.type, var.span, var) for var in read)])
-        lines.add(
+        read = [nodes.Ref(var.type, var.span, var) for var in _vars(roots)]
+        kinds = self._widths_in([*roots, *read])
+        if any(isinstance(expr, nodes.Random) for root in roots for expr in walk(root)):
+            lines.add("const TfHipsKey key = {0, 0, 0, 0};")
+        function.unpack_params(
+            _vars([*roots, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))])
+        )
+        self._make_widths(kinds, function)
+        return function
+
+    def _read_fields(self, decode: nodes.Decode, function: _Function, body: str = "body") -> None:
+        """Declares the fields of a body that decoding needs."""
+        read = _vars(_roots(self._plan.decode))
+        for number, item in enumerate(decode.fields):
+            if item.var in read:
+                self._read_field(number, item, function, body)
+
+    def _decode(self, decode: nodes.Decode) -> None:
+        lines = self._lines
+        head = (
             f"TF_HIPS_HOT {_result(decode_fails(self._plan))} "
             "decode_fields([[maybe_unused]] const Params& params,",
             "                               [[maybe_unused]] const uint8_t* __restrict__ body,",
@@ -341,18 +355,10 @@ class _Emitter:
             "                               float* __restrict__ out, [[maybe_unused]] int64_t n,",
             "                               [[maybe_unused]] int32_t mode,",
             "                               [[maybe_unused]] int64_t begin,",
+            "                               [[maybe_unused]] int64_t end) {",
         )
-        lines.open("                               [[maybe_unused]] int64_t end) {")
-        if any(isinstance(expr, nodes.Random) for root in roots for expr in walk(root)):
-            lines.add("const TfHipsKey key = {0, 0, 0, 0};")
-        function.unpack_params(
-            _vars([*roots, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))])
-        )
-        self._make_widths(kinds, function)
-        for number, item in enumerate(decode.fields):
-            if item.var not in read:
-                continue
-            self._read_field(number, item, function)
+        function = self._open_decode(decode, head)
+        self._read_fields(decode, function)
         for group in decode_groups(self._plan):
             step = group[0]
             is_last = isinstance(step, nodes.Sweep) and bool(step.writes)
@@ -368,30 +374,16 @@ class _Emitter:
     def _decode_rows(self, decode: nodes.Decode) -> None:
         """A decode that adds ROWS bodies at a time."""
         lines = self._lines
-        function = _Function(self._program, lines)
-        function.c.sizes[decode.gradient] = "n"
-        roots = _roots(self._plan.decode)
-        read = list(_vars(roots))
-        kinds = self._widths_in([*roots, *(nodes.Ref(var.type, var.span, var) for var in read)])
         lines.add(f"constexpr int32_t kRows = {ROWS};", "")
         head = _parameters("TF_HIPS_HOT void decode_rows(", _ROWS_PARAMETERS)
-        lines.add(*head[:-1])
-        lines.open(head[-1])
-        if any(isinstance(expr, nodes.Random) for root in roots for expr in walk(root)):
-            lines.add("const TfHipsKey key = {0, 0, 0, 0};")
-        function.unpack_params(
-            _vars([*roots, *(kind.bits for kind in kinds if isinstance(kind.bits, nodes.Expr))])
-        )
-        self._make_widths(kinds, function)
+        function = self._open_decode(decode, head)
         rows: list[Loops] = []
         for number in range(ROWS):
             row = _Function(self._program, lines, function.names.fork(), widths=function.widths)
             row.c.sizes[decode.gradient] = "n"
             body = row.names.fresh("row_body")
             lines.add(f"[[maybe_unused]] const uint8_t* const {body} = rows[{number}];")
-            for index, item in enumerate(decode.fields):
-                if item.var in read:
-                    self._read_field(index, item, row, body)
+            self._read_fields(decode, row, body)
             for step in self._plan.decode[:-1]:
                 self._steps((step,), row, {})
             rows.append(row.loops)

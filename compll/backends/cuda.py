@@ -195,6 +195,7 @@ class _Emitter:
             lines.add(f"{kind}* {member};", f"int64_t {member}_room;")
         count = max(1, len(kernels.loops))
         lines.add(
+            "int32_t alone;  // an Alone",
             "// Of each loop: tiles of a full chunk, of all chunks, and of a block of threads.",
             f"int64_t tiles[{count}];",
             f"int64_t blocks[{count}];",

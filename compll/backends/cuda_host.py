@@ -4,7 +4,8 @@
 from dataclasses import dataclass
 
 from compll.backends.c_common import Lines, param_names
-from compll.backends.cuda_kernels import Kernels
+from compll.backends.cuda_alone import alone_tiles
+from compll.backends.cuda_kernels import Kernels, grid_of
 from compll.backends.cuda_scope import Side
 from compll.backends.layout import LengthExpressions
 from compll.ir import nodes
@@ -21,6 +22,12 @@ class Function:
     kernels: Kernels
     is_plain: bool = False
 
+    @property
+    def alone_tiles(self) -> int:
+        """Up to how many tiles one block of threads does all of a call; 0: never."""
+        is_decode = self.side.is_decode
+        return alone_tiles(self.kernels.launches, self.lines.text(), is_decode=is_decode)
+
 
 class Host:
     """Emits the host's side of a codec."""
@@ -34,8 +41,11 @@ class Host:
     def emit(self, encode: Function | None, decode: Function | None) -> None:
         """Adds everything from the layout of tensors to the table of the codec."""
         self._tensor()
+        if decode is not None and self._program.decode is not None:
+            self._check_kernel(self._program.decode)
         for function in (decode, encode):
             if function is not None:
+                self._alone(function)
                 self._host(function)
         self._scratch(encode, decode)
         self._decode_entry(decode)
@@ -104,6 +114,12 @@ class Host:
             "call->run[k] = run_of(call->tiles[k], call->blocks[k]);",
         )
         lines.close()
+        tiles = function.alone_tiles
+        if tiles:
+            lines.add("call->alone = tensor.chunks == 1 && TF_HIPS_MAY_BE_ALONE ? kSteps : 0;")
+            lines.open(f"for (int k = 0; k < {count}; ++k) {{")
+            lines.add(f"if (call->tiles[k] > {tiles}) call->alone = 0;")
+            lines.close()
         lines.add("call->scalars = arena->take<Scalars>(tensor.chunks);")
         for kind, member, room in kernels.arrays:
             text = room.replace("call.", "call->")
@@ -119,7 +135,30 @@ class Host:
             f"void run_{name}([[maybe_unused]] const {name.capitalize()}Call& call, "
             "cudaStream_t stream) {"
         )
-        lines.add(f"using namespace {name}_kernels;", *kernels.launches)
+        lines.add(f"using namespace {name}_kernels;")
+        if function.alone_tiles:
+            lines.open("if (call.alone != 0) {")
+            lines.add(f"TF_HIPS_LAUNCH({name}_alone, 1, kThreads, stream, call);", "return;")
+            lines.close()
+        lines.add(*(launch.grid for launch in kernels.launches))
+        lines.close()
+        lines.add("")
+
+    def _alone(self, function: Function) -> None:
+        """The kernel in which one block of threads does all of a small call."""
+        if not function.alone_tiles:
+            return
+        lines, is_decode = self._lines, function.side.is_decode
+        name = "decode" if is_decode else "encode"
+        lines.add("// All kernels of a small call, by one block of threads.")
+        lines.open(f"TF_HIPS_KERNEL {name}_alone(const {name.capitalize()}Call call) {{")
+        lines.add(f"using namespace {name}_kernels;")
+        if is_decode:
+            lines.open("if (call.alone != kSteps) {")
+            lines.add("TF_HIPS_PHASE(t) {", "  if (t == 0) *call.report = TF_HIPS_CUDA_FINE;", "}")
+            lines.close()
+            lines.add("if (call.alone == kAll) check_packets(call, 0);")
+        lines.add(*(launch.alone for launch in function.kernels.launches if launch.alone))
         lines.close()
         lines.add("")
 
@@ -198,11 +237,9 @@ class Host:
             lines.close()
             lines.add("")
             return
-        self._check_kernel(program.decode)
         lines.add("// Adds up rows; `own`: packets that encode has just made, which are in order.")
         lines.add("void add_rows(DecodeCall call, const uint8_t* const* all, int32_t num,")
         lines.open("              int32_t mode, bool is_own, cudaStream_t stream) {")
-        lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
         lines.open("const auto take = [&](int32_t first, int32_t most) {")
         lines.add(
             "call.rows.first = first;",
@@ -211,14 +248,24 @@ class Host:
             "call.mode = first == 0 ? mode : static_cast<int32_t>(TF_HIPS_ADD);",
         )
         lines.close("};")
+        step = "kMaxRows" if function.is_plain else "1"
+        if function.alone_tiles:
+            lines.open(f"if (call.alone != 0 && num <= {step}) {{")
+            lines.add(
+                "call.alone = is_own ? kOwn : kAll;",
+                f"take(0, {step});",
+                "run_decode(call, stream);",
+                "return;",
+            )
+            lines.close()
+        lines.add("cudaMemsetAsync(call.report, 0xFF, sizeof(Report), stream);")
         lines.open("for (int32_t first = 0; first < num && !is_own; first += kMaxRows) {")
         lines.add(
             "take(first, kMaxRows);",
             "const int64_t groups = (call.tensor.chunks + kThreads - 1) / kThreads;",
-            "TF_HIPS_LAUNCH(check_packets, groups, kThreads, stream, call);",
+            "TF_HIPS_LAUNCH(check_packets_grid, groups, kThreads, stream, call);",
         )
         lines.close()
-        step = "kMaxRows" if function.is_plain else "1"
         lines.open(f"for (int32_t first = 0; first < num; first += {step}) {{")
         lines.add(f"take(first, {step});", "run_decode(call, stream);")
         lines.close()
@@ -249,9 +296,9 @@ class Host:
     def _check_kernel(self, decode: nodes.Decode) -> None:
         lines, names = self._lines, param_names(self._program)
         lines.add("// A thread a chunk: what can be told of a packet before it is decoded.")
-        lines.open("TF_HIPS_KERNEL check_packets(const DecodeCall call) {")
+        lines.open("TF_HIPS_BLOCK check_packets(const DecodeCall& call, uint32_t block_index) {")
         lines.open("TF_HIPS_PHASE(t) {")
-        lines.add("const int64_t chunk = static_cast<int64_t>(blockIdx.x) * kThreads + t;")
+        lines.add("const int64_t chunk = static_cast<int64_t>(block_index) * kThreads + t;")
         lines.open(
             "for (int32_t row = 0; row < call.rows.num && chunk < call.tensor.chunks; ++row) {"
         )
@@ -278,7 +325,7 @@ class Host:
         )
         for _ in range(3):
             lines.close()
-        lines.add("")
+        lines.add(*grid_of("check_packets", "DecodeCall"))
 
     def _encode_entry(self, function: Function | None, decode: Function | None) -> None:
         lines = self._lines

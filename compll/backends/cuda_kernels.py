@@ -8,6 +8,9 @@
     finish   a block of threads a chunk: the tiles' results in the fixed tree
     header   by one thread, in the first kernel that knows the scalars of the body
 
+A kernel is a function of the number of a block of threads, so that one block can also do all
+kernels of a small call one after another: starting a kernel takes longer than a tile does.
+
 Steps that need of each other only what their own tile made share a kernel: the largest value of
 each block, the scales that follow from it, and the codes, are made while the tile is in the first
 cache.
@@ -44,6 +47,31 @@ HERE = "load8(in, first, n, {tile});"
 _SUM = "load_sum8(gradient, residual, value, first, n, {tile});"
 
 
+def grid_of(name: str, call: str) -> list[str]:
+    """The kernel that does a function of blocks of threads by as many of them as are launched."""
+    return [f"TF_HIPS_KERNEL {name}_grid(const {call} call) {{ {name}(call, blockIdx.x); }}", ""]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel, or several, of a call.
+
+    Attributes:
+        grid: statement of the host that launches it.
+        alone: statement of a block of threads that does it all; empty where it needs nothing.
+        number: how many kernels are started.
+    """
+
+    grid: str
+    alone: str
+    number: int = 1
+
+    def only_if(self, condition: str) -> "Launch":
+        """The same where a condition (C++) of the call is met."""
+        grid, alone = (f"if ({condition}) {text}" for text in (self.grid, self.alone))
+        return Launch(grid, alone, self.number)
+
+
 @dataclass
 class Kernels:
     """Emits the kernels of one function, and notes what the host must do for them.
@@ -51,7 +79,7 @@ class Kernels:
     Attributes:
         loops: lengths of loops; the host computes how many tiles each has.
         arrays: memory of a call: type, member, and C++ for the elements a chunk has of it.
-        launches: statements of the host, in order.
+        launches: what the host starts, in order.
         takes_sum: a kernel forms the sum of gradient and residual as it reads them.
         decoder: the plan, if its decode has a function for a tile.
         decodes_tiles: the last kernel leaves the residual, too.
@@ -63,11 +91,12 @@ class Kernels:
     loops: list[nodes.Expr] = field(default_factory=list)
     arrays: list[tuple[str, str, str]] = field(default_factory=list)
     scalars: list[tuple[str, str]] = field(default_factory=list)
-    launches: list[str] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     takes_sum: bool = False
     decoder: nodes.Plan | None = None
     decodes_tiles: bool = False
     _had_header: bool = False
+    _kernel: str = ""
     _in_loop: bool = False
     _is_header_written: bool = False
     _has_read: bool = False
@@ -133,17 +162,18 @@ class Kernels:
         self._number += 1
         name = f"{self.prefix}_{kind}{self._number}"
         add = self.lines.add
-        self.lines.open(f"TF_HIPS_KERNEL {name}(const {self.call} call) {{")
+        self._kernel = name
+        self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
         if self.side.is_decode and not is_check:
             add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
         if loop is None:
-            add("const Spot spot = {static_cast<int64_t>(blockIdx.x), 0};")
+            add("const Spot spot = {static_cast<int64_t>(block_index), 0};")
         else:
             add(*opening)
             self.lines.open(f"for (int turn = 0; turn < call.run[{loop}]; ++turn) {{")
             self._in_loop = True
             add(
-                f"const int64_t block_here = int64_t{{blockIdx.x}} * call.run[{loop}] + turn;",
+                f"const int64_t block_here = int64_t{{block_index}} * call.run[{loop}] + turn;",
                 f"if (block_here >= call.blocks[{loop}]) break;",
                 f"const Spot spot = find_spot(static_cast<uint32_t>(block_here), "
                 f"call.tiles[{loop}]);",
@@ -164,7 +194,12 @@ class Kernels:
         blocks = "call.tensor.chunks"
         if loop is not None:
             blocks = f"num_runs(call.blocks[{loop}], call.run[{loop}])"
-        self.launches.append(f"TF_HIPS_LAUNCH({name}, {blocks}, kThreads, stream, call);")
+        self.launches.append(
+            Launch(
+                f"TF_HIPS_LAUNCH({name}_grid, {blocks}, kThreads, stream, call);",
+                f"for (uint32_t k = 0; k < {blocks}; ++k) {name}(call, k);",
+            )
+        )
         return name
 
     def _decode_head(self) -> None:
@@ -181,7 +216,7 @@ class Kernels:
             self.lines.add(*closing)
             self._in_loop = False
         self.lines.close()
-        self.lines.add("")
+        self.lines.add(*grid_of(self._kernel, self.call))
 
     def scope(self) -> Scope:
         """New variables, for what is put into braces."""
@@ -410,7 +445,7 @@ class Kernels:
         part = part_of(step.writes[0].value)
         add = self.lines.add
         add("// A tile of the sum of the rows.")
-        self.lines.open(f"__device__ void {ROWS}(const DecodeCall& call, const Spot& spot) {{")
+        self.lines.open(f"TF_HIPS_BLOCK {ROWS}(const DecodeCall& call, const Spot& spot) {{")
         add(*_HEAD)
         self._decode_head()
         self.lines.open("TF_HIPS_PHASE(t) {")
@@ -432,7 +467,8 @@ class Kernels:
         self.lines.close()
         add("put8(sum, first, n, out);")
         self.lines.close()
-        self.end()
+        self.lines.close()
+        add("")
         self.begin("rows", self.loop(step.size))
         add(f"{ROWS}(call, spot);")
         self.end()

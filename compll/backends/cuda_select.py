@@ -3,7 +3,8 @@
 
     filter    flags to a bit each, counted by tile; the counts scanned; values to their places
     sort      keys; a block of threads a chunk sorts them
-    top_k     keys; three times: count a digit, pick it; then as a filter
+    top_k     keys; three times: count a digit, pick it; then as a filter; a block of threads does
+              a small one alone
     scatter   places; checked; zeros; values to their places
 
 Nothing is written to the gradient of a decode before all places of all its chunks are checked.
@@ -11,7 +12,7 @@ Nothing is written to the gradient of a decode before all places of all its chun
 
 from collections.abc import Callable
 
-from compll.backends.cuda_kernels import HERE, Kernels
+from compll.backends.cuda_kernels import HERE, Kernels, Launch
 from compll.backends.cuda_reduce import Item
 from compll.backends.cuda_scope import Scope, element, most_kept, part_of
 from compll.ir import nodes
@@ -52,7 +53,7 @@ class Selections:
         kernels.begin("finite", kernels.loop(value.size))
         self._each_of("n", "if (!is_finite(out[k])) out[k] = 0.0f;")
         kernels.end()
-        kernels.launches[-1] = f"if (call.mode == TF_HIPS_RESIDUAL) {kernels.launches[-1]}"
+        kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_RESIDUAL")
 
     def _each_of(self, count: str, statement: str) -> None:
         """A phase over the elements `k` of a tile."""
@@ -202,9 +203,9 @@ class Selections:
             self.lines.close()
             self.lines.close()
         self.lines.close()
-        chunk = f"int64_t{{blockIdx.x}} * call.run[{loop}] / call.tiles[{loop}]"
+        chunk = f"int64_t{{block_index}} * call.run[{loop}] / call.tiles[{loop}]"
         flush = f"add_bins(bins_here, call.{bins} + {chunk} * kPasses * kBins);"
-        kernels.end([flush] if bins else ())
+        kernels.end([f"if (call.alone == 0) {flush}"] if bins else ())
 
     def _sort(self, step: nodes.Store, value: nodes.Sort) -> None:
         kernels, add, name = self.kernels, self.lines.add, step.var.name
@@ -229,7 +230,7 @@ class Selections:
         key_type = "uint32_t" if kind == FLOAT else "uint64_t"
         add(
             f"{key_type}* const {at} = call.{keys} + spot.chunk * call.{keys}_room;",
-            f"sort_keys({at}, {elements});",
+            f"sort_keys<{key_type}>({at}, {elements});",
         )
         self.lines.open("TF_HIPS_PHASE(t) {")
         self.lines.open(f"for (int64_t k = t; k < {elements}; k += kThreads) {{")
@@ -265,10 +266,11 @@ class Selections:
                 f"{{{size}, wanted_, 0, 0u, static_cast<uint32_t>(wanted_)}};",
             ]
 
-        kernels.launches.append(
+        clear = (
             f"cudaMemsetAsync(call.{bins}, 0, "
             f"static_cast<size_t>(call.tensor.chunks) * kPasses * kBins * sizeof(int32_t), stream);"
         )
+        kernels.launches.append(Launch(clear, ""))
         self._keys(
             *("ranks", part, FLOAT, lambda text: f"rank_key({text})", keys, first),
             [value.count],
@@ -281,7 +283,9 @@ class Selections:
             *(f"call.{member}, call.{member}_room, call.tiles[{loop}], call.tensor.chunks",),
             *(f"call.blocks[{loop}], call.run[{loop}]",),
         ]
-        kernels.launches.append(f"run_top_k({{{', '.join(fields)}}}, stream);")
+        call = f"{{{', '.join(fields)}}}"
+        grid, alone = f"run_top_k({call}, stream);", f"top_k_alone({call});"
+        kernels.launches.append(Launch(grid, alone, number=9))
         kernels.define_kept(step, member)
 
     # Scatter.
@@ -342,7 +346,7 @@ class Selections:
         self._each_of(f"call.{placed}[spot.chunk].whole", f"{target}[k] = 0.0f;")
         kernels.end()
         if is_out:
-            kernels.launches[-1] = f"if (call.mode == TF_HIPS_SET) {kernels.launches[-1]}"
+            kernels.launches[-1] = kernels.launches[-1].only_if("call.mode == TF_HIPS_SET")
 
         kernels.begin("scatter", kernels.loop(values.size))
         scope = kernels.scope()

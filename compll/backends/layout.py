@@ -13,6 +13,20 @@ from compll.ir.types import FLOAT, MAX_PACKED_BITS, Type, UInt
 from compll.ir.walk import free_vars
 
 
+def unpack_params(
+    program: nodes.Program, used: set[nodes.Var], c: Expressions, lines: Lines
+) -> None:
+    """Makes those parameters of a program that are used local variables of a function.
+
+    `c`: the function's expressions, whose names they get.
+    """
+    fields = param_names(program)
+    for param in program.params:
+        if param.var in used:
+            name = c.names.of(param.var)
+            lines.add(f"const {c.type(param.var.type)} {name} = params.{fields[param.var]};")
+
+
 class LengthExpressions:
     """Names and expressions of one function that reads no vectors: lengths, widths."""
 
@@ -41,12 +55,7 @@ class LengthExpressions:
 
     def unpack_params(self, used: set[nodes.Var]) -> None:
         """Makes the parameters that are used local variables."""
-        for param in self.program.params:
-            if param.var in used:
-                kind = self.c.type(param.var.type)
-                self.lines.add(
-                    f"const {kind} {self.names.of(param.var)} = params.{self.fields[param.var]};"
-                )
+        unpack_params(self.program, used, self.c, self.lines)
 
     def check_widths(self, kinds: list[UInt]) -> None:
         """Declares widths that depend on parameters, after they have been checked."""

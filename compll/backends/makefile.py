@@ -3,7 +3,8 @@
 
     make               NAME.so of every codec, with the C interface only: tf_hips.load("NAME.so")
     make cuda          NAME_cuda.so of every codec, with the C interface of codec_cuda.h
-    make tensorflow    NAME_ops.so of every codec, with its TensorFlow operations
+    make tensorflow    NAME_ops.so of every codec, with its TensorFlow operations; for GPUs they
+                       open the NAME_cuda.so beside it
 
 The include folder, and the runtime that TensorFlow's operations are linked with, are asked for
 when it runs (`compll includes`), so the folder can be moved to where another version lies.
@@ -35,7 +36,7 @@ CUDA_FLAGS := {" ".join(NVCC_FLAGS)}
 _TENSORFLOW = """\
 ASK_TENSORFLOW := from tensorflow import sysconfig as s; \\
   print(*s.get_compile_flags(), *s.get_link_flags())
-GLUE := codec_kernels codec_shapes loaded_codecs
+GLUE := codec_kernels codec_shapes cuda_library gpu_kernels loaded_codecs
 """
 
 

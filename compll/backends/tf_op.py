@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorFlow operations of a codec: NAME.tf.cc, registrations only.
 
-Kernels and shape functions are templates of tf_hips/cc/tf/codec_ops.h over the codec's table; what
-differs between codecs is their names, their parameters as attributes, and their documentation.
+Kernels and shape functions are templates of tf_hips/cc/tf/codec_ops.h and gpu_kernels.h over the
+codec's table; what differs between codecs is their names, their parameters as attributes, and their
+documentation.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ class _Op:
     needs: str
 
 
+# They are small, and what they say is needed before a kernel starts.
+_ON_HOST = ("seed: int64", "step: int64")
 _KEY = ("tensor_id: int = 0", "offset: int = 0")
 _OPS = (
     _Op(
@@ -87,6 +90,7 @@ def emit(program: nodes.Program) -> str:
         "",
         '#include "tf_hips/cc/runtime/codec.h"',
         '#include "tf_hips/cc/tf/codec_ops.h"',
+        '#include "tf_hips/cc/tf/gpu_kernels.h"',
         '#include "tf_hips/cc/tf/refuse_xla.h"',
         "",
         f'extern "C" const TfHipsCodec* {getter}(void);',
@@ -114,6 +118,10 @@ def _emit_op(op: _Op, program: nodes.Program, getter: str, lines: Lines) -> None
     lines.add(f'    .Doc(R"doc({op.doc})doc");')
     lines.add(f'REGISTER_KERNEL_BUILDER(Name("{name}").Device(tensorflow::DEVICE_CPU),')
     lines.add(f"                        tf_hips::{op.suffix}Op<{getter}>);")
+    on_host = [item.partition(":")[0] for item in op.inputs if item in _ON_HOST]
+    memory = "".join(f'.HostMemory("{item}")' for item in on_host)
+    lines.add(f'REGISTER_KERNEL_BUILDER(Name("{name}").Device(tensorflow::DEVICE_GPU){memory},')
+    lines.add(f"                        tf_hips::Gpu{op.suffix}Op<{getter}>);")
     lines.add(f'TF_HIPS_REFUSE_XLA("{name}");')
 
 

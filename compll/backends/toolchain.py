@@ -78,21 +78,41 @@ def compile_codec(
         BuildError: there is no compiler, or it fails.
         OSError: the output cannot be written.
     """
-    name = identity.partition("@")[0]
+    told = f'-DTF_HIPS_CODEC_ID="{identity}"'
+    command = (compiler(), *FLAGS) if command is None else command
+    command = (*command, "-DTF_HIPS_STANDALONE_CODEC", told)
+    _compile(source, f"{identity.partition('@')[0]}.codec.cc", output, command)
+
+
+def compile_cuda(source: str, name: str, output: Path, nvcc: str) -> None:
+    """Compiles the CUDA source of a codec to a library, for the GPU of this machine alone.
+
+    Args:
+        source: what `compll.pipeline.cuda_source` made.
+        name: of the codec.
+        output: the library.
+        nvcc: path of the compiler.
+
+    Raises:
+        BuildError: it fails.
+        OSError: the output cannot be written.
+    """
+    flags = [flag for flag in NVCC_FLAGS if "gencode" not in flag]
+    _compile(source, f"{name}.cu", output, (nvcc, *flags, "-arch=native", "-shared"))
+
+
+def _compile(source: str, file_name: str, output: Path, command: tuple[str, ...]) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     # Ends with the process that writes it, or lies there under a name that nobody asks for.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".making-") as scratch:
-        file = Path(scratch, f"{name}.codec.cc")
+        file = Path(scratch, file_name)
         file.write_text(source, encoding="ascii")
         made = Path(scratch, "codec.so")
-        command = (compiler(), *FLAGS) if command is None else command
-        told = f'-DTF_HIPS_CODEC_ID="{identity}"'
-        wanted = ("-DTF_HIPS_STANDALONE_CODEC", told, f"-I{include_folder()}")
-        _run([*command, *wanted, "-o", str(made), str(file)], name)
+        _run([*command, f"-I{include_folder()}", "-o", str(made), str(file)], file_name)
         made.replace(output)
 
 
-def _run(command: list[str], name: str) -> None:
+def _run(command: list[str], file_name: str) -> None:
     try:
         subprocess.run(
             command,
@@ -104,7 +124,7 @@ def _run(command: list[str], name: str) -> None:
         )
     except subprocess.CalledProcessError as error:
         shown = error.stderr.strip()[:_SHOWN_CHARACTERS]
-        raise BuildError(f"{command[0]} refused {name}.codec.cc:\n{shown}") from error
+        raise BuildError(f"{command[0]} refused {file_name}:\n{shown}") from error
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{command[0]} did not finish within {BUILD_DEADLINE_S} s") from error
 

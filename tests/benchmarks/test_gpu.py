@@ -18,7 +18,7 @@ ROOT = machine.ROOT
 def small(monkeypatch):
     """An emulated GPU, and sizes that it can do."""
     helper = (ROOT / "benchmarks/gpu/device.cu").read_text(encoding="utf-8")
-    library = build(spec("terngrad"), helper)
+    library = build(spec("terngrad"), more=helper)
     monkeypatch.setattr(machine, "build", lambda arch: True)
     monkeypatch.setattr(machine.Gpu.__init__, "__defaults__", (library,))
     monkeypatch.setattr(checks, "SIZES", (0, 17, 1025))
@@ -27,7 +27,9 @@ def small(monkeypatch):
 
 
 def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["bench", "--no-peers", "--sizes", "4096", *arguments])
+    monkeypatch.setattr(
+        sys, "argv", ["bench", "--no-peers", "--jobs", "0", "--sizes", "4096", *arguments]
+    )
     return bench.main()
 
 

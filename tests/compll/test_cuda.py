@@ -4,6 +4,7 @@ on this CPU thread by thread (tests/compll/emulation), give the bytes of the ref
 """
 
 import functools
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,11 +55,15 @@ def check(name: str, x: np.ndarray, key: dict, skew: int = 0, **params: float) -
 
 @pytest.mark.parametrize("name", ALL)
 def test_packets_equal_the_reference(name):
-    for n in SMALL:
-        for number, x in enumerate(gradients(n).values()):
-            # The order of threads must not matter.
-            both(name)[0].order(backwards=number % 2 == 1)
-            check(name, x, KEY)
+    kernels, _ = both(name)
+    for may_be_alone in (True, False):
+        kernels.alone(may_be=may_be_alone)
+        for n in SMALL:
+            for number, x in enumerate(gradients(n).values()):
+                # The order of threads must not matter.
+                kernels.order(backwards=number % 2 == 1)
+                check(name, x, KEY)
+    kernels.alone(may_be=True)
 
 
 @pytest.mark.parametrize("name", ("onebit", "graddrop"))
@@ -184,11 +189,39 @@ def test_few_kernels():
     x = gradients(1000)["plain"]
     for name, most in (("onebit", 2), ("terngrad", 3), ("qsgd", 1), ("natural", 1)):
         kernels, _ = both(name)
+        for may_be_alone, encodes, decodes in ((True, 1, 1), (False, most, 2)):
+            kernels.alone(may_be=may_be_alone)
+            before = kernels.launches()
+            packets, _ = kernels.encode(x)
+            assert kernels.launches() - before == encodes
+            kernels.decode([packets] * 16, x.size)
+            assert kernels.launches() - before == encodes + decodes
+        kernels.alone(may_be=True)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_one_kernel_does_all_of_a_small_call(name):
+    """Where there would be several, for 2048 elements at least, within a block's shared memory."""
+    source = cuda.emit(optimise(spec(name)))
+    for side in ("encode", "decode"):
+        run = source[source.index(f"void run_{side}(") :]
+        launches = re.findall(r"(?:TF_HIPS_LAUNCH\(|run_top_k)", run[: run.index("\n}\n")])
+        tiles = re.findall(rf"bool start_{side}.*?tiles\[k\] > (\d+)\) call->alone", source, re.S)
+        assert bool(tiles) == (len(launches) > 1)
+        assert all(int(most) >= 2 for most in tiles)
+
+
+@pytest.mark.parametrize("n", (1, 1000, 4097))
+def test_a_small_top_k_is_one_kernel(n):
+    """Encoding and decoding; with a residual, one of each. Of equals the first are taken."""
+    kernels, reference = both("graddrop")
+    few = np.round(gradients(n)["plain"] * 2)
+    for x in (gradients(n)["broken"], few.astype(np.float32)):
         before = kernels.launches()
         packets, _ = kernels.encode(x)
-        assert kernels.launches() - before == most
-        kernels.decode([packets] * 16, x.size)
-        assert kernels.launches() - before == most + 2
+        np.testing.assert_array_equal(packets, reference.encode(x))
+        kernels.decode([packets], n)
+        assert kernels.launches() - before == 2
 
 
 def test_sorts_of_every_kind(tmp_path):

@@ -22,8 +22,8 @@ cc_library(
     hdrs = glob(
         ["include/" + folder + "/**" for folder in [
             "Eigen", "absl", "google", "ml_dtypes", "tensorflow/core", "tensorflow/tsl", "third_party", "tsl",
-            "unsupported", "xla/tsl",
-        ]],
+            "unsupported", "xla/stream_executor", "xla/tsl",
+        ]] + ["include/xla/*.pb.h"],
     ),
     defines = ["_GLIBCXX_USE_CXX11_ABI=1", "EIGEN_MAX_ALIGN_BYTES=64"],
     includes = ["include"],

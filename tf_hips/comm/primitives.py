@@ -288,11 +288,13 @@ def _collective(
 ) -> tf.Tensor:
     full_name = _full_name(name)
     watchdog.check()
-    if tf.executing_eagerly():
-        with watchdog.waiting(f"the {kind} `{name}`", f"eager {kind} {name}"):
-            return run(tensor, full_name)
-    [value] = opaque([tensor])
-    [result] = opaque([run(value, full_name)])
+    # Also where the rest of a sum is computed on a GPU: what Horovod sends lies on the host.
+    with tf.device("/cpu:0"):
+        if tf.executing_eagerly():
+            with watchdog.waiting(f"the {kind} `{name}`", f"eager {kind} {name}"):
+                return run(tensor, full_name)
+        [value] = opaque([tensor])
+        [result] = opaque([run(value, full_name)])
     if getattr(_building, "built", None) is not None:
         _building.built.append(Built(full_name, value, result))
     return result

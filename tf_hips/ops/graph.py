@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The codecs as TensorFlow ops, eagerly or in a graph.
 
-The same bytes as ops.native, bit for bit. Shapes are static where the gradient's are. The ops are
-pure functions of their inputs and attributes: state (residuals, steps) belongs to the caller. They
-have no gradients.
+The same bytes as ops.native, bit for bit, on a CPU and on a GPU (see `placement`). Shapes are
+static where the gradient's are. The ops are pure functions of their inputs and attributes: state
+(residuals, steps) belongs to the caller. They have no gradients.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_hips.ops import jit, library
+from tf_hips.ops import jit, library, placement
 from tf_hips.ops.compressor import Compressor, check_for_sums, check_makes_packets
 from tf_hips.ops.native import check_stage
 
@@ -186,7 +186,15 @@ def _op(compressor: Compressor, kind: str) -> Any:
             for is_integer in (True, False)
         ]
         params = {"codec": algorithm.name, "integers": values[0], "floats": values[1]}
-    return lambda **arguments: function(**arguments, **params)
+    device = placement.device(codec)
+    if device is None:
+        return lambda **arguments: function(**arguments, **params)
+
+    def placed(**arguments: Any) -> Any:
+        with tf.device(device):
+            return function(**arguments, **params)
+
+    return placed
 
 
 def _seed(seed: Tensor | int) -> Tensor:

@@ -13,12 +13,14 @@ a cached codec is loaded without importing CompLL.
     TF_HIPS_CACHE   folder of the cache (default: ~/.cache/tf_hips)
     TF_HIPS_SPECS   folders, separated by colons, where codecs that other processes name are found
     CXX             the C++ compiler (default: g++)
+    NVCC            that of CUDA, for codecs that are used on a GPU (default: nvcc)
 
 Another process names a codec by the hash of its specification, never by a path, so a peer can make
 this one load only what its user has put here. This is the only module that imports compll.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import hashlib
@@ -148,6 +150,45 @@ def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
 def table(name: str) -> int | None:
     """Address of the table of a codec named with its hash; raises what `algorithm` raises."""
     return loaded.table(algorithm(name).name)
+
+
+def cuda_table(name: str) -> tuple[int | None, str]:
+    """The kernels of a codec named with its hash, for the GPU of this machine, compiled if need be.
+
+    Returns:
+        The address of its TfHipsCudaCodec, or None and why there is none.
+    """
+    nvcc = shutil.which(os.environ.get("NVCC") or "nvcc")
+    if nvcc is None:
+        return None, "nvcc is not here"
+    stem, _, content = name.partition("@")
+    try:
+        shown, specification = _specification(name)
+        entry = _cache() / f"{stem}-{content}-{_tools((nvcc,))}.cuda{LIBRARY}"
+        with _lock, _turn(entry.with_suffix(".lock")):
+            if not entry.is_file():
+                _make_cuda(entry, stem, specification, shown, nvcc)
+            getter = ctypes.CDLL(str(entry.absolute()))[f"tf_hips_cuda_codec_{stem}"]
+    except (errors.SpecificationError, errors.LibraryError, OSError) as error:
+        return None, str(error)
+    getter.restype = ctypes.c_void_p
+    address: int = getter()
+    return address, ""
+
+
+def _make_cuda(entry: Path, stem: str, specification: bytes, shown: str, nvcc: str) -> None:
+    from compll import CompileError
+    from compll.backends.toolchain import BuildError, compile_cuda
+    from compll.pipeline import compile_bytes, cuda_source
+
+    try:
+        program = compile_bytes(specification, stem, shown)
+        source = cuda_source(program, specification.decode("utf-8"), shown)
+        compile_cuda(source, stem, entry, nvcc)
+    except CompileError as error:
+        raise errors.SpecificationError(str(error)) from error
+    except BuildError as error:
+        raise errors.LibraryError(str(error)) from error
 
 
 def _read(file: Path) -> bytes:
@@ -296,9 +337,10 @@ def _sources() -> bytes:
     if spec is None or spec.origin is None:
         raise errors.LibraryError("CompLL must be installed beside tf_hips. Received: no `compll`")
     compll = Path(spec.origin).parent
-    headers = Path(__file__).resolve().parents[1] / "cc/runtime"
+    headers = Path(__file__).resolve().parents[1] / "cc"
     digest = hashlib.sha256()
-    for file in [*sorted(compll.rglob("*.py")), *sorted(headers.glob("*.h"))]:
+    named = [*sorted(headers.glob("runtime/*.h")), *sorted(headers.glob("cuda/*.*h"))]
+    for file in [*sorted(compll.rglob("*.py")), *named]:
         data = file.read_bytes()
         digest.update(f"{file.name}\0{len(data)}\0".encode() + data)
     return digest.digest()

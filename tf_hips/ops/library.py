@@ -19,6 +19,8 @@ from tf_hips import errors
 
 OPS_PATH = Path(__file__).with_name("_tf_hips_ops.so")
 NATIVE_PATH = Path(__file__).with_name("libtf_hips_native.so")
+# Opened by the ops (cc/tf/cuda_library.h), when one of them runs on a GPU.
+CUDA_PATH = Path(__file__).with_name("libtf_hips_cuda.so")
 ABI_VERSION = 3
 
 _codecs: dict[str, int] = {}
@@ -79,9 +81,21 @@ def add_codec(name: str, table: int) -> None:
         _give(name, table)
 
 
-def _give(name: str, table: int) -> None:
+def add_cuda_codec(tf: Any, name: str, table: int) -> None:
+    """Lets the ops `tf_hips_loaded_*` run a codec on a GPU.
+
+    Args:
+        tf: the module `tensorflow`.
+        name: what the attribute `codec` of an op says.
+        table: address of its TfHipsCudaCodec, which must stay.
+    """
+    ops(tf)
+    _give(name, table, "tf_hips_ops_add_cuda_codec")
+
+
+def _give(name: str, table: int, how: str = "tf_hips_ops_add_codec") -> None:
     # The library that TensorFlow has loaded: the same file is mapped once.
-    function = ctypes.CDLL(str(OPS_PATH)).tf_hips_ops_add_codec
+    function = ctypes.CDLL(str(OPS_PATH))[how]
     function.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
     if function(name.encode(), table) != 0:
         raise errors.LibraryError(

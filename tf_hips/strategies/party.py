@@ -33,6 +33,7 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.staged import Reducer
 from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.ops import placement
 from tf_hips.ops.compressor import Compressor, resolve
 from tf_hips.strategies import hooks
 from tf_hips.strategies.base import Extended, device
@@ -331,10 +332,20 @@ class PartyStrategy(tf.distribute.Strategy):
                 weakref.finalize(variables[0], self._sums.pop, key, None)
         if self._is_alone():
             return self._sums[key].in_turn(self._turns, values, optimizer)
-        with tf.device("/cpu:0"):
+        with tf.device(self._sum_device()):
             sums = self._sums[key].in_turn(self._turns, values, optimizer)
         # Keras would have clipped before, each replica by its own norm.
         return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
+
+    def _sum_device(self) -> str:
+        """Where sums are computed: this replica's GPU, if its gradients are encoded there.
+
+        Horovod's collectives are on the host in any case; with a codec only packets go there.
+        """
+        codecs = [codec for codec in self._codecs().values() if codec is not None]
+        if codecs and all(placement.has_gpu_kernels(codec) for codec in codecs):
+            return str(device())
+        return "/cpu:0"
 
     def _make_sum(self, values: Sequence[Any], variables: Sequence[tf.Variable]) -> GradientSum:
         gradients = [
@@ -403,7 +414,9 @@ class PartyStrategy(tf.distribute.Strategy):
         """A variable of the strategy itself: not trained, not synchronised."""
         self._is_making_own = True
         try:
-            with tf.init_scope(), tf.device("/cpu:0"):
+            # What a codec keeps lies where it encodes; whatever else there is, is a number or two.
+            place = self._sum_device() if value.dtype == tf.float32 else "/cpu:0"
+            with tf.init_scope(), tf.device(place):
                 variable = tf.Variable(value, trainable=False, name=f"tf_hips_{name}")
         finally:
             self._is_making_own = False

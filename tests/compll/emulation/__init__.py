@@ -27,32 +27,27 @@ FOLDER = Path(__file__).parent
 FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Werror")
 
 
-def build(program: compll.Program, more: str = "") -> Path:
-    """The emulated kernels of a program as a library, from the cache; `more`: source besides."""
-    source = cuda.emit(optimise(program)) + more
+def make(command: list[str], source: str, name: str, *more: Path) -> Path:
+    """What a compiler makes of a source, from the cache; `more`: files it depends on besides."""
     root = include_folder()
-    headers = [*root.glob("tf_hips/cc/cuda/*"), *root.glob("tf_hips/cc/runtime/*.h")]
-    digest = hashlib.sha256("\0".join([*FLAGS, str(root), source]).encode())
+    headers = [*root.glob("tf_hips/cc/cuda/*"), *root.glob("tf_hips/cc/runtime/*.h"), *more]
+    digest = hashlib.sha256("\0".join([*command, str(root), source]).encode())
     for file in sorted([*headers, FOLDER / "cuda_runtime.h"]):
         digest.update(file.read_bytes())
-    library = cache_folder() / f"emulated-{program.name}-{digest.hexdigest()[:24]}.so"
-    if not library.is_file():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        made = library.with_suffix(f".{os.getpid()}.new")  # two workers may need it at once
-        command = [
-            compiler(),
-            *FLAGS,
-            "-x",
-            "c++",
-            f"-I{FOLDER}",
-            f"-I{root}",
-            "-o",
-            str(made),
-            "-",
-        ]
-        subprocess.run(command, input=source.encode(), check=True, timeout=120)
-        made.replace(library)
-    return library
+    made = cache_folder() / f"emulated-{name}-{digest.hexdigest()[:24]}.so"
+    if not made.is_file():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        aside = made.with_suffix(f".{os.getpid()}.new")  # two workers may need it at once
+        command = [compiler(), *command, f"-I{FOLDER}", f"-I{root}", "-o", str(aside)]
+        subprocess.run([*command, "-x", "c++", "-"], input=source.encode(), check=True, timeout=120)
+        aside.replace(made)
+    return made
+
+
+def build(program: compll.Program, *others: compll.Program, more: str = "") -> Path:
+    """The emulated kernels of programs as a library, from the cache; `more`: source besides."""
+    source = "\n".join([*(cuda.emit(optimise(one)) for one in (program, *others)), more])
+    return make(list(FLAGS), source, program.name)
 
 
 class Guarded:
@@ -74,10 +69,13 @@ class Guarded:
 class Emulated:
     """A codec whose generated kernels run on this CPU."""
 
-    def __init__(self, program: compll.Program, **params: float) -> None:
+    def __init__(
+        self, program: compll.Program, library: Path | None = None, **params: float
+    ) -> None:
+        """`library`: with the kernels; None for `build`."""
         self.program = program
         values = packet.parameter_values(program, params)
-        self._library = ctypes.CDLL(str(build(program)))
+        self._library = ctypes.CDLL(str(library or build(program)))
         self.codec = table(self._library, program.name)
         self.values = (ctypes.c_double * max(1, len(values)))(*values.values())
 
@@ -85,10 +83,17 @@ class Emulated:
         """In which order the threads of a block run."""
         self._library.emulation_order(int(backwards))
 
+    def alone(self, *, may_be: bool) -> None:
+        """Whether one block of threads may do all of a small call; it does, at first."""
+        self._library.emulation_alone(int(may_be))
+
     def launches(self) -> int:
         """Kernels that have been launched so far."""
         self._library.emulation_launches.restype = ctypes.c_longlong
         return int(self._library.emulation_launches())
+
+    def watch(self, *vectors: np.ndarray | None) -> None:
+        """Told of the vectors that a call makes, before its kernels run."""
 
     def scratch(self, n: int) -> Guarded:
         """Memory that the kernels may use, full of garbage."""
@@ -114,6 +119,7 @@ class Emulated:
         if state is not None:
             encode, kept = self.codec.encode_state, np.empty_like(state)
             old, new = state.ctypes.data, kept.ctypes.data
+        self.watch(packets.inside, scratch.inside, kept)
         status = encode(
             *(self.values, ctypes.byref(where), x.ctypes.data, old, new, n),
             *(packets.inside.ctypes.data, packets.inside.size),
@@ -133,6 +139,7 @@ class Emulated:
         scratch = self.scratch(n)
         report = np.zeros(1, np.uint64)
         pointers = (ctypes.c_void_p * len(rows))(*(row.ctypes.data for row in rows))
+        self.watch(result.inside, scratch.inside)
         status = self.codec.decode(
             *(self.values, pointers, rows[0].size, len(rows), result.inside.ctypes.data, n, mode),
             *(report.ctypes.data, scratch.inside.ctypes.data, scratch.inside.size, None),

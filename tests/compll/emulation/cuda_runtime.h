@@ -2,7 +2,7 @@
 // Stands in for CUDA's header of this name, so that generated kernels run on a CPU: a tool of
 // tests, and no part of the product. Blocks run one after another; the threads of a block run one
 // after another too, from barrier to barrier, forwards or backwards. What a kernel keeps in shared
-// memory is garbage at first, as on a GPU.
+// memory is garbage at first, as on a GPU. Kernels of several threads of the host take turns.
 
 #ifndef TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_
 #define TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_
@@ -12,10 +12,12 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #define __global__
 #define __host__
 #define __device__
+#define __forceinline__ inline
 #define __launch_bounds__(threads)
 
 struct Dim {
@@ -28,22 +30,36 @@ struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
 
+inline std::mutex kernel_mutex;
 inline Dim blockIdx;
 // Whether the last thread runs first: what depends on the order of threads shows.
 inline bool is_backwards = false;
 inline long long launches = 0;
+// Whether one block of threads may do all of a small call.
+inline bool may_be_alone = true;
+
+// With trace.cc each kernel is told before it runs.
+#ifdef TF_HIPS_TRACE
+void trace_kernel(const char* name);
+#define TF_HIPS_TRACED(kernel) trace_kernel(#kernel)
+#else
+#define TF_HIPS_TRACED(kernel) static_cast<void>(0)
+#endif
 
 #define TF_HIPS_PHASE(t)                                             \
   for (int t##_turn = 0, t = is_backwards ? 127 : 0; t##_turn < 128; \
        ++t##_turn, t += is_backwards ? -1 : 1)
 // So few that chunks have runs of 16 tiles.
 #define TF_HIPS_MANY_BLOCKS 2
+#define TF_HIPS_MAY_BE_ALONE may_be_alone
 #define TF_HIPS_SHARED alignas(16) static
 #define TF_HIPS_UNROLL
 #define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)                 \
   do {                                                                       \
     static_assert(threads == 128, "a phase has 128 threads");                \
     static_cast<void>(stream);                                               \
+    const std::lock_guard<std::mutex> kernel_lock(kernel_mutex);             \
+    TF_HIPS_TRACED(kernel);                                                  \
     ++launches;                                                              \
     for (int64_t block = 0; block < static_cast<int64_t>(blocks); ++block) { \
       blockIdx.x = static_cast<unsigned>(block);                             \
@@ -114,10 +130,14 @@ extern "C" {
 __attribute__((visibility("default"))) inline void emulation_order(int backwards) {
   is_backwards = backwards != 0;
 }
+__attribute__((visibility("default"))) inline void emulation_alone(int may_be) {
+  may_be_alone = may_be != 0;
+}
 __attribute__((visibility("default"))) inline long long emulation_launches() { return launches; }
 // Inline functions are made only where they are used.
 __attribute__((used)) static void* const emulation_kept[] = {
-    reinterpret_cast<void*>(emulation_order), reinterpret_cast<void*>(emulation_launches)};
+    reinterpret_cast<void*>(emulation_order), reinterpret_cast<void*>(emulation_alone),
+    reinterpret_cast<void*>(emulation_launches)};
 }
 
 #endif  // TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_

@@ -37,6 +37,13 @@
   kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(__VA_ARGS__)
 #endif
 
+#ifndef TF_HIPS_MAY_BE_ALONE
+#define TF_HIPS_MAY_BE_ALONE true
+#endif
+
+// What a block of threads does: a function of its number. All threads of it call it.
+#define TF_HIPS_BLOCK [[maybe_unused]] static __device__ __forceinline__ void
+
 #define TF_HIPS_KERNEL \
   [[maybe_unused]] static __global__ void __launch_bounds__(::tf_hips::cuda::kThreads)
 
@@ -79,7 +86,7 @@ inline int32_t run_of(int64_t tiles, int64_t blocks) {
   return 1;
 }
 
-inline int64_t num_runs(int64_t blocks, int32_t run) { return (blocks + run - 1) / run; }
+TF_HIPS_INLINE int64_t num_runs(int64_t blocks, int32_t run) { return (blocks + run - 1) / run; }
 
 TF_HIPS_INLINE int64_t num_tiles(int64_t elements) {
   return elements <= kTile ? 1 : (elements + kTile - 1) / kTile;

@@ -132,7 +132,7 @@ __device__ void sort_steps(Key* keys, int64_t padded) {
 // where they fit. In phases; all threads must call it.
 template <typename Key>
 __device__ void sort_keys(Key* keys, int64_t count) {
-  constexpr int64_t kFew = 32768 / sizeof(Key);
+  constexpr int64_t kFew = 16384 / sizeof(Key);
   TF_HIPS_SHARED Key few[kFew];
   const int64_t padded = padded_count(count);
   const bool is_few = padded <= kFew;
@@ -209,6 +209,10 @@ __device__ inline void clear_bins(int32_t* bins) {
   }
 }
 
+TF_HIPS_INLINE uint32_t digit_of(uint32_t key, int pass) {
+  return key >> shift_of(pass) & (pass == 2 ? 1023u : 2047u);
+}
+
 // Counts a digit of the keys that are left.
 TF_HIPS_KERNEL top_k_count(const TopK call, int pass) {
   TF_HIPS_SHARED int32_t bins[kBins];
@@ -220,20 +224,17 @@ TF_HIPS_KERNEL top_k_count(const TopK call, int pass) {
     const int64_t first = static_cast<int64_t>(blockIdx.x % kFewBlocks) * kThreads + t;
     for (int64_t k = first; k < chosen.left; k += kFewBlocks * kThreads) {
       if (!is_candidate(keys[k], chosen.key, pass)) continue;
-      const uint32_t digit = keys[k] >> shift_of(pass);
-      atomicAdd(&bins[digit & (pass == 2 ? 1023u : 2047u)], 1);
+      atomicAdd(&bins[digit_of(keys[k], pass)], 1);
     }
   }
   add_bins(bins, call.bins + (chunk * kPasses + pass) * kBins);
 }
 
-// Finds the digit of the wanted key, by chunk.
-TF_HIPS_KERNEL top_k_pick(const TopK call, int pass) {
+// Finds the digit of the wanted key from the counts of a pass. In phases.
+__device__ inline void pick_digit(const int32_t* bins, int pass, Chosen* found) {
   TF_HIPS_SHARED int32_t sums[kThreads];
   TF_HIPS_SHARED int32_t groups[kThreads / kLanes];
   constexpr int kShare = kBins / kThreads;
-  const int64_t chunk = blockIdx.x;
-  const int32_t* const bins = call.bins + (chunk * kPasses + pass) * kBins;
   TF_HIPS_PHASE(t) {
     int32_t sum = 0;
     for (int k = 0; k < kShare; ++k) sum += bins[kShare * t + k];
@@ -247,7 +248,7 @@ TF_HIPS_KERNEL top_k_pick(const TopK call, int pass) {
     }
   }
   TF_HIPS_PHASE(t) {
-    Chosen& chosen = call.chosen[chunk];
+    Chosen& chosen = *found;
     if (t == 0 && chosen.wanted > 0) {
       int64_t left = chosen.equal;
       int group = kThreads / kLanes - 1;
@@ -260,6 +261,11 @@ TF_HIPS_KERNEL top_k_pick(const TopK call, int pass) {
       chosen.equal = static_cast<uint32_t>(left);
     }
   }
+}
+
+TF_HIPS_KERNEL top_k_pick(const TopK call, int pass) {
+  const int64_t chunk = blockIdx.x;
+  pick_digit(call.bins + (chunk * kPasses + pass) * kBins, pass, &call.chosen[chunk]);
 }
 
 TF_HIPS_INLINE int64_t compared(uint32_t key, const Chosen& chosen) {
@@ -336,22 +342,21 @@ TF_HIPS_KERNEL top_k_pack(const TopK call) {
   }
 }
 
-// Writes the places of the k largest: of equal ones the first. A block of threads has a chunk.
-TF_HIPS_KERNEL top_k_write(const TopK call) {
+// Writes the places of the k largest of `count` keys: of equal ones the first. `places`: where the
+// keys were, null if there. In phases.
+__device__ inline void write_chosen(const uint32_t* keys, const uint32_t* places, int64_t count,
+                                    const Chosen& chosen, int64_t* out) {
   TF_HIPS_SHARED int64_t sums[2 * kThreads];
   TF_HIPS_SHARED int64_t before_tile;
-  const int64_t chunk = blockIdx.x;
-  const Chosen& chosen = call.chosen[chunk];
-  const uint32_t* const keys = call.few_keys + chunk * call.room;
   TF_HIPS_PHASE(t) {
     if (t == 0) before_tile = 0;
   }
-  for (int64_t base = 0; base < chosen.left; base += kTile) {
+  for (int64_t base = 0; base < count; base += kTile) {
     TF_HIPS_PHASE(t) {
       int64_t sum = 0;
       for (int u = 0; u < kEach; ++u) {
         const int64_t k = base + kEach * t + u;
-        if (k < chosen.left) sum += compared(keys[k], chosen);
+        if (k < count) sum += compared(keys[k], chosen);
       }
       sums[t] = sum;
     }
@@ -360,11 +365,10 @@ TF_HIPS_KERNEL top_k_write(const TopK call) {
       int64_t before = before_tile + (t == 0 ? 0 : scanned[t - 1]);
       for (int u = 0; u < kEach; ++u) {
         const int64_t k = base + kEach * t + u;
-        const int64_t here = k < chosen.left ? compared(keys[k], chosen) : 0;
+        const int64_t here = k < count ? compared(keys[k], chosen) : 0;
         const int64_t equal = least(before & 0xFFFFFFFF, chosen.equal);
         if (here > 1 || (here == 1 && equal < chosen.equal)) {
-          call.out[chunk * call.out_room + (before >> 32) + equal] =
-              call.few_places[chunk * call.room + k];
+          out[(before >> 32) + equal] = places == nullptr ? k : places[k];
         }
         before += here;
       }
@@ -373,6 +377,31 @@ TF_HIPS_KERNEL top_k_write(const TopK call) {
       if (t == 0) before_tile += scanned[kThreads - 1];
     }
   }
+}
+
+// A block of threads has a chunk.
+TF_HIPS_KERNEL top_k_write(const TopK call) {
+  const int64_t chunk = blockIdx.x;
+  const Chosen& chosen = call.chosen[chunk];
+  write_chosen(call.few_keys + chunk * call.room, call.few_places + chunk * call.room, chosen.left,
+               chosen, call.out + chunk * call.out_room);
+}
+
+// All of it by one block of threads, for one chunk of few keys, of which no digit is counted yet.
+__device__ inline void top_k_alone(const TopK& call) {
+  TF_HIPS_SHARED int32_t bins[kBins];
+  Chosen* const chosen = call.chosen;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    clear_bins(bins);
+    TF_HIPS_PHASE(t) {
+      for (int64_t k = t; k < chosen->count; k += kThreads) {
+        if (!is_candidate(call.keys[k], chosen->key, pass)) continue;
+        atomicAdd(&bins[digit_of(call.keys[k], pass)], 1);
+      }
+    }
+    pick_digit(bins, pass, chosen);
+  }
+  write_chosen(call.keys, nullptr, chosen->count, *chosen, call.out);
 }
 
 // Of the keys of each chunk, whose first digit is counted, the places of the largest, ascending.

@@ -92,6 +92,14 @@ TF_HIPS_INLINE int32_t check_prefix(uint32_t hash, int64_t elements, const uint8
   return TF_HIPS_OK;
 }
 
+// What one block of threads does of a small call.
+enum Alone : int32_t {
+  kNotAlone = 0,
+  kSteps = 1,  // its kernels
+  kOwn = 2,    // of a decode: makes the report of packets that are in order, before
+  kAll = 3,    // of a decode: makes the report, and checks the packets, before
+};
+
 // What launching has brought, and whether it worked.
 inline int32_t launched() {
   return cudaGetLastError() == cudaSuccess ? TF_HIPS_OK : TF_HIPS_CUDA_FAILED;

@@ -11,6 +11,7 @@
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/packet.h"
+#include "tf_hips/cc/tf/arguments.h"
 #include "tf_hips/cc/tf/codec_ops.h"
 #include "tf_hips/cc/tf/params.h"
 #include "tf_hips/cc/tf/pool.h"
@@ -22,58 +23,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-constexpr int64_t kMaxWord = std::numeric_limits<uint32_t>::max();
-
-absl::Status ReadElements(OpKernelConstruction* ctx, int64_t* num_elements) {
-  if (absl::Status status = ctx->GetAttr("num_elements", num_elements); !status.ok()) return status;
-  if (*num_elements < 0 || *num_elements > kMaxTensorElements) {
-    return absl::InvalidArgumentError(absl::StrCat("`num_elements` must be in [0, ",
-                                                   kMaxTensorElements,
-                                                   "]. Received: num_elements=", *num_elements));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadKeyAttrs(OpKernelConstruction* ctx, int64_t* tensor_id, int64_t* offset) {
-  if (absl::Status status = ctx->GetAttr("tensor_id", tensor_id); !status.ok()) return status;
-  if (absl::Status status = ctx->GetAttr("offset", offset); !status.ok()) return status;
-  if (*tensor_id < 0 || *tensor_id > kMaxWord) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`tensor_id` must be in [0, 2^32). Received: tensor_id=", *tensor_id));
-  }
-  if (*offset < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`offset` must be at least 0. Received: offset=", *offset));
-  }
-  return absl::OkStatus();
-}
-
-// The key of a call: inputs `seed` and `step` and the attributes.
-absl::Status ReadKey(const Tensor& seed, const Tensor& step, int64_t tensor_id, int64_t offset,
-                     TfHipsKey* key) {
-  if (seed.dims() != 0 || step.dims() != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`seed` and `step` must be scalars. Received: seed of shape ",
-                     seed.shape().DebugString(), ", step of shape ", step.shape().DebugString()));
-  }
-  const int64_t step_value = step.scalar<int64_t>()();
-  if (step_value < 0 || step_value > kMaxWord) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`step` must be in [0, 2^32). Received: step=", step_value));
-  }
-  key->seed = static_cast<uint64_t>(seed.scalar<int64_t>()());
-  key->step = static_cast<uint32_t>(step_value);
-  key->tensor_id = static_cast<uint32_t>(tensor_id);
-  key->offset = static_cast<uint64_t>(offset);
-  return absl::OkStatus();
-}
-
-absl::Status CheckVector(const Tensor& tensor, const char* name) {
-  if (tensor.dims() == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "`", name, "` must have 1 dimension. Received: shape ", tensor.shape().DebugString()));
-}
 
 absl::Status EncodeError(int64_t result, const TfHipsCodec& codec) {
   return absl::InvalidArgumentError(
@@ -107,20 +56,6 @@ void WritePackets(OpKernelContext* ctx, const CodecCall& call, int64_t n, const 
 // The rows of `packets` (shape [W, B]), as pointers.
 class Rows {
  public:
-  static absl::Status CheckShape(const Tensor& packets, const TfHipsCodec& codec) {
-    if (!codec.is_fixed_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "rows of one tensor must be packets of one size, and those of ", codec.name, " vary"));
-    }
-    if (packets.dims() == 2 && packets.dim_size(0) >= 1 &&
-        packets.dim_size(0) <= std::numeric_limits<int32_t>::max()) {
-      return absl::OkStatus();
-    }
-    return absl::InvalidArgumentError(
-        absl::StrCat("`packets` must have 2 dimensions, at least one row. Received: shape ",
-                     packets.shape().DebugString()));
-  }
-
   explicit Rows(const Tensor& packets)
       : bytes_(packets.dim_size(0), packets.dim_size(1)), pointers_(packets.dim_size(0)) {
     const uint8_t* data = packets.flat<uint8_t>().data();
@@ -261,7 +196,7 @@ MergeKernel::MergeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
 }
 
 void MergeKernel::Compute(OpKernelContext* ctx) {
-  OP_REQUIRES_OK(ctx, Rows::CheckShape(ctx->input(0), codec()));
+  OP_REQUIRES_OK(ctx, CheckRowsShape(ctx->input(0), codec()));
   const Rows rows(ctx->input(0));
   OP_REQUIRES_OK(ctx, rows.Check(call(), num_elements_));
   Tensor* sum = nullptr;
@@ -280,7 +215,7 @@ MergeEncodeKernel::MergeEncodeKernel(OpKernelConstruction* ctx, const TfHipsCode
 }
 
 void MergeEncodeKernel::Compute(OpKernelContext* ctx) {
-  OP_REQUIRES_OK(ctx, Rows::CheckShape(ctx->input(0), codec()));
+  OP_REQUIRES_OK(ctx, CheckRowsShape(ctx->input(0), codec()));
   const Rows rows(ctx->input(0));
   const Tensor residual = ctx->input(1);
   OP_REQUIRES_OK(ctx, CheckVector(residual, "residual"));

@@ -3,6 +3,7 @@
 // all of them. The attribute `codec` names the codec; `integers` and `floats` are the values of its
 // parameters of these kinds, in the order of the specification.
 #include "tf_hips/cc/tf/codec_ops.h"
+#include "tf_hips/cc/tf/gpu_kernels.h"
 #include "tf_hips/cc/tf/refuse_xla.h"
 
 namespace {
@@ -26,6 +27,11 @@ REGISTER_OP("TfHips>LoadedEncode")
     .Doc(R"doc(Encodes a gradient of any shape to its packets, concatenated.)doc");
 REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedEncode").Device(tensorflow::DEVICE_CPU),
                         tf_hips::EncodeOp<by_attribute>);
+REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedEncode")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("seed")
+                            .HostMemory("step"),
+                        tf_hips::GpuEncodeOp<by_attribute>);
 TF_HIPS_REFUSE_XLA("TfHips>LoadedEncode");
 
 REGISTER_OP("TfHips>LoadedEncodeFeedback")
@@ -45,6 +51,11 @@ REGISTER_OP("TfHips>LoadedEncodeFeedback")
         R"doc(Encodes gradient + residual; new_residual is what the packet does not hold of it.)doc");
 REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedEncodeFeedback").Device(tensorflow::DEVICE_CPU),
                         tf_hips::EncodeFeedbackOp<by_attribute>);
+REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedEncodeFeedback")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("seed")
+                            .HostMemory("step"),
+                        tf_hips::GpuEncodeFeedbackOp<by_attribute>);
 TF_HIPS_REFUSE_XLA("TfHips>LoadedEncodeFeedback");
 
 REGISTER_OP("TfHips>LoadedEncodeState")
@@ -63,6 +74,11 @@ REGISTER_OP("TfHips>LoadedEncodeState")
     .Doc(R"doc(Encodes a gradient of any shape; state has a row for each vector that is kept.)doc");
 REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedEncodeState").Device(tensorflow::DEVICE_CPU),
                         tf_hips::EncodeStateOp<by_attribute>);
+REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedEncodeState")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("seed")
+                            .HostMemory("step"),
+                        tf_hips::GpuEncodeStateOp<by_attribute>);
 TF_HIPS_REFUSE_XLA("TfHips>LoadedEncodeState");
 
 REGISTER_OP("TfHips>LoadedDecode")
@@ -76,6 +92,8 @@ REGISTER_OP("TfHips>LoadedDecode")
     .Doc(R"doc(Decodes packets to a vector of num_elements floats.)doc");
 REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedDecode").Device(tensorflow::DEVICE_CPU),
                         tf_hips::DecodeOp<by_attribute>);
+REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedDecode").Device(tensorflow::DEVICE_GPU),
+                        tf_hips::GpuDecodeOp<by_attribute>);
 TF_HIPS_REFUSE_XLA("TfHips>LoadedDecode");
 
 REGISTER_OP("TfHips>LoadedMerge")
@@ -89,6 +107,8 @@ REGISTER_OP("TfHips>LoadedMerge")
     .Doc(R"doc(Sums the vectors in the rows of packets, in their order.)doc");
 REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedMerge").Device(tensorflow::DEVICE_CPU),
                         tf_hips::MergeOp<by_attribute>);
+REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedMerge").Device(tensorflow::DEVICE_GPU),
+                        tf_hips::GpuMergeOp<by_attribute>);
 TF_HIPS_REFUSE_XLA("TfHips>LoadedMerge");
 
 REGISTER_OP("TfHips>LoadedMergeEncode")
@@ -109,4 +129,9 @@ REGISTER_OP("TfHips>LoadedMergeEncode")
         R"doc(Encodes residual + the sum of the rows of packets; new_residual is what is left.)doc");
 REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedMergeEncode").Device(tensorflow::DEVICE_CPU),
                         tf_hips::MergeEncodeOp<by_attribute>);
+REGISTER_KERNEL_BUILDER(Name("TfHips>LoadedMergeEncode")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("seed")
+                            .HostMemory("step"),
+                        tf_hips::GpuMergeEncodeOp<by_attribute>);
 TF_HIPS_REFUSE_XLA("TfHips>LoadedMergeEncode");

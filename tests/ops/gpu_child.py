@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of test_gpu_ops: TensorFlow with a double of a GPU, and our ops on it.
+
+    python -m tests.ops.gpu_child PLUGIN KERNELS FOLDER
+
+FOLDER gets the ops' library, and later KERNELS beside it. Ends with "all good".
+"""
+
+import ctypes
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import load_library  # noqa: TID251 - no public name for it
+
+import tf_hips
+from tf_hips.ops import Compressor, Key, error_feedback, graph, library, native, placement
+
+GPU = "/gpu:0"
+KEY = {"seed": 2**63 + 5, "step": 7, "tensor_id": 3, "offset": 16}
+SIZES = (0, 1, 1000, 5001, 2**20 + 9)
+CODECS = ("onebit", "terngrad", "graddrop")
+
+
+def vector(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=n).astype(np.float32)
+
+
+def raises(text: str, call: Callable[[], Any]) -> None:
+    """Checks that a call fails, with these words."""
+    try:
+        call()
+    except tf.errors.OpError as error:
+        assert text in str(error), str(error)
+        return
+    raise AssertionError(f"there must be an error: {text}")
+
+
+def on_gpu(tensor: tf.Tensor) -> np.ndarray:
+    assert tensor.device.endswith("GPU:0"), tensor.device
+    return tensor.numpy()
+
+
+def check_codec(name: str, n: int) -> None:
+    """All ops of a codec give the bytes of the native library."""
+    codec = Compressor(name)
+    x, residual = vector(n), vector(n, 1)
+    key = Key(**KEY)
+    with tf.device(GPU):
+        packet, _ = graph.encode(codec, tf.constant(x), **KEY)
+        expected = native.encode(codec, x, key)
+        np.testing.assert_array_equal(on_gpu(packet), expected)
+        found = on_gpu(graph.decode(codec, packet, n))
+        np.testing.assert_array_equal(found, native.decode(codec, expected, n))
+        feedback = error_feedback(codec)
+        kept = residual.copy()
+        wanted = native.encode(feedback, x, key, kept)
+        packet, left = graph.encode(feedback, tf.constant(x), residual=tf.constant(residual), **KEY)
+        np.testing.assert_array_equal(on_gpu(packet), wanted)
+        np.testing.assert_array_equal(on_gpu(left), kept)
+        rows = np.stack([expected, wanted, expected])
+        found = on_gpu(graph.merge(codec, tf.constant(rows), n))
+        np.testing.assert_array_equal(found, native.merge(codec, rows, n))
+        kept = residual.copy()
+        wanted = native.merge_encode(feedback, rows, n, key, kept)
+        packet, left = graph.merge_encode(
+            feedback, tf.constant(rows), n, tf.constant(residual), **KEY
+        )
+        np.testing.assert_array_equal(on_gpu(packet), wanted)
+        np.testing.assert_array_equal(on_gpu(left), kept)
+
+
+def check_state() -> None:
+    codec, n = tf_hips.dgc(0.1), 3001
+    state = np.zeros(codec.state_shape([n]), np.float32)
+    with tf.device(GPU):
+        held = tf.zeros(codec.state_shape([n]))
+        for step in range(3):
+            x = vector(n, step)
+            key = {**KEY, "step": step}
+            packet, held = graph.encode(codec, tf.constant(x), residual=held, **key)
+            np.testing.assert_array_equal(
+                on_gpu(packet), native.encode(codec, x, Key(**key), state)
+            )
+            np.testing.assert_array_equal(on_gpu(held), state)
+
+
+def check_wrong_packets() -> None:
+    codec, n = Compressor("onebit"), 2**20 + 9
+    good = native.encode(codec, vector(n), Key(**KEY))
+    bad = good.copy()
+    bad[2**17 + 24] ^= 1  # of the second chunk's prefix, the first byte
+    feedback = error_feedback(codec)
+    with tf.device(GPU):
+        magic = ", chunk 1, does not decode: "
+        raises(f"`packet`{magic}", lambda: graph.decode(codec, tf.constant(bad), n))
+        rows = tf.constant(np.stack([good, bad]))
+        raises(f"row 1 of `packets`{magic}", lambda: graph.merge(codec, rows, n))
+        old = tf.zeros([n])
+        raises(
+            f"row 1 of `packets`{magic}",
+            lambda: graph.merge_encode(feedback, rows, n, old, **KEY),
+        )
+        decode = library.ops(tf).tf_hips_onebit_decode
+        raises("ytes", lambda: decode(packet=tf.zeros([30], tf.uint8), num_elements=n))
+        raises(
+            "`state` of dgc must have the shape [2,9]",
+            lambda: library.ops(tf).tf_hips_dgc_encode_state(
+                gradient=tf.zeros([9]), state=tf.zeros([1, 9]), seed=1, step=1, ratio=0.1
+            ),
+        )
+
+
+def check_copies(plugin: ctypes.CDLL) -> None:
+    """A step leaves its gradient on the GPU: only packets and reports go to the host."""
+    feedback, n = error_feedback(Compressor("onebit")), 2**16
+    with tf.device(GPU):
+        x, residual = tf.constant(vector(n)), tf.Variable(tf.zeros([n]))
+
+        @tf.function
+        def step(x: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+            with tf.device(None):  # where TensorFlow likes
+                packet, left = graph.encode(
+                    feedback, x, residual=residual.read_value(), seed=1, step=number, tensor_id=0
+                )
+                residual.assign(left)
+                with tf.device("/cpu:0"):  # as Horovod does
+                    sent = tf.identity(packet)
+                return graph.merge(feedback, tf.stack([sent, sent]), n)
+
+        step(x, tf.constant(0, tf.int64))
+        count = plugin.gpu_double_bytes_to_host
+        count.restype = ctypes.c_int64
+        before = count()
+        total = step(x, tf.constant(1, tf.int64))
+        copied = count() - before
+        assert total.device.endswith("GPU:0"), total.device
+    assert feedback.wire_bytes(n) <= copied < feedback.wire_bytes(n) + 200, copied
+
+
+def check_loaded(folder: Path) -> None:
+    """A specification of the user's is compiled for the GPU, too, when it is first used there."""
+    file = folder / "halves.pse"
+    file.write_text(
+        "void HalvesEncode(float* g, uint8* out) { out = concat(map(g, [&](float x) -> float "
+        "{ return x / 2; })); }\n"
+        "void HalvesDecode(uint8* in, float* g) { float* v; extract(in, v); "
+        "g = map(v, [&](float x) -> float { return x * 2; }); }\n"
+    )
+    codec, x = tf_hips.load(file)(), vector(2000)
+    with tf.device(GPU):
+        packet, _ = graph.encode(codec, tf.constant(x), **KEY)
+        np.testing.assert_array_equal(on_gpu(packet), native.encode(codec, x, Key(**KEY)))
+        np.testing.assert_array_equal(on_gpu(graph.decode(codec, packet, 2000)), x)
+    assert placement.has_gpu_kernels(codec)
+
+
+def main() -> None:
+    plugin, kernels, folder = (Path(argument) for argument in sys.argv[1:])
+    load_library.load_pluggable_device_library(str(plugin))
+    assert len(tf.config.list_logical_devices("GPU")) == 1
+    # Loaded from where the double of the CUDA library can be put beside it.
+    own = folder / library.OPS_PATH.name
+    shutil.copyfile(library.OPS_PATH, own)
+    library.OPS_PATH, library.CUDA_PATH = own, folder / library.CUDA_PATH.name
+    onebit = Compressor("onebit")
+    with tf.device(GPU):
+        encode = library.ops(tf).tf_hips_onebit_encode
+        raises("`make build CUDA=1`", lambda: encode(gradient=tf.ones([9]), seed=1, step=1))
+        # Without kernels the CPU encodes, and a word is said.
+        packet, _ = graph.encode(onebit, tf.ones([9]), **KEY)
+    assert packet.device.endswith("CPU:0"), packet.device
+    assert not placement.has_gpu_kernels(onebit)
+    shutil.copyfile(kernels, library.CUDA_PATH)
+    placement._has_kernels.cache_clear()
+    assert placement.has_gpu_kernels(onebit)
+    for name in CODECS:
+        for n in SIZES:
+            check_codec(name, n)
+    check_state()
+    check_wrong_packets()
+    check_copies(ctypes.CDLL(str(plugin)))
+    check_loaded(folder)
+    print("all good")
+
+
+if __name__ == "__main__":
+    main()

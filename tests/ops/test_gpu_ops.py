@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow's kernels for GPUs, as far as it can be shown without one.
+
+A plugin (tests/support/gpu_double.cc) gives TensorFlow a device of type GPU whose memory is the
+host's, and the emulation of tests/compll stands for libtf_hips_cuda.so. So placement, copies,
+memory on the host, streams, reports of wrong packets and errors are TensorFlow's own; what is not
+seen is CUDA: not run on a GPU.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.compll import emulation
+from tests.compll.support import spec
+
+pytestmark = [pytest.mark.tf, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).resolve().parents[2]
+EMULATED = ("onebit", "terngrad", "graddrop", "dgc")
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The double of a GPU, compiled."""
+    made = tmp_path_factory.mktemp("plugin") / "gpu_double.so"
+    source = ROOT / "tests/support/gpu_double.cc"
+    flags = ["-O1", "-std=c++17", "-fPIC", "-shared", "-Wall", "-Werror"]
+    include = f"-isystem{tf.sysconfig.get_include()}"
+    subprocess.run(["g++", *flags, include, "-o", made, source], check=True, timeout=60)
+    return made
+
+
+def fake_nvcc(folder: Path) -> Path:
+    """A compiler that stands in for nvcc: g++ with the emulation's header."""
+    script = folder / "nvcc"
+    headers = ROOT / "tests/compll/emulation"
+    script.write_text(
+        "#!/bin/bash\n"
+        'if [ "$1" = --version ]; then echo emulation; exit; fi\n'
+        f"args=({' '.join(emulation.FLAGS)} -I{headers})\n"
+        'for one in "$@"; do\n'
+        '  case "$one" in -O3|-arch*|-fmad*|-cudart*|--expt*|-Xcompiler*|-shared|-std*) ;;\n'
+        '  *.cu) args+=(-x c++ "$one") ;;\n'
+        '  *) args+=("$one") ;; esac\n'
+        "done\n"
+        'exec g++ "${args[@]}"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_kernels_for_gpus(plugin: Path, tmp_path: Path) -> None:
+    kernels = emulation.build(*(spec(name) for name in EMULATED))
+    env = {**os.environ, "NVCC": str(fake_nvcc(tmp_path)), "TF_HIPS_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.gpu_child", plugin, kernels, tmp_path],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.splitlines()[-1] == "all good"
+    assert "encodes on the CPU, and gradients are copied there" in done.stderr

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tf_hips/cc/tf/gpu_kernels.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/device.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tf_hips/cc/runtime/api.h"
+#include "tf_hips/cc/tf/arguments.h"
+#include "tf_hips/cc/tf/cuda_library.h"
+#include "tf_hips/cc/tf/loaded_codecs.h"
+#include "tf_hips/cc/tf/params.h"
+#include "xla/stream_executor/stream.h"
+
+namespace tf_hips {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+std::string StatusText(int32_t status) {
+  if (status == TF_HIPS_CUDA_FAILED) return "CUDA could not start a kernel";
+  return tf_hips_status_text(status);
+}
+
+absl::Status EncodeError(int32_t status, const GpuCodec& codec) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("encoding with ", codec.codec().name, " failed: ", StatusText(status)));
+}
+
+// What a call needs of TensorFlow.
+struct Call {
+  void* stream = nullptr;
+  Tensor scratch;
+
+  void* memory() { return scratch.flat<uint8_t>().data(); }
+  int64_t bytes() const { return scratch.NumElements(); }
+};
+
+// Stream and scratch memory for n elements.
+absl::Status Begin(OpKernelContext* ctx, const GpuCodec& codec, int64_t n, Call* call) {
+  tensorflow::DeviceContext* const device = ctx->op_device_context();
+  if (device == nullptr || device->stream() == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(ctx->op_kernel().type_string(), " must run on a device that has a stream"));
+  }
+  call->stream = device->stream()->platform_specific_handle().stream;
+  const int64_t bytes = codec.cuda().scratch_bytes(codec.params(), n);
+  if (bytes < 0) return EncodeError(static_cast<int32_t>(-bytes), codec);
+  return ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &call->scratch);
+}
+
+// Output 0, for the packets of n elements.
+absl::Status AllocatePackets(OpKernelContext* ctx, const GpuCodec& codec, int64_t n,
+                             Tensor** packets) {
+  const int64_t bytes = codec.cuda().wire_bytes(codec.params(), n);
+  if (bytes < 0) return EncodeError(static_cast<int32_t>(-bytes), codec);
+  return ctx->allocate_output(0, TensorShape({bytes}), packets);
+}
+
+// Encodes to output 0; without a residual both pointers are null.
+absl::Status Encode(OpKernelContext* ctx, const GpuCodec& codec, const TfHipsKey& key,
+                    const float* gradient, const float* residual, float* new_residual, int64_t n,
+                    Call* call) {
+  Tensor* packets = nullptr;
+  if (absl::Status status = AllocatePackets(ctx, codec, n, &packets); !status.ok()) return status;
+  const int32_t status = codec.cuda().encode(
+      codec.params(), &key, gradient, residual, new_residual, n, packets->flat<uint8_t>().data(),
+      packets->NumElements(), call->memory(), call->bytes(), call->stream);
+  return status == TF_HIPS_OK ? absl::OkStatus() : EncodeError(status, codec);
+}
+
+// `what` of a decode that failed: "`packet`", or a row of it.
+absl::Status DecodeError(int32_t status, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " does not decode: ", StatusText(status)));
+}
+
+// What a report (codec_cuda.h) says.
+absl::Status Told(uint64_t report, bool has_rows) {
+  if (report == TF_HIPS_CUDA_FINE) return absl::OkStatus();
+  const auto status = static_cast<int32_t>(report & 0xFF);
+  const uint64_t chunk = report >> 8 & 0xFFFFFFFF, row = report >> 40;
+  const std::string whose =
+      has_rows ? absl::StrCat("row ", row, " of `packets`") : std::string("`packet`");
+  return DecodeError(status, absl::StrCat(whose, ", chunk ", chunk, ","));
+}
+
+// Sums the rows of `packets`, one if it is a vector, to out[0..n). `report`: allocated here.
+absl::Status Decode(OpKernelContext* ctx, const GpuCodec& codec, const Tensor& packets, float* out,
+                    int64_t n, Call* call, Tensor* report) {
+  const bool has_rows = packets.dims() == 2;
+  const int64_t rows = has_rows ? packets.dim_size(0) : 1;
+  const int64_t bytes = packets.dim_size(packets.dims() - 1);
+  absl::Status status = ctx->allocate_temp(tensorflow::DT_UINT64, TensorShape({}), report);
+  if (!status.ok()) return status;
+  std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
+  const uint8_t* const data = packets.flat<uint8_t>().data();
+  for (int64_t row = 0; row < rows; ++row) pointers[row] = data + row * bytes;
+  const int32_t done = codec.cuda().decode(
+      codec.params(), pointers.data(), bytes, static_cast<int32_t>(rows), out, n, TF_HIPS_SET,
+      report->flat<uint64_t>().data(), call->memory(), call->bytes(), call->stream);
+  if (done == TF_HIPS_OK) return absl::OkStatus();
+  return DecodeError(done, has_rows ? "row 0 of `packets`" : "`packet`");
+}
+
+// Before memory is taken: packets that are too long or too short must not cost any.
+absl::Status CheckLength(const GpuCodec& codec, const Tensor& packets, int64_t n) {
+  const bool has_rows = packets.dims() == 2;
+  const int64_t bytes = packets.dim_size(packets.dims() - 1);
+  const int64_t wanted = codec.cuda().wire_bytes(codec.params(), n);
+  int32_t status = TF_HIPS_OK;
+  if (wanted < 0) {
+    status = static_cast<int32_t>(-wanted);
+  } else if (bytes != wanted) {
+    status = bytes < wanted ? TF_HIPS_TRUNCATED : TF_HIPS_TOO_LONG;
+  }
+  if (status == TF_HIPS_OK) return absl::OkStatus();
+  return DecodeError(status, absl::StrCat(has_rows ? "row 0 of `packets`" : "`packet`", ", of ",
+                                          bytes, " bytes where ", wanted, " are needed,"));
+}
+
+// Ends an op when the GPU's report has come to the host, with what it says.
+void EndWithReport(OpKernelContext* ctx, const Tensor& report, bool has_rows,
+                   tensorflow::AsyncOpKernel::DoneCallback done) {
+  auto told = std::make_shared<Tensor>();
+  tensorflow::AllocatorAttributes on_host;
+  on_host.set_on_host(true);
+  on_host.set_gpu_compatible(true);
+  OP_REQUIRES_OK_ASYNC(
+      ctx, ctx->allocate_temp(tensorflow::DT_UINT64, TensorShape({}), told.get(), on_host), done);
+  // The copy waits for the stream, on the device; this thread goes on.
+  ctx->op_device_context()->CopyDeviceTensorToCPU(
+      &report, "report", static_cast<tensorflow::Device*>(ctx->device()), told.get(),
+      [ctx, told, report, has_rows, done = std::move(done)](const absl::Status& status) {
+        ctx->SetStatus(status.ok() ? Told(told->scalar<uint64_t>()(), has_rows) : status);
+        done();
+      });
+}
+
+absl::Status CheckSameShape(const Tensor& residual, const Tensor& gradient) {
+  if (gradient.shape() == residual.shape()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("`residual` must have the gradient's shape ", gradient.shape().DebugString(),
+                   ". Received: shape ", residual.shape().DebugString()));
+}
+
+}  // namespace
+
+absl::Status GpuCodec::Read(OpKernelConstruction* ctx, const TfHipsCodec* codec) {
+  std::string name;
+  absl::Status status = ReadCodec(*ctx, &codec, &params_, &name);
+  if (!status.ok()) return status;
+  if (codec == nullptr) return NotLoaded(name);
+  absl::StatusOr<const TfHipsCudaCodec*> found = FindCudaCodec(*codec, name);
+  if (!found.ok()) return found.status();
+  codec_ = codec;
+  cuda_ = *found;
+  return absl::OkStatus();
+}
+
+GpuEncodeKernel::GpuEncodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : OpKernel(ctx) {
+  OP_REQUIRES_OK(ctx, codec_.Read(ctx, codec));
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+}
+
+void GpuEncodeKernel::Compute(OpKernelContext* ctx) {
+  const Tensor& gradient = ctx->input(0);
+  TfHipsKey key;
+  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(1), ctx->input(2), tensor_id_, offset_, &key));
+  const int64_t n = gradient.NumElements();
+  Call call;
+  OP_REQUIRES_OK(ctx, Begin(ctx, codec_, n, &call));
+  OP_REQUIRES_OK(
+      ctx, Encode(ctx, codec_, key, gradient.flat<float>().data(), nullptr, nullptr, n, &call));
+}
+
+GpuEncodeFeedbackKernel::GpuEncodeFeedbackKernel(OpKernelConstruction* ctx,
+                                                 const TfHipsCodec* codec)
+    : OpKernel(ctx) {
+  OP_REQUIRES_OK(ctx, codec_.Read(ctx, codec));
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+}
+
+void GpuEncodeFeedbackKernel::Compute(OpKernelContext* ctx) {
+  const Tensor& gradient = ctx->input(0);
+  const Tensor residual = ctx->input(1);
+  OP_REQUIRES_OK(ctx, CheckSameShape(residual, gradient));
+  TfHipsKey key;
+  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key));
+  Tensor* new_residual = nullptr;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(1, residual.shape(), &new_residual));
+  const int64_t n = gradient.NumElements();
+  Call call;
+  OP_REQUIRES_OK(ctx, Begin(ctx, codec_, n, &call));
+  OP_REQUIRES_OK(
+      ctx, Encode(ctx, codec_, key, gradient.flat<float>().data(), residual.flat<float>().data(),
+                  new_residual->flat<float>().data(), n, &call));
+}
+
+GpuEncodeStateKernel::GpuEncodeStateKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : OpKernel(ctx) {
+  OP_REQUIRES_OK(ctx, codec_.Read(ctx, codec));
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+}
+
+void GpuEncodeStateKernel::Compute(OpKernelContext* ctx) {
+  const Tensor& gradient = ctx->input(0);
+  const Tensor state = ctx->input(1);
+  const int64_t n = gradient.NumElements();
+  const TensorShape wanted({codec_.cuda().num_states, n});
+  OP_REQUIRES(ctx, state.shape() == wanted,
+              absl::InvalidArgumentError(absl::StrCat(
+                  "`state` of ", codec_.codec().name, " must have the shape ", wanted.DebugString(),
+                  ". Received: shape ", state.shape().DebugString())));
+  OP_REQUIRES(ctx, codec_.cuda().encode_state != nullptr,
+              EncodeError(TF_HIPS_NOT_PROVIDED, codec_));
+  TfHipsKey key;
+  OP_REQUIRES_OK(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key));
+  Tensor* new_state = nullptr;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(1, wanted, &new_state));
+  Tensor* packets = nullptr;
+  OP_REQUIRES_OK(ctx, AllocatePackets(ctx, codec_, n, &packets));
+  Call call;
+  OP_REQUIRES_OK(ctx, Begin(ctx, codec_, n, &call));
+  const int32_t status = codec_.cuda().encode_state(
+      codec_.params(), &key, gradient.flat<float>().data(), state.flat<float>().data(),
+      new_state->flat<float>().data(), n, packets->flat<uint8_t>().data(), packets->NumElements(),
+      call.memory(), call.bytes(), call.stream);
+  OP_REQUIRES(ctx, status == TF_HIPS_OK, EncodeError(status, codec_));
+}
+
+GpuDecodeKernel::GpuDecodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : AsyncOpKernel(ctx) {
+  OP_REQUIRES_OK(ctx, codec_.Read(ctx, codec));
+  OP_REQUIRES_OK(ctx, ReadElements(ctx, &num_elements_));
+}
+
+void GpuDecodeKernel::ComputeAsync(OpKernelContext* ctx, DoneCallback done) {
+  const Tensor& packet = ctx->input(0);
+  OP_REQUIRES_OK_ASYNC(ctx, CheckVector(packet, "packet"), done);
+  OP_REQUIRES_OK_ASYNC(ctx, CheckLength(codec_, packet, num_elements_), done);
+  Tensor* gradient = nullptr;
+  OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, TensorShape({num_elements_}), &gradient), done);
+  Call call;
+  Tensor report;
+  OP_REQUIRES_OK_ASYNC(ctx, Begin(ctx, codec_, num_elements_, &call), done);
+  OP_REQUIRES_OK_ASYNC(
+      ctx,
+      Decode(ctx, codec_, packet, gradient->flat<float>().data(), num_elements_, &call, &report),
+      done);
+  EndWithReport(ctx, report, /*has_rows=*/false, std::move(done));
+}
+
+GpuMergeKernel::GpuMergeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : AsyncOpKernel(ctx) {
+  OP_REQUIRES_OK(ctx, codec_.Read(ctx, codec));
+  OP_REQUIRES_OK(ctx, ReadElements(ctx, &num_elements_));
+}
+
+void GpuMergeKernel::ComputeAsync(OpKernelContext* ctx, DoneCallback done) {
+  const Tensor& packets = ctx->input(0);
+  OP_REQUIRES_OK_ASYNC(ctx, CheckRowsShape(packets, codec_.codec()), done);
+  OP_REQUIRES_OK_ASYNC(ctx, CheckLength(codec_, packets, num_elements_), done);
+  Tensor* sum = nullptr;
+  OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, TensorShape({num_elements_}), &sum), done);
+  Call call;
+  Tensor report;
+  OP_REQUIRES_OK_ASYNC(ctx, Begin(ctx, codec_, num_elements_, &call), done);
+  OP_REQUIRES_OK_ASYNC(
+      ctx, Decode(ctx, codec_, packets, sum->flat<float>().data(), num_elements_, &call, &report),
+      done);
+  EndWithReport(ctx, report, /*has_rows=*/true, std::move(done));
+}
+
+GpuMergeEncodeKernel::GpuMergeEncodeKernel(OpKernelConstruction* ctx, const TfHipsCodec* codec)
+    : AsyncOpKernel(ctx) {
+  OP_REQUIRES_OK(ctx, codec_.Read(ctx, codec));
+  OP_REQUIRES_OK(ctx, ReadElements(ctx, &num_elements_));
+  OP_REQUIRES_OK(ctx, ReadKeyAttrs(ctx, &tensor_id_, &offset_));
+}
+
+void GpuMergeEncodeKernel::ComputeAsync(OpKernelContext* ctx, DoneCallback done) {
+  const Tensor& packets = ctx->input(0);
+  OP_REQUIRES_OK_ASYNC(ctx, CheckRowsShape(packets, codec_.codec()), done);
+  OP_REQUIRES_OK_ASYNC(ctx, CheckLength(codec_, packets, num_elements_), done);
+  const Tensor residual = ctx->input(1);
+  OP_REQUIRES_OK_ASYNC(ctx, CheckVector(residual, "residual"), done);
+  OP_REQUIRES_ASYNC(
+      ctx, residual.NumElements() == num_elements_,
+      absl::InvalidArgumentError(absl::StrCat("`residual` must have ", num_elements_,
+                                              " elements. Received: ", residual.NumElements())),
+      done);
+  TfHipsKey key;
+  OP_REQUIRES_OK_ASYNC(ctx, ReadKey(ctx->input(2), ctx->input(3), tensor_id_, offset_, &key), done);
+  Tensor* new_residual = nullptr;
+  OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(1, residual.shape(), &new_residual), done);
+  Tensor sum, report;
+  OP_REQUIRES_OK_ASYNC(
+      ctx, ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({num_elements_}), &sum), done);
+  Call call;
+  OP_REQUIRES_OK_ASYNC(ctx, Begin(ctx, codec_, num_elements_, &call), done);
+  OP_REQUIRES_OK_ASYNC(
+      ctx, Decode(ctx, codec_, packets, sum.flat<float>().data(), num_elements_, &call, &report),
+      done);
+  // Of wrong packets the sum is garbage, and so is what is made of it; the report ends the op.
+  OP_REQUIRES_OK_ASYNC(
+      ctx,
+      Encode(ctx, codec_, key, sum.flat<float>().data(), residual.flat<float>().data(),
+             new_residual->flat<float>().data(), num_elements_, &call),
+      done);
+  EndWithReport(ctx, report, /*has_rows=*/true, std::move(done));
+}
+
+}  // namespace tf_hips

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the ops of a codec run: on the GPU that holds the gradients, if there are kernels for it.
+
+The kernels of the built-in codecs are in libtf_hips_cuda.so beside the ops (`make build CUDA=1`);
+those of a loaded codec are compiled when it is first used beside a GPU, if nvcc is there. Without
+them gradients are encoded on the CPU, and copied there, which is told once.
+"""
+
+import functools
+
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.ops import jit, library, loaded
+from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.flow import on_gpu
+
+_CPU = "/cpu:0"
+
+
+def has_gpu_kernels(compressor: Compressor) -> bool:
+    """Whether there is a GPU, and the codec of `compressor` and of its sums have kernels for it."""
+    names = {compressor.codec.name, compressor.for_sums.codec.name}
+    return on_gpu() and all(_has_kernels(name) for name in names)
+
+
+def device(compressor: Compressor) -> str | None:
+    """Where an op of `compressor` must be placed; None: wherever TensorFlow likes.
+
+    Without kernels for the GPU that is the CPU: the ops have kernels for either, and TensorFlow
+    would choose the GPU's.
+    """
+    if not on_gpu() or _has_kernels(compressor.codec.name):
+        return None
+    return _CPU
+
+
+@functools.cache
+def _has_kernels(name: str) -> bool:
+    if loaded.NAME.fullmatch(name) is None:
+        if library.CUDA_PATH.is_file():
+            return True
+        reason = f"no {library.CUDA_PATH.name}; `make build CUDA=1` makes it where nvcc is"
+    else:
+        address, reason = jit.cuda_table(name)
+        if address is not None:
+            library.add_cuda_codec(tf, name, address)
+            return True
+    log.warning("%s encodes on the CPU, and gradients are copied there: %s", name, reason)
+    return False
