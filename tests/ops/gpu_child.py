@@ -59,7 +59,7 @@ def check_codec(name: str, n: int) -> None:
         feedback = error_feedback(codec)
         kept = residual.copy()
         wanted = native.encode(feedback, x, key, kept)
-        packet, left = graph.encode(feedback, tf.constant(x), residual=tf.constant(residual), **KEY)
+        packet, left = graph.encode(feedback, tf.constant(x), kept=tf.constant(residual), **KEY)
         np.testing.assert_array_equal(on_gpu(packet), wanted)
         np.testing.assert_array_equal(on_gpu(left), kept)
         rows = np.stack([expected, wanted, expected])
@@ -82,7 +82,7 @@ def check_state() -> None:
         for step in range(3):
             x = vector(n, step)
             key = {**KEY, "step": step}
-            packet, held = graph.encode(codec, tf.constant(x), residual=held, **key)
+            packet, held = graph.encode(codec, tf.constant(x), kept=held, **key)
             np.testing.assert_array_equal(
                 on_gpu(packet), native.encode(codec, x, Key(**key), state)
             )
@@ -125,7 +125,7 @@ def check_copies(plugin: ctypes.CDLL) -> None:
         def step(x: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
             with tf.device(None):  # where TensorFlow likes
                 packet, left = graph.encode(
-                    feedback, x, residual=residual.read_value(), seed=1, step=number, tensor_id=0
+                    feedback, x, kept=residual.read_value(), seed=1, step=number, tensor_id=0
                 )
                 residual.assign(left)
                 with tf.device("/cpu:0"):  # as Horovod does

@@ -20,8 +20,11 @@ _CPU = "/cpu:0"
 
 def has_gpu_kernels(compressor: Compressor) -> bool:
     """Whether there is a GPU, and the codec of `compressor` and of its sums have kernels for it."""
-    names = {compressor.codec.name, compressor.for_sums.codec.name}
-    return on_gpu() and all(_has_kernels(name) for name in names)
+    if not on_gpu():
+        return False
+    stages = [stage for _, stage in compressor.stages]
+    names = {one.codec.name for stage in stages for one in (stage, stage.for_sums)}
+    return all(_has_kernels(name) for name in names)
 
 
 def device(compressor: Compressor) -> str | None:
