@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import load_library  # noqa: TID251 - no public name for it
 
 import tf_hips
+from tests.support import gpu_double
 from tf_hips.ops import Compressor, Key, error_feedback, graph, library, native, placement
 
 GPU = "/gpu:0"
@@ -134,7 +134,6 @@ def check_copies(plugin: ctypes.CDLL) -> None:
 
         step(x, tf.constant(0, tf.int64))
         count = plugin.gpu_double_bytes_to_host
-        count.restype = ctypes.c_int64
         before = count()
         total = step(x, tf.constant(1, tf.int64))
         copied = count() - before
@@ -161,8 +160,7 @@ def check_loaded(folder: Path) -> None:
 
 def main() -> None:
     plugin, kernels, folder = (Path(argument) for argument in sys.argv[1:])
-    load_library.load_pluggable_device_library(str(plugin))
-    assert len(tf.config.list_logical_devices("GPU")) == 1
+    device = gpu_double.load(plugin)
     # Loaded from where the double of the CUDA library can be put beside it.
     own = folder / library.OPS_PATH.name
     shutil.copyfile(library.OPS_PATH, own)
@@ -183,7 +181,7 @@ def main() -> None:
             check_codec(name, n)
     check_state()
     check_wrong_packets()
-    check_copies(ctypes.CDLL(str(plugin)))
+    check_copies(device)
     check_loaded(folder)
     print("all good")
 

@@ -13,26 +13,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from tests.compll import emulation
 from tests.compll.support import spec
+from tests.support import gpu_double
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATED = ("onebit", "terngrad", "graddrop", "dgc")
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The double of a GPU, compiled."""
-    made = tmp_path_factory.mktemp("plugin") / "gpu_double.so"
-    source = ROOT / "tests/support/gpu_double.cc"
-    flags = ["-O1", "-std=c++17", "-fPIC", "-shared", "-Wall", "-Werror"]
-    include = f"-isystem{tf.sysconfig.get_include()}"
-    subprocess.run(["g++", *flags, include, "-o", made, source], check=True, timeout=60)
-    return made
 
 
 def fake_nvcc(folder: Path) -> Path:
@@ -54,7 +43,8 @@ def fake_nvcc(folder: Path) -> Path:
     return script
 
 
-def test_kernels_for_gpus(plugin: Path, tmp_path: Path) -> None:
+def test_kernels_for_gpus(tmp_path: Path) -> None:
+    plugin = gpu_double.build(tmp_path)
     kernels = emulation.build(*(spec(name) for name in EMULATED))
     env = {**os.environ, "NVCC": str(fake_nvcc(tmp_path)), "TF_HIPS_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(

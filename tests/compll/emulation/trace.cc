@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counts what emulated kernels read and write: a tool of tests.
 //
-// The kernels are compiled with -fsanitize=thread, which calls a function for each access to memory;
-// these are ours, in place of the sanitizer's. Of the vectors that were named, the sectors of 32
-// bytes that a kernel touches are counted, once for reading and once for writing: what a GPU must
-// fetch and write back if its caches keep what one kernel uses again, and nothing between kernels.
+// The kernels are compiled with -fsanitize=thread, which calls a function for each access to
+// memory; these are ours, in place of the sanitizer's. Of the vectors that were named, the sectors
+// of 32 bytes that a kernel touches are counted, once for reading, unless it has written them
+// before, and once for writing: what a GPU must fetch and write back if its caches keep what one
+// kernel uses again, and nothing between kernels.
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -38,6 +39,7 @@ void touch(uintptr_t at, uintptr_t bytes, bool is_write) {
     std::vector<bool>& seen = is_write ? vector.is_written : vector.is_read;
     for (uintptr_t k = at / kSector; k <= (at + bytes - 1) / kSector; ++k) {
       const size_t sector = k - vector.begin / kSector;
+      if (vector.is_written[sector]) continue;
       if (seen[sector]) continue;
       seen[sector] = true;
       (is_write ? count.written : count.read) += kSector;

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/gpu.md says how many bytes CUDA kernels move; the emulation counts them."""
+
+import pytest
+
+from tests.compll.emulation.traffic import row
+from tests.compll.support import SPECS
+
+TABLE = (SPECS.parents[2] / "docs/gpu.md").read_text(encoding="utf-8").splitlines()
+QUICK = ("onebit",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else (pytest.mark.slow,), id=name)
+        for name in sorted(path.stem for path in SPECS.glob("*.pse"))
+    ],
+)
+def test_the_page_tells_what_is_moved(name):
+    assert row(name) in TABLE
