@@ -15,6 +15,7 @@ from tests.support.ranks import run_parties
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(300)]
 
 
+@pytest.mark.slow
 def test_a_ring_sums_on_gpus(tmp_path: Path) -> None:
     from tests.compll import emulation
     from tests.compll.support import spec

@@ -25,8 +25,14 @@ class Extended(one_device_strategy.OneDeviceExtended):
         self, next_creator: Callable[..., tf.Variable], **kwargs: Any
     ) -> tf.Variable:
         is_local = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-        variable = super()._create_variable(next_creator, **kwargs)
-        self._container_strategy()._record(variable, is_local)
+        strategy = self._container_strategy()
+        if strategy._is_making_own:
+            # Where its maker says, and not on the replica's device.
+            kwargs.pop("colocate_with", None)
+            variable = next_creator(**kwargs)
+        else:
+            variable = super()._create_variable(next_creator, **kwargs)
+        strategy._record(variable, is_local)
         return variable
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
