@@ -172,48 +172,54 @@ class Columns {
   std::vector<double> values_, partial_, dots_;
 };
 
-// right [columns, rank] with its columns one after the other: a row of a product then reads it as
-// it is written.
-std::vector<float> Transposed(const LowRank& factors) {
-  std::vector<float> right(factors.columns * factors.rank);
+// right [columns, rank] in tiles of 16 of its rows, each as [rank, 16], so that a row of a product
+// reads it from front to back.
+std::vector<float> Tiled(const LowRank& factors) {
+  const int64_t tiles = (factors.columns + kFloats - 1) / kFloats;
+  std::vector<float> right(tiles * kFloats * factors.rank);
   for (int64_t c = 0; c < factors.columns; ++c) {
+    float* tile = right.data() + c / kFloats * kFloats * factors.rank + c % kFloats;
     for (int64_t k = 0; k < factors.rank; ++k) {
-      right[k * factors.columns + c] = factors.right[c * factors.rank + k];
+      tile[k * kFloats] = factors.right[c * factors.rank + k];
     }
   }
   return right;
 }
 
-// Rows of the product, or with a matrix of what it leaves of that.
-template <bool kIsRest>
-TF_HIPS_INLINE void Rows(const float* left, const float* right, int64_t rows, int64_t columns,
-                         int64_t rank, const float* matrix, float* out) {
-  constexpr uint32_t kExponent = 0x7f800000u;
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* factor = left + row * rank;
-    int64_t c = 0;
-    for (; c + kFloats <= columns; c += kFloats) {
-      Floats sum = {};
-      for (int64_t k = 0; k < rank; ++k) {
-        Floats part;
-        std::memcpy(&part, right + k * columns + c, sizeof part);
-        sum += factor[k] * part;
-      }
+constexpr uint32_t kExponent = 0x7f800000u;
+
+// kRows rows of the product, or with a matrix of what it leaves of that. Rows share what is read of
+// `right`, and each keeps its sum in a register.
+template <bool kIsRest, int kRows>
+TF_HIPS_INLINE void SomeRows(const float* left, const float* right, int64_t columns, int64_t rank,
+                             const float* matrix, float* out) {
+  int64_t c = 0;
+  for (; c + kFloats <= columns; c += kFloats) {
+    Floats sums[kRows] = {};
+    for (int64_t k = 0; k < rank; ++k) {
+      Floats part;
+      std::memcpy(&part, right + c * rank + k * kFloats, sizeof part);
+      for (int row = 0; row < kRows; ++row) sums[row] += left[row * rank + k] * part;
+    }
+    for (int row = 0; row < kRows; ++row) {
+      const int64_t at = row * columns + c;
       if (kIsRest) {
         Floats own;
-        std::memcpy(&own, matrix + row * columns + c, sizeof own);
-        own -= sum;
+        std::memcpy(&own, matrix + at, sizeof own);
+        own -= sums[row];
         Words words;
         std::memcpy(&words, &own, sizeof words);
         words &= ~reinterpret_cast<Words>((words & kExponent) == kExponent);
-        std::memcpy(out + row * columns + c, &words, sizeof words);
+        std::memcpy(out + at, &words, sizeof words);
       } else {
-        std::memcpy(out + row * columns + c, &sum, sizeof sum);
+        std::memcpy(out + at, &sums[row], sizeof sums[row]);
       }
     }
-    for (; c < columns; ++c) {
+  }
+  for (const float* tile = right + c * rank; c < columns; ++c, ++tile) {
+    for (int row = 0; row < kRows; ++row) {
       float sum = 0;
-      for (int64_t k = 0; k < rank; ++k) sum += factor[k] * right[k * columns + c];
+      for (int64_t k = 0; k < rank; ++k) sum += left[row * rank + k] * tile[k * kFloats];
       if (kIsRest) {
         const float rest = matrix[row * columns + c] - sum;
         uint32_t word;
@@ -222,6 +228,21 @@ TF_HIPS_INLINE void Rows(const float* left, const float* right, int64_t rows, in
       }
       out[row * columns + c] = sum;
     }
+  }
+}
+
+template <bool kIsRest>
+TF_HIPS_INLINE void Rows(const float* left, const float* right, int64_t rows, int64_t columns,
+                         int64_t rank, const float* matrix, float* out) {
+  constexpr int kTogether = 4;
+  int64_t row = 0;
+  for (; row + kTogether <= rows; row += kTogether) {
+    SomeRows<kIsRest, kTogether>(left + row * rank, right, columns, rank,
+                                 kIsRest ? matrix + row * columns : nullptr, out + row * columns);
+  }
+  for (; row < rows; ++row) {
+    SomeRows<kIsRest, 1>(left + row * rank, right, columns, rank,
+                         kIsRest ? matrix + row * columns : nullptr, out + row * columns);
   }
 }
 
@@ -287,7 +308,7 @@ void Orthonormalize(const float* matrix, int64_t rows, int64_t rank, const TfHip
 }
 
 void LowRankProduct(const LowRank& factors, const ParallelFor& parallel, float* product) {
-  const std::vector<float> right = Transposed(factors);
+  const std::vector<float> right = Tiled(factors);
   ForRows(factors, parallel, [&](int64_t first, int64_t n) {
     ProductRows(factors.left + first * factors.rank, right.data(), n, factors.columns, factors.rank,
                 product + first * factors.columns);
@@ -296,7 +317,7 @@ void LowRankProduct(const LowRank& factors, const ParallelFor& parallel, float* 
 
 void LowRankRest(const LowRank& factors, const float* matrix, const ParallelFor& parallel,
                  float* rest) {
-  const std::vector<float> right = Transposed(factors);
+  const std::vector<float> right = Tiled(factors);
   ForRows(factors, parallel, [&](int64_t first, int64_t n) {
     RestRows(factors.left + first * factors.rank, right.data(), n, factors.columns, factors.rank,
              matrix + first * factors.columns, rest + first * factors.columns);
