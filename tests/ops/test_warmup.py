@@ -29,6 +29,7 @@ from tf_hips.ops import (
     onebit,
     parse,
     registry,
+    stages,
     terngrad,
     topk,
     warmup,
@@ -179,6 +180,14 @@ def test_sums_have_the_same_stages() -> None:
         of_packets = dict(value.at(step).codec.params)["ratio"]
         assert share == pytest.approx(min(1.0, 4 * of_packets), rel=1e-3)
     assert warmup(dgc(0.3), 9).for_sums == error_feedback(topk(1.0))
+
+
+def test_two_ways_change_when_either_does() -> None:
+    up, down = warmup(onebit(), 5), warmup(error_feedback(topk(0.1)), 8, 2)
+    assert stages.joint(up, down) == [
+        (first, up.at(first), down.at(first)) for first in (0, 4, 5, 8)
+    ]
+    assert stages.joint(onebit(), topk(0.1)) == [(0, onebit(), topk(0.1))]
 
 
 def test_loaded_codecs(momentum: Compressor) -> None:

@@ -249,6 +249,27 @@ def test_a_bad_packet_is_refused_by_name_and_the_round_goes_on(name: str) -> Non
     assert deliver(store, all_deliveries(2)) == expected
 
 
+def test_a_packet_of_another_stage_is_refused_and_the_round_goes_on() -> None:
+    text = "warmup(topk(ratio=0.1), steps=2, stages=2)"
+    value = compressors.parse(text)
+    # Two stages send equally many of so few elements: it is not the length that tells.
+    assert value.at(1).chunk_packet_bytes(1) == value.at(2).chunk_packet_bytes(1)
+    store = store_of(text, "fp32")
+    for number in range(3):
+        store.begin(number)
+        other = native.encode(value.at(number + 1), gradient(1, number, 1), native.Key(0, 0, 0))
+        if number < 2:
+            with pytest.raises(PacketError, match=rf"Site `b`, round {number}, tensor 1 of shape"):
+                store.add(number, 1, [(1, other)])
+        for child in range(len(SITES)):
+            for chunk in range(len(MODEL.chunks)):
+                x = gradient(child, number, chunk)
+                packet = native.encode(value, x, native.Key(0, number, 0))
+                assert packet.size == store.packet_limits(number)[chunk]
+                assert store.add(number, child, [(chunk, packet)]) == 1
+        assert store.is_merged(number)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_is_refused_by_name(value: float) -> None:
     store = store_of("fp32")
