@@ -297,13 +297,13 @@ def _show(rows: list[Row]) -> None:
 
 
 def _store(rows: list[Row], name: str) -> None:
+    note = f"{ROUNDS} rounds of {CALLS} calls; what is measured: see `benchmarks/gpu/__main__.py`."
     try:
         from benchmarks import harness
-    except ImportError as error:
-        print(f"bench-gpu: nothing is stored: {error.name} is not here")
-        return
-    note = f"{ROUNDS} rounds of {CALLS} calls; what is measured: see `benchmarks/gpu/__main__.py`."
-    harness.write("gpu", rows, command="make bench-gpu", note=note, gpu=name)
+
+        harness.write("gpu", rows, command="make bench-gpu", note=note, gpu=name)
+    except (ImportError, OSError) as error:  # rich or git may be missing there
+        print(f"bench-gpu: nothing is stored: {error}")
 
 
 if __name__ == "__main__":
