@@ -27,16 +27,16 @@ linux unix
 _OWN = """
 add_all add_tile begin bodies check_body encode_feedback encode_fields encode_tiles end exact
 feedback_fields gradient decode_fields how is_first merge merge_ranges merge_rows mode new_residual
-put_tile residual rows kRows state stream_end stream_tile sum to
-abs add base bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count
-decode decode_rows encode exp2_exact finish first first_block float_at float_bits float_key
-float_to_code float_to_int for_blocks for_tiles is_finite num_blocks sum_codes
-float_to_uint32 in int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block
-j k keep_range keep_values key key_float layout load_code load_float load_floats log2_exact main
-max_body_bytes maximum minimum n noise noise_at noise_tile out pack_codes packed_bytes params
-power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
-round_half_away scatter_tile scratch sign_of sort_values spread_blocks status std store_code
-store_float store_floats take_indices tf_hips unpack_codes value value_at values wide_noise_at
+put_tile reserve residual rows kRows state stream_end stream_tile sum to abs add all_finite base
+bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count decode
+decode_rows encode exp2_exact finish first first_block float_at float_bits float_key float_to_code
+float_to_int for_blocks for_tiles is_finite num_blocks sum_codes float_to_uint32 in in_place_fields
+int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block j k is_in_place
+keep_range keep_state keep_values key key_float layout load_code load_float load_floats log2_exact
+main max_body_bytes maximum minimum n noise noise_at noise_tile old out pack_codes packed_bytes
+params power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
+round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
+store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
 wide_noise_tile wide_random_int
 """
 RESERVED = frozenset((_KEYWORDS + _OWN).split())

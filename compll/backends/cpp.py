@@ -19,10 +19,18 @@ from compll.backends import entries
 from compll.backends.block_loops import BlockLoops
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.c_common import Lines, Names
-from compll.backends.feedback import Fusion, has_feedback, has_merge, has_ranges
+from compll.backends.feedback import (
+    Fusion,
+    has_feedback,
+    has_merge,
+    has_ranges,
+    returns_status,
+)
+from compll.backends.in_place import is_in_place
 from compll.backends.kept import KeptVectors, decode_fails, encode_fails
 from compll.backends.layout import emit_layout, emit_params, unpack_params
 from compll.backends.loops import Loops, Stored
+from compll.backends.rooms import rooms
 from compll.backends.rows import ROWS, emit_rows
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
@@ -151,8 +159,10 @@ class _Emitter:
             "#include <limits>",
             "",
         )
-        keeps = encode_fails(self._plan) or decode_fails(self._plan)
-        headers = sorted([*_INCLUDES, *(["select.h"] if keeps else [])])
+        keeps = returns_status(self._plan) or decode_fails(self._plan)
+        more = ["select.h"] if keeps else []
+        more += ["scratch.h"] if program.state_names else []
+        headers = sorted([*_INCLUDES, *more])
         add(*(f'#include "tf_hips/cc/runtime/{name}"' for name in headers), "")
         add(f"namespace tf_hips::codec_{program.name} {{", "namespace {", "")
         emit_params(program, self._lines)
@@ -197,9 +207,10 @@ class _Emitter:
         roots = [*_roots(self._plan.encode), *(value for _, value in scalars)]
         fusion = Fusion.of(self._plan)
         lines.add("// With feedback `in` is the sum of gradient and residual.")
-        lines.add("template <bool kFeedback>")
+        in_place = ", bool kInPlace" if self._program.state_names else ""
+        lines.add(f"template <bool kFeedback{in_place}>")
         parameters = self._encode_parameters()
-        result = _result(encode_fails(self._plan))
+        result = _result(returns_status(self._plan))
         head = _parameters(f"TF_HIPS_INLINE {result} encode_tiles(", parameters)
         lines.add(*head[:-1])
         lines.open(head[-1])
@@ -210,8 +221,8 @@ class _Emitter:
         self._make_widths(kinds, function)
         targets = {k: f"body + layout.offset[{k}]" for k in range(len(encode.fields))}
         targets |= self._unpack_state(encode, size, roots, function)
-        if has_feedback(self._plan) and fusion.first is None:
-            lines.add("if constexpr (kFeedback) add_all(gradient, residual, n, value);")
+        if has_feedback(self._plan):
+            lines.add(*fusion.begin_lines())
         lines.add("const float* in = kFeedback ? value : gradient;")
         number = 0
         for group in encode_groups(self._plan):
@@ -225,14 +236,17 @@ class _Emitter:
         if fusion.last is None:
             self._store_scalars(scalars, function)
         if has_feedback(self._plan):
-            lines.add(*fusion.end_lines())
-        if encode_fails(self._plan):
+            lines.add(*fusion.end_lines(decode_fails=decode_fails(self._plan)))
+        if returns_status(self._plan):
             lines.add("return TF_HIPS_OK;")
         lines.close()
         lines.add("")
         self._wrap("encode_fields", feedback=False)
+        if is_in_place(self._plan):
+            self._wrap("in_place_fields", feedback=False, in_place=True)
         if has_feedback(self._plan):
             self._wrap("feedback_fields", feedback=True)
+            self._reserve()
 
     def _encode_parameters(self) -> tuple[str, ...]:
         return (*_ENCODE_PARAMETERS, *(_STATE_PARAMETERS if self._program.state_names else ()))
@@ -252,27 +266,53 @@ class _Emitter:
             function.c.sizes[var] = "n"
             old = function.names.of(var)
             new = function.names.fresh(f"new_{var.name}")
-            if var in read:
-                self._lines.add(f"const float* __restrict__ {old} = state[{number}];")
             self._lines.add(f"float* __restrict__ {new} = new_state[{number}];")
+            if var in read:
+                self._lines.add(f"const float* {old} = kInPlace ? {new} : state[{number}];")
             function.stored[var] = Stored(var, size, "n", old, is_field=False, bits=None)
             targets[len(encode.fields) + number] = new
             function.loops.floats.add(new)
         return targets
 
-    def _wrap(self, name: str, *, feedback: bool) -> None:
+    def _wrap(self, name: str, *, feedback: bool, in_place: bool = False) -> None:
         """A hot function, which has clones, around encode_tiles, which is part of each."""
-        result = _result(encode_fails(self._plan))
+        result = _result(returns_status(self._plan))
         head = _parameters(f"TF_HIPS_HOT {result} {name}(", self._encode_parameters())
         self._lines.add(*head[:-1])
         self._lines.open(head[-1])
-        flag = "true" if feedback else "false"
+        flags = "true" if feedback else "false"
+        if self._program.state_names:
+            flags += ", true" if in_place else ", false"
         self._lines.add(
-            f"return encode_tiles<{flag}>(params, key, gradient, residual, value, n, layout, body"
+            f"return encode_tiles<{flags}>(params, key, gradient, residual, value, n, layout, body"
             f"{', state, new_state' if self._program.state_names else ''});"
         )
         self._lines.close()
         self._lines.add("")
+
+    def _reserve(self) -> None:
+        """Finds the memory of an encoder with feedback, and of its decoder, before it begins."""
+        found = rooms(self._plan)
+        if not found:
+            return
+        lines = self._lines
+        lines.add("// Finds all memory that feedback_fields needs; false when there is none.")
+        lines.add("bool reserve([[maybe_unused]] const Params& params,")
+        lines.open("             [[maybe_unused]] int64_t n) {")
+        function = _Function(self._program, lines)
+        for side in (self._program.encode, self._program.decode):
+            if side is not None:
+                function.c.sizes[side.gradient] = "n"
+        function.unpack_params(_vars([room.count for room in found]))
+        for room in found:
+            count = f"std::max<int64_t>({function.c(room.count)}, 0)"
+            text = f"scratch<{room.slot}, {room.kind}>({count}) == nullptr"
+            if room.kind is None:
+                text = f"!TopK<{room.slot}>::reserve({count})"
+            lines.add(f"if ({text}) return false;")
+        lines.add("return true;")
+        lines.close()
+        lines.add("")
 
     def _store_scalars(self, scalars: list[tuple[int, nodes.Expr]], function: _Function) -> None:
         for number, value in scalars:
@@ -309,7 +349,7 @@ class _Emitter:
                 self._lines.add(function.c.let(step))
                 continue
             if isinstance(step, nodes.Store):
-                function.kept.store(step)
+                function.kept.store(step, is_first=bool(first))
                 continue
             scatter = step.writes[0].value if step.writes else None
             if isinstance(scatter, nodes.Scatter):

@@ -2,10 +2,15 @@
 """The functions of a codec that callers see, and the table of them (tf_hips/cc/runtime/codec.h)."""
 
 from compll.backends.c_common import Lines, param_names
-from compll.backends.feedback import has_feedback, has_merge, has_ranges
-from compll.backends.kept import decode_fails, encode_fails
+from compll.backends.feedback import has_feedback, has_merge, has_ranges, returns_status
+from compll.backends.in_place import is_in_place
+from compll.backends.kept import decode_fails
+from compll.backends.rooms import rooms
 from compll.ir import nodes
 from compll.ir.types import FLOAT, UInt
+
+# A call of a hot function.
+_ENCODE = "{name}(params, *key, in, nullptr, nullptr, n, layout, body{state})"
 
 
 def emit(plan: nodes.Plan, lines: Lines) -> None:
@@ -52,11 +57,13 @@ class _Entries:
                 "                     const float* const* state, float* const* new_state,",
             )
             lines.open("                     int64_t n, uint8_t* body, int64_t capacity) {")
-            self._encode_body(", state, new_state")
+            self._state_body()
         else:
             lines.add(head)
             lines.open(tail)
-            self._encode_body("")
+            self._start_encode()
+            self._call(_ENCODE.format(name="encode_fields", state=""))
+            lines.add("return layout.bytes;")
         lines.close()
         lines.add("")
         if has_feedback(self._plan):
@@ -68,11 +75,13 @@ class _Entries:
             lines.open("                        int64_t capacity) {")
             lines.add("const ScopedExactDenormals exact;")
             self._start("-status")
-            lines.add(
-                "if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;",
-                "feedback_fields(params, *key, gradient, residual, new_residual, n, layout, body);",
-                "return layout.bytes;",
+            lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
+            if rooms(self._plan):
+                lines.add("if (!reserve(params, n)) return -TF_HIPS_NO_SCRATCH;")
+            self._call(
+                "feedback_fields(params, *key, gradient, residual, new_residual, n, layout, body)"
             )
+            lines.add("return layout.bytes;")
             lines.close()
             lines.add("")
         self._decode_entries(program)
@@ -107,18 +116,55 @@ class _Entries:
         lines.add(f"  return &tf_hips::codec_{program.name}::kCodec;", "}", "")
         lines.add(f"TF_HIPS_REGISTER_CODEC({getter});")
 
-    def _encode_body(self, state: str) -> None:
-        """What an encode does; `state`: further arguments of the hot function."""
-        lines = self._lines
-        lines.add("const ScopedExactDenormals exact;")
+    def _start_encode(self) -> None:
+        self._lines.add("const ScopedExactDenormals exact;")
         self._start("-status")
-        lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
-        call = f"encode_fields(params, *key, in, nullptr, nullptr, n, layout, body{state});"
-        if encode_fails(self._plan):
-            lines.add(f"status = {call}", "if (status != TF_HIPS_OK) return -status;")
+        self._lines.add("if (capacity < layout.bytes) return -TF_HIPS_BUFFER_TOO_SMALL;")
+
+    def _state_body(self) -> None:
+        """An encode whose new state may be where the old one is."""
+        lines = self._lines
+        self._start_encode()
+        lines.add("const bool is_in_place = state[0] == new_state[0];")
+        if is_in_place(self._plan):
+            lines.open("if (is_in_place) {")
+            self._call(_ENCODE.format(name="in_place_fields", state=", state, new_state"))
+            lines.add("return layout.bytes;")
+            lines.close()
+            self._call(_ENCODE.format(name="encode_fields", state=", state, new_state"))
+            lines.add("return layout.bytes;")
+            return
+        num = len(self._program.state_names)
+        lines.add(
+            "// Loops read the old state behind those that write the new one: they read a copy.",
+            f"const float* old[{num}];",
+        )
+        for i in range(num):
+            lines.add(
+                f"old[{i}] = keep_state<{i}>(state[{i}], is_in_place ? n : 0);",
+                f"if (old[{i}] == nullptr) return -TF_HIPS_NO_SCRATCH;",
+            )
+        call = _ENCODE.format(
+            name="encode_fields", state=", is_in_place ? old : state, new_state"
+        )
+        if not returns_status(self._plan):
+            lines.add(f"{call};", "return layout.bytes;")
+            return
+        lines.add(
+            f"status = {call};",
+            "if (status == TF_HIPS_OK) return layout.bytes;",
+            f"for (int32_t i = 0; is_in_place && i < {num}; ++i) {{",
+            "  std::copy(old[i], old[i] + n, new_state[i]);",
+            "}",
+            "return -status;",
+        )
+
+    def _call(self, text: str) -> None:
+        """Calls a hot function of the encoder."""
+        if returns_status(self._plan):
+            self._lines.add(f"status = {text};", "if (status != TF_HIPS_OK) return -status;")
         else:
-            lines.add(call)
-        lines.add("return layout.bytes;")
+            self._lines.add(f"{text};")
 
     def _decode_entries(self, program: nodes.Program) -> None:
         lines = self._lines

@@ -9,12 +9,16 @@ allows, that costs no loops of its own:
     last sweep                            a tile that is packed is decoded again, when all scalars
                                           that decoding needs are known; else the chunk is, at the
                                           end
+
+The residual is overwritten by the sum. So an encoder that needs memory for what it keeps finds all
+of it before it begins (rooms.py).
 """
 
 from dataclasses import dataclass
 
 from compll.backends.blocks import encode_groups, is_shared
 from compll.backends.kept import decode_fails, encode_fails
+from compll.backends.rooms import rooms
 from compll.ir import nodes
 from compll.ir.walk import children, walk
 
@@ -24,6 +28,12 @@ _ADD_TILE = (
 _DECODE_TILE = (
     "if constexpr (kFeedback) {",
     "  decode_fields(params, body, layout, value + base, n, TF_HIPS_RESIDUAL, base, base + count);",
+    "}",
+)
+# The same for encoders that can fail; `all_finite` says whether the sums so far are.
+_SUM_TILE = (
+    "if constexpr (kFeedback) {",
+    "  all_finite &= sum_tile(gradient + base, residual + base, count, value + base);",
     "}",
 )
 _DECODE_ALL = (
@@ -36,15 +46,17 @@ _DECODE_ALL = (
 def has_feedback(plan: nodes.Plan) -> bool:
     """Whether a codec encodes with feedback itself: it decodes what it encodes, and cannot fail.
 
-    One with state keeps a residual of its own, if any.
-
-    For one that can (memory) the runtime keeps the old residual until encoding is done.
+    One with state keeps a residual of its own, if any. It cannot fail when the memory that it needs
+    is known beforehand; else the runtime keeps the old residual until encoding is done.
     """
     program = plan.program
     is_whole = program.encode is not None and program.decode is not None
-    if program.state_names:
-        return False
-    return is_whole and not encode_fails(plan) and not decode_fails(plan)
+    return is_whole and not program.state_names and rooms(plan) is not None
+
+
+def returns_status(plan: nodes.Plan) -> bool:
+    """Whether the hot functions of an encoder return a status."""
+    return encode_fails(plan) or (has_feedback(plan) and decode_fails(plan))
 
 
 def has_merge(plan: nodes.Plan) -> bool:
@@ -75,10 +87,14 @@ class Fusion:
     Attributes:
         first: number of the step whose tiles form the sum; None: a loop before all steps does.
         last: number of the step whose tiles are decoded again; None: a loop behind all steps does.
+        is_checked: the function returns a status, and notes whether all sums are finite.
+        is_sparse: decoding writes a few elements.
     """
 
     first: int | None
     last: int | None
+    is_checked: bool = False
+    is_sparse: bool = False
 
     @staticmethod
     def of(plan: nodes.Plan) -> "Fusion":
@@ -97,21 +113,40 @@ class Fusion:
         last: int | None = len(plan.encode) - 1
         if not plan.encode or not _can_decode(plan, plan.encode[-1], encode.gradient):
             last = None
-        return Fusion(first, last)
+        return Fusion(first, last, returns_status(plan), _is_sparse(plan))
 
-    @staticmethod
-    def first_lines() -> tuple[str, ...]:
+    def begin_lines(self) -> tuple[str, ...]:
+        """What is done before all steps."""
+        lines = ["[[maybe_unused]] bool all_finite = true;"] if self.is_checked else []
+        if self.first is None:
+            add = "all_finite = sum_tile" if self.is_checked else "add_all"
+            lines.append(f"if constexpr (kFeedback) {add}(gradient, residual, n, value);")
+        return tuple(lines)
+
+    def first_lines(self) -> tuple[str, ...]:
         """What the first step does at the beginning of a tile."""
-        return _ADD_TILE
+        return _SUM_TILE if self.is_checked else _ADD_TILE
 
     @staticmethod
     def last_lines() -> tuple[str, ...]:
         """What the last step does at the end of a tile."""
         return _DECODE_TILE
 
-    def end_lines(self) -> tuple[str, ...]:
-        """What is left to do behind all steps."""
-        return _DECODE_ALL if self.last is None else ()
+    def end_lines(self, *, decode_fails: bool) -> tuple[str, ...]:
+        """What is left to do behind all steps; `decode_fails`: decoding returns a status."""
+        if self.last is not None:
+            return ()
+        if not decode_fails:
+            return _DECODE_ALL
+        mode = "TF_HIPS_RESIDUAL"
+        if self.is_sparse:
+            mode = f"all_finite ? kResidualOfFinite : static_cast<int32_t>({mode})"
+        return (
+            "if constexpr (kFeedback) {",
+            f"  const int32_t how = {mode};",
+            "  return decode_fields(params, body, layout, value, n, how, 0, n);",
+            "}",
+        )
 
 
 def _expressions(step: nodes.Step) -> list[nodes.Expr]:
@@ -120,7 +155,14 @@ def _expressions(step: nodes.Step) -> list[nodes.Expr]:
     return [step.value]
 
 
-def _reads(expr: nodes.Expr, gradient: nodes.Var, position: nodes.Var | None = None) -> bool:
+def _is_sparse(plan: nodes.Plan) -> bool:
+    last = plan.decode[-1] if plan.decode else None
+    return isinstance(last, nodes.Sweep) and any(
+        isinstance(write.value, nodes.Scatter) for write in last.writes
+    )
+
+
+def reads(expr: nodes.Expr, gradient: nodes.Var, position: nodes.Var | None = None) -> bool:
     """Whether an expression needs elements of the gradient, other than the one at `position`."""
     if isinstance(expr, nodes.Size):
         return False
@@ -133,12 +175,12 @@ def _reads(expr: nodes.Expr, gradient: nodes.Var, position: nodes.Var | None = N
     inside = [*children(expr)]
     if isinstance(expr, nodes.Elementwise):
         inside += [let.value for let in expr.lets]
-    return any(_reads(part, gradient, position) for part in inside)
+    return any(reads(part, gradient, position) for part in inside)
 
 
 def _reads_elements(step: nodes.Step, gradient: nodes.Var) -> bool:
     """Whether a step needs elements of the gradient, and not only their number."""
-    return any(_reads(root, gradient) for root in _expressions(step))
+    return any(reads(root, gradient) for root in _expressions(step))
 
 
 def _is_whole(size: nodes.Expr, gradient: nodes.Var) -> bool:
@@ -155,13 +197,21 @@ def _parts(sweep: nodes.Sweep) -> list[nodes.Expr]:
 
 def _is_in_order(step: nodes.Step, gradient: nodes.Var) -> bool:
     """Whether a step is a loop over the gradient that reads element i of it for element i only."""
+    if isinstance(step, nodes.Store) and isinstance(step.value, nodes.TopK):
+        source = step.value.source
+        return (
+            isinstance(source, nodes.Elementwise)
+            and _is_whole(source.size, gradient)
+            and not reads(source, gradient, source.position)
+            and not reads(step.value.count, gradient)
+        )
     if not isinstance(step, nodes.Sweep) or not _is_whole(step.size, gradient):
         return False
     parts = _parts(step)
     return all(
-        isinstance(part, nodes.Elementwise) and not _reads(part, gradient, part.position)
+        isinstance(part, nodes.Elementwise) and not reads(part, gradient, part.position)
         for part in parts
-    ) and not any(_reads(reduce.init, gradient) for _, reduce in step.reduces)
+    ) and not any(reads(reduce.init, gradient) for _, reduce in step.reduces)
 
 
 def _is_read_in_order(plan: nodes.Plan, number: int, gradient: nodes.Var) -> bool:
@@ -184,10 +234,10 @@ def _is_near(step: nodes.Step, gradient: nodes.Var) -> bool:
         return False
     return all(
         isinstance(part, nodes.Elementwise)
-        and not _reads(part, gradient, part.position)
-        and (_is_whole(part.size, gradient) or not _reads(part, gradient))
+        and not reads(part, gradient, part.position)
+        and (_is_whole(part.size, gradient) or not reads(part, gradient))
         for part in parts
-    ) and not any(_reads(init, gradient) for init in inits)
+    ) and not any(reads(init, gradient) for init in inits)
 
 
 def _can_decode(plan: nodes.Plan, step: nodes.Step, gradient: nodes.Var) -> bool:

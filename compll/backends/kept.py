@@ -3,9 +3,9 @@
 
     filter    for each tile:  flags, values  ->  those with a flag are appended
     sort      for each tile:  values  ->  memory, which is sorted
-    top_k     for each tile:  values  ->  keys, counted by their leading bits; then two more passes
+    top_k     for some groups, then each tile:  values  ->  those that may belong to the largest
     blocks    for each tile:  values  ->  a number per block of it
-    scatter   for each tile:  indices, checked; zeros; for each tile:  values to their places
+    scatter   for each tile:  indices, checked; then  values to their places, zeros around them
 
 They lie in memory that the thread reuses (`scratch`), each in its own slots, numbered within a
 function. Where there is none, or a packet's indices are bad, the function returns a status.
@@ -16,12 +16,27 @@ from dataclasses import dataclass
 from compll.backends.block_loops import block_reducer
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.loops import Loops, Stored
+from compll.backends.rooms import SLOTS_OF_SORT, SLOTS_OF_TOP_K
 from compll.ir import nodes
 from compll.ir.sizes import blocks_in
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 
-# A filter, sort or scatter takes one.
-_SLOTS_OF_TOP_K = 5
+# With feedback, what is encoded is a sum that the runs of a top_k form. A group of the sample comes
+# before the sweep, so its residual is put back.
+_ADD_RUN = (
+    "[[maybe_unused]] float held[kTopGroup];",
+    "if constexpr (kFeedback) {",
+    "  if (run.is_sample) std::copy(residual + base, residual + base + count, held);",
+    "  if (!run.is_again) {",
+    "    all_finite &= sum_tile(gradient + base, residual + base, count, value + base);",
+    "  }",
+    "}",
+)
+_PUT_BACK = (
+    "if constexpr (kFeedback) {",
+    "  if (run.is_sample) std::copy(held, held + count, value + base);",
+    "}",
+)
 
 
 @dataclass
@@ -31,8 +46,11 @@ class KeptVectors:
     loops: Loops
     slots: int = 0
 
-    def store(self, step: nodes.Store) -> None:
-        """Makes a vector and a variable for its length; later loops may read it."""
+    def store(self, step: nodes.Store, *, is_first: bool = False) -> None:
+        """Makes a vector and a variable for its length; later loops may read it.
+
+        `is_first`: with feedback, this top_k forms the sum of gradient and residual.
+        """
         value = step.value
         match value:
             case nodes.Filter():
@@ -40,7 +58,7 @@ class KeptVectors:
             case nodes.Sort():
                 count, pointer = self._sort(step.var, value)
             case nodes.TopK():
-                count, pointer = self._top_k(step.var, value)
+                count, pointer = self._top_k(step.var, value, is_first)
             case nodes.BlockReduce():
                 count, pointer = self._blocks(step.var, value)
             case nodes.Scatter():
@@ -63,18 +81,10 @@ class KeptVectors:
 
     def decode(self, value: nodes.Scatter) -> None:
         """Writes a scatter to the gradient of a decode, in the way that `mode` asks for."""
-        lines = self.loops.lines
-        clear = "if (mode == TF_HIPS_SET || mode == TF_HIPS_STREAM) std::fill(out, out + n, 0.0f);"
-        self.scatter(value, "out", clear, "mode == TF_HIPS_RESIDUAL")
-        lines.add("if (mode == TF_HIPS_RESIDUAL) keep_finite(n, out);")
+        self.scatter(value, "out", "mode")
 
-    def scatter(
-        self, value: nodes.Scatter, target: str, clear: str, is_taken: str = "false"
-    ) -> None:
-        """Writes a scatter to `target`, after it has been checked.
-
-        `clear`: makes it zeros; `is_taken` (C++): values are subtracted.
-        """
+    def scatter(self, value: nodes.Scatter, target: str, mode: str) -> None:
+        """Writes a scatter to `target` as `mode` (C++) asks for, after it has been checked."""
         loops, lines = self.loops, self.loops.lines
         indices, values = _part(value.indices), _part(value.values)
         whole = loops.number(value.size, "whole")
@@ -100,17 +110,19 @@ class KeptVectors:
                 "  return TF_HIPS_BODY_CONTRADICTS_PARAMS;",
                 "}",
             )
-        lines.add(clear.format(target=target, whole=whole))
+        scattered = loops.names.fresh("scattered")
+        lines.add(f"Scattered {scattered}({target}, {whole}, {mode});")
         with loops.tiles(values.size, used, [values]):
             tile = loops.tile(values, FLOAT)
-            lines.add(f"scatter_tile({places} + base, {tile}, count, {is_taken}, {target});")
+            lines.add(f"{scattered}.put({places} + base, {tile}, count);")
+        lines.add(f"{scattered}.finish();")
 
-    def _room(self, pointer: str, kind: str, count: str, slots: int = 1) -> None:
+    def _room(self, pointer: str, kind: str, count: str) -> None:
         self.loops.lines.add(
             f"{kind}* {pointer} = scratch<{self.slots}, {kind}>({count});",
             f"if ({pointer} == nullptr) return TF_HIPS_NO_SCRATCH;",
         )
-        self.slots += slots
+        self.slots += 1
 
     def _filter(self, var: nodes.Var, value: nodes.Filter) -> tuple[str, str]:
         loops, lines = self.loops, self.loops.lines
@@ -146,8 +158,13 @@ class KeptVectors:
         with loops.tiles(source.size, size, [source]):
             tile = loops.tile(source, kind)
             lines.add(f"std::copy({tile}, {tile} + count, {pointer} + base);")
-        descending = "true" if value.is_descending else "false"
-        lines.add(f"sort_values({pointer}, {size}, {descending});")
+        arguments = [pointer, size, "true" if value.is_descending else "false"]
+        if kind == FLOAT:
+            spare = [loops.names.fresh("spare") for _ in range(SLOTS_OF_SORT - 1)]
+            for name in spare:
+                self._room(name, "uint32_t", size)
+            arguments += spare
+        lines.add(f"sort_values({', '.join(arguments)});")
         return size, pointer
 
     def _blocks(self, var: nodes.Var, value: nodes.BlockReduce) -> tuple[str, str]:
@@ -168,7 +185,7 @@ class KeptVectors:
             lines.add(f"{function}({tile}, count, {block}, {init}, {pointer} + base / {block});")
         return blocks, pointer
 
-    def _top_k(self, var: nodes.Var, value: nodes.TopK) -> tuple[str, str]:
+    def _top_k(self, var: nodes.Var, value: nodes.TopK, is_first: bool) -> tuple[str, str]:
         loops, lines = self.loops, self.loops.lines
         source = _part(value.source)
         size = loops.number(source.size, "size")
@@ -176,23 +193,20 @@ class KeptVectors:
         pointer = loops.names.of(var)
         lines.add(
             f"TopK<{self.slots}> {name};",
-            f"if (!{name}.start({size})) return TF_HIPS_NO_SCRATCH;",
+            f"if (!{name}.start({size}, {loops.c(value.count)})) return TF_HIPS_NO_SCRATCH;",
         )
-        self.slots += _SLOTS_OF_TOP_K
-        with loops.tiles(source.size, size, [source]):
-            lines.add(f"{name}.add({loops.tile(source, FLOAT)}, base, count);")
-        lines.add(
-            f"int64_t {count} = 0;",
-            f"int64_t* {pointer} = {name}.finish({loops.c(value.count)}, &{count});",
-            f"if ({pointer} == nullptr) return TF_HIPS_NO_SCRATCH;",
-        )
+        self.slots += SLOTS_OF_TOP_K
+        with loops.runs(source.size, name, [source], _ADD_RUN if is_first else ()):
+            lines.add(f"{name}.add({loops.tile(source, FLOAT)}, run);")
+            lines.add(*(_PUT_BACK if is_first else ()))
+        lines.add(f"int64_t {count} = 0;", f"int64_t* {pointer} = {name}.finish(&{count});")
         return count, pointer
 
     def _scattered(self, var: nodes.Var, value: nodes.Scatter) -> tuple[str, str]:
         size = self.loops.number(value.size, "size")
         pointer = self.loops.names.of(var)
         self._room(pointer, "float", size)
-        self.scatter(value, pointer, "std::fill({target}, {target} + {whole}, 0.0f);")
+        self.scatter(value, pointer, "TF_HIPS_SET")
         return size, pointer
 
 
@@ -208,15 +222,16 @@ def _element(kind: Type) -> Type:
 
 def encode_fails(plan: nodes.Plan) -> bool:
     """Whether the hot function of an encoder can return a status."""
-    return any(map(_can_fail, encode_groups(plan)))
+    return any(map(can_fail, encode_groups(plan)))
 
 
 def decode_fails(plan: nodes.Plan) -> bool:
     """Whether the hot function of a decoder can return a status."""
-    return any(map(_can_fail, decode_groups(plan)))
+    return any(map(can_fail, decode_groups(plan)))
 
 
-def _can_fail(group: tuple[nodes.Step, ...]) -> bool:
+def can_fail(group: tuple[nodes.Step, ...]) -> bool:
+    """Whether the steps of a loop can make a function return a status."""
     step = group[0]
     if isinstance(step, nodes.Sweep):
         return any(isinstance(write.value, nodes.Scatter) for write in step.writes)

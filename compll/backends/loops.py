@@ -74,6 +74,7 @@ class Loops:
     _block_lets: dict[nodes.Var, str] = field(default_factory=dict)
     _hoisted: set[nodes.Var] = field(default_factory=set)
     _shared: list[str] = field(default_factory=list)
+    _stores: list[str] = field(default_factory=list)
     _after: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -152,20 +153,35 @@ class Loops:
         `size`: the length of `parts`, of which the first `count` are visited; the loop ends early
         where `condition` (C++) does not hold.
         """
-        self._size = size
-        self._step = "kTile"
         more = f" && {condition}" if condition else ""
         self.lines.open(f"for (int64_t base = 0; base < {count}{more}; base += kTile) {{")
         self.lines.add(f"const int64_t count = std::min(kTile, {count} - base);")
+        with self._body(size, parts):
+            yield
+
+    @contextlib.contextmanager
+    def runs(
+        self, size: nodes.Expr, top: str, parts: list[nodes.Elementwise], first: tuple[str, ...]
+    ) -> Iterator[None]:
+        """A loop over the runs of elements that a TopK asks for; else as `tiles`.
+
+        `first`: statements at the beginning of each run.
+        """
+        loop = f"for (TopRun run = {top}.first(); run.count > 0; run = {top}.next()) {{"
+        self.lines.open(loop)
+        self.lines.add("const int64_t base = run.base, count = run.count;", *first)
+        with self._body(size, parts):
+            yield
+
+    @contextlib.contextmanager
+    def _body(self, size: nodes.Expr, parts: list[nodes.Elementwise]) -> Iterator[None]:
+        """What is done for each tile of a loop, which ends with it."""
+        self._size = size
+        self._step = "kTile"
         self._prepare(parts)
         yield
         self.lines.close()
-        self._noise.clear()
-        self._tiles.clear()
-        self._fetched.clear()
-        self._spread.clear()
-        self._made.clear()
-        self._size = None
+        self._forget()
 
     def tile(self, part: nodes.Elementwise, kind: Type) -> str:
         """C++ for the values of a tile, in a loop that `tiles` began."""
@@ -420,9 +436,10 @@ class Loops:
     def _run_shared(self) -> None:
         """Emits the loop of what was shared, and what waits for it."""
         if self._shared:
-            self._add_loop(self._shared)
+            self._add_loop([*self._shared, *self._stores])
         self.lines.add(*self._after)
         self._shared.clear()
+        self._stores.clear()
         self._after.clear()
 
     # Reductions.
@@ -491,7 +508,10 @@ class Loops:
         if target == "out":
             self._write_gradient(write.value)
         elif target in self.floats:
-            self._share(write.value, lambda text: f"{target}[base + j] = {text};", FLOAT)
+            # Stored behind all that the loop reads, which may be the same vector as it was.
+            name = self.names.fresh("next")
+            self._share(write.value, lambda text: f"const float {name} = {text};", FLOAT)
+            self._stores.append(f"{target}[base + j] = {name};")
         elif isinstance(kind, UInt):
             bits = self.bits(kind)
             values = self._values(write.value, kind)

@@ -130,6 +130,15 @@ void KeepsState(const TfHipsCodec* codec, int64_t n) {
                                next.data.get(), n, packets.data.get(), bytes) == bytes);
     std::swap(state.data, next.data);
   }
+  // In place.
+  Exact<float> own(rows * n);
+  Exact<uint8_t> same(bytes);
+  for (int step = 0; step < 2; ++step) {
+    CHECK(tf_hips_encode_state(codec, params.data(), &key, gradient.data.get(), own.data.get(),
+                               own.data.get(), n, same.data.get(), bytes) == bytes);
+  }
+  CHECK(std::equal(state.data.get(), state.data.get() + state.size, own.data.get()));
+  CHECK(std::equal(same.data.get(), same.data.get() + bytes, packets.data.get()));
   const int64_t begin = n / kChunk * kChunk, tail = n - begin;
   Exact<float> tail_state(rows * tail), tail_next(rows * tail);
   const TfHipsKey tail_key = {7, 1, 2, static_cast<uint64_t>(begin)};

@@ -11,6 +11,7 @@ import pytest
 import compll
 from compll import passes
 from compll.backends import tf_op
+from compll.backends.in_place import is_in_place
 from compll.cli import main
 from compll.ir import nodes
 from compll.ir.printer import print_plan, print_program, spec_hash
@@ -60,6 +61,46 @@ def test_machine_code_equals_the_reference(program):
             np.testing.assert_array_equal(codec.encode(x, state=states[1]), expected)
             np.testing.assert_array_equal(states[1].view(np.uint32), states[0].view(np.uint32))
             assert np.isfinite(states[0]).all()
+
+
+IN_PLACE = """
+    int k = min(gradient.size, 5);
+    int* best = top_k(map(gradient, [&](float g) -> float { return abs(g); }), k);
+    float* total = map(range(gradient.size), [&](int i) -> float { return kept[i] + gradient[i]; });
+    float* sent = map(best, [&](int i) -> float { return total[i]; });
+"""
+# Whether no loop reads what an earlier one, or an earlier element of its own, has written.
+UPDATES = {
+    "own element": ("kept = total; out = concat(sent);", True),
+    "a neighbour": (
+        "kept = map(range(gradient.size), [&](int i) -> float { return kept[i + 1]; }); "
+        "out = concat(sent);",
+        False,
+    ),
+    "a sum of new ones": (
+        "kept = total; float all = reduce(kept, 0, sum); "
+        "float* rest = map(sent, [&](float x) -> float { return x - all; }); out = concat(rest);",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_the_new_state_may_be_where_the_old_one_is(name):
+    update, is_direct = UPDATES[name]
+    text = encoder(IN_PLACE + update)
+    program = compll.compile_text(STATES + text, "foo")
+    assert is_in_place(optimise(program)) == is_direct
+    codec, reference = compiled(program), compll.Reference(program)
+    for n in (0, 1, 9, 3000):
+        state = np.zeros((1, n), np.float32)
+        expected = state.copy()
+        for x in gradients(n).values():
+            with np.errstate(all="ignore"):
+                body = reference.encode(x, state=expected)[16:]
+            rows = list(state)
+            assert codec.encode_body(x, state=rows, new_state=rows).tobytes() == body.tobytes()
+            np.testing.assert_array_equal(state.view(np.uint32), expected.view(np.uint32))
 
 
 def test_each_chunk_has_its_part(program):

@@ -129,23 +129,20 @@ def encode(
 def _encode_state(
     compressor: "Compressor", values: Floats, key: Key, state: Floats, packets: Bytes
 ) -> Bytes:
-    """Encodes with a codec that has state, which becomes the new one if that succeeds."""
+    """Encodes with a codec that has state, which becomes the new one in place."""
     codec, params = _codec(compressor.codec)
-    new_state = np.empty_like(state)
     written = _functions().encode_state(
         codec,
         params,
         _c_key(key),
         values.ctypes.data,
         state.ctypes.data,
-        new_state.ctypes.data,
+        state.ctypes.data,
         values.size,
         packets.ctypes.data,
         packets.size,
     )
-    size = _checked(written, compressor)
-    state[...] = new_state
-    return packets[:size]
+    return packets[: _checked(written, compressor)]
 
 
 def decode(

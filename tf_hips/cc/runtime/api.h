@@ -7,7 +7,7 @@
 // packet of zero elements. Chunks share nothing, so results do not depend on the number of threads.
 //
 // All functions are thread-safe. The caller owns every buffer; buffers of one call must not
-// overlap. Packets may hold any bytes: they are checked before `out` is touched, and nothing
+// overlap, but for a state in place. Packets may hold any bytes: they are checked before `out` is touched, and nothing
 // outside the buffers is read or written.
 
 #ifndef TF_HIPS_CC_RUNTIME_API_H_
@@ -58,8 +58,9 @@ TF_HIPS_EXPORT int64_t tf_hips_encode(const TfHipsCodec* codec, const double* pa
                                       int64_t n, uint8_t* out, int64_t capacity);
 
 // Encodes gradient[0..n) with a codec that has state, and returns the bytes written, or -status.
-// `state`: num_states rows of n floats, zeros before the first call; `new_state`, which must not
-// overlap it, becomes what to give the next call. On failure new_state holds nothing of use.
+// `state`: num_states rows of n floats, zeros before the first call; `new_state`, which is `state`
+// itself or does not overlap it, becomes what to give the next call. On failure a new_state of its
+// own holds nothing of use; in place, the chunks already done are new, others old.
 TF_HIPS_EXPORT int64_t tf_hips_encode_state(const TfHipsCodec* codec, const double* params,
                                             const TfHipsKey* key, const float* gradient,
                                             const float* state, float* new_state, int64_t n,

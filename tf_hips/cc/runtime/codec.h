@@ -104,9 +104,10 @@ typedef struct TfHipsCodec {
   const char* const* state_names;
 
   // Encodes in[0..n) as `encode` does. `state`: num_states vectors of n floats, as the call before
-  // left them; `new_state`: what they are after it, which must not overlap them. On failure
-  // new_state holds nothing of use, and state is as it was. NULL: the codec has no state; one that
-  // has some answers `encode` with TF_HIPS_NEEDS_STATE.
+  // left them; `new_state`: what they are after it: all of them the same vectors, or none, which
+  // then must not overlap. On failure state is as it was, and new_state, where it is another, holds
+  // nothing of use. NULL: the codec has no state; one that has some answers `encode` with
+  // TF_HIPS_NEEDS_STATE.
   int64_t (*encode_state)(const double* params, const TfHipsKey* key, const float* in,
                           const float* const* state, float* const* new_state, int64_t n,
                           uint8_t* body, int64_t capacity);

@@ -57,6 +57,22 @@ TF_HIPS_INLINE bool is_finite(float value) {
   return std::fabs(value) <= std::numeric_limits<float>::max();
 }
 
+// The same as add_tile; returns whether all sums are finite.
+template <typename Count>
+TF_HIPS_INLINE bool sum_tile(const float* a, const float* b, Count count, float* sum) {
+  uint32_t wrong = 0;
+  for (int64_t j = 0; j < count; ++j) {
+    const float value = a[j] + b[j];
+    sum[j] = value;
+    wrong |= is_finite(value) ? 0u : 1u;
+  }
+  return wrong == 0;
+}
+
+// TF_HIPS_RESIDUAL where `out` is known to be finite, so that only what is taken from must be
+// looked at: of decoders that write a few elements, when their own encoder calls them.
+constexpr int32_t kResidualOfFinite = 16;
+
 // out[j] = out[j] - tile[j], 0 where that is not finite: what a NaN or an overflow broke must not
 // stay.
 TF_HIPS_INLINE void residual_tile(const float* tile, int64_t count, float* out) {

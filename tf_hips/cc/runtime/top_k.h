@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// The indices of the k largest elements of a vector, which is read once.
+//
+// A few groups of elements say which key probably k elements reach and few more do. The sweep that
+// follows keeps the elements that reach it, and their places; whenever there are too many, the k
+// largest of them stay, and what comes later must be larger than all of these (of equal elements
+// the first ones count). So neither equal elements nor ascending ones make it keep much. Should the
+// groups have misled, and less than k elements reach their key, a second sweep starts without one.
+
+#ifndef TF_HIPS_CC_RUNTIME_TOP_K_H_
+#define TF_HIPS_CC_RUNTIME_TOP_K_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "tf_hips/cc/runtime/flags.h"
+#include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/scratch.h"
+#include "tf_hips/cc/runtime/target.h"
+#include "tf_hips/cc/runtime/vectors.h"
+
+namespace tf_hips {
+
+// Words in the order of floats, -0 before 0.
+TF_HIPS_INLINE uint32_t float_key(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits ^ (0x80000000u | (0u - (bits >> 31)));
+}
+
+TF_HIPS_INLINE float key_float(uint32_t key) {
+  const uint32_t bits = key ^ (0x80000000u | ((key >> 31) - 1u));
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The same with -0 equal to 0, and NaN below all.
+TF_HIPS_INLINE uint32_t rank_key(float value) {
+  return value == value ? float_key(value + 0.0f) : 0u;
+}
+
+// The `rank`-th largest, from 1, of `count` >= rank keys: by counting leading bits, of those that
+// are left in question.
+inline __attribute__((noinline)) uint32_t kth_largest(const uint32_t* keys, int64_t count,
+                                                      int64_t rank) {
+  constexpr int kBits = 11;
+  uint32_t low = keys[0], high = keys[0];
+  for (int64_t j = 1; j < count; ++j) {
+    low = std::min(low, keys[j]);
+    high = std::max(high, keys[j]);
+  }
+  while (low != high) {
+    const uint32_t span = high - low;
+    const int shift = std::max(0, 32 - __builtin_clz(span) - kBits);
+    uint32_t bins[1 << kBits] = {};
+    for (int64_t j = 0; j < count; ++j) {
+      const uint32_t above = keys[j] - low;
+      if (above <= span) ++bins[above >> shift];
+    }
+    uint32_t bin = span >> shift;
+    for (; rank > bins[bin]; --bin) rank -= bins[bin];
+    low += bin << shift;
+    high = low + std::min(high - low, (uint32_t{1} << shift) - 1);
+  }
+  return low;
+}
+
+// Keys of elements, and their places.
+struct Candidates {
+  uint32_t* keys;
+  uint32_t* places;
+};
+
+// Appends to `found` candidates the elements of a tile, the first of them at `base`, whose keys are
+// at least `least`. Writes up to 16 words behind the last one. Return how many there are then.
+#if defined(TF_HIPS_HAS_VECTORS)
+TF_HIPS_AVX512 inline int64_t take_avx512(const float* tile, int64_t base, int64_t count,
+                                          uint32_t least, const Candidates& to, int64_t found) {
+  const __m512i bottom = _mm512_set1_epi32(static_cast<int32_t>(least));
+  const __m512i top_bit = _mm512_set1_epi32(INT32_MIN), step = _mm512_set1_epi32(16);
+  const __m512 zero = _mm512_setzero_ps();
+  __m512i place = _mm512_add_epi32(
+      _mm512_set1_epi32(static_cast<int32_t>(base)),
+      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  for (int64_t j = 0; j < count; j += 16) {
+    const __mmask16 inside =
+        count - j >= 16 ? __mmask16{0xFFFF} : static_cast<__mmask16>((1u << (count - j)) - 1u);
+    const __m512 value = _mm512_add_ps(_mm512_maskz_loadu_ps(inside, tile + j), zero);
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i sign = _mm512_or_si512(_mm512_srai_epi32(bits, 31), top_bit);
+    const __mmask16 is_number = _mm512_cmp_ps_mask(value, value, _CMP_ORD_Q);
+    const __m512i key = _mm512_maskz_xor_epi32(is_number, bits, sign);
+    const __mmask16 is_taken = _mm512_mask_cmpge_epu32_mask(inside, key, bottom);
+    _mm512_storeu_si512(to.keys + found, _mm512_maskz_compress_epi32(is_taken, key));
+    _mm512_storeu_si512(to.places + found, _mm512_maskz_compress_epi32(is_taken, place));
+    found += __builtin_popcount(is_taken);
+    place = _mm512_add_epi32(place, step);
+  }
+  return found;
+}
+
+// Of `found` candidates, leaves those whose key is more than `last`, and the first `equal` of those
+// for which it is `last`. Returns how many there are then.
+TF_HIPS_AVX512 inline int64_t keep_avx512(const Candidates& in, int64_t found, uint32_t last,
+                                          int64_t equal) {
+  const __m512i limit = _mm512_set1_epi32(static_cast<int32_t>(last));
+  int64_t kept = 0;
+  for (int64_t j = 0; j < found; j += 16) {
+    const __mmask16 inside =
+        found - j >= 16 ? __mmask16{0xFFFF} : static_cast<__mmask16>((1u << (found - j)) - 1u);
+    const __m512i key = _mm512_maskz_loadu_epi32(inside, in.keys + j);
+    const __m512i place = _mm512_maskz_loadu_epi32(inside, in.places + j);
+    uint32_t same = _mm512_mask_cmpeq_epu32_mask(inside, key, limit);
+    for (; static_cast<int64_t>(__builtin_popcount(same)) > equal;) {
+      same &= ~(0x80000000u >> __builtin_clz(same));
+    }
+    equal -= __builtin_popcount(same);
+    const __mmask16 is_kept = static_cast<__mmask16>(
+        same | static_cast<uint32_t>(_mm512_mask_cmpgt_epu32_mask(inside, key, limit)));
+    // What lies from `kept` to `j` is no longer needed.
+    _mm512_storeu_si512(in.keys + kept, _mm512_maskz_compress_epi32(is_kept, key));
+    _mm512_storeu_si512(in.places + kept, _mm512_maskz_compress_epi32(is_kept, place));
+    kept += __builtin_popcount(is_kept);
+  }
+  return kept;
+}
+
+TF_HIPS_INLINE bool has_compression() { return machine() == Machine::kAvx512; }
+#else
+inline int64_t take_avx512(const float*, int64_t, int64_t, uint32_t, const Candidates&, int64_t) {
+  return 0;
+}
+inline int64_t keep_avx512(const Candidates&, int64_t, uint32_t, int64_t) { return 0; }
+TF_HIPS_INLINE bool has_compression() { return false; }
+#endif
+
+// The same on every machine. `count`: at most kTile.
+TF_HIPS_INLINE int64_t take_tile(const float* tile, int64_t base, int64_t count, uint32_t least,
+                                 const Candidates& to, int64_t found) {
+  if (has_compression()) return take_avx512(tile, base, count, least, to, found);
+  alignas(64) uint32_t keys[kTile];
+  alignas(64) bool flags[kTile];
+  for (int64_t j = 0; j < count; ++j) keys[j] = rank_key(tile[j]);
+  for (int64_t j = 0; j < count; ++j) flags[j] = keys[j] >= least;
+  return for_flags(flags, count, found, [&](int64_t at, int64_t j) {
+    to.keys[at] = keys[j];
+    to.places[at] = static_cast<uint32_t>(base + j);
+  });
+}
+
+inline __attribute__((noinline)) int64_t keep_candidates(const Candidates& in, int64_t found,
+                                                         uint32_t last, int64_t equal) {
+  if (has_compression()) return keep_avx512(in, found, last, equal);
+  int64_t kept = 0;
+  for (int64_t j = 0; j < found; ++j) {
+    const uint32_t key = in.keys[j];
+    const int64_t is_equal = (key == last) & (equal > 0);
+    in.keys[kept] = key;
+    in.places[kept] = in.places[j];
+    kept += (key > last) | is_equal;
+    equal -= is_equal;
+  }
+  return kept;
+}
+
+// The indices of the k largest of n floats, ascending: the first of equal ones, -0 equal to 0, NaN
+// below all. Says which elements it wants to see, run by run:
+//
+//     for (TopRun run = top.first(); run.count > 0; run = top.next()) top.add(tile, run);
+//
+// Uses slots slot .. slot + 2.
+struct TopRun {
+  int64_t base, count;
+  bool is_sample;  // a group before the first sweep, of at most kTopGroup elements
+  bool is_again;   // of a second sweep
+};
+
+constexpr int64_t kTopGroup = 16;
+
+template <int slot>
+class TopK {
+ public:
+  // Finds the memory for vectors of at most n elements. False when there is none.
+  static bool reserve(int64_t n) {
+    return n <= kMost && scratch<slot, uint32_t>(n + kSlack) != nullptr &&
+           scratch<slot + 1, uint32_t>(n + kSlack) != nullptr &&
+           scratch<slot + 2, int64_t>(n) != nullptr;
+  }
+
+  // False when there is no memory.
+  bool start(int64_t n, int64_t k) {
+    n_ = n;
+    wanted_ = std::max<int64_t>(0, std::min(k, n));
+    most_ = std::min(n, std::max(4 * wanted_, wanted_ + kFew));
+    least_ = wanted_ > 0 ? 0 : UINT32_MAX;
+    if (n > kMost) return false;
+    found_.keys = scratch<slot, uint32_t>(most_ + kSlack);
+    found_.places = scratch<slot + 1, uint32_t>(most_ + kSlack);
+    out_ = scratch<slot + 2, int64_t>(wanted_);
+    return found_.keys != nullptr && found_.places != nullptr && out_ != nullptr;
+  }
+
+  TF_HIPS_INLINE TopRun first() {
+    // The candidates' memory, empty as yet, holds the keys of the sample.
+    is_sample_ = n_ >= kSampled && wanted_ > 0 && 2 * wanted_ <= n_;
+    return is_sample_ ? TopRun{0, kTopGroup, true, false} : sweep();
+  }
+
+  // The next run; its `count` is 0 when all is known.
+  TF_HIPS_INLINE TopRun next() {
+    if (is_sample_) {
+      if (++group_ < kGroups) return {n_ / kGroups * group_ / 16 * 16, kTopGroup, true, false};
+      is_sample_ = false;
+      least_ = guess();
+      return sweep();
+    }
+    base_ += kTile;
+    if (base_ < n_ || reached_ >= wanted_) return run();
+    // A second sweep of all that there is.
+    is_again_ = true;
+    least_ = 0;
+    return sweep();
+  }
+
+  TF_HIPS_INLINE void add(const float* tile, const TopRun& run) {
+    if (run.is_sample) {
+      uint32_t* keys = found_.keys + group_ * kTopGroup;
+      for (int64_t j = 0; j < run.count; ++j) keys[j] = rank_key(tile[j]);
+      return;
+    }
+    number_ = take_tile(tile, run.base, run.count, least_, found_, number_);
+    reached_ = std::max(reached_, number_);
+    if (number_ > most_) cut();
+  }
+
+  // Returns the indices of the `chosen` = min(k, n) largest.
+  int64_t* finish(int64_t* chosen) {
+    *chosen = wanted_;
+    if (number_ > wanted_) cut();
+    for (int64_t j = 0; j < wanted_; ++j) out_[j] = found_.places[j];
+    return out_;
+  }
+
+ private:
+  static constexpr int64_t kMost = int64_t{1} << 31;
+  // More candidates than are wanted before they are cut down.
+  static constexpr int64_t kFew = 16384;
+  // A tile is added before they are; and words are written sixteen at a time.
+  static constexpr int64_t kSlack = kTile + 16;
+  static constexpr int64_t kGroups = 512;
+  static constexpr int64_t kSample = kGroups * kTopGroup;
+  // A vector that is sampled: of fewer elements all are looked at.
+  static constexpr int64_t kSampled = 1 << 16;
+
+  TF_HIPS_INLINE TopRun sweep() {
+    base_ = number_ = reached_ = 0;
+    return run();
+  }
+
+  TF_HIPS_INLINE TopRun run() const {
+    return {base_, std::max<int64_t>(0, std::min(kTile, n_ - base_)), false, is_again_};
+  }
+
+  // A key that probably at least `wanted_` ones reach, and not many more.
+  uint32_t guess() const {
+    const double expected =
+        static_cast<double>(wanted_) * kSample / static_cast<double>(n_);
+    // Eight standard deviations, because neighbours are alike: they count for fewer.
+    const int64_t rank = static_cast<int64_t>(expected + 8 * std::sqrt(expected)) + 8;
+    return rank > kSample ? 0 : kth_largest(found_.keys, kSample, rank);
+  }
+
+  // Leaves the `wanted_` largest of more candidates.
+  __attribute__((noinline)) void cut() {
+    const uint32_t last = kth_largest(found_.keys, number_, wanted_);
+    int64_t above = 0;
+    for (int64_t j = 0; j < number_; ++j) above += found_.keys[j] > last ? 1 : 0;
+    number_ = keep_candidates(found_, number_, last, wanted_ - above);
+    // No key is the largest word, so this is more than `last`.
+    least_ = last + 1;
+  }
+
+  int64_t n_ = 0, wanted_ = 0, most_ = 0;
+  int64_t group_ = 0, base_ = 0;
+  // Candidates, and the most that there have been: less than wanted when the sample misled.
+  int64_t number_ = 0, reached_ = 0;
+  uint32_t least_ = 0;
+  bool is_sample_ = false, is_again_ = false;
+  Candidates found_ = {nullptr, nullptr};
+  int64_t* out_ = nullptr;
+};
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_TOP_K_H_
