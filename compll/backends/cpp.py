@@ -27,9 +27,10 @@ from compll.backends.feedback import (
     returns_status,
 )
 from compll.backends.in_place import is_in_place
-from compll.backends.kept import KeptVectors, decode_fails, encode_fails
+from compll.backends.kept import KeptVectors, decode_fails
 from compll.backends.layout import emit_layout, emit_params, unpack_params
 from compll.backends.loops import Loops, Stored
+from compll.backends.masks import Masks, masks
 from compll.backends.rooms import rooms
 from compll.backends.rows import ROWS, emit_rows
 from compll.ir import nodes
@@ -220,12 +221,15 @@ class _Emitter:
         )
         self._make_widths(kinds, function)
         targets = {k: f"body + layout.offset[{k}]" for k in range(len(encode.fields))}
-        targets |= self._unpack_state(encode, size, roots, function)
+        masked = masks(self._plan)
+        targets |= self._unpack_state(encode, size, roots, function, masked)
         if has_feedback(self._plan):
             lines.add(*fusion.begin_lines())
         lines.add("const float* in = kFeedback ? value : gradient;")
+        if masked is not None:
+            self._masked_steps(masked, function, targets)
         number = 0
-        for group in encode_groups(self._plan):
+        for group in encode_groups(self._plan) if masked is None else []:
             steps = range(number, number + len(group))
             number += len(group)
             if fusion.last in steps:
@@ -235,6 +239,8 @@ class _Emitter:
             self._steps(group, function, targets, first=first, last=last)
         if fusion.last is None:
             self._store_scalars(scalars, function)
+        if masked is not None:
+            function.kept.mask(masked)
         if has_feedback(self._plan):
             lines.add(*fusion.end_lines(decode_fails=decode_fails(self._plan)))
         if returns_status(self._plan):
@@ -248,6 +254,15 @@ class _Emitter:
             self._wrap("feedback_fields", feedback=True)
             self._reserve()
 
+    def _masked_steps(self, masked: Masks, function: _Function, targets: dict[int, str]) -> None:
+        """The loops of an encoder whose top_k writes the states."""
+        self._lines.add("bool all_finite = true;")
+        for step in masked.steps:
+            if isinstance(step, nodes.Store) and step.var is masked.kept:
+                function.kept.store(step, masks=masked)
+            else:
+                self._steps((step,), function, targets)
+
     def _encode_parameters(self) -> tuple[str, ...]:
         return (*_ENCODE_PARAMETERS, *(_STATE_PARAMETERS if self._program.state_names else ()))
 
@@ -257,6 +272,7 @@ class _Emitter:
         size: nodes.Expr,
         roots: list[nodes.Expr],
         function: _Function,
+        masked: Masks | None,
     ) -> dict[int, str]:
         """Makes the states local variables; returns where the new ones go, by number of value."""
         targets = {}
@@ -270,6 +286,12 @@ class _Emitter:
             if var in read:
                 self._lines.add(f"const float* {old} = kInPlace ? {new} : state[{number}];")
             function.stored[var] = Stored(var, size, "n", old, is_field=False, bits=None)
+            if masked is not None:
+                written = masked.written[number]
+                function.c.sizes[written] = "n"
+                function.stored[written] = Stored(
+                    written, size, "n", new, is_field=False, bits=None
+                )
             targets[len(encode.fields) + number] = new
             function.loops.floats.add(new)
         return targets

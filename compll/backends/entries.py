@@ -144,9 +144,7 @@ class _Entries:
                 f"old[{i}] = keep_state<{i}>(state[{i}], is_in_place ? n : 0);",
                 f"if (old[{i}] == nullptr) return -TF_HIPS_NO_SCRATCH;",
             )
-        call = _ENCODE.format(
-            name="encode_fields", state=", is_in_place ? old : state, new_state"
-        )
+        call = _ENCODE.format(name="encode_fields", state=", is_in_place ? old : state, new_state")
         if not returns_status(self._plan):
             lines.add(f"{call};", "return layout.bytes;")
             return

@@ -10,6 +10,7 @@ any more once it writes. For others the entry keeps a copy of the chunk's state.
 from compll.backends.blocks import encode_groups, is_shared, roots
 from compll.backends.feedback import reads
 from compll.backends.kept import can_fail
+from compll.backends.masks import masks
 from compll.ir import nodes
 
 
@@ -18,6 +19,8 @@ def is_in_place(plan: nodes.Plan) -> bool:
     encode = plan.program.encode
     if encode is None or not encode.updates:
         return False
+    if masks(plan) is not None:
+        return True
     states = [update.state for update in encode.updates]
     is_written = False
     for group in encode_groups(plan):

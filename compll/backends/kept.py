@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from compll.backends.block_loops import block_reducer
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.loops import Loops, Stored
+from compll.backends.masks import Masks
 from compll.backends.rooms import SLOTS_OF_SORT, SLOTS_OF_TOP_K
 from compll.ir import nodes
 from compll.ir.sizes import blocks_in
@@ -46,10 +47,13 @@ class KeptVectors:
     loops: Loops
     slots: int = 0
 
-    def store(self, step: nodes.Store, *, is_first: bool = False) -> None:
+    def store(
+        self, step: nodes.Store, *, is_first: bool = False, masks: Masks | None = None
+    ) -> None:
         """Makes a vector and a variable for its length; later loops may read it.
 
-        `is_first`: with feedback, this top_k forms the sum of gradient and residual.
+        `is_first`: with feedback, this top_k forms the sum of gradient and residual. `masks`: it
+        writes the states.
         """
         value = step.value
         match value:
@@ -58,7 +62,7 @@ class KeptVectors:
             case nodes.Sort():
                 count, pointer = self._sort(step.var, value)
             case nodes.TopK():
-                count, pointer = self._top_k(step.var, value, is_first)
+                count, pointer = self._top_k(step.var, value, is_first, masks)
             case nodes.BlockReduce():
                 count, pointer = self._blocks(step.var, value)
             case nodes.Scatter():
@@ -185,7 +189,9 @@ class KeptVectors:
             lines.add(f"{function}({tile}, count, {block}, {init}, {pointer} + base / {block});")
         return blocks, pointer
 
-    def _top_k(self, var: nodes.Var, value: nodes.TopK, is_first: bool) -> tuple[str, str]:
+    def _top_k(
+        self, var: nodes.Var, value: nodes.TopK, is_first: bool, masks: Masks | None
+    ) -> tuple[str, str]:
         loops, lines = self.loops, self.loops.lines
         source = _part(value.source)
         size = loops.number(source.size, "size")
@@ -197,10 +203,47 @@ class KeptVectors:
         )
         self.slots += SLOTS_OF_TOP_K
         with loops.runs(source.size, name, [source], _ADD_RUN if is_first else ()):
-            lines.add(f"{name}.add({loops.tile(source, FLOAT)}, run);")
+            tile = loops.tile(source, FLOAT) if masks is None else self._masked(masks)
+            lines.add(f"{name}.add({tile}, run);")
             lines.add(*(_PUT_BACK if is_first else ()))
         lines.add(f"int64_t {count} = 0;", f"int64_t* {pointer} = {name}.finish(&{count});")
         return count, pointer
+
+    def _masked(self, masks: Masks) -> str:
+        """A tile of what a top_k compares, where it is also what writes the states."""
+        loops, lines = self.loops, self.loops.lines
+        tile, wrong = loops.names.fresh("tile"), loops.names.fresh("wrong")
+
+        def of(part: nodes.Elementwise) -> list[str]:
+            return loops.statements(part, lambda text: f"{tile}[j] = {text};", FLOAT)
+
+        lines.add(f"alignas(64) float {tile}[kTile];")
+        lines.open("if (run.is_again) {")
+        loops.loop(of(masks.again))
+        lines.turn("} else if (run.is_sample) {")
+        loops.loop(of(masks.size))
+        lines.turn("} else {")
+        lines.add(f"uint32_t {wrong} = 0;")
+        stores = []
+        for let, var in zip(masks.size.lets, masks.written, strict=True):
+            name = loops.names.of(let.var)
+            stores.append(f"{loops.stored[var].pointer}[base + j] = {name};")
+            stores.append(f"{wrong} |= is_finite({name}) ? 0u : 1u;")
+        loops.loop([*of(masks.size), *stores])
+        lines.add(f"all_finite &= {wrong} == 0;")
+        lines.close()
+        return tile
+
+    def mask(self, masks: Masks) -> None:
+        """Behind all loops: zeros where something was chosen, and for what is not finite."""
+        lines, kept = self.loops.lines, self.loops.stored[masks.kept]
+        targets = [self.loops.stored[var].pointer for var in masks.written]
+        lines.open(f"for (int64_t j = 0; j < {kept.count}; ++j) {{")
+        lines.add(*(f"{target}[{kept.pointer}[j]] = 0.0f;" for target in targets))
+        lines.close()
+        lines.open("if (!all_finite) {")
+        lines.add(*(f"keep_finite(n, {target});" for target in targets))
+        lines.close()
 
     def _scattered(self, var: nodes.Var, value: nodes.Scatter) -> tuple[str, str]:
         size = self.loops.number(value.size, "size")

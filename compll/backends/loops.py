@@ -419,7 +419,7 @@ class Loops:
 
     def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
         """A loop over a tile."""
-        self._add_loop(self.statements(part, statement, kind))
+        self.loop(self.statements(part, statement, kind))
 
     def _share(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
         """As _loop, in the loop that a tile has for all that compilers turn into vector code."""
@@ -428,7 +428,8 @@ class Loops:
             if line not in self._shared:
                 self._shared.append(line)
 
-    def _add_loop(self, statements: list[str]) -> None:
+    def loop(self, statements: list[str]) -> None:
+        """A loop over the elements j of a tile."""
         self.lines.open("for (int64_t j = 0; j < count; ++j) {")
         self.lines.add(*statements)
         self.lines.close()
@@ -436,7 +437,7 @@ class Loops:
     def _run_shared(self) -> None:
         """Emits the loop of what was shared, and what waits for it."""
         if self._shared:
-            self._add_loop([*self._shared, *self._stores])
+            self.loop([*self._shared, *self._stores])
         self.lines.add(*self._after)
         self._shared.clear()
         self._stores.clear()

@@ -68,8 +68,8 @@ def _needs(
     """Type, number of elements and slots of what a step keeps, in the order of KeptVectors."""
     step = group[0]
     if isinstance(step, nodes.Sweep):
-        value = step.writes[0].value if step.writes else None
-        return [_places(value, bounds)] if isinstance(value, nodes.Scatter) else []
+        written = step.writes[0].value if step.writes else None
+        return [_places(written, bounds)] if isinstance(written, nodes.Scatter) else []
     if isinstance(step, nodes.Let) or is_shared(group):
         return []
     value = step.value

@@ -7,8 +7,8 @@
 // packet of zero elements. Chunks share nothing, so results do not depend on the number of threads.
 //
 // All functions are thread-safe. The caller owns every buffer; buffers of one call must not
-// overlap, but for a state in place. Packets may hold any bytes: they are checked before `out` is touched, and nothing
-// outside the buffers is read or written.
+// overlap, but for a state in place. Packets may hold any bytes: they are checked before `out` is
+// touched, and nothing outside the buffers is read or written.
 
 #ifndef TF_HIPS_CC_RUNTIME_API_H_
 #define TF_HIPS_CC_RUNTIME_API_H_

@@ -82,9 +82,9 @@ TF_HIPS_AVX512 inline int64_t take_avx512(const float* tile, int64_t base, int64
   const __m512i bottom = _mm512_set1_epi32(static_cast<int32_t>(least));
   const __m512i top_bit = _mm512_set1_epi32(INT32_MIN), step = _mm512_set1_epi32(16);
   const __m512 zero = _mm512_setzero_ps();
-  __m512i place = _mm512_add_epi32(
-      _mm512_set1_epi32(static_cast<int32_t>(base)),
-      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  __m512i place =
+      _mm512_add_epi32(_mm512_set1_epi32(static_cast<int32_t>(base)),
+                       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   for (int64_t j = 0; j < count; j += 16) {
     const __mmask16 inside =
         count - j >= 16 ? __mmask16{0xFFFF} : static_cast<__mmask16>((1u << (count - j)) - 1u);
@@ -266,8 +266,7 @@ class TopK {
 
   // A key that probably at least `wanted_` ones reach, and not many more.
   uint32_t guess() const {
-    const double expected =
-        static_cast<double>(wanted_) * kSample / static_cast<double>(n_);
+    const double expected = static_cast<double>(wanted_) * kSample / static_cast<double>(n_);
     // Eight standard deviations, because neighbours are alike: they count for fewer.
     const int64_t rank = static_cast<int64_t>(expected + 8 * std::sqrt(expected)) + 8;
     return rank > kSample ? 0 : kth_largest(found_.keys, kSample, rank);
