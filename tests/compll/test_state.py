@@ -12,12 +12,13 @@ import compll
 from compll import passes
 from compll.backends import tf_op
 from compll.backends.in_place import is_in_place
+from compll.backends.masks import masks
 from compll.cli import main
 from compll.ir import nodes
 from compll.ir.printer import print_plan, print_program, spec_hash
 from compll.ir.verify import IrError, verify
 from compll.passes import optimise
-from tests.compll.support import compiled, encoder, gradients
+from tests.compll.support import SPECS, compiled, encoder, gradients
 
 FILE = Path(__file__).parent / "momentum.pse"
 STATES = "state Foo { float* kept; }\n"
@@ -94,6 +95,52 @@ def test_the_new_state_may_be_where_the_old_one_is(name):
     codec, reference = compiled(program), compll.Reference(program)
     for n in (0, 1, 9, 3000):
         state = np.zeros((1, n), np.float32)
+        expected = state.copy()
+        for x in gradients(n).values():
+            with np.errstate(all="ignore"):
+                body = reference.encode(x, state=expected)[16:]
+            rows = list(state)
+            assert codec.encode_body(x, state=rows, new_state=rows).tobytes() == body.tobytes()
+            np.testing.assert_array_equal(state.view(np.uint32), expected.view(np.uint32))
+
+
+DGC = SPECS / "dgc.pse"
+# What makes another algorithm of it, whose states are not zero where the top_k chooses alone.
+CHANGES = {
+    "one is kept": ("i > last", "i >= last"),
+    "equal ones are not kept": ("size[i] == least && i > last", "size[i] == least && i > 0"),
+    "a size may be NaN": ("abs(x) >= 0 ? abs(x) : -1", "abs(x)"),
+    "others are masked": ("remains(i) ? v[i] : 0", "remains(i) ? u[i] : v[i]"),
+    "of a neighbour": ("momentum * velocity[i] +", "momentum * velocity[i + 1] +"),
+    "the smallest of others": (
+        "float least = reduce(map(kept,",
+        "float least = reduce(map(range(k),",
+    ),
+}
+
+
+def test_states_that_are_masked_by_a_top_k_are_written_once():
+    plan = optimise(compll.compile_spec(DGC))
+    found = masks(plan)
+    assert found is not None
+    assert is_in_place(plan)
+    # Besides finding the largest there is one loop, over what was chosen, for the packet.
+    assert [type(step) for step in found.steps] == [nodes.Store, nodes.Sweep]
+    assert [var.name for var in found.written] == ["next_velocity", "next_residual"]
+    assert masks(optimise(compll.compile_spec(FILE))) is None
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_other_masks_are_computed_for_every_element(name):
+    text, other = DGC.read_text(encoding="ascii"), CHANGES[name]
+    assert text.count(other[0]) == 1
+    program = compll.compile_text(text.replace(*other), "dgc")
+    assert masks(optimise(program)) is None
+    if name not in ("a size may be NaN", "of a neighbour"):
+        return
+    codec, reference = compiled(program), compll.Reference(program)
+    for n in (1, 50, 3000):
+        state = np.zeros((2, n), np.float32)
         expected = state.copy()
         for x in gradients(n).values():
             with np.errstate(all="ignore"):

@@ -43,10 +43,12 @@ TF_HIPS_INLINE uint32_t rank_key(float value) {
 }
 
 // The `rank`-th largest, from 1, of `count` >= rank keys: by counting leading bits, of those that
-// are left in question.
+// are left in question. Keys in a row are counted apart: where they are equal, as in sorted
+// vectors, each count would wait for the one before.
 inline __attribute__((noinline)) uint32_t kth_largest(const uint32_t* keys, int64_t count,
                                                       int64_t rank) {
-  constexpr int kBits = 11;
+  constexpr int kBits = 10;
+  constexpr int64_t kApart = 4;
   uint32_t low = keys[0], high = keys[0];
   for (int64_t j = 1; j < count; ++j) {
     low = std::min(low, keys[j]);
@@ -55,10 +57,14 @@ inline __attribute__((noinline)) uint32_t kth_largest(const uint32_t* keys, int6
   while (low != high) {
     const uint32_t span = high - low;
     const int shift = std::max(0, 32 - __builtin_clz(span) - kBits);
-    uint32_t bins[1 << kBits] = {};
+    uint32_t apart[kApart][1 << kBits] = {};
     for (int64_t j = 0; j < count; ++j) {
       const uint32_t above = keys[j] - low;
-      if (above <= span) ++bins[above >> shift];
+      if (above <= span) ++apart[j % kApart][above >> shift];
+    }
+    uint32_t* const bins = apart[0];
+    for (int64_t k = 1; k < kApart; ++k) {
+      for (uint32_t b = 0; b <= span >> shift; ++b) bins[b] += apart[k][b];
     }
     uint32_t bin = span >> shift;
     for (; rank > bins[bin]; --bin) rank -= bins[bin];
@@ -212,7 +218,7 @@ class TopK {
   // The next run; its `count` is 0 when all is known.
   TF_HIPS_INLINE TopRun next() {
     if (is_sample_) {
-      if (++group_ < kGroups) return {n_ / kGroups * group_ / 16 * 16, kTopGroup, true, false};
+      if (++group_ < kGroups) return {group_base(), kTopGroup, true, false};
       is_sample_ = false;
       least_ = guess();
       return sweep();
@@ -254,6 +260,15 @@ class TopK {
   static constexpr int64_t kSample = kGroups * kTopGroup;
   // A vector that is sampled: of fewer elements all are looked at.
   static constexpr int64_t kSampled = 1 << 16;
+
+  // Where a group lies in its part of the vector differs from part to part: elements at the same
+  // place of parts that are as long as rows of a matrix would be a column of it. At a line of 64
+  // bytes, if the vector begins at one.
+  TF_HIPS_INLINE int64_t group_base() const {
+    const int64_t part = n_ / kGroups;
+    const int64_t shift = static_cast<uint32_t>(group_) * 0x9E3779B9u >> 8;
+    return (part * group_ + shift % (part - kTopGroup)) / kTopGroup * kTopGroup;
+  }
 
   TF_HIPS_INLINE TopRun sweep() {
     base_ = number_ = reached_ = 0;
