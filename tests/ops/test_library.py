@@ -89,7 +89,7 @@ def test_damaged_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_another_interface_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "ABI_VERSION", 99)
-    with pytest.raises(LibraryError, match=r"must have interface version 99\. Received: 3"):
+    with pytest.raises(LibraryError, match=r"must have interface version 99\. Received: 4"):
         library.native()
 
 

@@ -21,7 +21,7 @@ OPS_PATH = Path(__file__).with_name("_tf_hips_ops.so")
 NATIVE_PATH = Path(__file__).with_name("libtf_hips_native.so")
 # Opened by the ops (cc/tf/cuda_library.h), when one of them runs on a GPU.
 CUDA_PATH = Path(__file__).with_name("libtf_hips_cuda.so")
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 _codecs: dict[str, int] = {}
 _REMEDY = "run `make build` in the source tree, or install a wheel made for this TensorFlow"

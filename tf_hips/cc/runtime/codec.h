@@ -19,8 +19,9 @@
 extern "C" {
 #endif
 
-// 2: decode has modes; encode_feedback and merge. 3: codecs with state.
-#define TF_HIPS_ABI_VERSION 3
+// 2: decode has modes; encode_feedback and merge. 3: codecs with state. 4: which may be
+// updated in place.
+#define TF_HIPS_ABI_VERSION 4
 
 // The most vectors of state that a codec has.
 #define TF_HIPS_MAX_STATES 8
