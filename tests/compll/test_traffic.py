@@ -18,4 +18,9 @@ QUICK = ("onebit",)
     ],
 )
 def test_the_page_tells_what_is_moved(name):
-    assert row(name) in TABLE
+    [told] = [line for line in TABLE if line.startswith(f"| {name} |")]
+    told, found = (line.split("|")[2:-1] for line in (told, row(name)))
+    for said, counted in zip(told, found, strict=True):
+        # Vectors need not begin where a sector does.
+        is_none = said.strip() == counted.strip() == "-"
+        assert is_none or float(counted) == pytest.approx(float(said), abs=0.015)
