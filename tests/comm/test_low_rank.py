@@ -273,7 +273,7 @@ def test_products_and_rests() -> None:
 
     ops = library.ops(tf)
     generator = np.random.default_rng(0)
-    for rows, columns, rank in [(1, 1, 1), (300, 517, 3), (0, 4, 2), (5, 40, 0), (3, 70_000, 2)]:
+    for rows, columns, rank in [(1, 1, 1), (300, 517, 3), (0, 4, 2), (5, 40, 0), (3, 70_000, 6)]:
         left = generator.normal(size=(rows, rank)).astype(np.float32)
         right = generator.normal(size=(columns, rank)).astype(np.float32)
         matrix = generator.normal(size=(rows, columns)).astype(np.float32)
@@ -285,6 +285,11 @@ def test_products_and_rests() -> None:
         np.testing.assert_array_equal(
             ops.tf_hips_low_rank_rest(matrix=matrix, left=left, right=right), matrix - product
         )
+        wide = matrix.astype(float)
+        found = ops.tf_hips_low_rank_left(matrix=matrix, right=right)
+        np.testing.assert_allclose(found, wide @ right, atol=1e-5 * (columns + 10))
+        found = ops.tf_hips_low_rank_right(matrix=matrix, left=left)
+        np.testing.assert_allclose(found, wide.T @ left, atol=1e-5 * (rows + 10))
         if matrix.size > 40:
             matrix[0, [0, 20, -1]] = np.nan, np.inf, -np.inf
             rest = ops.tf_hips_low_rank_rest(matrix=matrix, left=left, right=right).numpy()

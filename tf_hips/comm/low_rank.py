@@ -99,10 +99,11 @@ class LowRankSum:
         """
         if primitives.size() == 1 or not any(self._sizes):
             return [tf.identity(vector) for vector in vectors]
+        ops = library.ops(tf)
         places = list(self.matrices)
         own = [self._own(place, vectors[place]) for place in places]
         lefts = [
-            tf.matmul(matrix, self.bases[place].read_value())
+            ops.tf_hips_low_rank_left(matrix=matrix, right=self.bases[place].read_value())
             for place, matrix in zip(places, own, strict=True)
         ]
         others = [place for place in range(len(vectors)) if place not in self.matrices]
@@ -112,12 +113,11 @@ class LowRankSum:
             for place, total in zip(places, sums, strict=False)
         ]
         rights = [
-            tf.matmul(matrix, basis, transpose_a=True)
+            ops.tf_hips_low_rank_right(matrix=matrix, left=basis)
             for matrix, basis in zip(own, bases, strict=True)
         ]
         results = dict(zip(others, sums[len(places) :], strict=True))
         totals = plain(rights, f"{self._label}.right")
-        ops = library.ops(tf)
         for place, matrix, basis, right, total in zip(
             places, own, bases, rights, totals, strict=True
         ):

@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kBlockRows = 4096;
 // Elements of a product that are one task.
 constexpr int64_t kTaskElements = int64_t{1} << 16;
+// Columns whose sums over all rows are one task.
+constexpr int64_t kTaskColumns = 512;
 // Squares of norms, as shares of the largest column's and of noise's own.
 constexpr double kNothing = 0x1p-40;
 constexpr double kLeastNoise = 0x1p-20;
@@ -174,16 +176,13 @@ class Columns {
 
 // right [columns, rank] in tiles of 16 of its rows, each as [rank, 16], so that a row of a product
 // reads it from front to back.
-std::vector<float> Tiled(const LowRank& factors) {
-  const int64_t tiles = (factors.columns + kFloats - 1) / kFloats;
-  std::vector<float> right(tiles * kFloats * factors.rank);
-  for (int64_t c = 0; c < factors.columns; ++c) {
-    float* tile = right.data() + c / kFloats * kFloats * factors.rank + c % kFloats;
-    for (int64_t k = 0; k < factors.rank; ++k) {
-      tile[k * kFloats] = factors.right[c * factors.rank + k];
-    }
+std::vector<float> Tiled(const float* right, int64_t columns, int64_t rank) {
+  std::vector<float> tiled((columns + kFloats - 1) / kFloats * kFloats * rank);
+  for (int64_t c = 0; c < columns; ++c) {
+    float* tile = tiled.data() + c / kFloats * kFloats * rank + c % kFloats;
+    for (int64_t k = 0; k < rank; ++k) tile[k * kFloats] = right[c * rank + k];
   }
-  return right;
+  return tiled;
 }
 
 constexpr uint32_t kExponent = 0x7f800000u;
@@ -256,15 +255,111 @@ TF_HIPS_HOT void RestRows(const float* left, const float* right, int64_t rows, i
   Rows<true>(left, right, rows, columns, rank, matrix, rest);
 }
 
-// Calls `run(first, n)` for rows [first, first + n), in tasks.
-void ForRows(const LowRank& factors, const ParallelFor& parallel,
+// Products of kRows rows with kRank neighbouring columns of `right`, in tiles: `tile` is where the
+// first of them begins.
+template <int kRows, int kRank>
+TF_HIPS_INLINE void SomeProducts(const float* rows, const float* tile, int64_t columns,
+                                 int64_t rank, float* products) {
+  Floats sums[kRows][kRank] = {};
+  int64_t c = 0;
+  for (; c + kFloats <= columns; c += kFloats, tile += kFloats * rank) {
+    Floats own[kRows];
+    for (int row = 0; row < kRows; ++row) {
+      std::memcpy(&own[row], rows + row * columns + c, sizeof own[row]);
+    }
+    for (int k = 0; k < kRank; ++k) {
+      Floats part;
+      std::memcpy(&part, tile + k * kFloats, sizeof part);
+      for (int row = 0; row < kRows; ++row) sums[row][k] += own[row] * part;
+    }
+  }
+  for (int64_t lane = 0; c < columns; ++c, ++lane) {
+    for (int row = 0; row < kRows; ++row) {
+      for (int k = 0; k < kRank; ++k) {
+        sums[row][k][lane] += rows[row * columns + c] * tile[k * kFloats + lane];
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    for (int k = 0; k < kRank; ++k) {
+      float sum = 0;
+      for (int64_t lane = 0; lane < kFloats; ++lane) sum += sums[row][k][lane];
+      products[row * rank + k] = sum;
+    }
+  }
+}
+
+template <int kRows>
+TF_HIPS_INLINE void LeftSomeRows(const float* matrix, const float* right, int64_t columns,
+                                 int64_t rank, float* left) {
+  int64_t k = 0;
+  for (; k + 4 <= rank; k += 4) {
+    SomeProducts<kRows, 4>(matrix, right + k * kFloats, columns, rank, left + k);
+  }
+  for (; k < rank; ++k) {
+    SomeProducts<kRows, 1>(matrix, right + k * kFloats, columns, rank, left + k);
+  }
+}
+
+TF_HIPS_HOT void LeftRows(const float* matrix, const float* right, int64_t rows, int64_t columns,
+                          int64_t rank, float* left) {
+  constexpr int kTogether = 4;
+  int64_t row = 0;
+  for (; row + kTogether <= rows; row += kTogether) {
+    LeftSomeRows<kTogether>(matrix + row * columns, right, columns, rank, left + row * rank);
+  }
+  for (; row < rows; ++row) {
+    LeftSomeRows<1>(matrix + row * columns, right, columns, rank, left + row * rank);
+  }
+}
+
+// Adds to `sums` [rank, n] the products of kRows rows of n columns with those of `left`.
+template <int kRows>
+TF_HIPS_INLINE void AddRows(const float* matrix, const float* left, int64_t columns, int64_t rank,
+                            int64_t n, float* sums) {
+  int64_t c = 0;
+  for (; c + kFloats <= n; c += kFloats) {
+    Floats own[kRows];
+    for (int row = 0; row < kRows; ++row) {
+      std::memcpy(&own[row], matrix + row * columns + c, sizeof own[row]);
+    }
+    for (int64_t k = 0; k < rank; ++k) {
+      Floats sum;
+      std::memcpy(&sum, sums + k * n + c, sizeof sum);
+      for (int row = 0; row < kRows; ++row) sum += left[row * rank + k] * own[row];
+      std::memcpy(sums + k * n + c, &sum, sizeof sum);
+    }
+  }
+  for (; c < n; ++c) {
+    for (int64_t k = 0; k < rank; ++k) {
+      for (int row = 0; row < kRows; ++row) {
+        sums[k * n + c] += left[row * rank + k] * matrix[row * columns + c];
+      }
+    }
+  }
+}
+
+TF_HIPS_HOT void AddAllRows(const float* matrix, const float* left, int64_t rows, int64_t columns,
+                            int64_t rank, int64_t n, float* sums) {
+  constexpr int kTogether = 4;
+  int64_t row = 0;
+  for (; row + kTogether <= rows; row += kTogether) {
+    AddRows<kTogether>(matrix + row * columns, left + row * rank, columns, rank, n, sums);
+  }
+  for (; row < rows; ++row) {
+    AddRows<1>(matrix + row * columns, left + row * rank, columns, rank, n, sums);
+  }
+}
+
+// Calls `run(first, n)` for rows [first, first + n) of a matrix, in tasks.
+void ForRows(int64_t rows, int64_t columns, const ParallelFor& parallel,
              const std::function<void(int64_t first, int64_t n)>& run) {
-  if (factors.rows == 0 || factors.columns == 0) return;
-  const int64_t together = std::max(int64_t{1}, kTaskElements / factors.columns);
-  const int64_t num_tasks = (factors.rows + together - 1) / together;
+  if (rows == 0) return;
+  const int64_t together = std::max(int64_t{1}, kTaskElements / std::max(int64_t{1}, columns));
+  const int64_t num_tasks = (rows + together - 1) / together;
   const auto task = [&](int64_t i) {
     const ScopedExactDenormals exact;
-    run(i * together, std::min(together, factors.rows - i * together));
+    run(i * together, std::min(together, rows - i * together));
   };
   if (num_tasks == 1) {
     task(0);
@@ -307,9 +402,37 @@ void Orthonormalize(const float* matrix, int64_t rows, int64_t rank, const TfHip
   columns.Store(rank, basis);
 }
 
+void LeftFactor(const float* matrix, const float* right, int64_t rows, int64_t columns,
+                int64_t rank, const ParallelFor& parallel, float* left) {
+  const std::vector<float> tiled = Tiled(right, columns, rank);
+  ForRows(rows, columns, parallel, [&](int64_t first, int64_t n) {
+    LeftRows(matrix + first * columns, tiled.data(), n, columns, rank, left + first * rank);
+  });
+}
+
+void RightFactor(const float* matrix, const float* left, int64_t rows, int64_t columns,
+                 int64_t rank, const ParallelFor& parallel, float* right) {
+  const int64_t num_tasks = (columns + kTaskColumns - 1) / kTaskColumns;
+  const auto task = [&](int64_t i) {
+    const ScopedExactDenormals exact;
+    const int64_t first = i * kTaskColumns;
+    const int64_t n = std::min(kTaskColumns, columns - first);
+    std::vector<float> sums(rank * n);
+    AddAllRows(matrix + first, left, rows, columns, rank, n, sums.data());
+    for (int64_t c = 0; c < n; ++c) {
+      for (int64_t k = 0; k < rank; ++k) right[(first + c) * rank + k] = sums[k * n + c];
+    }
+  };
+  if (num_tasks == 1) {
+    task(0);
+  } else if (num_tasks > 1) {
+    parallel(num_tasks, task);
+  }
+}
+
 void LowRankProduct(const LowRank& factors, const ParallelFor& parallel, float* product) {
-  const std::vector<float> right = Tiled(factors);
-  ForRows(factors, parallel, [&](int64_t first, int64_t n) {
+  const std::vector<float> right = Tiled(factors.right, factors.columns, factors.rank);
+  ForRows(factors.rows, factors.columns, parallel, [&](int64_t first, int64_t n) {
     ProductRows(factors.left + first * factors.rank, right.data(), n, factors.columns, factors.rank,
                 product + first * factors.columns);
   });
@@ -317,8 +440,8 @@ void LowRankProduct(const LowRank& factors, const ParallelFor& parallel, float* 
 
 void LowRankRest(const LowRank& factors, const float* matrix, const ParallelFor& parallel,
                  float* rest) {
-  const std::vector<float> right = Tiled(factors);
-  ForRows(factors, parallel, [&](int64_t first, int64_t n) {
+  const std::vector<float> right = Tiled(factors.right, factors.columns, factors.rank);
+  ForRows(factors.rows, factors.columns, parallel, [&](int64_t first, int64_t n) {
     RestRows(factors.left + first * factors.rank, right.data(), n, factors.columns, factors.rank,
              matrix + first * factors.columns, rest + first * factors.columns);
   });

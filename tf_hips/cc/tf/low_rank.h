@@ -31,6 +31,13 @@ struct LowRank {
   int64_t rows, columns, rank;
 };
 
+// matrix [rows, columns] times right [columns, rank], and matrix transposed times left [rows,
+// rank]: what general products take several times as long for, as they are made for wide factors.
+void LeftFactor(const float* matrix, const float* right, int64_t rows, int64_t columns,
+                int64_t rank, const ParallelFor& parallel, float* left);
+void RightFactor(const float* matrix, const float* left, int64_t rows, int64_t columns,
+                 int64_t rank, const ParallelFor& parallel, float* right);
+
 // The matrix itself: rank products, added in order.
 void LowRankProduct(const LowRank& factors, const ParallelFor& parallel, float* product);
 

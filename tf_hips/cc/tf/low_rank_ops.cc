@@ -69,6 +69,34 @@ absl::Status ReadFactors(OpKernelContext* ctx, int first, LowRank* factors) {
   return absl::OkStatus();
 }
 
+// matrix, factor -> the other factor: the left one of a right one, or with kIsRight the right one.
+template <bool kIsRight>
+class FactorKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& matrix = ctx->input(0);
+    const Tensor& given = ctx->input(1);
+    const int summed = kIsRight ? 0 : 1;
+    OP_REQUIRES(
+        ctx,
+        matrix.dims() == 2 && given.dims() == 2 && matrix.dim_size(summed) == given.dim_size(0),
+        absl::InvalidArgumentError(
+            absl::StrCat("the factor must have a row for each ", kIsRight ? "row" : "column",
+                         " of the matrix. Received: ", given.shape().DebugString(), " and ",
+                         matrix.shape().DebugString())));
+    const int64_t rows = matrix.dim_size(0), columns = matrix.dim_size(1);
+    const int64_t rank = given.dim_size(1);
+    Tensor* factor = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(0, TensorShape({kIsRight ? columns : rows, rank}), &factor));
+    const auto compute = kIsRight ? RightFactor : LeftFactor;
+    compute(matrix.flat<float>().data(), given.flat<float>().data(), rows, columns, rank,
+            PoolOf(ctx), factor->flat<float>().data());
+  }
+};
+
 // left, right -> product.
 class LowRankProductKernel : public OpKernel {
  public:
@@ -133,6 +161,35 @@ REGISTER_OP("TfHipsOrthonormal")
 
 REGISTER_KERNEL_BUILDER(Name("TfHipsOrthonormal").Device(tensorflow::DEVICE_CPU),
                         OrthonormalKernel);
+
+template <bool kIsRight>
+absl::Status FactorShape(InferenceContext* c) {
+  ShapeHandle matrix, given;
+  DimensionHandle summed;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &matrix));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &given));
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(matrix, kIsRight ? 0 : 1), c->Dim(given, 0), &summed));
+  c->set_output(0, c->Matrix(c->Dim(matrix, kIsRight ? 1 : 0), c->Dim(given, 1)));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("TfHipsLowRankLeft")
+    .Input("matrix: float")
+    .Input("right: float")
+    .Output("left: float")
+    .SetShapeFn(FactorShape<false>);
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsLowRankLeft").Device(tensorflow::DEVICE_CPU),
+                        FactorKernel<false>);
+
+REGISTER_OP("TfHipsLowRankRight")
+    .Input("matrix: float")
+    .Input("left: float")
+    .Output("right: float")
+    .SetShapeFn(FactorShape<true>);
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsLowRankRight").Device(tensorflow::DEVICE_CPU),
+                        FactorKernel<true>);
 
 REGISTER_OP("TfHipsLowRankProduct")
     .Input("left: float")
