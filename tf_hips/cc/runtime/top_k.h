@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 
 #include "tf_hips/cc/runtime/flags.h"
 #include "tf_hips/cc/runtime/reduce.h"
@@ -49,6 +50,14 @@ inline __attribute__((noinline)) uint32_t kth_largest(const uint32_t* keys, int6
                                                       int64_t rank) {
   constexpr int kBits = 10;
   constexpr int64_t kApart = 4;
+  constexpr int64_t kFew = 256;
+  if (count <= kFew) {
+    // To clear and add up counts would cost more.
+    uint32_t few[kFew];
+    std::copy(keys, keys + count, few);
+    std::nth_element(few, few + rank - 1, few + count, std::greater<uint32_t>());
+    return few[rank - 1];
+  }
   uint32_t low = keys[0], high = keys[0];
   for (int64_t j = 1; j < count; ++j) {
     low = std::min(low, keys[j]);
