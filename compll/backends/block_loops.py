@@ -1,14 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop over tiles that reductions of blocks share with the sweeps that use them (blocks.py)."""
 
+from compll.backends.c_common import max_bits
 from compll.backends.loops import Loops, Stored, parts_of
+from compll.backends.row_code import Apart, RowCode
+from compll.backends.stored import is_in_memory, is_of_floats
 from compll.ir import nodes
+from compll.ir.blocks import block_of
 from compll.ir.sizes import blocks_in
-from compll.ir.types import BOOL, FLOAT, INT, Type
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
 
 
 class BlockLoops(Loops):
-    """Emits also the loops that hold the blocks of a tile."""
+    """Emits also the loops that hold the blocks of a tile, and functions of rows.
+
+    Attributes:
+        apart: where functions of rows go (row_code.py); None: there are none.
+    """
+
+    apart: Apart | None = None
 
     def blocks_sweep(
         self,
@@ -37,27 +47,56 @@ class BlockLoops(Loops):
         head = f"for_tiles<kTile>(0, {size}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
         self.lines.add(*first)
+        # Half of what the next tiles read is asked for before their blocks are known, half after.
+        ahead = self._read_in_order([block_source(store)[0] for store in stores])
+        ahead = ["gradient" if first and pointer == "in" else pointer for pointer in ahead]
+        self.lines.add(*(f"prefetch_part<0, 4>({pointer} + base, count);" for pointer in ahead))
         for store, init in zip(stores, inits, strict=True):
             part, _ = block_source(store)
             self._prepare([part])
             self._reduce_blocks(store, length, init)
+        self.lines.add(*(f"prefetch_part<1, 4>({pointer} + base, count);" for pointer in ahead))
+        self._forget()
         for sweep in sweeps:
-            is_of_blocks = sweep.size != source.size
-            self._size = sweep.size
-            if is_of_blocks:
-                tile = f"for_blocks(base, count, {length}, [&](int64_t base, int64_t count)"
-                self.lines.open(f"{tile} TF_HIPS_INLINED {{")
-            self._prepare(parts_of(sweep))
-            for write in sweep.writes:
-                self._write(write, targets[write.field])
-            self._run_shared()
-            if is_of_blocks:
-                self.lines.close("});")
-                # Their tiles ended with that scope.
-                self._forget()
+            if sweep.size == source.size:
+                self._steps_of_tile(sweep, targets, ahead)
+            else:
+                self._sweep_of_blocks(sweep, length, targets)
+            # Their tiles ended with that scope.
+            self._forget()
         self.lines.add(*last)
         self.lines.close("});")
         self._forget()
+
+    def _sweep_of_blocks(self, sweep: nodes.Sweep, length: str, targets: dict[int, str]) -> None:
+        """What a sweep of as many elements as there are blocks does for those of a tile."""
+        self._size, self._step = sweep.size, "kMaxBlocks"
+        tile = f"for_blocks(base, count, {length}, [&](int64_t base, int64_t count)"
+        self.lines.open(f"{tile} TF_HIPS_INLINED {{")
+        self._prepare(parts_of(sweep))
+        for write in sweep.writes:
+            self._write(write, targets[write.field])
+        self._run_shared()
+        self.lines.close("});")
+
+    def _steps_of_tile(self, sweep: nodes.Sweep, targets: dict[int, str], ahead: list[str]) -> None:
+        """What a sweep does for a tile whose blocks are reduced, a step at a time."""
+        self._size, self._step = sweep.size, "kTile"
+        for part in parts_of(sweep):
+            self._position = part.position
+            self._hoist(part)
+        self._step, self._begin = "kStep", "at"
+        head = "for_steps(base, count, [&](int64_t base, [[maybe_unused]] int64_t at, auto count)"
+        self.lines.open(f"{head} TF_HIPS_INLINED {{")
+        self.lines.add(*(f"prefetch_half({pointer} + base, at, count);" for pointer in ahead))
+        self._fetched |= {vector.var for vector in self.stored.values()}
+        self._prepare(parts_of(sweep))
+        self._is_single = len(sweep.writes) == 1
+        for write in sweep.writes:
+            self._write(write, targets[write.field])
+        self._run_shared()
+        self.lines.close("});")
+        self._begin = "0"
 
     def _block_init(self, store: nodes.Store) -> str:
         value = store.value
@@ -75,16 +114,144 @@ class BlockLoops(Loops):
             raise TypeError(f"a block_reduce is expected. Received: {value!r}")
         part, _ = block_source(store)
         function, element = block_reducer(value)
-        tile = self.tile(part, element)
         pointer = self.names.of(store.var)
-        self.lines.add(
-            f"alignas(64) {self.c.type(value.init.type)} {pointer}[kMaxBlocks];",
-            f"{function}({tile}, count, {length}, {init}, {pointer});",
-        )
+        self.lines.add(f"alignas(64) {self.c.type(value.init.type)} {pointer}[kMaxBlocks];")
+        self._position = part.position
+        call = None
+        if self.apart is not None and value.init.type == FLOAT:
+            call = RowCode(self.c, self, part).blocks(self.apart, value.reducer)
+        self.run_spreads()
+        if call is not None:
+            self.lines.open(f"if (!({call}{length}, {init}, {pointer}))) {{")
+        tile = self.tile(part, element)
+        self.lines.add(f"{function}({tile}, count, {length}, {init}, {pointer});")
+        if call is not None:
+            self.lines.close()
+            # It was made in a scope of its own.
+            self._made.clear()
         size = blocks_in(part.size, value.block)
         self.stored[store.var] = Stored(
             store.var, size, "kMaxBlocks", pointer, is_field=False, bits=None, is_local=True
         )
+
+    # Sources of functions of rows.
+
+    def row_in_memory(self, expr: nodes.Index) -> str | None:
+        """C++ for where the floats of a tile begin; None: it is no vector of floats in memory."""
+        if not isinstance(expr.array, nodes.Ref) or not self._is_here(expr.index):
+            return None
+        vector = self.stored[expr.array.var]
+        is_plain = vector.size == self._size and is_in_memory(vector)
+        return f"{vector.pointer} + base" if is_plain else None
+
+    def row_of_codes(self, expr: nodes.Index) -> str | None:
+        """C++ for the codes of a tile, a byte each; None: it is no vector of such."""
+        if not isinstance(expr.array, nodes.Ref) or not self._is_here(expr.index):
+            return None
+        vector = expr.array.var
+        kind = vector.type.element if isinstance(vector.type, Array) else vector.type
+        is_small = isinstance(kind, UInt) and max_bits(kind, self.params) <= 8
+        return self._tiles.get(vector) if is_small else None
+
+    def row_of_bits(self, expr: nodes.Index) -> str | None:
+        """C++ for the bits of a tile in memory; None: it is no vector of such."""
+        if not isinstance(expr.array, nodes.Ref) or not self._is_here(expr.index):
+            return None
+        vector = self.stored[expr.array.var]
+        is_plain = vector.is_field and vector.bits == "1" and vector.size == self._size
+        return f"{vector.pointer} + base / 8" if is_plain else None
+
+    def run_before(self, rows: RowCode) -> None:
+        """Emits what a function of rows needs before it is called."""
+        if rows.uses_bytes:
+            self._run_unpacks()
+
+    def row_code(self, part: nodes.Elementwise, tag: str = "p") -> RowCode | None:
+        """How a decode computes a tile in rows; None: it cannot. `tag`: of its parameters."""
+        self._position = part.position
+        for uses_bits in (True, False):
+            rows = RowCode(self.c, self, part, tag=tag, uses_bits=uses_bits)
+            if rows.prepare_value():
+                return rows
+        return None
+
+    def row_of_field(self, expr: nodes.Index) -> tuple[str, str] | None:
+        """C++ for a field with a float for each block, and for the size of these; None: no such."""
+        block = block_of(expr.index, self._position, self.blocks)
+        if block is None or not isinstance(expr.array, nodes.Ref):
+            return None
+        vector = self.stored[expr.array.var]
+        is_plain = vector.is_field and is_of_floats(vector)
+        return (vector.pointer, self.c(block)) if is_plain else None
+
+    def row_of_blocks(self, expr: nodes.Expr) -> tuple[str, str] | None:
+        """C++ for the values of the blocks of a tile, and for the size of these; None: no such."""
+        if isinstance(expr, nodes.Ref):
+            return self._block_values.get(expr.var)
+        if not isinstance(expr, nodes.Index) or not isinstance(expr.array, nodes.Ref):
+            return None
+        block = block_of(expr.index, self._position, self.blocks)
+        vector = self.stored[expr.array.var]
+        if block is None or not vector.is_local or not is_of_floats(vector):
+            return None
+        return vector.pointer, self.c(block)
+
+    def row_noise(self, expr: nodes.Random) -> str | None:
+        """C++ for where the noise of a tile begins; None: it is not drawn in order."""
+        return self._noise[expr.site] if self._is_here(expr.position) else None
+
+    def _gradient_rows(self, part: nodes.Elementwise, target: str, tile: str, stream: str) -> None:
+        """Writes a tile of a decode in rows where the machine has them, if it can be."""
+        if self.apart is None or self._step != "kStep" or self._hoisted:
+            return
+        rows = self.row_code(part)
+        call = None if rows is None else rows.values(self.apart)
+        if rows is None or call is None:
+            return
+        self.run_before(rows)
+        late = self.names.fresh("is_late")
+        self.lines.add(
+            "if (mode == TF_HIPS_ADD || mode == TF_HIPS_RESIDUAL) {",
+            f"  prefetch_tile({target}, count);",
+            "}",
+            "// Rows go past the caches from here where they are lines of memory.",
+            f"const bool {late} = mode == TF_HIPS_STREAM && !is_line({target});",
+            f"alignas(64) float {tile}[{self._step}];",
+            f"if ({call}{late} ? TF_HIPS_SET : mode, {late} ? {tile} : {target})) {{",
+            f"  if ({late}) {stream}.put({tile}, count, {target});",
+            "  return;",
+            "}",
+        )
+
+    def _write_rows(self, part: nodes.Elementwise, kind: UInt, target: str) -> bool:
+        """Writes the codes of a tile, made in rows where the machine has them, if they can be."""
+        if self.apart is None or not self._is_single or self._step != "kStep":
+            return False
+        if max_bits(kind, self.params) > 8 or part.value.type != kind:
+            return False
+        self._position = part.position
+        top = (
+            self._bound(float((1 << kind.bits) - 1))
+            if isinstance(kind.bits, int)
+            else f"{self.widths[kind]}.top"
+        )
+        rows = RowCode(self.c, self, part, frozenset(self._hoisted))
+        call = rows.codes(self.apart, top, self._begin)
+        if call is None:
+            return False
+        name = self.names.fresh("tile")
+        # Codes of a byte need no packing.
+        is_packed = kind.bits != 8
+        tile = f"alignas(64) {self.c.type(kind)} {name}[{self._step}];"
+        pack = f"pack_codes({name}, count, {self.bits(kind)}, {target});"
+        self.lines.add(*[tile] * is_packed)
+        self.lines.open(f"if (!({call}{name if is_packed else target}))) {{")
+        self.lines.add(*[tile] * (not is_packed))
+        self._loop(part, lambda text: f"{name}[j] = {text};", kind)
+        self.lines.add(*[pack] * (not is_packed))
+        self.lines.close()
+        self.lines.add(*[pack] * is_packed)
+        return True
 
 
 def block_source(store: nodes.Store) -> tuple[nodes.Elementwise, nodes.Expr]:

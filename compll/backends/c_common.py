@@ -8,6 +8,7 @@ and where noise comes from depends on the loop around, so the emitter of loops p
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +38,7 @@ main max_body_bytes maximum minimum n noise noise_at noise_tile old out pack_cod
 params power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
 round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
 store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
+for_steps hidden at prefetch_half prefetch_part prefetch_tile
 wide_noise_tile wide_random_int
 """
 RESERVED = frozenset((_KEYWORDS + _OWN).split())
@@ -117,10 +119,10 @@ def param_names(program: nodes.Program) -> dict[nodes.Var, str]:
 class Lines:
     """Indented text."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 0) -> None:
         """No text yet."""
-        self._lines: list[str] = []
-        self._depth = 0
+        self._lines: list[str | Lines] = []
+        self._depth = depth
 
     def add(self, *lines: str) -> None:
         """Adds lines at the present depth; an empty one stays empty."""
@@ -141,9 +143,21 @@ class Lines:
         self.close(line)
         self._depth += 1
 
+    def later(self) -> "Lines":
+        """Lines that are to be here, at the present depth, once it is known what they are."""
+        self._lines.append(found := Lines(self._depth))
+        return found
+
+    def _flat(self) -> list[str]:
+        return [
+            line
+            for part in self._lines
+            for line in (part._flat() if isinstance(part, Lines) else [part])
+        ]
+
     def text(self) -> str:
         """Everything, with a newline at the end."""
-        return "\n".join(self._lines) + "\n"
+        return "\n".join(self._flat()) + "\n"
 
 
 class Access(Protocol):
@@ -204,12 +218,21 @@ def int_literal(value: int) -> str:
 
 @dataclass
 class Expressions:
-    """Turns expressions into C++ text."""
+    """Turns expressions into C++ text.
+
+    Attributes:
+        names: of variables.
+        access: how vectors and noise are read.
+        params: of the program.
+        sizes: C++ for the lengths of vectors.
+        bound: C++ for a float that bounds others, in a minimum or a maximum.
+    """
 
     names: Names
     access: Access
     params: tuple[nodes.Param, ...]
     sizes: dict[nodes.Var, str] = field(default_factory=dict)
+    bound: Callable[[float], str] | None = None
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -278,10 +301,16 @@ class Expressions:
         right = precedence + 1 if op in "+-*/" else 9
         return f"{self(expr.left, lowest)} {op} {self(expr.right, right)}", precedence
 
+    def _bounding(self, expr: nodes.Expr) -> str:
+        if self.bound is not None and isinstance(expr, nodes.Const) and expr.type == FLOAT:
+            return self.bound(float(expr.value))
+        return self(expr)
+
     def _math(self, expr: nodes.Math) -> str:
-        arguments = ", ".join(map(self, expr.arguments))
         if expr.function in ("min", "max"):
-            return f"{expr.function}imum<{self.type(expr.type)}>({arguments})"
+            bounds = ", ".join(map(self._bounding, expr.arguments))
+            return f"{expr.function}imum<{self.type(expr.type)}>({bounds})"
+        arguments = ", ".join(map(self, expr.arguments))
         if expr.function == "abs" and expr.type == INT:
             return f"int_abs({arguments})"
         name = {
@@ -323,6 +352,9 @@ class Expressions:
         else:
             name = self.access.width(target)
             limit, mask = f"{name}.top", f"{name}.mask"
+        if source == FLOAT and self.bound is not None:
+            limit = self.bound(float(top)) if isinstance(target.bits, int) else limit
+            limit = f"{limit}, {self.bound(0.0)}"
         if source == FLOAT:
             return f"static_cast<{holder}>(float_to_code({inner}, {limit}))"
         return f"static_cast<{holder}>(({inner}) & {mask})"

@@ -29,9 +29,10 @@ from compll.backends.feedback import (
 from compll.backends.in_place import is_in_place
 from compll.backends.kept import KeptVectors, decode_fails
 from compll.backends.layout import emit_layout, emit_params, unpack_params
-from compll.backends.loops import Loops, Stored
+from compll.backends.loops import Stored
 from compll.backends.masks import Masks, masks
 from compll.backends.rooms import rooms
+from compll.backends.row_code import Apart
 from compll.backends.rows import ROWS, emit_rows
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
@@ -48,6 +49,7 @@ _INCLUDES = (
     "merge.h",
     "reduce.h",
     "rng.h",
+    "row.h",
     "target.h",
     "tiles.h",
 )
@@ -101,17 +103,20 @@ class _Function:
     names: Names = field(default_factory=Names)
     stored: dict[nodes.Var, Stored] = field(default_factory=dict)
     widths: dict[UInt, str] = field(default_factory=dict)
+    apart: Apart | None = None
 
     def __post_init__(self) -> None:
         self.loops = BlockLoops(
             self.lines, self.names, self.program.params, self.stored, self.widths
         )
+        self.loops.apart = self.apart
         self.loops.blocks = self.program.blocks
         self.c = self.loops.c
         self.kept = KeptVectors(self.loops)
 
     def unpack_params(self, used: set[nodes.Var]) -> None:
-        """Makes the parameters that are used local variables."""
+        """Begins a function: makes the parameters that are used local variables."""
+        self.loops.begin()
         unpack_params(self.program, used, self.c, self.lines)
 
 
@@ -193,7 +198,7 @@ class _Emitter:
 
     def _encode(self, encode: nodes.Encode) -> None:
         lines = self._lines
-        function = _Function(self._program, lines)
+        function = _Function(self._program, lines, apart=Apart(lines.later(), "rows_of_encode"))
         size = nodes.Size(
             INT, encode.span, nodes.Ref(encode.gradient.type, encode.span, encode.gradient)
         )
@@ -385,7 +390,7 @@ class _Emitter:
     def _open_decode(self, decode: nodes.Decode, head: Sequence[str]) -> _Function:
         """Opens a function that decodes, with what does not depend on the body."""
         lines = self._lines
-        function = _Function(self._program, lines)
+        function = _Function(self._program, lines, apart=Apart(lines.later(), "rows_of_decode"))
         function.c.sizes[decode.gradient] = "n"
         lines.add(*head[:-1])
         lines.open(head[-1])
@@ -436,13 +441,15 @@ class _Emitter:
     def _decode_rows(self, decode: nodes.Decode) -> None:
         """A decode that adds ROWS bodies at a time."""
         lines = self._lines
+        apart = Apart(lines.later(), "rows_of_merge")
         lines.add(f"constexpr int32_t kRows = {ROWS};", "")
         head = _parameters("TF_HIPS_HOT void decode_rows(", _ROWS_PARAMETERS)
         function = self._open_decode(decode, head)
-        rows: list[Loops] = []
+        rows: list[BlockLoops] = []
         for number in range(ROWS):
             row = _Function(self._program, lines, function.names.fork(), widths=function.widths)
             row.c.sizes[decode.gradient] = "n"
+            row.loops.begin()
             body = row.names.fresh("row_body")
             lines.add(f"[[maybe_unused]] const uint8_t* const {body} = rows[{number}];")
             self._read_fields(decode, row, body)
@@ -452,7 +459,7 @@ class _Emitter:
         last = self._plan.decode[-1]
         if not isinstance(last, nodes.Sweep):
             raise TypeError(f"a decode by ranges must end with its sweep. Received: {last!r}")
-        emit_rows(lines, rows, last)
+        emit_rows(lines, rows, last, apart)
         lines.close()
         lines.add("")
 

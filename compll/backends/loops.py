@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps as C++ loops over tiles of 1024 elements.
+"""Sweeps as C++ loops over tiles of 256 elements, or 1024 where whole blocks are needed.
 
-A tile is one block of a float reduction, and small enough that what is computed for one element
-after another (noise, codes, values) stays in the first-level cache between the simple loops that
-compilers turn into vector code:
+A tile is a part of a block of a float reduction, and small enough that what is computed for one
+element after another (noise, codes, values) stays in the first-level cache between the simple loops
+that compilers turn into vector code. Before each, memory is asked for what a later one reads, so
+that it never rests while a tile is computed:
 
     for each tile:   draw noise, unpack  ->  one loop for all values, counts and codes  ->  fold,
                      pack, store
@@ -16,32 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from compll.backends.blocks import block_lets
-from compll.backends.c_common import Expressions, Lines, Names
+from compll.backends.c_common import Expressions, Lines, Names, float_literal
+from compll.backends.stored import Stored, is_in_memory, parts_of, tile_bytes, uses_position
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
-from compll.ir.walk import children, is_same, walk
+from compll.ir.walk import is_same, walk
 
-
-@dataclass(frozen=True)
-class Stored:
-    """A vector in memory: floats at a pointer (the gradient), or a field of the body.
-
-    Attributes:
-        var: what expressions call it.
-        size: its length, and `count`: the C++ for it.
-        pointer: C++ for its first element or byte.
-        bits: C++ for the width of a code; None for floats.
-        is_local: it holds the blocks of the tile that is worked on, and no others.
-    """
-
-    var: nodes.Var
-    size: nodes.Expr
-    count: str
-    pointer: str
-    is_field: bool
-    bits: str | None
-    is_local: bool = False
+__all__ = ["Loops", "Stored", "parts_of"]
 
 
 @dataclass
@@ -71,15 +54,37 @@ class Loops:
     _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
     _made: list[tuple[nodes.Elementwise, Type, str]] = field(default_factory=list)
     _in_blocks: bool = False
+    _begin: str = "0"
+    _block_values: dict[nodes.Var, tuple[str, str]] = field(default_factory=dict)
     _block_lets: dict[nodes.Var, str] = field(default_factory=dict)
     _hoisted: set[nodes.Var] = field(default_factory=set)
     _shared: list[str] = field(default_factory=list)
     _stores: list[str] = field(default_factory=list)
     _after: list[str] = field(default_factory=list)
+    _declared: Lines | None = None
+    _unpacks: list[str] = field(default_factory=list)
+    _spreads: list[str] = field(default_factory=list)
+    _is_single: bool = False
+    _bounds: dict[float, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Makes the printer of expressions, which reads vectors through this object."""
-        self.c = Expressions(self.names, self, self.params)
+        self.c = Expressions(self.names, self, self.params, bound=self._bound)
+
+    def begin(self) -> None:
+        """Says that a function begins here: what all its loops need is declared here."""
+        self._declared = self.lines.later()
+
+    def _bound(self, value: float) -> str:
+        """A constant of a minimum or maximum (hidden, convert.h)."""
+        if self._declared is None:
+            return float_literal(value)
+        if value not in self._bounds:
+            self._bounds[value] = name = self.names.fresh("bound")
+            self._declared.add(
+                f"[[maybe_unused]] const float {name} = hidden({float_literal(value)});"
+            )
+        return self._bounds[value]
 
     # Access.
 
@@ -179,6 +184,7 @@ class Loops:
         self._size = size
         self._step = "kTile"
         self._prepare(parts)
+        self.run_spreads()
         yield
         self.lines.close()
         self._forget()
@@ -212,11 +218,12 @@ class Loops:
         self._size = sweep.size
         parts = parts_of(sweep)
         results = [self._start(var, reduce) for var, reduce in sweep.reduces]
-        self._step = self.step(sweep)
-        head = f"for_tiles<{self._step}>({begin}, {count}, [&](int64_t base, auto count)"
+        self._step = "kStep"
+        head = f"for_tiles<kStep>({begin}, {count}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
         self.lines.add(*first)
         self._prepare(parts)
+        self._is_single = len(parts) == 1
         for (_, reduce), result in zip(sweep.reduces, results, strict=True):
             self._reduce(reduce, result)
         for write in sweep.writes:
@@ -236,27 +243,17 @@ class Loops:
         self._spread.clear()
         self._made.clear()
         self._block_lets.clear()
+        self._block_values.clear()
         self._hoisted.clear()
+        self._unpacks.clear()
+        self._spreads.clear()
+        self._is_single = False
         self._size = None
 
-    def step(self, sweep: nodes.Sweep) -> str:
-        """C++ for the elements of a tile of a sweep."""
-        has_sums = any(reduce.type == FLOAT for _, reduce in sweep.reduces)
-        return "kStep" if has_sums and not self._is_long(parts_of(sweep)) else "kTile"
-
-    def prepare(self, sweep: nodes.Sweep, step: str) -> None:
+    def prepare(self, sweep: nodes.Sweep) -> None:
         """Emits what the loops of a tile of a sweep need before they begin."""
-        self._size, self._step = sweep.size, step
+        self._size, self._step = sweep.size, "kTile"
         self._prepare(parts_of(sweep))
-
-    def _is_long(self, parts: list[nodes.Elementwise]) -> bool:
-        """Whether a loop needs whole tiles: to hold whole blocks, or to draw much noise."""
-        return any(
-            isinstance(expr, nodes.Random)
-            or (isinstance(expr, nodes.Index) and block_of(expr.index, part.position, self.blocks))
-            for part in parts
-            for expr in walk(part)
-        )
 
     def _prepare(self, parts: list[nodes.Elementwise]) -> None:
         """Draws the noise and unpacks the fields that the loops of a tile read in order.
@@ -265,7 +262,8 @@ class Loops:
         """
         for part in parts:
             self._position = part.position
-            self._prepare_block_lets(part)
+            self._hoist(part)
+            self._spread_lets(part)
             for expr in self._inside(part):
                 if isinstance(expr, nodes.Random) and self._is_here(expr.position):
                     self._prepare_noise(expr.site, expr.bits)
@@ -290,7 +288,7 @@ class Loops:
                 found += walk(let.value)
         return found
 
-    def _prepare_block_lets(self, part: nodes.Elementwise) -> None:
+    def _hoist(self, part: nodes.Elementwise) -> None:
         """Computes once per block the lets that need nothing else of the element.
 
         Quotients, such as inverse scales, would otherwise cost more than all the rest.
@@ -313,12 +311,20 @@ class Loops:
         self.lines.add(*(f"{name}[k] = {self.names.of(var)};" for var, name in made.items()))
         self.lines.close()
         self.lines.close()
-        for var, name in made.items():
+        self._block_values |= {var: (name, length) for var, name in made.items()}
+
+    def _spread_lets(self, part: nodes.Elementwise) -> None:
+        """Gives every element what was computed for its block."""
+        for var in [let.var for let in part.lets]:
+            if var not in self._block_values or var in self._block_lets:
+                continue
+            name, length = self._block_values[var]
             tile = self._block_lets[var] = self.names.fresh(f"{var.name}_tile")
-            spread = f"spread_blocks([&](int64_t k) {{ return {name}[k]; }}, 0, {length}, count,"
-            self.lines.add(
-                f"alignas(64) {self.c.type(var.type)} {tile}[kTile];", f"{spread} {tile});"
-            )
+            spread = f"spread_blocks<{self._step}>([&](int64_t k) {{ return {name}[k]; }},"
+            self._spreads += [
+                f"alignas(64) {self.c.type(var.type)} {tile}[{self._step}];",
+                f"{spread} {self._begin}, {length}, count, {tile});",
+            ]
 
     def _prepare_noise(self, site: int, bits: int) -> None:
         if site in self._noise:
@@ -337,20 +343,32 @@ class Loops:
         tile = self._tiles[vector.var] = self.names.fresh(f"{vector.var.name}_tile")
         kind = vector.var.type
         element = self.c.type(kind.element if isinstance(kind, Array) else kind)
-        self.lines.add(f"alignas(64) {element} {tile}[{self._step}];")
+        self._unpacks.append(f"alignas(64) {element} {tile}[{self._step}];")
         if vector.bits is None:
-            self.lines.add(f"load_floats({vector.pointer} + base * 4, count, {tile});")
+            self._unpacks.append(f"load_floats({vector.pointer} + base * 4, count, {tile});")
         else:
-            at = f"{vector.pointer} + {_tile_bytes(vector.bits)}"
-            self.lines.add(f"unpack_codes({at}, count, {vector.bits}, {tile});")
+            at = f"{vector.pointer} + {tile_bytes(vector.bits)}"
+            self._unpacks.append(f"unpack_codes({at}, count, {vector.bits}, {tile});")
 
     def _prefetch(self, vector: Stored) -> None:
         """Asks for what short tiles of a vector need soon; see prefetch_tile."""
-        if vector.is_field or vector.is_local or vector.var in self._fetched:
+        if vector.var in self._fetched or not is_in_memory(vector):
             return
         if self._step == "kStep" and vector.size == self._size:
             self._fetched.add(vector.var)
             self.lines.add(f"prefetch_tile({vector.pointer} + base, count);")
+
+    def _read_in_order(self, parts: list[nodes.Elementwise]) -> list[str]:
+        """C++ for the vectors of floats in memory that parts read element by element."""
+        found: dict[str, None] = {}
+        for part in parts:
+            for expr in walk(part):
+                if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
+                    vector = self.stored[expr.array.var]
+                    is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
+                    if is_here and is_in_memory(vector):
+                        found[vector.pointer] = None
+        return list(found)
 
     def _prepare_block(self, vector: Stored, block: nodes.Expr) -> None:
         """Gives every element of a tile what belongs to its block, so that loops stay simple."""
@@ -361,18 +379,37 @@ class Loops:
         kind = vector.var.type
         element = self.c.type(kind.element if isinstance(kind, Array) else kind)
         begin, found = (
-            ("0", f"{vector.pointer}[k]")
+            (self._begin, f"{vector.pointer}[k]")
             if vector.is_local
             else (
                 "base",
                 self._anywhere(vector, "k"),
             )
         )
-        self.lines.add(
-            f"alignas(64) {element} {tile}[kTile];",
-            f"spread_blocks([&](int64_t k) {{ return static_cast<{element}>({found}); }},",
-            f"              {begin}, {self.c(block)}, count, {tile});",
-        )
+        self._spreads += [
+            f"alignas(64) {element} {tile}[{self._step}];",
+            f"spread_blocks<{self._step}>([&](int64_t k) {{",
+            f"  return static_cast<{element}>({found});",
+            f"}}, {begin}, {self.c(block)}, count, {tile});",
+        ]
+
+    def _run_unpacks(self) -> None:
+        """Unpacks the fields of a tile, before what needs them."""
+        self.lines.add(*self._unpacks)
+        self._unpacks.clear()
+
+    def run_spreads(self) -> None:
+        """The same, and gives elements what belongs to their blocks."""
+        self._run_unpacks()
+        self.lines.add(*self._spreads)
+        self._spreads.clear()
+
+    def _write_rows(self, part: nodes.Elementwise, kind: UInt, target: str) -> bool:
+        """Writes the codes of a tile another way, if there is one."""
+        return False
+
+    def _gradient_rows(self, part: nodes.Elementwise, target: str, tile: str, stream: str) -> None:
+        """Writes a tile of a decode another way, if there is one, and ends the step then."""
 
     def _values(self, part: nodes.Elementwise, kind: Type) -> str:
         """A tile of values; the vector itself where nothing is computed."""
@@ -385,6 +422,7 @@ class Loops:
             and isinstance(value.array, nodes.Ref)
         ):
             vector = self.stored[value.array.var]
+            self._run_unpacks()
             if self._is_here(value.index) and vector.is_local:
                 return vector.pointer
             if self._is_here(value.index) and vector.size == self._size:
@@ -407,7 +445,7 @@ class Loops:
         if value.type != kind:
             value = nodes.Convert(kind, value.span, value)
         lines = []
-        if _uses_position(part, self):
+        if uses_position(part, self.blocks, self.reads_in_order):
             lines.append(f"const int64_t {self.names.of(part.position)} = base + j;")
         for let in part.lets:
             if let.var in self._block_lets:
@@ -418,7 +456,7 @@ class Loops:
         return [*lines, statement(self.c(value))]
 
     def _loop(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
-        """A loop over a tile."""
+        """A loop over a tile, of its own."""
         self.loop(self.statements(part, statement, kind))
 
     def _share(self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type) -> None:
@@ -430,6 +468,7 @@ class Loops:
 
     def loop(self, statements: list[str]) -> None:
         """A loop over the elements j of a tile."""
+        self.run_spreads()
         self.lines.open("for (int64_t j = 0; j < count; ++j) {")
         self.lines.add(*statements)
         self.lines.close()
@@ -515,9 +554,10 @@ class Loops:
             self._stores.append(f"{target}[base + j] = {name};")
         elif isinstance(kind, UInt):
             bits = self.bits(kind)
-            values = self._values(write.value, kind)
-            at = f"{target} + {_tile_bytes(bits)}"
-            self._after.append(f"pack_codes({values}, count, {bits}, {at});")
+            at = f"{target} + {tile_bytes(bits)}"
+            if not self._write_rows(write.value, kind, at):
+                values = self._values(write.value, kind)
+                self._after.append(f"pack_codes({values}, count, {bits}, {at});")
         else:
             values = self._values(write.value, FLOAT)
             self._after.append(f"store_floats({values}, count, {target} + base * 4);")
@@ -526,45 +566,20 @@ class Loops:
         """A tile of a decode, in the way that `mode` asks for (codec.h)."""
         self._run_shared()
         target, tile = self.names.fresh("target"), self.names.fresh("tile")
+        if self._declared is None:
+            raise RuntimeError("a function must begin before its loops.")
+        stream = self.names.fresh("stream")
+        self._declared.add(f"Stream {stream};")
         self.lines.add(f"float* const {target} = out + (base - begin);")
+        self._gradient_rows(part, target, tile, stream)
+        self.run_spreads()
         self.lines.open("if (mode == TF_HIPS_ADD) {")
+        self.lines.add(f"prefetch_tile({target}, count);")
         self._loop(part, lambda text: f"{target}[j] += {text};", FLOAT)
         self.lines.turn("} else if (mode == TF_HIPS_SET) {")
         self._loop(part, lambda text: f"{target}[j] = {text};", FLOAT)
         self.lines.turn("} else {")
         self.lines.add(f"alignas(64) float {tile}[{self._step}];")
         self._loop(part, lambda text: f"{tile}[j] = {text};", FLOAT)
-        self.lines.add(f"put_tile({tile}, count, mode, {target});")
+        self.lines.add(f"put_tile({tile}, count, mode, {target}, &{stream});")
         self.lines.close()
-
-
-def parts_of(sweep: nodes.Sweep) -> list[nodes.Elementwise]:
-    """The vectors that a sweep computes element by element."""
-    elements: list[nodes.Expr] = [reduce.source for _, reduce in sweep.reduces]
-    elements += [write.value for write in sweep.writes]
-    return [part for part in elements if isinstance(part, nodes.Elementwise)]
-
-
-def _tile_bytes(bits: str) -> str:
-    """C++ for the bytes before a tile: tiles start at multiples of 8 codes."""
-    return {"1": "base / 8", "8": "base"}.get(bits, f"base / 8 * {bits}")
-
-
-def _uses_position(part: nodes.Elementwise, loops: Loops) -> bool:
-    """Whether the element's number is needed as a number, and not only to find the element."""
-    position = part.position
-
-    def needed(expr: nodes.Expr) -> bool:
-        if isinstance(expr, nodes.Ref):
-            return expr.var is position
-        if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
-            if block_of(expr.index, position, loops.blocks) is not None:
-                return False
-            is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is position
-            return not (is_here and loops.reads_in_order(expr.array.var)) and needed(expr.index)
-        if isinstance(expr, nodes.Random):
-            is_here = isinstance(expr.position, nodes.Ref) and expr.position.var is position
-            return needed(expr.low) or needed(expr.high) or (not is_here and needed(expr.position))
-        return any(map(needed, children(expr)))
-
-    return needed(part.value) or any(needed(let.value) for let in part.lets)

@@ -15,7 +15,7 @@ import pytest
 import tf_hips
 from tests.ops.codecs import gradient
 from tf_hips.errors import PacketError
-from tf_hips.ops import CHUNK, Key, derive_seed, error_feedback, native, onebit, terngrad
+from tf_hips.ops import CHUNK, Key, derive_seed, error_feedback, int8, native, onebit, terngrad
 
 KEY = Key(seed=1, step=2, tensor_id=3)
 
@@ -233,3 +233,16 @@ def test_a_forked_child_makes_its_own_threads() -> None:
     )
     environment = {**os.environ, "TF_HIPS_NUM_THREADS": "3"}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=30)
+
+
+@pytest.mark.parametrize("compressor", [onebit(), int8(block=32)], ids=str)
+def test_large_values_go_past_the_caches_to_any_place(compressor) -> None:
+    n = (1 << 21) + 1001  # more than a core's caches hold
+    packet = native.encode(compressor, gradient(n, seed=1), KEY)
+    expected = native.decode(compressor, packet, n, out=np.zeros(n, np.float32), add=True)
+    room = np.empty(n + 32, np.float32)
+    for shift in (0, 1, 4, 15):  # a line of memory holds 16
+        room[:] = 9
+        native.decode(compressor, packet, n, out=room[shift : shift + n])
+        assert np.array_equal(room[shift : shift + n], expected), shift
+        assert (room[:shift] == 9).all() and (room[shift + n :] == 9).all(), shift

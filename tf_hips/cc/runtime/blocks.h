@@ -70,7 +70,8 @@ template <typename Reducer>
 TF_HIPS_INLINE void reduce_blocks(const float* values, int64_t count, int64_t block, float init,
                                   float* out) {
   const int64_t whole = first_block(count, block);
-  for (int64_t k = 0; k < whole; ++k) {
+  int64_t k = blocks_wide<Reducer>(values, whole, block / kLanes, init, out);
+  for (; k < whole; ++k) {
     out[k] = init;
     Reducer::fold(out[k], reduce_rows<Reducer>(values + k * block, block / kLanes));
   }
@@ -96,15 +97,18 @@ TF_HIPS_INLINE void reduce_int_blocks(const T* values, int64_t count, int64_t bl
 }
 
 // Gives each of the `count` elements of a tile the value of its block: out[j] = at((base + j) /
-// block). A tile begins with a block.
-template <typename At, typename T>
+// block). A tile begins with a block, or is a part of one.
+template <int64_t kRoom, typename At, typename T>
 TF_HIPS_INLINE void spread_blocks(const At& at, int64_t base, int64_t block, int64_t count,
                                   T* out) {
   int64_t k = first_block(base, block);
-  for (int64_t start = 0; start < count; start += block, ++k) {
+  const int64_t length = std::min(block, kRoom);
+  for (int64_t start = 0; start < count; start += length, ++k) {
     const T value = at(k);
-    // Whole blocks: tiles have room for them.
-    for (int64_t j = start; j < start + block; ++j) out[j] = value;
+    // Beyond the last element there is room.
+    for (int64_t row = start; row < start + length; row += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) out[row + l] = value;
+    }
   }
 }
 

@@ -69,9 +69,18 @@ TF_HIPS_INLINE int64_t float_to_int(float x) {
   return x == x ? static_cast<int64_t>(x) : 0;
 }
 
-// `top`: the largest code, 2^bits - 1, for bits <= 16.
-TF_HIPS_INLINE int32_t float_to_code(float x, float top) {
-  const float above = x > 0.0f ? x : 0.0f;
+// A number that compilers know nothing of. Loops that select by comparing with a known constant
+// take two instructions where those with a variable take one, the machine's own minimum or maximum.
+TF_HIPS_INLINE float hidden(float x) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__)
+  __asm__("" : "+x"(x));
+#endif
+  return x;
+}
+
+// `top`: the largest code, 2^bits - 1, for bits <= 16. `zero`: 0, which may be hidden.
+TF_HIPS_INLINE int32_t float_to_code(float x, float top, float zero = 0.0f) {
+  const float above = x > zero ? x : zero;
   const float inside = above < top ? above : top;
   return static_cast<int32_t>(inside);
 }

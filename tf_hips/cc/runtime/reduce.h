@@ -133,9 +133,41 @@ template <typename Reducer>
 TF_HIPS_INLINE int64_t fold_wide(const float* values, int64_t rows, FloatVector* lanes) {
   return machine() == Machine::kAvx512 ? fold_avx512<Reducer>(values, rows, lanes) : 0;
 }
+
+// Blocks of `rows` rows, one after the other: out[k] becomes what the initial value and block k
+// give. Returns how many it did.
+template <typename Reducer>
+TF_HIPS_AVX512 inline int64_t blocks_avx512(const float* values, int64_t blocks, int64_t rows,
+                                            float init, float* out) {
+  const RowVectorInMemory* in = reinterpret_cast<const RowVectorInMemory*>(values);
+  for (int64_t k = 0; k < blocks; ++k, in += rows) {
+    RowVector a = in[0];
+    for (int64_t row = 1; row < rows; ++row) {
+      const RowVector next = in[row];
+      Reducer::fold(a, next);
+    }
+    FloatVector lanes[4];
+    std::memcpy(lanes, &a, sizeof lanes);
+    float value = init;
+    Reducer::fold(value, combine_lanes<Reducer>(lanes));
+    out[k] = value;
+  }
+  return blocks;
+}
+
+template <typename Reducer>
+TF_HIPS_INLINE int64_t blocks_wide(const float* values, int64_t blocks, int64_t rows, float init,
+                                   float* out) {
+  return machine() == Machine::kAvx512 ? blocks_avx512<Reducer>(values, blocks, rows, init, out)
+                                       : 0;
+}
 #else
 template <typename Reducer>
 TF_HIPS_INLINE int64_t fold_wide(const float*, int64_t, FloatVector*) {
+  return 0;
+}
+template <typename Reducer>
+TF_HIPS_INLINE int64_t blocks_wide(const float*, int64_t, int64_t, float, float*) {
   return 0;
 }
 #endif

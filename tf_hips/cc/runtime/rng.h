@@ -128,7 +128,11 @@ TF_HIPS_INLINE uint16_t noise_at(const TfHipsKey& key, uint32_t site, int64_t in
 }
 
 TF_HIPS_INLINE float random_float(float low, float high, uint16_t noise) {
-  return low + (high - low) * (static_cast<float>(static_cast<int32_t>(noise)) * 0x1p-16f);
+  const float part = static_cast<float>(static_cast<int32_t>(noise)) * 0x1p-16f;
+  // The same bits; compilers may not know that -0 is not among them.
+  const bool is_unit = low == 0.0f && high == 1.0f;
+  if (__builtin_constant_p(is_unit) && is_unit) return part;
+  return low + (high - low) * part;
 }
 
 TF_HIPS_INLINE int64_t random_int(int64_t low, int64_t high, uint16_t noise) {

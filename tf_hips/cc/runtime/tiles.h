@@ -26,17 +26,40 @@ TF_HIPS_INLINE void for_tiles(int64_t begin, int64_t end, const Step& step) {
   if (base < end) step(base, end - base);
 }
 
-// Floats ahead of a tile that are asked for while it is computed. A processor does so by itself,
-// but not over the ends of pages of 1024 floats: where each tile is a part of a page, computing
-// then waits for memory. Tiles of a page and more gain nothing by it.
+// The same for the elements `base` .. `base` + count - 1 of a tile, a step at a time:
+// step(base, at, count), `at` being where in the tile a step begins.
+template <typename Count, typename Step>
+TF_HIPS_INLINE void for_steps(int64_t base, Count count, const Step& step) {
+  for_tiles<kStep>(0, count,
+                   [&](int64_t at, auto length) TF_HIPS_INLINED { step(base + at, at, length); });
+}
+
+// Floats ahead of a step that are asked for while it is computed. A processor does so by itself,
+// but not over the ends of pages of 1024 floats, and not while it computes for long without reading
+// on: memory would rest meanwhile.
 constexpr int64_t kAhead = 2 * kTile;
+
+TF_HIPS_INLINE void prefetch_bytes(const void* begin, int64_t bytes) {
+  const auto ahead = reinterpret_cast<uintptr_t>(begin) + kAhead * 4;
+  for (int64_t i = 0; i < bytes; i += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(ahead + i));
+  }
+}
 
 // Asks for what lies `kAhead` elements behind a tile; beyond the vector's end nothing happens.
 TF_HIPS_INLINE void prefetch_tile(const float* tile, int64_t count) {
-  const auto ahead = reinterpret_cast<uintptr_t>(tile) + kAhead * 4;
-  for (int64_t i = 0; i < count * 4; i += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(ahead + i));
-  }
+  prefetch_bytes(tile, count * 4);
+}
+
+// Part number `kPart` of `kParts` of that, for loops that compute much between reading.
+template <int64_t kPart, int64_t kParts>
+TF_HIPS_INLINE void prefetch_part(const float* tile, int64_t count) {
+  prefetch_tile(tile + count * kPart / kParts, count / kParts);
+}
+
+// A step's share of the second half of a tile; `at`: where in the tile the step begins.
+TF_HIPS_INLINE void prefetch_half(const float* step, int64_t at, int64_t count) {
+  prefetch_tile(step + kTile / 2 - at / 2, count / 2);
 }
 
 // sum[j] = a[j] + b[j]; `sum` may be b.
@@ -94,12 +117,49 @@ TF_HIPS_INLINE void keep_finite(int64_t n, float* out) {
   });
 }
 
+// Tiles that follow one another, past the caches. A line that two of them share waits for the
+// second: written the ordinary way it would first be fetched.
+class Stream {
+ public:
+  TF_HIPS_INLINE Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  TF_HIPS_INLINE ~Stream() { std::memcpy(begin_, line_, static_cast<size_t>(held_) * 4); }
+
+  TF_HIPS_INLINE void put(const float* tile, int64_t count, float* out) {
+    int64_t from = 0;
+    if (held_ != 0) {
+      from = count < kLine - held_ ? count : kLine - held_;
+      std::memcpy(line_ + held_, tile, static_cast<size_t>(from) * 4);
+      held_ += from;
+      if (held_ < kLine) return;
+      stream_tile(line_, kLine, begin_);
+    }
+    // The first tile may begin within a line. Floats that are not aligned go the ordinary way.
+    const uintptr_t past = reinterpret_cast<uintptr_t>(out + from) % 64;
+    const int64_t head = past % 4 != 0 ? count : static_cast<int64_t>((64 - past) % 64 / 4);
+    const int64_t left = count - from;
+    held_ = head < left ? (left - head) % kLine : 0;
+    stream_tile(tile + from, left - held_, out + from);
+    begin_ = out + count - held_;
+    std::memcpy(line_, tile + count - held_, static_cast<size_t>(held_) * 4);
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;
+  alignas(64) float line_[kLine];
+  int64_t held_ = 0;
+  float* begin_ = line_;  // where the line that waits belongs
+};
+
 // A decoded tile to its place, as a TfHipsDecodeMode other than TF_HIPS_ADD asks.
-TF_HIPS_INLINE void put_tile(const float* tile, int64_t count, int32_t mode, float* out) {
+TF_HIPS_INLINE void put_tile(const float* tile, int64_t count, int32_t mode, float* out,
+                             Stream* stream) {
   if (mode == TF_HIPS_RESIDUAL) {
+    prefetch_tile(out, count);
     residual_tile(tile, count, out);
   } else if (mode == TF_HIPS_STREAM) {
-    stream_tile(tile, count, out);
+    stream->put(tile, count, out);
   } else {
     std::memcpy(out, tile, static_cast<size_t>(count) * 4);
   }

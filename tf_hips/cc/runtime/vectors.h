@@ -25,6 +25,10 @@
 #define TF_HIPS_HAS_VECTORS 1
 #define TF_HIPS_AVX512 __attribute__((noinline, target("avx512f,avx512bw,avx512dq,avx512vl,bmi2")))
 #define TF_HIPS_AVX2 __attribute__((noinline, target("avx2")))
+// Parts of such functions.
+#define TF_HIPS_AVX512_INLINE \
+  inline __attribute__((always_inline, target("avx512f,avx512bw,avx512dq,avx512vl,bmi2")))
+#define TF_HIPS_AVX2_INLINE inline __attribute__((always_inline, target("avx2")))
 #endif
 
 namespace tf_hips {
@@ -333,88 +337,148 @@ TF_HIPS_INLINE int64_t sum_wide(const uint8_t* codes, int64_t count, uint64_t* s
 
 // Blocks of Philox4x32-10, 16 bytes each. A lane of 64 bits holds a word of the counter in its low
 // half; what is in the high half does not matter, because products are of low halves.
-TF_HIPS_AVX512 inline int64_t noise_avx512(const PhiloxInput& input, int64_t blocks, void* words) {
+//
+// Blocks of a call differ in the low word of their counters alone. So half of the first round and
+// half of the products of the second are the same for all (`shared`), and the last round leaves its
+// products' halves where the words belong.
+struct PhiloxShared {
+  TF_HIPS_INLINE explicit PhiloxShared(const PhiloxInput& input) {
+    const uint64_t p1 = uint64_t{0xCD9E8D57} * input.step;
+    const uint32_t first0 =
+        static_cast<uint32_t>(p1 >> 32) ^ static_cast<uint32_t>(input.first >> 32) ^ input.k0;
+    const uint64_t p0 = uint64_t{0xD2511F53} * first0;
+    first2 = input.tensor_id ^ input.k1;
+    second0 = static_cast<uint32_t>(p1) ^ (input.k0 + 0x9E3779B9u);
+    second2 = static_cast<uint32_t>(p0 >> 32) ^ (input.k1 + 0xBB67AE85u);
+    second3 = static_cast<uint32_t>(p0);
+  }
+  uint32_t first2;                     // what word 2 is joined with in the first round
+  uint32_t second0, second2, second3;  // words 0 and 2 in the second round, and word 3 behind it
+};
+
+// How many of `blocks` have counters that differ in the low word alone: all, or none.
+TF_HIPS_INLINE int64_t blocks_of_one_word(const PhiloxInput& input, int64_t blocks) {
+  return (input.first + static_cast<uint64_t>(blocks)) >> 32 == input.first >> 32 ? blocks : 0;
+}
+
+// Brings the high halves of products to where words are.
+TF_HIPS_AVX512_INLINE __m512i high_halves(__m512i p) {
+  return _mm512_shuffle_epi32(p, _MM_PERM_CDAB);
+}
+TF_HIPS_AVX2_INLINE __m256i high_halves(__m256i p) { return _mm256_shuffle_epi32(p, 0xB1); }
+
+TF_HIPS_AVX2_INLINE __m256i xor_all(__m256i a, __m256i b, __m256i c) {
+  return _mm256_xor_si256(_mm256_xor_si256(b, c), a);
+}
+
+template <int kAtOnce>
+TF_HIPS_AVX512_INLINE void noise_group_avx512(const PhiloxInput& input, const PhiloxShared& shared,
+                                              uint32_t first, uint8_t* words) {
   const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-  const __m512i low_half = _mm512_set1_epi64(0xFFFFFFFF);
+  const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  __m512i c0[kAtOnce], c1[kAtOnce], c2[kAtOnce], c3[kAtOnce];
+  for (int k = 0; k < kAtOnce; ++k) {
+    const __m512i number = _mm512_set1_epi64(first + static_cast<uint32_t>(8 * k));
+    const __m512i p0 = _mm512_mul_epu32(_mm512_add_epi64(number, lane), m0);
+    const __m512i joined = _mm512_xor_si512(high_halves(p0), _mm512_set1_epi64(shared.first2));
+    const __m512i p1 = _mm512_mul_epu32(joined, m1);
+    c0[k] = _mm512_xor_si512(high_halves(p1), _mm512_set1_epi64(shared.second0));
+    c1[k] = p1;
+    c2[k] = _mm512_xor_si512(p0, _mm512_set1_epi64(shared.second2));
+    c3[k] = _mm512_set1_epi64(shared.second3);
+  }
+  uint32_t k0 = input.k0 + 2 * 0x9E3779B9u, k1 = input.k1 + 2 * 0xBB67AE85u;
+  for (int round = 2; round < 9; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+    const __m512i r0 = _mm512_set1_epi64(k0), r1 = _mm512_set1_epi64(k1);
+    for (int k = 0; k < kAtOnce; ++k) {
+      const __m512i p0 = _mm512_mul_epu32(c0[k], m0), p1 = _mm512_mul_epu32(c2[k], m1);
+      c0[k] = _mm512_ternarylogic_epi64(high_halves(p1), c1[k], r0, 0x96);
+      c1[k] = p1;
+      c2[k] = _mm512_ternarylogic_epi64(high_halves(p0), c3[k], r1, 0x96);
+      c3[k] = p0;
+    }
+  }
   const __m512i front = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
   const __m512i back = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-  const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m512i r0 = _mm512_set1_epi64(k0), r1 = _mm512_set1_epi64(k1);
+  constexpr __mmask16 kLowHalves = 0x5555;
+  for (int k = 0; k < kAtOnce; ++k) {
+    const __m512i p0 = _mm512_mul_epu32(c0[k], m0), p1 = _mm512_mul_epu32(c2[k], m1);
+    const __m512i w01 =
+        _mm512_mask_ternarylogic_epi32(high_halves(p1), kLowHalves, c1[k], r0, 0x96);
+    const __m512i w23 =
+        _mm512_mask_ternarylogic_epi32(high_halves(p0), kLowHalves, c3[k], r1, 0x96);
+    _mm512_storeu_si512(words + 128 * k, _mm512_permutex2var_epi64(w01, front, w23));
+    _mm512_storeu_si512(words + 128 * k + 64, _mm512_permutex2var_epi64(w01, back, w23));
+  }
+}
+
+TF_HIPS_AVX512 inline int64_t noise_avx512(const PhiloxInput& input, int64_t blocks, void* words) {
+  const PhiloxShared shared(input);
+  const uint32_t first = static_cast<uint32_t>(input.first);
   uint8_t* const buffer = static_cast<uint8_t*>(words);
-  constexpr int kAtOnce = 2;  // chains of multiplications that hide each other's latency
+  blocks = blocks_of_one_word(input, blocks);
+  constexpr int kAtOnce = 4;  // chains of multiplications that hide each other's latency
   int64_t b = 0;
   for (; b + 8 * kAtOnce <= blocks; b += 8 * kAtOnce) {
-    __m512i c0[kAtOnce], c1[kAtOnce], c2[kAtOnce], c3[kAtOnce];
-    for (int k = 0; k < kAtOnce; ++k) {
-      c0[k] = _mm512_add_epi64(
-          _mm512_set1_epi64(static_cast<int64_t>(input.first + static_cast<uint64_t>(b + 8 * k))),
-          lane);
-      c1[k] = _mm512_srli_epi64(c0[k], 32);
-      c2[k] = _mm512_set1_epi64(input.step);
-      c3[k] = _mm512_set1_epi64(input.tensor_id);
-    }
-    uint32_t k0 = input.k0, k1 = input.k1;
-    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-      const __m512i r0 = _mm512_set1_epi64(k0), r1 = _mm512_set1_epi64(k1);
-      for (int k = 0; k < kAtOnce; ++k) {
-        const __m512i p0 = _mm512_mul_epu32(c0[k], m0), p1 = _mm512_mul_epu32(c2[k], m1);
-        c0[k] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1[k], r0, 0x96);
-        c1[k] = p1;
-        c2[k] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3[k], r1, 0x96);
-        c3[k] = p0;
-      }
-    }
-    for (int k = 0; k < kAtOnce; ++k) {
-      const __m512i w01 =
-          _mm512_or_si512(_mm512_and_si512(c0[k], low_half), _mm512_slli_epi64(c1[k], 32));
-      const __m512i w23 =
-          _mm512_or_si512(_mm512_and_si512(c2[k], low_half), _mm512_slli_epi64(c3[k], 32));
-      _mm512_storeu_si512(buffer + 16 * (b + 8 * k), _mm512_permutex2var_epi64(w01, front, w23));
-      _mm512_storeu_si512(buffer + 16 * (b + 8 * k) + 64,
-                          _mm512_permutex2var_epi64(w01, back, w23));
-    }
+    noise_group_avx512<kAtOnce>(input, shared, first + static_cast<uint32_t>(b), buffer + 16 * b);
+  }
+  for (; b + 8 <= blocks; b += 8) {
+    noise_group_avx512<1>(input, shared, first + static_cast<uint32_t>(b), buffer + 16 * b);
   }
   return b;
 }
 
-TF_HIPS_AVX2 inline int64_t noise_avx2(const PhiloxInput& input, int64_t blocks, void* words) {
+template <int kAtOnce>
+TF_HIPS_AVX2_INLINE void noise_group_avx2(const PhiloxInput& input, const PhiloxShared& shared,
+                                          uint32_t first, uint8_t* words) {
   const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
-  const __m256i low_half = _mm256_set1_epi64x(0xFFFFFFFF);
   const __m256i lane = _mm256_setr_epi64x(0, 1, 2, 3);
+  __m256i c0[kAtOnce], c1[kAtOnce], c2[kAtOnce], c3[kAtOnce];
+  for (int k = 0; k < kAtOnce; ++k) {
+    const __m256i number = _mm256_set1_epi64x(first + static_cast<uint32_t>(4 * k));
+    const __m256i p0 = _mm256_mul_epu32(_mm256_add_epi64(number, lane), m0);
+    const __m256i joined = _mm256_xor_si256(high_halves(p0), _mm256_set1_epi64x(shared.first2));
+    const __m256i p1 = _mm256_mul_epu32(joined, m1);
+    c0[k] = _mm256_xor_si256(high_halves(p1), _mm256_set1_epi64x(shared.second0));
+    c1[k] = p1;
+    c2[k] = _mm256_xor_si256(p0, _mm256_set1_epi64x(shared.second2));
+    c3[k] = _mm256_set1_epi64x(shared.second3);
+  }
+  uint32_t k0 = input.k0 + 2 * 0x9E3779B9u, k1 = input.k1 + 2 * 0xBB67AE85u;
+  for (int round = 2; round < 9; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+    const __m256i r0 = _mm256_set1_epi64x(k0), r1 = _mm256_set1_epi64x(k1);
+    for (int k = 0; k < kAtOnce; ++k) {
+      const __m256i p0 = _mm256_mul_epu32(c0[k], m0), p1 = _mm256_mul_epu32(c2[k], m1);
+      c0[k] = xor_all(high_halves(p1), c1[k], r0);
+      c1[k] = p1;
+      c2[k] = xor_all(high_halves(p0), c3[k], r1);
+      c3[k] = p0;
+    }
+  }
+  const __m256i r0 = _mm256_set1_epi64x(k0), r1 = _mm256_set1_epi64x(k1);
+  const __m256i none = _mm256_setzero_si256();
+  for (int k = 0; k < kAtOnce; ++k) {
+    const __m256i p0 = _mm256_mul_epu32(c0[k], m0), p1 = _mm256_mul_epu32(c2[k], m1);
+    const __m256i w01 = xor_all(high_halves(p1), _mm256_blend_epi32(none, c1[k], 0x55), r0);
+    const __m256i w23 = xor_all(high_halves(p0), _mm256_blend_epi32(none, c3[k], 0x55), r1);
+    const __m256i even = _mm256_unpacklo_epi64(w01, w23), odd = _mm256_unpackhi_epi64(w01, w23);
+    const __m256i front = _mm256_permute2x128_si256(even, odd, 0x20);
+    const __m256i back = _mm256_permute2x128_si256(even, odd, 0x31);
+    std::memcpy(words + 64 * k, &front, 32);
+    std::memcpy(words + 64 * k + 32, &back, 32);
+  }
+}
+
+TF_HIPS_AVX2 inline int64_t noise_avx2(const PhiloxInput& input, int64_t blocks, void* words) {
+  const PhiloxShared shared(input);
+  const uint32_t first = static_cast<uint32_t>(input.first);
   uint8_t* const buffer = static_cast<uint8_t*>(words);
+  blocks = blocks_of_one_word(input, blocks);
   constexpr int kAtOnce = 2;
   int64_t b = 0;
   for (; b + 4 * kAtOnce <= blocks; b += 4 * kAtOnce) {
-    __m256i c0[kAtOnce], c1[kAtOnce], c2[kAtOnce], c3[kAtOnce];
-    for (int k = 0; k < kAtOnce; ++k) {
-      c0[k] = _mm256_add_epi64(
-          _mm256_set1_epi64x(static_cast<int64_t>(input.first + static_cast<uint64_t>(b + 4 * k))),
-          lane);
-      c1[k] = _mm256_srli_epi64(c0[k], 32);
-      c2[k] = _mm256_set1_epi64x(input.step);
-      c3[k] = _mm256_set1_epi64x(input.tensor_id);
-    }
-    uint32_t k0 = input.k0, k1 = input.k1;
-    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-      const __m256i r0 = _mm256_set1_epi64x(k0), r1 = _mm256_set1_epi64x(k1);
-      for (int k = 0; k < kAtOnce; ++k) {
-        const __m256i p0 = _mm256_mul_epu32(c0[k], m0), p1 = _mm256_mul_epu32(c2[k], m1);
-        c0[k] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1[k]), r0);
-        c1[k] = p1;
-        c2[k] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3[k]), r1);
-        c3[k] = p0;
-      }
-    }
-    for (int k = 0; k < kAtOnce; ++k) {
-      const __m256i w01 =
-          _mm256_or_si256(_mm256_and_si256(c0[k], low_half), _mm256_slli_epi64(c1[k], 32));
-      const __m256i w23 =
-          _mm256_or_si256(_mm256_and_si256(c2[k], low_half), _mm256_slli_epi64(c3[k], 32));
-      const __m256i even = _mm256_unpacklo_epi64(w01, w23), odd = _mm256_unpackhi_epi64(w01, w23);
-      const __m256i front = _mm256_permute2x128_si256(even, odd, 0x20);
-      const __m256i back = _mm256_permute2x128_si256(even, odd, 0x31);
-      std::memcpy(buffer + 16 * (b + 4 * k), &front, 32);
-      std::memcpy(buffer + 16 * (b + 4 * k) + 32, &back, 32);
-    }
+    noise_group_avx2<kAtOnce>(input, shared, first + static_cast<uint32_t>(b), buffer + 16 * b);
   }
   return b;
 }
@@ -430,6 +494,18 @@ TF_HIPS_INLINE int64_t noise_wide(const PhiloxInput& input, int64_t blocks, void
   }
 }
 
+// Lines of 16 floats, past the caches; `out` is aligned to one.
+TF_HIPS_AVX512 inline int64_t stream_avx512(const float* tile, int64_t lines, float* out) {
+  for (int64_t k = 0; k < lines; ++k) {
+    _mm512_stream_ps(out + 16 * k, _mm512_loadu_ps(tile + 16 * k));
+  }
+  return lines;
+}
+
+TF_HIPS_INLINE int64_t stream_wide(const float* tile, int64_t lines, float* out) {
+  return machine() == Machine::kAvx512 ? stream_avx512(tile, lines, out) : 0;
+}
+
 #pragma GCC diagnostic pop
 #endif  // TF_HIPS_HAS_VECTORS
 
@@ -442,6 +518,7 @@ TF_HIPS_INLINE void stream_tile(const float* tile, int64_t count, float* out) {
   const int64_t head = past % 4 != 0 ? count : static_cast<int64_t>((64 - past) % 64 / 4);
   int64_t j = head < count ? head : count;
   std::memcpy(out, tile, static_cast<size_t>(j) * 4);
+  j += kLine * stream_wide(tile + j, (count - j) / kLine, out + j);
   for (; j + kLine <= count; j += kLine) {
     for (int64_t k = 0; k < kLine; k += 4) _mm_stream_ps(out + j + k, _mm_loadu_ps(tile + j + k));
   }

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over floats in registers of 16 elements, where that is what they are made of.
+
+Compilers turn loops over a tile into vector code, but not always into good code: NaN and signed
+zeros keep them from the machine's own minima and from its saturating conversions, and values of
+blocks must be spread first. So a loop that computes floats from floats alone, to give codes of up
+to 8 bits or to reduce blocks, is also written as a function of its own with the operations of
+tf_hips/cc/runtime/row.h. It is called where the machine has such registers; the loop that it stands
+for remains, defines what it does, and does the rest.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from compll.backends.c_common import Expressions, Lines, float_literal
+from compll.ir import nodes
+from compll.ir.types import BOOL, FLOAT, UInt
+from compll.ir.walk import walk
+
+_COMPARISONS = {"<": "less", "<=": "at_most", ">": "more", ">=": "at_least", "==": "equal"}
+_COMPARISONS |= {"!=": "unequal"}
+_FOLDS = {"max": "row_maximum(a, x)", "min": "row_minimum(a, x)", "sum": "a + x", "prod": "a * x"}
+
+
+class _NoRowsError(Exception):
+    """A part needs more than there is for rows."""
+
+
+@dataclass
+class Apart:
+    """Where functions of rows go, before what calls them; `name` and a number are their names."""
+
+    lines: Lines
+    name: str
+    number: int = 0
+
+
+class Sources(Protocol):
+    """How the loop that a function stands for reads its element; None for what it does not know."""
+
+    def row_in_memory(self, expr: nodes.Index) -> str | None:
+        """C++ for where the floats of a tile begin."""
+
+    def row_of_blocks(self, expr: nodes.Expr) -> tuple[str, str] | None:
+        """C++ for where the values of the blocks of a tile begin, and for the size of these."""
+
+    def row_of_codes(self, expr: nodes.Index) -> str | None:
+        """C++ for the codes of a tile, a byte each."""
+
+    def row_of_bits(self, expr: nodes.Index) -> str | None:
+        """C++ for the codes of a tile, a bit each, as they are in memory."""
+
+    def row_of_field(self, expr: nodes.Index) -> tuple[str, str] | None:
+        """C++ for a field with a float for each block, and for the size of these."""
+
+    def row_noise(self, expr: nodes.Random) -> str | None:
+        """C++ for where the noise of a tile begins."""
+
+
+@dataclass
+class RowCode:
+    """The body of one such function.
+
+    Attributes:
+        c: prints what is the same for all elements.
+        sources: where elements come from.
+        part: what is computed for each.
+        hoisted: lets of it that are computed once for each block.
+        tag: what the names of parameters begin with.
+        uses_bits: codes of a bit are taken from memory as they are, for decisions alone.
+        uses_bytes: codes are taken from a tile of bytes; found by `prepare_value`.
+        arguments: what callers give for each parameter, whose name and type follow.
+        body: computes x, a row of a decode; made by `prepare_value`.
+    """
+
+    c: Expressions
+    sources: Sources
+    part: nodes.Elementwise
+    hoisted: frozenset[nodes.Var] = frozenset()
+    tag: str = "p"
+    uses_bits: bool = False
+    uses_bytes: bool = False
+    body: list[str] = field(default_factory=list)
+    arguments: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _lets: dict[nodes.Var, str] = field(default_factory=dict)
+    uses_blocks: bool = False
+
+    def codes(self, apart: Apart, top: str, begin: str) -> str | None:
+        """Writes the function that makes codes; returns the call of it, but for the target.
+
+        `top`: C++ for the largest code; `begin`: where in the tile of the blocks the codes begin.
+        """
+        value = self._root(self.part.value)
+        if not isinstance(value, nodes.Convert) or value.operand.type != FLOAT:
+            return None
+        try:
+            body = [*self._declared(), f"code[k] = row_codes({self._row(value.operand)}, top);"]
+        except _NoRowsError:
+            return None
+        largest = self._argument("float", top)
+        lines = [
+            "if (count % 64 != 0) return false;",
+            f"const Row top = row_of({largest});",
+            "for (int64_t j = 0; j < count; j += 64) {",
+            "  RowCodes code[4];",
+            "  for (int64_t k = 0; k < 4; ++k) {",
+            *(f"    {line}" for line in ["const int64_t at = j + 16 * k;", *body]),
+            "  }",
+            "  store_codes(code, to + j);",
+            "}",
+            "return true;",
+        ]
+        return _emit([self], apart, lines, "uint8_t* to", begin)
+
+    def prepare_value(self) -> bool:
+        """Finds how a row of values is computed; False: there is no way."""
+        value = self._root(self.part.value)
+        try:
+            self.body = [*self._declared(), f"const Row x = {self._row(value)};"]
+        except _NoRowsError:
+            return False
+        return True
+
+    def values(self, apart: Apart) -> str:
+        """Writes the function that decodes; returns the call of it, but for mode and target."""
+        body = self.body
+        lines = ["if (count % 16 != 0) return false;"]
+        for condition, store in (
+            ("if (mode == TF_HIPS_ADD) {", "row_store(to + at, row_at(to + at) + x);"),
+            ("} else if (mode == TF_HIPS_RESIDUAL) {", "row_store(to + at, row_left(to + at, x));"),
+            ("} else if (mode == TF_HIPS_STREAM) {", "row_stream(to + at, x);"),
+            ("} else {", "row_store(to + at, x);"),
+        ):
+            loop = ["for (int64_t at = 0; at < count; at += 16) {"]
+            loop += [f"  {line}" for line in [*body, store]]
+            lines += [condition, *(f"  {line}" for line in [*loop, "}"])]
+        return _emit(
+            [self], apart, [*lines, "}", "return true;"], "int32_t mode, float* to", "base"
+        )
+
+    def blocks(self, apart: Apart, reducer: str) -> str | None:
+        """Writes the function that reduces blocks; returns the call of it, but for the target."""
+        value = self._root(self.part.value)
+        if value.type != FLOAT or reducer not in _FOLDS:
+            return None
+        try:
+            body = [*self._declared(), f"const Row x = {self._row(value)};"]
+        except _NoRowsError:
+            return None
+        if self.uses_blocks:
+            return None
+        lines = [
+            "if (count % length != 0) return false;",
+            "for (int64_t begin = 0; begin < count; begin += length) {",
+            "  const int64_t at = begin;",
+            *(f"  {line}" for line in body),
+            "  Row a = x;",
+            "  for (int64_t at = begin + 16; at < begin + length; at += 16) {",
+            *(f"    {line}" for line in body),
+            f"    a = {_FOLDS[reducer]};",
+            "  }",
+            f"  *to++ = combine_row<{reducer.capitalize()}>(init, a);",
+            "}",
+            "return true;",
+        ]
+        return _emit([self], apart, lines, "int64_t length, float init, float* to", None)
+
+    def _root(self, value: nodes.Expr) -> nodes.Expr:
+        """A value without the names that it was given last."""
+        named = {let.var: let.value for let in self.part.lets}
+        while isinstance(value, nodes.Ref) and value.var in named:
+            value = named[value.var]
+        return value
+
+    def _declared(self) -> list[str]:
+        """What is computed before the value, where it is needed."""
+        lines = []
+        for let in self.part.lets:
+            is_row = let.var.type in (FLOAT, BOOL) or isinstance(let.var.type, UInt)
+            if not is_row or let.var in self.hoisted or not self._is_used(let.var):
+                continue
+            name = f"v{len(self._lets)}"
+            if isinstance(let.var.type, UInt) and self.uses_bits:
+                lines.append(f"const RowFlags {name} = {self._bits(let.value)};")
+            elif isinstance(let.var.type, UInt):
+                lines.append(f"const RowCodes {name} = {self._codes(let.value)};")
+            elif let.var.type == FLOAT:
+                lines.append(f"const Row {name} = {self._row(let.value)};")
+            else:
+                lines.append(f"const RowFlags {name} = {self._flags(let.value)};")
+            self._lets[let.var] = name
+        return lines
+
+    def _is_used(self, var: nodes.Var) -> bool:
+        roots = [self.part.value, *(let.value for let in self.part.lets)]
+        return any(isinstance(e, nodes.Ref) and e.var is var for root in roots for e in walk(root))
+
+    def _argument(self, kind: str, text: str) -> str:
+        """The name of a parameter, for which callers give `text`."""
+        if text not in self.arguments:
+            self.arguments[text] = (f"{self.tag}{len(self.arguments)}", kind)
+        return self.arguments[text][0]
+
+    def _is_same_for_all(self, expr: nodes.Expr) -> bool:
+        own = {self.part.position, *(let.var for let in self.part.lets)}
+        return not any(
+            isinstance(e, nodes.Index | nodes.Random | nodes.Elementwise)
+            or (isinstance(e, nodes.Ref) and e.var in own)
+            for e in walk(expr)
+        )
+
+    def _row(self, expr: nodes.Expr) -> str:
+        if expr.type != FLOAT:
+            raise _NoRowsError
+        if isinstance(expr, nodes.Const):
+            return f"row_of({float_literal(float(expr.value))})"
+        if self._is_same_for_all(expr):
+            return f"row_of({self._argument('float', self.c(expr))})"
+        match expr:
+            case nodes.Ref() if expr.var in self._lets:
+                return self._lets[expr.var]
+            case nodes.Ref() | nodes.Index():
+                return self._read(expr)
+            case nodes.Unary(op="-"):
+                return f"(-{self._row(expr.operand)})"
+            case nodes.Binary() if expr.op in "+-*/":
+                return f"({self._row(expr.left)} {expr.op} {self._row(expr.right)})"
+            case nodes.Select():
+                parts = self._flags(expr.condition), self._row(expr.yes), self._row(expr.no)
+                return f"row_select({', '.join(parts)})"
+            case nodes.Math() if expr.function == "abs":
+                return f"row_abs({self._row(expr.arguments[0])})"
+            case nodes.Math() if expr.function in ("min", "max"):
+                first, second = map(self._row, expr.arguments)
+                return f"row_{expr.function}imum({first}, {second})"
+            case nodes.Convert() if isinstance(expr.operand.type, UInt):
+                return f"row_of_codes({self._codes(expr.operand)})"
+            case nodes.Random() if _is_unit(expr):
+                if (begin := self.sources.row_noise(expr)) is not None:
+                    return f"row_noise({self._argument('const uint16_t*', begin)} + at)"
+        raise _NoRowsError
+
+    def _read(self, expr: nodes.Ref | nodes.Index) -> str:
+        blocks = self.sources.row_of_blocks(expr)
+        if blocks is not None:
+            self.uses_blocks = True
+            values = self._argument("const float*", blocks[0])
+            return (
+                f"row_of({values}[first_block(first + at, {self._argument('int64_t', blocks[1])})])"
+            )
+        if not isinstance(expr, nodes.Index):
+            raise _NoRowsError
+        blocks = self.sources.row_of_field(expr)
+        if blocks is not None:
+            self.uses_blocks = True
+            values = self._argument("const uint8_t*", blocks[0])
+            block = f"first_block(first + at, {self._argument('int64_t', blocks[1])})"
+            return f"row_of(load_float({values} + 4 * {block}))"
+        begin = self.sources.row_in_memory(expr)
+        if begin is None:
+            raise _NoRowsError
+        return f"row_at({self._argument('const float*', begin)} + at)"
+
+    def _bits(self, expr: nodes.Expr) -> str:
+        if isinstance(expr, nodes.Ref) and expr.var in self._lets:
+            return self._lets[expr.var]
+        begin = self.sources.row_of_bits(expr) if isinstance(expr, nodes.Index) else None
+        if begin is None:
+            raise _NoRowsError
+        return f"row_bits({self._argument('const uint8_t*', begin)} + at / 8)"
+
+    def _codes(self, expr: nodes.Expr) -> str:
+        if self.uses_bits:
+            raise _NoRowsError
+        self.uses_bytes = True
+        if isinstance(expr, nodes.Ref) and expr.var in self._lets:
+            return self._lets[expr.var]
+        begin = self.sources.row_of_codes(expr) if isinstance(expr, nodes.Index) else None
+        if begin is None:
+            raise _NoRowsError
+        return f"row_bytes({self._argument('const uint8_t*', begin)} + at)"
+
+    def _flags(self, expr: nodes.Expr) -> str:
+        match expr:
+            case nodes.Convert() if isinstance(expr.operand.type, UInt) and self.uses_bits:
+                return self._bits(expr.operand)
+            case nodes.Convert() if isinstance(expr.operand.type, UInt):
+                return f"row_is_set({self._codes(expr.operand)})"
+            case nodes.Ref() if expr.var in self._lets and expr.type == BOOL:
+                return self._lets[expr.var]
+            case nodes.Binary() if expr.op in _COMPARISONS and expr.left.type == FLOAT:
+                sides = f"{self._row(expr.left)}, {self._row(expr.right)}"
+                return f"row_is_{_COMPARISONS[expr.op]}({sides})"
+            case nodes.Binary() if expr.op in ("&&", "||"):
+                function = "row_both" if expr.op == "&&" else "row_either"
+                return f"{function}({self._flags(expr.left)}, {self._flags(expr.right)})"
+        raise _NoRowsError
+
+
+def _emit(
+    rows: list[RowCode], apart: Apart, body: list[str], target: str, begin: str | None
+) -> str:
+    """Writes a function with what several rows need; returns the call of it, but for `target`."""
+    name = f"{apart.name}{apart.number}"
+    apart.number += 1
+    needs = [(text, *found) for row in rows for text, found in row.arguments.items()]
+    parameters = [f"{kind} {parameter}" for _, parameter, kind in needs]
+    given = [text for text, _, _ in needs]
+    if begin is not None and any(row.uses_blocks for row in rows):
+        parameters += ["int64_t first"]
+        given += [begin]
+    lines = apart.lines
+    lines.add(
+        "#if defined(TF_HIPS_HAS_VECTORS)",
+        f"TF_HIPS_AVX512 bool {name}(",
+        *(f"    {text}," for text in ["int64_t count", *parameters]),
+        f"    {target}) {{",
+        *(f"  {line}" for line in body),
+        "}",
+        "#else",
+        "template <typename... T>",
+        f"bool {name}(const T&...) {{",
+        "  return false;",
+        "}",
+        "#endif",
+        "",
+    )
+    return f"has_rows() && {name}({', '.join(['count', *given])}, "
+
+
+def sum_of_rows(apart: Apart, rows: list[RowCode]) -> str:
+    """Writes the function that adds several decodes; returns the call of it, but for the last two.
+
+    These are whether the first value begins the sum, and the sum.
+    """
+    lines = [
+        "if (count % 16 != 0) return false;",
+        "for (int64_t at = 0; at < count; at += 16) {",
+        "  Row sum = is_first ? row_of(-0.0f) : row_at(to + at);",
+    ]
+    for row in rows:
+        lines += ["  {", *(f"    {line}" for line in row.body), "    sum = sum + x;", "  }"]
+    lines += ["  row_store(to + at, sum);", "}", "return true;"]
+    return _emit(rows, apart, lines, "bool is_first, float* to", "base")
+
+
+def _is_unit(expr: nodes.Random) -> bool:
+    """Whether noise is 16 bits from 0 to 1."""
+    low, high = expr.low, expr.high
+    if not isinstance(low, nodes.Const) or not isinstance(high, nodes.Const):
+        return False
+    return expr.bits == 16 and low.value == 0 and high.value == 1

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row: 16 floats in one register, for the loops that compll/backends/row_code.py writes. Each
+// operation gives the bits that the scalar one of convert.h gives.
+
+#ifndef TF_HIPS_CC_RUNTIME_ROW_H_
+#define TF_HIPS_CC_RUNTIME_ROW_H_
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "tf_hips/cc/runtime/reduce.h"
+#include "tf_hips/cc/runtime/target.h"
+#include "tf_hips/cc/runtime/vectors.h"
+
+namespace tf_hips {
+
+// Whether a row at this place is a line of memory.
+TF_HIPS_INLINE bool is_line(const float* at) { return reinterpret_cast<uintptr_t>(at) % 64 == 0; }
+
+// Whether the machine has registers of 16 floats.
+TF_HIPS_INLINE bool has_rows() {
+#if defined(TF_HIPS_HAS_VECTORS)
+  return machine() == Machine::kAvx512;
+#else
+  return false;
+#endif
+}
+
+#if defined(TF_HIPS_HAS_VECTORS)
+#pragma GCC diagnostic push
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+using Row = __m512;
+using RowFlags = __mmask16;
+using RowCodes = __m512i;
+
+TF_HIPS_AVX512_INLINE Row row_of(float x) { return _mm512_set1_ps(x); }
+TF_HIPS_AVX512_INLINE Row row_at(const float* in) { return _mm512_loadu_ps(in); }
+TF_HIPS_AVX512_INLINE void row_store(float* out, Row x) { _mm512_storeu_ps(out, x); }
+TF_HIPS_AVX512_INLINE void row_stream(float* line, Row x) { _mm512_stream_ps(line, x); }
+
+// 16 codes, a byte each, and what they are as floats.
+TF_HIPS_AVX512_INLINE RowCodes row_bytes(const uint8_t* codes) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+}
+// 16 codes of a bit.
+TF_HIPS_AVX512_INLINE RowFlags row_bits(const uint8_t* codes) {
+  RowFlags flags;
+  std::memcpy(&flags, codes, sizeof flags);
+  return flags;
+}
+
+TF_HIPS_AVX512_INLINE Row row_of_codes(RowCodes codes) { return _mm512_cvtepi32_ps(codes); }
+TF_HIPS_AVX512_INLINE RowFlags row_is_set(RowCodes codes) {
+  return _mm512_test_epi32_mask(codes, codes);
+}
+
+TF_HIPS_AVX512_INLINE Row row_abs(Row x) { return _mm512_abs_ps(x); }
+
+// The second where one is NaN, as `a > b ? a : b` has it.
+TF_HIPS_AVX512_INLINE Row row_maximum(Row a, Row b) { return _mm512_max_ps(a, b); }
+TF_HIPS_AVX512_INLINE Row row_minimum(Row a, Row b) { return _mm512_min_ps(a, b); }
+
+TF_HIPS_AVX512_INLINE RowFlags row_is_less(Row a, Row b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_is_at_most(Row a, Row b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_is_more(Row a, Row b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_is_at_least(Row a, Row b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_is_equal(Row a, Row b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_is_unequal(Row a, Row b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_both(RowFlags a, RowFlags b) {
+  return static_cast<RowFlags>(a & b);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_either(RowFlags a, RowFlags b) {
+  return static_cast<RowFlags>(a | b);
+}
+TF_HIPS_AVX512_INLINE Row row_select(RowFlags flags, Row yes, Row no) {
+  return _mm512_mask_blend_ps(flags, no, yes);
+}
+
+// random_float(0, 1, noise) of 16 elements.
+TF_HIPS_AVX512_INLINE Row row_noise(const uint16_t* noise) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(noise));
+  return _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(words)) * _mm512_set1_ps(0x1p-16f);
+}
+
+// float_to_code but for what is below 0, NaN included: it becomes a negative number, which
+// store_codes saturates.
+TF_HIPS_AVX512_INLINE RowCodes row_codes(Row x, Row top) {
+  return _mm512_cvttps_epi32(_mm512_min_ps(top, x));
+}
+
+// Codes of up to 8 bits of four rows, a byte each.
+TF_HIPS_AVX512_INLINE void store_codes(const RowCodes* rows, uint8_t* codes) {
+  const __m512i first = _mm512_packus_epi32(rows[0], rows[1]);
+  const __m512i second = _mm512_packus_epi32(rows[2], rows[3]);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i bytes = _mm512_packus_epi16(first, second);
+  _mm512_storeu_si512(codes, _mm512_permutexvar_epi32(order, bytes));
+}
+
+// What residual_tile leaves of a row.
+TF_HIPS_AVX512_INLINE Row row_left(const float* sum, Row x) {
+  const Row left = row_at(sum) - x;
+  const Row most = row_of(std::numeric_limits<float>::max());
+  return _mm512_maskz_mov_ps(row_is_at_most(row_abs(left), most), left);
+}
+
+// What the lanes of a block and the initial value of its reduction combine to.
+template <typename Reducer>
+TF_HIPS_AVX512_INLINE float combine_row(float init, Row row) {
+  FloatVector lanes[4];
+  std::memcpy(lanes, &row, sizeof lanes);
+  Reducer::fold(init, combine_lanes<Reducer>(lanes));
+  return init;
+}
+
+#pragma GCC diagnostic pop
+#endif  // TF_HIPS_HAS_VECTORS
+
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_RUNTIME_ROW_H_
