@@ -8,6 +8,7 @@ that the tests started, and ends the session.
 """
 
 import faulthandler
+import gc
 import os
 import random
 import re
@@ -157,6 +158,14 @@ def _no_process_left_behind() -> Iterator[None]:
     children.end(left)
     if left:
         pytest.fail(message, pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _large_imports_are_not_garbage() -> None:
+    # TensorFlow's half a million objects stay; looking at them again and again takes long.
+    if "keras" in sys.modules and not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Between them: all reductions, packings, noise, blocks, selections, states and merges.
-QUICK = ("dgc", "int8", "onebit", "terngrad")
+# With the two of the tests: reductions, packings, noise, blocks, selections, states, merges.
+QUICK = ("dgc", "int8", "terngrad")
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 

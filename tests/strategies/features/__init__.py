@@ -87,7 +87,7 @@ _PAIRS = (
 # What these look at is done around the steps, and the same for every sum of gradients: each of
 # their features meets one configuration, all of them together the pairs.
 # `test_all_features_hold_everywhere` (slow) shows each in every one.
-_AROUND_STEPS = ("saving", "callbacks", "ours")
+_AROUND_STEPS = ("ways", "inputs", "metrics", "noise", "saving", "callbacks", "ours")
 
 
 @dataclasses.dataclass(frozen=True)
