@@ -23,6 +23,8 @@ def test_a_target_counts_the_slowest_operation() -> None:
 
 def test_what_is_noisy_or_missing_does_not_meet_a_target() -> None:
     assert of("codecs-share-onebit", [figure("encode", 0.95, "0.70 - 1.20")])["met"] == "noisy"
+    assert of("codecs-share-onebit", [figure("encode", 1.4, "0.90 - 1.90")])["met"] == "yes"
+    assert of("codecs-share-onebit", [figure("encode", 0.4, "0.30 - 0.50")])["met"] == "no"
     assert of("codecs-share-onebit", [])["met"] == "no"
     other = figure("encode", 0.95, "0.94 - 0.96", codec="tbq")
     assert of("codecs-share-onebit", [other])["met"] == "no"
