@@ -4,8 +4,8 @@
 from benchmarks import codecs
 
 
-def figure(what: str, ratio: float, spread: str, codec: str = "onebit") -> dict:
-    return codecs._row(codec, what, ratio, "share", spread=spread)
+def figure(what: str, ratio: float, interval: str, codec: str = "onebit") -> dict:
+    return codecs._row(codec, what, ratio, "share", interval=interval)
 
 
 def of(identity: str, rows: list) -> dict:
@@ -28,3 +28,9 @@ def test_what_is_noisy_or_missing_does_not_meet_a_target() -> None:
     assert of("codecs-share-onebit", [])["met"] == "no"
     other = figure("encode", 0.95, "0.94 - 0.96", codec="tbq")
     assert of("codecs-share-onebit", [other])["met"] == "no"
+
+
+def test_the_interval_is_narrower_with_more_rounds() -> None:
+    assert codecs._interval([1.0]) == (1.0, 1.0)
+    assert codecs._interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert codecs._interval([float(value) for value in range(25)]) == (8.0, 16.0)
