@@ -10,13 +10,13 @@
     calls   what a call on 16 floats takes, in the C library and as a TensorFlow op
 
 What is compared alternates, round by round; a result is the median of the rounds' ratios, and
-`interval` holds the median of other rounds in nine cases of ten. What must be moved, in bytes per element: 4 for each time
-that the gradient is read (twice where a scale or a threshold of the whole chunk comes first), the
-packet's share, 8 for the residual or a vector of state, 4 for an output that is written past the
-caches and 8 for one that is added to (of a sparse packet: for the lines of 64 bytes alone that
-have an element of it, which lie side by side in the kernel). A target of `benchmarks/targets.toml`
-that speaks of several operations counts the slowest; an algorithm that is not there does not meet
-its target.
+`interval` holds the median of other rounds in nine cases of ten. What must be moved, in bytes per
+element: 4 for each time that the gradient is read (twice where a scale or a threshold of the whole
+chunk comes first), the packet's share, 8 for the residual or a vector of state, 4 for an output
+that is written past the caches and 8 for one that is added to (of a sparse packet: for the lines of
+64 bytes alone that have an element of it, which lie side by side in the kernel). A target of
+`benchmarks/targets.toml` that speaks of several operations counts the slowest; an algorithm that is
+not there does not meet its target.
 """
 
 import argparse
@@ -44,8 +44,8 @@ SIZE, PEER_SIZE, CALL_SIZE = 1 << 26, 1 << 23, 16
 ROUNDS = 25
 NUM_MERGED = 16
 CALLS, OPS = 20000, 200
-# An interval that is wider, as a share of the median, says that the machine was busy. If it is on one
-# side of a target, that is an answer all the same.
+# An interval that is wider, as a share of the median, says that the machine was busy. If it is on
+# one side of a target, that is an answer all the same.
 NOISE = 0.1
 
 # How to write a codec that needs arguments, and for the others the defaults.
