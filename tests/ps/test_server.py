@@ -240,8 +240,9 @@ def test_a_connection_cut_in_mid_round_counts_once(
         # Most of what had come through before the cut was not sent again.
         whole = sum(Model(shapes).packet_bytes(compressors.parse("fp32")))
         spent = {"up": after.sent - before.sent, "down": after.received - before.received}
-        # Upwards the relay's buffers had swallowed more than the server ever saw.
-        again = {"up": 9 << 20, "down": 5 << 20}[direction]
+        # Upwards buffers had swallowed more than the server ever saw: on a busy machine all but a
+        # little.
+        again = {"up": whole, "down": 5 << 20}[direction]
         assert whole < spent[direction] < whole + again
         assert b.client.wire_bytes().sent > after.sent
         a.client.close()
