@@ -7,6 +7,7 @@ Times are minimum, median and maximum of several runs: machines are shared and n
 formed from figures of one run only.
 """
 
+import contextlib
 import datetime
 import json
 import os
@@ -14,6 +15,7 @@ import platform
 import re
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -68,6 +70,34 @@ def environment(gpu: str = "none") -> dict[str, Any]:
         },
         "commit": _commit(),
     }
+
+
+def on_ranks(module: str, num_ranks: int) -> list[dict[str, Any]] | None:
+    """Runs `python -m MODULE rank` as the ranks of one job on this machine.
+
+    Returns:
+        The rows that rank 0 printed as JSON in its last line; None if a rank failed.
+    """
+    from tf_hips.comm.launch import local_rank_environments
+
+    with local_rank_environments(num_ranks) as environments, contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, "rank"],
+                    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for environment in environments
+        ]
+        outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        return None
+    rows: list[dict[str, Any]] = json.loads(outputs[0].splitlines()[-1])
+    return rows
 
 
 def write(

@@ -8,12 +8,9 @@ worst; what it saves is bytes. The ways take turns in one loop. Start it alone o
     python -m benchmarks.low_rank [--dry-run]        --dry-run stores nothing
 """
 
-import contextlib
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import time
 
@@ -51,25 +48,9 @@ def main() -> int:
     """Starts the ranks, or is one of them."""
     if "rank" in sys.argv[1:]:
         return _rank()
-    from tf_hips.comm.launch import local_rank_environments
-
-    with local_rank_environments(RANKS) as environments, contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.low_rank", "rank"],
-                    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-                    cwd=harness.ROOT,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for environment in environments
-        ]
-        outputs = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
+    rows = harness.on_ranks("benchmarks.low_rank", RANKS)
+    if rows is None:
         return 1
-    rows = json.loads(outputs[0].splitlines()[-1])
     if "--dry-run" in sys.argv[1:]:
         harness.show("low_rank", rows)
         return 0

@@ -5,10 +5,7 @@ Both ways go through `CompressedRing`; for the table the gradient is made dense 
 gets it. Start it alone on the machine: `python -m benchmarks.sparse`.
 """
 
-import contextlib
 import json
-import os
-import subprocess
 import sys
 
 from benchmarks import harness
@@ -22,27 +19,12 @@ def main() -> int:
     """Starts the ranks, or is one of them."""
     if len(sys.argv) > 1:
         return _rank()
-    from tf_hips.comm.launch import local_rank_environments
-
-    with local_rank_environments(RANKS) as environments, contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.sparse", "rank"],
-                    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-                    cwd=harness.ROOT,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for environment in environments
-        ]
-        outputs = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
+    rows = harness.on_ranks("benchmarks.sparse", RANKS)
+    if rows is None:
         return 1
     harness.write(
         "sparse",
-        json.loads(outputs[0].splitlines()[-1]),
+        rows,
         command="python -m benchmarks.sparse",
         note=f"Milliseconds of one step (9 after 2 to warm up): a table of {SHAPE[0]} x {SHAPE[1]} "
         f"float32, {ROWS} lookups on each of {RANKS} ranks of one machine, one thread each.",

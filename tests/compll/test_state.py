@@ -86,15 +86,11 @@ UPDATES = {
 }
 
 
-@pytest.mark.parametrize("name", UPDATES)
-def test_the_new_state_may_be_where_the_old_one_is(name):
-    update, is_direct = UPDATES[name]
-    text = encoder(IN_PLACE + update)
-    program = compll.compile_text(STATES + text, "foo")
-    assert is_in_place(optimise(program)) == is_direct
+def assert_same_in_place(program, num_states, sizes):
+    """Machine code that writes new states over the old ones does what the reference does."""
     codec, reference = compiled(program), compll.Reference(program)
-    for n in (0, 1, 9, 3000):
-        state = np.zeros((1, n), np.float32)
+    for n in sizes:
+        state = np.zeros((num_states, n), np.float32)
         expected = state.copy()
         for x in gradients(n).values():
             with np.errstate(all="ignore"):
@@ -102,6 +98,15 @@ def test_the_new_state_may_be_where_the_old_one_is(name):
             rows = list(state)
             assert codec.encode_body(x, state=rows, new_state=rows).tobytes() == body.tobytes()
             np.testing.assert_array_equal(state.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_the_new_state_may_be_where_the_old_one_is(name):
+    update, is_direct = UPDATES[name]
+    text = encoder(IN_PLACE + update)
+    program = compll.compile_text(STATES + text, "foo")
+    assert is_in_place(optimise(program)) == is_direct
+    assert_same_in_place(program, num_states=1, sizes=(0, 1, 9, 3000))
 
 
 DGC = SPECS / "dgc.pse"
@@ -138,16 +143,7 @@ def test_other_masks_are_computed_for_every_element(name):
     assert masks(optimise(program)) is None
     if name not in ("a size may be NaN", "of a neighbour"):
         return
-    codec, reference = compiled(program), compll.Reference(program)
-    for n in (1, 50, 3000):
-        state = np.zeros((2, n), np.float32)
-        expected = state.copy()
-        for x in gradients(n).values():
-            with np.errstate(all="ignore"):
-                body = reference.encode(x, state=expected)[16:]
-            rows = list(state)
-            assert codec.encode_body(x, state=rows, new_state=rows).tobytes() == body.tobytes()
-            np.testing.assert_array_equal(state.view(np.uint32), expected.view(np.uint32))
+    assert_same_in_place(program, num_states=2, sizes=(1, 50, 3000))
 
 
 def test_each_chunk_has_its_part(program):

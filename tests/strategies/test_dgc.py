@@ -22,12 +22,6 @@ def _make(compression, momentum=0.0):
         return strategy, training.build(keras.optimizers.SGD(0.02, momentum=momentum))
 
 
-def _checkpoint(strategy, model):
-    import tensorflow as tf
-
-    return tf.train.Checkpoint(model=model, optimizer=model.optimizer, strategy=strategy.state)
-
-
 @ranks(2, deadline_s=240)
 def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
     import numpy as np
@@ -45,7 +39,7 @@ def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
     plain = training.fit(model, own, epochs=8)
     strategy, model = _make(TEXT)
     losses = training.fit(model, own, epochs=4)
-    path = _checkpoint(strategy, model).write(f"{tmp_path}/rank-{rank}")
+    path = training.checkpoint(strategy, model).write(f"{tmp_path}/rank-{rank}")
     losses += training.fit(model, own, epochs=4)
     training.assert_same_on_all_ranks(model)
     # A tenth of the elements: nearer to momentum than to the same steps without it.
@@ -60,7 +54,7 @@ def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
 
     # Another process would do the same: the state comes back before the first step.
     strategy, again = _make(TEXT)
-    _checkpoint(strategy, again).read(path).expect_partial()
+    training.checkpoint(strategy, again).read(path).expect_partial()
     assert training.fit(again, own, epochs=4) == losses[4:]
     for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -68,7 +62,7 @@ def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
 
     strategy, other = _make("dgc(ratio=0.2)")
     with pytest.raises(ProtocolError, match="dgc"):
-        _checkpoint(strategy, other).read(path)
+        training.checkpoint(strategy, other).read(path)
     with pytest.raises(ValueError, match="must wrap a codec without state"):
         _make("error_feedback(dgc)")
 

@@ -23,12 +23,6 @@ def _make(compression, optimizer="sgd", **options):
         return strategy, training.build(keras.optimizers.get(optimizer))
 
 
-def _checkpoint(strategy, model):
-    import tensorflow as tf
-
-    return tf.train.Checkpoint(model=model, optimizer=model.optimizer, strategy=strategy.state)
-
-
 @ranks(2, deadline_s=240)
 def test_it_trains_as_exact_sums_do_and_goes_on_where_it_stopped(tmp_path):
     import numpy as np
@@ -46,7 +40,7 @@ def test_it_trains_as_exact_sums_do_and_goes_on_where_it_stopped(tmp_path):
     biased = training.fit(model, own, epochs=8)
     strategy, model = _make(TEXT)
     losses = training.fit(model, own, epochs=4)
-    path = _checkpoint(strategy, model).write(f"{tmp_path}/rank-{rank}")
+    path = training.checkpoint(strategy, model).write(f"{tmp_path}/rank-{rank}")
     losses += training.fit(model, own, epochs=4)
     training.assert_same_on_all_ranks(model)
     # One direction of six and of three: error feedback brings the others later.
@@ -68,14 +62,14 @@ def test_it_trains_as_exact_sums_do_and_goes_on_where_it_stopped(tmp_path):
         strategy, again = _make(TEXT)
         if place == "after":
             training.fit(again, own)
-        _checkpoint(strategy, again).read(path).expect_partial()
+        training.checkpoint(strategy, again).read(path).expect_partial()
         continued = training.fit(again, own, epochs=4)
         assert continued == losses[4:], place
         for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_array_equal(mine, theirs)
     strategy, other = _make("error_feedback(powersgd(rank=2))")
     with pytest.raises(ProtocolError, match="powersgd"):
-        _checkpoint(strategy, other).read(path)
+        training.checkpoint(strategy, other).read(path)
 
 
 @ranks(2)

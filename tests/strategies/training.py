@@ -3,6 +3,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.strategies import fingerprint
@@ -55,3 +56,8 @@ def assert_same_on_all_ranks(model):
     bits = [value.tobytes().hex() for value in values(model)]
     everyone = primitives.gather_objects([fingerprint(model), bits])
     assert all(one == everyone[0] for one in everyone), [one[0] for one in everyone]
+
+
+def checkpoint(strategy, model):
+    """All that a rank needs to go on: model, optimizer, and what the strategy keeps."""
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer, strategy=strategy.state)
