@@ -11,6 +11,7 @@ This is the only module that reads YAML. It imports neither TensorFlow nor Horov
 import dataclasses
 import difflib
 import os
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -26,6 +27,9 @@ ROLE_VARIABLE = "TF_HIPS_ROLE"
 ROLES = ("worker", "party", "server", "global-server", "evaluator", "operator")
 
 _Value = TypeVar("_Value")
+
+_MAX_BYTES = 1 << 26  # of a file
+_MAX_SHOWN = 200  # characters of a value in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,27 +86,79 @@ def load(path: str | Path) -> Run:
     """Reads a `Run` from a YAML file.
 
     Raises:
-        ConfigError: the file is missing or is no YAML mapping, a key is unknown, or a value has
-        another type.
+        ConfigError: as for `read`.
+    """
+    return read(Run, path)
+
+
+def read(kind: type[_Value], path: str | Path, version: int | None = None) -> _Value:
+    """Reads a dataclass from a YAML file that anybody may have written.
+
+    Args:
+        kind: the dataclass; its fields are the keys. Their types may be str, int, float, bool,
+            `X | None`, other dataclasses, `tuple[X, ...]` and `Mapping[str, X]`.
+        path: the file.
+        version: what the key `version` must say; None where there is no such key.
+
+    Raises:
+        ConfigError: the file is missing or is no YAML mapping, its version is another, a key is
+            unknown or missing, a value has another type, or `kind` refuses it.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"The configuration file {path} cannot be read: {error.strerror}."
-        ) from error
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
-    return _build(Run, data if data is not None else {}, str(path), "")
+    data = _parsed(path)
+    if version is not None:
+        if not isinstance(data, Mapping) or "version" not in data:
+            raise ConfigError(
+                f"{path}: expected a mapping with `version: {version}`. Received: {shown(data)}"
+            )
+        if data["version"] != version or isinstance(data["version"], bool):
+            raise ConfigError(
+                f"{path}: `version` must be {version}. Received: {shown(data['version'])}"
+            )
+        data = {key: value for key, value in data.items() if key != "version"}
+    return _build(kind, data, str(path), "")
 
 
 def dump(run: Run, path: str | Path) -> None:
     """Writes `run` as YAML that `load` reads back."""
     text = yaml.safe_dump(dataclasses.asdict(run), sort_keys=False)
     Path(path).write_text(text, encoding="utf-8")
+
+
+def write(value: Any, path: str | Path, version: int) -> None:
+    """Writes a dataclass as YAML that `read` reads back; lists of mappings get a line per entry.
+
+    The file appears whole or not at all.
+    """
+    parts = [f"version: {version}\n"]
+    for key, entry in dataclasses.asdict(value).items():
+        if isinstance(entry, tuple) and entry and isinstance(entry[0], dict):
+            rows = [
+                yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=float("inf"))
+                for row in entry
+            ]
+            parts.append(f"{key}:\n" + "".join(f"- {row}" for row in rows))
+        else:
+            entry = list(entry) if isinstance(entry, tuple) else entry
+            parts.append(yaml.safe_dump({key: entry}, sort_keys=False, width=float("inf")))
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text("".join(parts), encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def shown(value: Any) -> str:
+    """`value` for a message: short, whatever it is."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxother = 2, _MAX_SHOWN
+    short.maxstring = _MAX_SHOWN
+    try:
+        return short.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return f"a value of type {type(value).__name__}"
 
 
 def current() -> Run:
@@ -121,16 +177,40 @@ def role() -> str:
     return value
 
 
+def _parsed(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1).decode("utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"The configuration file {path} cannot be read: {error.strerror}."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} must be text in UTF-8. Received: {error}") from error
+    if len(text) > _MAX_BYTES:
+        raise ConfigError(f"{path} must have at most {_MAX_BYTES} bytes. Received: more")
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        # A date that no calendar has, a number of too many digits, nesting without end.
+        raise ConfigError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from error
+    return data if data is not None else {}
+
+
 def _build(cls: type[_Value], data: Any, file: str, where: str) -> _Value:
+    place = where.removesuffix(".") or "."
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{file}: expected a mapping at `{where or '.'}`. Received: {data!r}")
+        raise ConfigError(f"{file}: expected a mapping at `{place}`. Received: {shown(data)}")
     hints = typing.get_type_hints(cls)
     values = {}
     for key, value in data.items():
         if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, n=1)
+            near = difflib.get_close_matches(str(key)[:_MAX_SHOWN], hints, n=1)
             advice = f" Did you mean `{near[0]}`?" if near else f" Known keys: {', '.join(hints)}."
-            raise ConfigError(f"{file}: unknown key `{where}{key}`.{advice}")
+            name = key if isinstance(key, str) and len(key) <= _MAX_SHOWN else shown(key)
+            raise ConfigError(f"{file}: unknown key `{where}{name}`.{advice}")
         values[key] = _convert(hints[key], value, file, f"{where}{key}")
     required = {
         field.name
@@ -139,8 +219,11 @@ def _build(cls: type[_Value], data: Any, file: str, where: str) -> _Value:
     }
     missing = sorted(required - values.keys())
     if missing:
-        raise ConfigError(f"{file}: `{where or '.'}` lacks the key `{missing[0]}`.")
-    return cls(**values)
+        raise ConfigError(f"{file}: `{place}` lacks the key `{missing[0]}`.")
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: at `{place}`: {error}") from error
 
 
 def _convert(hint: Any, value: Any, file: str, where: str) -> Any:
@@ -150,8 +233,26 @@ def _convert(hint: Any, value: Any, file: str, where: str) -> Any:
         hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast("type[Any]", hint), value, file, f"{where}.")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{file}: `{where}` must be of type {hint.__name__}. Received: {value!r}")
+    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is tuple and isinstance(value, list):
+        return tuple(
+            _convert(parts[0], entry, file, f"{where}[{place}]")
+            for place, entry in enumerate(value)
+        )
+    if kind is Mapping and isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"{file}: keys of `{where}` must be text. Received: {shown(key)}")
+        return {
+            key: _convert(parts[1], entry, file, f"{where}.{shown(key)[1:-1]}")
+            for key, entry in value.items()
+        }
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{file}: `{where}` must be finite. Received: an int") from None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        name = {tuple: "list", Mapping: "mapping"}.get(kind, kind.__name__)
+        raise ConfigError(f"{file}: `{where}` must be of type {name}. Received: {shown(value)}")
     return value
