@@ -22,7 +22,6 @@ not there does not meet its target.
 import argparse
 import ctypes
 import functools
-import math
 import os
 import statistics
 import subprocess
@@ -44,9 +43,6 @@ SIZE, PEER_SIZE, CALL_SIZE = 1 << 26, 1 << 23, 16
 ROUNDS = 25
 NUM_MERGED = 16
 CALLS, OPS = 20000, 200
-# An interval that is wider, as a share of the median, says that the machine was busy. If it is on
-# one side of a target, that is an answer all the same.
-NOISE = 0.1
 
 # How to write a codec that needs arguments, and for the others the defaults.
 _TEXTS = {"terngrad": "terngrad(bitwidth=2)", "topk": "topk(ratio=0.01)"}
@@ -152,7 +148,7 @@ class _Bench:
             mine, theirs = _seconds(ours), _seconds(other)
             ratios.append(theirs / mine)
             seconds.append(mine)
-        low, high = _interval(ratios)
+        low, high = harness.interval(ratios)
         return {
             "ratio": statistics.median(ratios),
             "interval": f"{low:.2f} - {high:.2f}",
@@ -389,25 +385,9 @@ def _targets(rows: list[Row]) -> list[Row]:
             worst = (min if is_least else max)(figures, key=lambda row: row["measured"])
             row = {**worst, "unit": target["unit"]}
             is_met = worst["measured"] >= limit if is_least else worst["measured"] <= limit
-            row["met"] = "noisy" if _is_noisy(worst, limit) else "yes" if is_met else "no"
+            row["met"] = "noisy" if harness.is_noisy(worst, limit) else "yes" if is_met else "no"
         found.append({**row, "id": target["id"], "target": f"{sign} {limit} {target['unit']}"})
     return found
-
-
-def _interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Two of the values between which the median is with a probability of about 0.9."""
-    ranked = sorted(ratios)
-    # How many of n values are below the median is binomial: n / 2, with deviation sqrt(n) / 2.
-    below = max(0, math.floor(len(ranked) / 2 - 1.645 * math.sqrt(len(ranked)) / 2))
-    return ranked[below], ranked[-1 - below]
-
-
-def _is_noisy(row: Row, limit: float) -> bool:
-    """Whether the interval of a figure is too wide to say on which side of `limit` it is."""
-    if not row["interval"]:
-        return False
-    low, high = (float(value) for value in row["interval"].split(" - "))
-    return bool(high - low > NOISE * row["measured"] and low <= limit <= high)
 
 
 def _figures(identity: str, rows: list[Row]) -> list[Row]:

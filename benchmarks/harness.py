@@ -10,6 +10,7 @@ formed from figures of one run only.
 import contextlib
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -28,6 +29,9 @@ import rich.table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+# An interval that is wider, as a share of the median, says that the machine was busy. If it is on
+# one side of a target, that is an answer all the same.
+NOISE = 0.1
 
 
 def timed(
@@ -47,6 +51,27 @@ def timed(
 def console(at_least: int = 160) -> rich.console.Console:
     """A console as wide as a table: a log file or a narrow terminal must not lose columns."""
     return rich.console.Console(width=max(rich.console.Console().width, at_least), soft_wrap=True)
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Two of the values between which the median is with a probability of about 0.9."""
+    ranked = sorted(ratios)
+    # How many of n values are below the median is binomial: n / 2, with deviation sqrt(n) / 2.
+    below = max(0, math.floor(len(ranked) / 2 - 1.645 * math.sqrt(len(ranked)) / 2))
+    return ranked[below], ranked[-1 - below]
+
+
+def is_noisy(row: dict[str, Any], limit: float) -> bool:
+    """Whether the interval of a figure is too wide to say on which side of `limit` it is.
+
+    Args:
+        row: has the figure as "measured", and as "interval" "LOW - HIGH", or nothing.
+        limit: of the target.
+    """
+    if not row["interval"]:
+        return False
+    low, high = (float(value) for value in row["interval"].split(" - "))
+    return bool(high - low > NOISE * row["measured"] and low <= limit <= high)
 
 
 def environment(gpu: str = "none") -> dict[str, Any]:

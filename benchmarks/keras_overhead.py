@@ -40,8 +40,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.keras_jobs import Job, job
+from benchmarks.jobs import Job, job
 
+WORKER = "benchmarks.keras_worker"
 MODELS = ("mlp", "cnn", "transformer")
 BLOCK = {"mlp": 100, "cnn": 5, "transformer": 6}  # steps
 ROUNDS = 20  # at least
@@ -148,7 +149,7 @@ def imports() -> list[dict[str, Any]]:
     """Seconds of the imports, each time in a process of its own."""
     results = []
     for _ in range(IMPORTS):
-        with job(1, threads=2) as process:
+        with job(1, module=WORKER, threads=2) as process:
             results += process.ask(do="imports")
     median = {name: statistics.median(one[name] for one in results) for name in results[0]}
 
@@ -182,7 +183,7 @@ def imports() -> list[dict[str, Any]]:
 
 def one_worker(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Steps and tracing of one worker over plain Keras."""
-    with job(1, threads=2) as plain, job(1, threads=2) as hips:
+    with job(1, module=WORKER, threads=2) as plain, job(1, module=WORKER, threads=2) as hips:
         plain.ask(do="start", strategy=False)
         hips.ask(do="start", strategy=True)
         ours, keras = Variant("ours", hips, "ours"), Variant("plain Keras", plain, "fit")
@@ -200,9 +201,9 @@ def one_worker(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
 def two_workers(models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Steps of two workers over Horovod's loops; tracing over plain Keras in two processes."""
     with contextlib.ExitStack() as stack:
-        hips = stack.enter_context(job(2, threads=1))
-        default = stack.enter_context(job(2, threads=1))
-        quick = stack.enter_context(job(2, threads=1, settings=CYCLE))
+        hips = stack.enter_context(job(2, module=WORKER, threads=1))
+        default = stack.enter_context(job(2, module=WORKER, threads=1))
+        quick = stack.enter_context(job(2, module=WORKER, threads=1, settings=CYCLE))
         hips.ask(do="start", strategy=True)
         default.ask(do="start", strategy=False)
         quick.ask(do="start", strategy=False)

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of `make bench-keras`: trains blocks of steps when the driver says so.
 
-Commands come as lines of JSON on standard input, answers go as lines of JSON to what was standard
-output; everything that libraries print goes to standard error. A command is the name of a method of
-`Worker` under "do", and its arguments.
-
 One `fit` or loop makes all blocks of a variant, in a thread that waits between them, so blocks can
 be short: what disturbs the machine then disturbs the blocks of all variants alike.
 
@@ -16,13 +12,14 @@ import contextlib
 import gc
 import hashlib
 import itertools
-import json
 import os
 import queue
 import sys
 import threading
 import time
 from typing import Any
+
+from benchmarks import obedience
 
 TRACE_STEPS = 8  # of a `fit` whose first step traces
 
@@ -187,15 +184,8 @@ def _differences(times: list[float]) -> list[float]:
 
 def main() -> int:
     """Obeys until the input ends."""
-    with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as answers:
-        os.dup2(2, 1)
-        worker = Worker()
-        for line in sys.stdin:
-            command = json.loads(line)
-            answer = getattr(worker, command.pop("do"))(**command)
-            answers.write(json.dumps(answer) + "\n")
-    # Horovod's end waits for the other ranks, TensorFlow's costs seconds: nothing is left to do.
-    os._exit(0)
+    obedience.obey(Worker())
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `make bench-codecs` concludes from its figures."""
 
-from benchmarks import codecs
+from benchmarks import codecs, harness
 
 
 def figure(what: str, ratio: float, interval: str, codec: str = "onebit") -> dict:
@@ -31,6 +31,6 @@ def test_what_is_noisy_or_missing_does_not_meet_a_target() -> None:
 
 
 def test_the_interval_is_narrower_with_more_rounds() -> None:
-    assert codecs._interval([1.0]) == (1.0, 1.0)
-    assert codecs._interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
-    assert codecs._interval([float(value) for value in range(25)]) == (8.0, 16.0)
+    assert harness.interval([1.0]) == (1.0, 1.0)
+    assert harness.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert harness.interval([float(value) for value in range(25)]) == (8.0, 16.0)

@@ -3,7 +3,7 @@
 
 Horovod's own launcher goes through ssh and a shell; for ranks on one machine a rendezvous server
 and a few variables are all it takes. The server listens on loopback and the ranks are named by it:
-nothing needs to be seen from outside.
+nothing needs to be seen from outside. Ranks in network namespaces of their own have addresses.
 
 Imports no TensorFlow: the launcher and the tests that use it stay light.
 """
@@ -11,7 +11,7 @@ Imports no TensorFlow: the launcher and the tests that use it stay light.
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.gloo_run import create_slot_env_vars
@@ -40,9 +40,41 @@ def local_rank_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
         raise ValueError(f"`num_ranks` must be at least 1. Received: num_ranks={num_ranks}")
     if num_ranks > 1:
         _check_host_name()
-    slots = get_host_assignments(parse_hosts(f"{LOOPBACK}:{num_ranks}"), num_ranks)
+    with _served([(LOOPBACK, num_ranks)], LOOPBACK, "lo") as environments:
+        yield environments
+
+
+@contextlib.contextmanager
+def rank_environments(
+    addresses: Sequence[str], rendezvous: str, interface: str
+) -> Iterator[list[dict[str, str]]]:
+    """Serves the rendezvous of one rank per address while the context is open.
+
+    Each of these addresses must be what the host's name resolves to where the rank runs, see
+    `_check_host_name`.
+
+    Args:
+        addresses: of the ranks, all different, in rank order.
+        rendezvous: address of this process that they can reach.
+        interface: name of the interface that has the rank's address, the same for all ranks.
+
+    Yields:
+        For each rank the variables to add to its environment.
+    """
+    hosts = [(address, 1) for address in addresses]
+    with _served(hosts, rendezvous, interface) as environments:
+        yield environments
+
+
+@contextlib.contextmanager
+def _served(
+    hosts: Sequence[tuple[str, int]], rendezvous: str, interface: str
+) -> Iterator[list[dict[str, str]]]:
+    """Serves the rendezvous of so many ranks on each host, on the address `rendezvous`."""
+    listed = parse_hosts(",".join(f"{name}:{count}" for name, count in hosts))
+    slots = get_host_assignments(listed, sum(count for _, count in hosts))
     # Horovod's RendezvousServer would listen on all interfaces; its HTTP server takes an address.
-    server = RendezvousHTTPServer((LOOPBACK, 0), RendezvousHandler, 0)
+    server = RendezvousHTTPServer((rendezvous, 0), RendezvousHandler, 0)
     server.daemon_threads = True
     server.init(slots)
     thread = threading.Thread(
@@ -50,11 +82,11 @@ def local_rank_environments(num_ranks: int) -> Iterator[list[dict[str, str]]]:
     )
     thread.start()
     shared = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_IFACE": interface,
     }
     try:
         yield [{**create_slot_env_vars(slot), **shared} for slot in slots]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of `make bench-keras`: processes that train when told to and stand still otherwise.
+"""Jobs of benchmarks: processes that do what they are told and stand still otherwise.
+
+The ranks of a job run the same module. Commands come to them as lines of JSON on standard input,
+answers go as lines of JSON to what was their standard output (see `obedience`).
 
 A job that is not measured is stopped with SIGSTOP, all its ranks at once: Horovod's thread looks at
 its queue every millisecond, and would take time from the job that is.
@@ -19,7 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmarks import harness
-from tf_hips.comm.launch import local_rank_environments
+from benchmarks.network import INTERFACE, Network
+from tf_hips.comm.launch import local_rank_environments, rank_environments
 
 DEADLINE_S = 180.0  # of one command
 
@@ -32,7 +36,12 @@ class Job:
         self._logs: list[Path] = []
 
     def add(
-        self, log: Path, output: BinaryIO, environment: dict[str, str], core: int | None
+        self,
+        command: list[str],
+        log: Path,
+        output: BinaryIO,
+        environment: dict[str, str],
+        core: int | None,
     ) -> None:
         """Starts one more rank, which writes what it says to `output`, the file `log`.
 
@@ -40,7 +49,7 @@ class Job:
         """
         self._logs.append(log)
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.keras_worker"],
+            command,
             cwd=harness.ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -53,14 +62,18 @@ class Job:
         if core is not None:
             os.sched_setaffinity(process.pid, {core})
 
-    def ask(self, **command: Any) -> list[dict[str, Any]]:
-        """What the ranks answer to `command`; they run for as long as it takes."""
+    def ask(self, *, deadline_s: float = DEADLINE_S, **command: Any) -> list[dict[str, Any]]:
+        """What the ranks answer to `command`; they run for as long as it takes.
+
+        Raises:
+            SystemExit: a rank ended, or said nothing for `deadline_s`; shows what all ranks said.
+        """
         self._signal(signal.SIGCONT)
         line = (json.dumps(command) + "\n").encode()
         for process in self._processes:
             process.stdin.write(line)
             process.stdin.flush()
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + deadline_s
         answers = [self._answer(rank, end) for rank in range(len(self._processes))]
         self._signal(signal.SIGSTOP)
         return answers
@@ -84,25 +97,41 @@ class Job:
         ready, _, _ = select.select([output], [], [], max(0.0, end - time.monotonic()))
         line = output.readline() if ready else b""
         if not line:
-            why = "ended" if ready else f"said nothing for {DEADLINE_S:.0f} s"
+            why = "ended" if ready else "did not answer in time"
             said = [log.read_text(errors="replace")[-4000:] for log in self._logs]
-            raise SystemExit("\n".join([f"bench-keras: rank {rank} {why}.", *said]))
+            raise SystemExit("\n".join([f"rank {rank} {why}.", *said]))
         return json.loads(line)
 
 
 @contextlib.contextmanager
-def job(num_ranks: int, *, threads: int, settings: dict[str, str] | None = None) -> Iterator[Job]:
+def job(
+    num_ranks: int,
+    *,
+    module: str,
+    threads: int,
+    settings: dict[str, str] | None = None,
+    network: Network | None = None,
+) -> Iterator[Job]:
     """Starts a job; kills it at the end.
 
     Args:
         num_ranks: processes; one is started without any launcher's variables.
+        module: what they run.
         threads: TensorFlow's compute threads per process.
         settings: variables to add to the environment.
+        network: rank i runs on its host i; None: all on this machine's loopback.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         environments: list[dict[str, str]] = [{}]
-        if num_ranks > 1:
+        commands = [[sys.executable, "-m", module]] * num_ranks
+        if network is not None:
+            hosts = network.hosts[:num_ranks]
+            commands = [host.command(*commands[0]) for host in hosts]
+            environments = stack.enter_context(
+                rank_environments([host.address for host in hosts], network.address, INTERFACE)
+            )
+        elif num_ranks > 1:
             environments = stack.enter_context(local_rank_environments(num_ranks))
         # What the shell of the user has set for Horovod would decide the comparison.
         inherited = {key: v for key, v in os.environ.items() if not key.startswith("HOROVOD_")}
@@ -127,5 +156,6 @@ def job(num_ranks: int, *, threads: int, settings: dict[str, str] | None = None)
         for rank, environment in enumerate(environments):
             log = folder / f"{rank}.log"
             output = stack.enter_context(log.open("wb"))
-            made.add(log, output, {**inherited, **common, **environment}, cores[rank])
+            variables = {**inherited, **common, **environment}
+            made.add(commands[rank], log, output, variables, cores[rank])
         yield made
