@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of `python -m tf_hips.tf_cnn_benchmarks` that are ours."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf_hips.ops.compressor import parse as parse_compressor
+from tf_hips.tf_cnn_benchmarks import options
+
+STANDIN = Path(__file__).with_name("standin")
+DIRECTORY = ["--tf_cnn_benchmarks_dir", str(STANDIN)]
+
+
+def test_what_is_not_ours_stays_in_its_order() -> None:
+    given = [
+        "--model",
+        "vgg19",
+        *DIRECTORY,
+        "--xla",
+        "--comp_alg=dgc(ratio=0.01)",
+        "--batch_size=16",
+    ]
+    found, rest = options.parse(given)
+    assert rest == ["--model", "vgg19", "--xla", "--batch_size=16"]
+    assert found.directory == STANDIN
+    assert found.sums
+    assert found.compressor == parse_compressor("dgc(ratio=0.01)")
+    assert found.description == found.compressor.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("onebit", "error_feedback(onebit)"),
+        ("onebit()", "onebit"),
+        ("tbq", "error_feedback(tbq)"),
+        ("graddrop", "error_feedback(graddrop)"),
+        ("terngrad", "terngrad"),
+        ("dgc", "dgc"),
+    ],
+)
+def test_names_of_hipress_keep_what_they_do_not_send(name: str, text: str) -> None:
+    found, _ = options.parse([*DIRECTORY, "--comp_alg", name])
+    assert found.compressor == parse_compressor(text)
+    assert found.sums
+
+
+def test_none_is_an_exact_sum_and_nothing_is_upstreams() -> None:
+    exact, _ = options.parse([*DIRECTORY, "--comp_alg", "none"])
+    assert (exact.sums, exact.compressor, exact.description) == (True, None, "none")
+    upstream, _ = options.parse(DIRECTORY)
+    assert (upstream.sums, upstream.compressor) == (False, None)
+
+
+def test_the_threshold_is_told() -> None:
+    found, _ = options.parse([*DIRECTORY, "--comp_alg", "onebit", "--comp_threshold", "262144"])
+    assert found.threshold == 262144
+    assert found.description == "error_feedback(onebit), from 262144 elements on"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--tf_cnn_benchmarks_dir"),
+        (["--tf_cnn_benchmarks_dir", "nowhere"], "Received: 'nowhere'"),
+        ([*DIRECTORY, "--comp_alg", "onebyte"], "onebit"),
+        ([*DIRECTORY, "--comp_alg", "nothing.pse"], "nothing.pse"),
+        ([*DIRECTORY, "--comp_alg", "dgc", "--comp_threshold", "-1"], "Received: '-1'"),
+        ([*DIRECTORY, "--comp_threshold", "7"], "must go with --comp_alg"),
+        ([*DIRECTORY, "--comp_alg", "none", "--comp_threshold", "7"], "Received: --comp_alg=none"),
+    ],
+)
+def test_a_wrong_flag_is_told_in_a_line(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        options.parse(flags)
+    assert end.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("tf_cnn_benchmarks: error: ")
+    assert message in error
+
+
+def test_a_wrong_flag_loads_no_tensorflow() -> None:
+    program = (
+        "import sys; from tf_hips.tf_cnn_benchmarks import launcher\n"
+        "try: launcher.main(['--comp_alg', 'onebyte'])\n"
+        "except SystemExit: sys.exit('tensorflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
+    assert done.returncode == 0, done.stderr.decode()
