@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from compll.backends import entries
+from compll.backends.beside import with_beside
 from compll.backends.block_loops import BlockLoops
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.c_common import Lines, Names
@@ -78,6 +79,7 @@ _ROWS_PARAMETERS = (
     "bool is_first",
     "int64_t begin",
     "int64_t end",
+    "float* late",
 )
 
 
@@ -91,7 +93,7 @@ def _parameters(head: str, parameters: tuple[str, ...]) -> list[str]:
 
 def emit(plan: nodes.Plan) -> str:
     """The source of a codec."""
-    return _Emitter(plan).run()
+    return _Emitter(with_beside(plan)).run()
 
 
 @dataclass

@@ -225,8 +225,9 @@ class _Entries:
         )
         if has_ranges(self._plan):
             lines.add(
-                "const auto more = [&](int32_t row, float* to, int64_t begin, int64_t end) {",
-                "  decode_rows(params, bodies + row, layout, to, n, row == 0, begin, end);",
+                "const auto more = [&](int32_t row, float* to, int64_t begin, int64_t end,",
+                "                      float* late) {",
+                "  decode_rows(params, bodies + row, layout, to, n, row == 0, begin, end, late);",
                 "};",
                 "merge_ranges<kRows>(num, n, mode, out, one, more);",
             )

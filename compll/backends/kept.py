@@ -13,6 +13,7 @@ function. Where there is none, or a packet's indices are bad, the function retur
 
 from dataclasses import dataclass
 
+from compll.backends.beside import FilterBeside
 from compll.backends.block_loops import block_reducer
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.loops import Loops, Stored
@@ -139,12 +140,15 @@ class KeptVectors:
             lines.add(f"const int64_t {limit} = std::min({wanted}, {size});")
         pointer, found = loops.names.of(var), loops.names.fresh(f"{var.name}_count")
         self._room(pointer, loops.c.type(kind), limit)
+        beside = ""
+        if isinstance(value, FilterBeside):
+            beside = self._beside(var, value, limit, found)
         lines.add(f"int64_t {found} = 0;")
         with loops.tiles(source.size, size, [source, flags], f"{found} < {limit}"):
             chosen = loops.tile(flags, BOOL)
             is_range = isinstance(source.value, nodes.Ref) and source.value.var is source.position
             if is_range and not source.lets:
-                keep = f"keep_range({chosen}, base, count, {found}, {pointer})"
+                keep = f"keep_range({chosen}, base, count, {found}, {pointer}{beside})"
             else:
                 values = loops.tile(source, kind)
                 keep = f"keep_values({chosen}, {values}, count, {found}, {pointer})"
@@ -152,6 +156,21 @@ class KeptVectors:
             lines.add(f"{found} = {keep};")
         lines.add(f"{found} = std::min({found}, {limit});")
         return found, pointer
+
+    def _beside(self, var: nodes.Var, value: FilterBeside, limit: str, count: str) -> str:
+        """Memory for what is kept beside the places of a filter; the arguments that fill it."""
+        loops = self.loops
+        vector = loops.stored[value.vector]
+        name = loops.names.of(value.beside)
+        self._room(name, "float", limit)
+        span = value.span
+        size = nodes.Size(INT, span, nodes.Ref(var.type, span, var))
+        # Beyond what was found a place is 0.
+        first = f"value_at({vector.pointer}, {vector.count}, 0)"
+        loops.stored[value.beside] = Stored(
+            value.beside, size, count, name, is_field=False, bits=None, beyond=first
+        )
+        return f", {vector.pointer} + base, {name}"
 
     def _sort(self, var: nodes.Var, value: nodes.Sort) -> tuple[str, str]:
         loops, lines = self.loops, self.loops.lines

@@ -117,6 +117,8 @@ class Loops:
         """Element `index`, C++ for any number, of a stored vector."""
         if vector.bits is not None:
             return f"code_at({vector.pointer}, {vector.count}, {vector.bits}, {index})"
+        if vector.beyond is not None:
+            return f"value_or({vector.pointer}, {vector.count}, {index}, {vector.beyond})"
         function = "float_at" if vector.is_field else "value_at"
         return f"{function}({vector.pointer}, {vector.count}, {index})"
 

@@ -8,6 +8,7 @@ much it needs is known unless a vector's length is computed from data.
 
 from dataclasses import dataclass
 
+from compll.backends.beside import FilterBeside
 from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.c_common import c_type
 from compll.ir import nodes
@@ -79,6 +80,8 @@ def _needs(
     kind, count = c_type(element, plan.program.params), bounds.of(value)
     if isinstance(value, nodes.Sort) and element == FLOAT:
         return [(kind, count, 1), *[("uint32_t", count, 1)] * (SLOTS_OF_SORT - 1)]
+    if isinstance(value, FilterBeside):
+        return [(kind, count, 1), ("float", count, 1)]
     if isinstance(value, nodes.Scatter):
         return [(kind, count, 1), _places(value, bounds)]
     return [(kind, count, 1)]

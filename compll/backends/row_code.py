@@ -329,19 +329,31 @@ def _emit(
 
 
 def sum_of_rows(apart: Apart, rows: list[RowCode]) -> str:
-    """Writes the function that adds several decodes; returns the call of it, but for the last two.
+    """Writes the function that adds several decodes; returns its call, but for three arguments.
 
-    These are whether the first value begins the sum, and the sum.
+    These are whether the first value begins the sum, the sum, and where else it goes (merge.h).
     """
     lines = [
-        "if (count % 16 != 0) return false;",
+        "if (count % 16 != 0 || reinterpret_cast<uintptr_t>(late) % sizeof(float) != 0) {",
+        "  return false;",
+        "}",
+        "LateRows rows(late, count);",
         "for (int64_t at = 0; at < count; at += 16) {",
         "  Row sum = is_first ? row_of(-0.0f) : row_at(to + at);",
     ]
     for row in rows:
         lines += ["  {", *(f"    {line}" for line in row.body), "    sum = sum + x;", "  }"]
-    lines += ["  row_store(to + at, sum);", "}", "return true;"]
-    return _emit(rows, apart, lines, "bool is_first, float* to", "base")
+    lines += [
+        "  if (late == nullptr) {",
+        "    row_store(to + at, sum);",
+        "  } else {",
+        "    rows.put(sum);",
+        "  }",
+        "}",
+        "if (late != nullptr) rows.finish();",
+        "return true;",
+    ]
+    return _emit(rows, apart, lines, "bool is_first, float* to, float* late", "base")
 
 
 def _is_unit(expr: nodes.Random) -> bool:

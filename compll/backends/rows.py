@@ -39,7 +39,8 @@ def emit_rows(lines: Lines, rows: list[BlockLoops], sweep: nodes.Sweep, apart: A
     if len(found) == len(rows):
         for row, code in zip(rows, found, strict=True):
             row.run_before(code)
-        lines.add(f"if ({sum_of_rows(apart, found)}is_first, to)) return;")
+        late = "late == nullptr ? late : late + (base - begin)"
+        lines.add(f"if ({sum_of_rows(apart, found)}is_first, to, {late})) return;")
     for row in rows:
         row.run_spreads()
     statements = [row.statements(part, _add, FLOAT) for row in rows]
@@ -53,6 +54,7 @@ def emit_rows(lines: Lines, rows: list[BlockLoops], sweep: nodes.Sweep, apart: A
     lines.add("float sum = to[j];", *statements[0], *others, "to[j] = sum;")
     lines.close()
     lines.close()
+    lines.add("if (late != nullptr) stream_tile(to, count, late + (base - begin));")
     lines.close("});")
 
 

@@ -20,6 +20,7 @@ class Stored:
         pointer: C++ for its first element or byte.
         bits: C++ for the width of a code; None for floats.
         is_local: it holds the blocks of the tile that is worked on, and no others.
+        beyond: C++ for what is read where there is no such element; None: 0.
     """
 
     var: nodes.Var
@@ -29,6 +30,7 @@ class Stored:
     is_field: bool
     bits: str | None
     is_local: bool = False
+    beyond: str | None = None
 
 
 def is_of_floats(vector: Stored) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """filter, sort, top_k, sample and scatter: their meaning, and that compiled code has the same."""
 
+import re
 import struct
 
 import numpy as np
@@ -242,6 +243,32 @@ def test_vectors_are_kept_once():
     assert sorted(kept) == sorted(
         ["big", "where", "some", "up", "down", "sorted", "best", "few", "kept"]
     )
+
+
+PLACES = """
+    lambda_func large = [&](float g) -> uint1 { return g > 0.5; }
+    int* where = filter(range(gradient.size), [&](int i) -> uint1 { return large(gradient[i]); });
+    float* sizes = map(where, [&](int i) -> float { return gradient[i] * 2; });
+    int* best = top_k(sizes, 40);
+    lambda_func behind = [&](int j) -> float { return gradient[where[j + 3]] + gradient[j]; }
+    float* beyond = map(range(60), behind);
+    float* values = map(best, [&](int j) -> float { return gradient[where[j]]; });
+    float total = reduce(map(where, [&](int i) -> float { return gradient[i]; }), 0, sum);
+    out = concat(total, beyond, values);"""
+
+
+def test_what_was_filtered_is_kept_beside_its_places():
+    program = compll.compile_text(encoder(PLACES), "places")
+    source = compll.generate(program)["places.codec.cc"]
+    behind = source.partition("where_count = std::min")[2].partition("store_float(")[0]
+    # Of the gradient itself: element j in order, and element 0, which a place that is not there is.
+    assert behind.count("value_or(where_gradient, ") == 2
+    assert len(re.findall(r"\bin\[|value_at\(in, n, [^0]", behind)) == 1
+    reference, codec = compll.Reference(program), compiled(program)
+    for n in (0, 1, 7, 300, 5000):
+        for kind, x in gradients(n).items():
+            expected = reference.encode(x).tobytes()
+            assert codec.encode(x).tobytes() == expected, (n, kind)
 
 
 def test_long_chains_are_refused_not_followed():

@@ -246,3 +246,18 @@ def test_large_values_go_past_the_caches_to_any_place(compressor) -> None:
         native.decode(compressor, packet, n, out=room[shift : shift + n])
         assert np.array_equal(room[shift : shift + n], expected), shift
         assert (room[:shift] == 9).all() and (room[shift + n :] == 9).all(), shift
+
+
+@pytest.mark.parametrize("rows", [3, 4, 9])
+def test_large_sums_go_past_the_caches_to_any_place(rows: int) -> None:
+    n = (1 << 21) + 1001
+    packets = [native.encode(onebit(), gradient(n, seed=row), KEY) for row in range(rows)]
+    expected = np.zeros(n, np.float32)
+    for row, packet in enumerate(packets):
+        native.decode(onebit(), packet, n, out=expected, add=row > 0)
+    room = np.empty(n + 32, np.float32)
+    for shift in (0, 1, 4, 15):
+        room[:] = 9
+        native.merge(onebit(), packets, n, out=room[shift : shift + n])
+        assert np.array_equal(room[shift : shift + n], expected), shift
+        assert (room[:shift] == 9).all() and (room[shift + n :] == 9).all(), shift

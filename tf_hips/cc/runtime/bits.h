@@ -211,6 +211,12 @@ TF_HIPS_INLINE T value_at(const T* values, int64_t count, int64_t index) {
   return index >= 0 && index < count ? values[index] : T{0};
 }
 
+// The same, `other` where there is none.
+template <typename T>
+TF_HIPS_INLINE T value_or(const T* values, int64_t count, int64_t index, T other) {
+  return index >= 0 && index < count ? values[index] : other;
+}
+
 TF_HIPS_INLINE float float_at(const uint8_t* in, int64_t count, int64_t index) {
   float value = 0.0f;
   if (index >= 0 && index < count) std::memcpy(&value, in + 4 * index, 4);

@@ -64,6 +64,16 @@ TF_HIPS_INLINE int64_t keep_range(const bool* flags, int64_t base, int64_t count
                    [&](int64_t at, int64_t j) { out[at] = static_cast<T>(base + j); });
 }
 
+// The same; the floats that a tile has there are appended to `beside`.
+template <typename T>
+TF_HIPS_INLINE int64_t keep_range(const bool* flags, int64_t base, int64_t count, int64_t total,
+                                  T* out, const float* values, float* beside) {
+  return for_flags(flags, count, total, [&](int64_t at, int64_t j) {
+    out[at] = static_cast<T>(base + j);
+    beside[at] = values[j];
+  });
+}
+
 }  // namespace tf_hips
 
 #endif  // TF_HIPS_CC_RUNTIME_FLAGS_H_

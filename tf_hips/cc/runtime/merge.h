@@ -18,8 +18,9 @@ namespace tf_hips {
 constexpr int64_t kMergeRange = 4096;
 
 // `one(row, to, mode, begin, end)` decodes elements begin .. end - 1 of a row to `to`, and
-// `more(row, to, begin, end)` those of kRows rows at once, added to it unless the first row is 0.
-// `mode`: TF_HIPS_SET or TF_HIPS_STREAM.
+// `more(row, to, begin, end, late)` those of kRows rows at once, added to it unless the first row
+// is 0; sums go to `late`, past the caches, where it is not null: memory takes them while the next
+// ones are computed. `mode`: TF_HIPS_SET or TF_HIPS_STREAM.
 template <int32_t kRows, typename One, typename More>
 inline void merge_ranges(int32_t num, int64_t n, int32_t mode, float* out, const One& one,
                          const More& more) {
@@ -29,9 +30,13 @@ inline void merge_ranges(int32_t num, int64_t n, int32_t mode, float* out, const
     const int64_t end = std::min(begin + kMergeRange, n);
     float* to = is_streamed ? sums : out + begin;
     int32_t row = 0;
-    for (; row + kRows <= num; row += kRows) more(row, to, begin, end);
-    for (; row < num; ++row) one(row, to, row == 0 ? TF_HIPS_SET : TF_HIPS_ADD, begin, end);
-    if (is_streamed) stream_tile(sums, end - begin, out + begin);
+    for (; row < num % kRows; ++row) {
+      one(row, to, row == 0 ? TF_HIPS_SET : TF_HIPS_ADD, begin, end);
+    }
+    for (; row < num; row += kRows) {
+      more(row, to, begin, end, is_streamed && row + kRows == num ? out + begin : nullptr);
+    }
+    if (is_streamed && num < kRows) stream_tile(sums, end - begin, out + begin);
   }
   if (is_streamed) stream_end();
 }

@@ -43,6 +43,51 @@ TF_HIPS_AVX512_INLINE Row row_at(const float* in) { return _mm512_loadu_ps(in); 
 TF_HIPS_AVX512_INLINE void row_store(float* out, Row x) { _mm512_storeu_ps(out, x); }
 TF_HIPS_AVX512_INLINE void row_stream(float* line, Row x) { _mm512_stream_ps(line, x); }
 
+// Rows that follow one another, past the caches, from any float on. Their ends share lines with
+// what lies around them, which go the ordinary way.
+class LateRows {
+ public:
+  TF_HIPS_AVX512_INLINE LateRows(float* out, int64_t count) {
+    past_ = static_cast<int32_t>(reinterpret_cast<uintptr_t>(out) % 64 / sizeof(float));
+    line_ = out - past_;
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    // Lane k of a line is lane 16 + k - past of two rows.
+    order_ = _mm512_sub_epi32(lane, _mm512_set1_epi32(past_ - 16));
+    // The line that the last row shares must be there when it is written: what is written behind it
+    // waits.
+    if (past_ != 0) __builtin_prefetch(line_ + count);
+  }
+
+  TF_HIPS_AVX512_INLINE void put(Row x) {
+    if (past_ == 0) {
+      _mm512_stream_ps(line_, x);
+    } else {
+      const Row line = _mm512_permutex2var_ps(last_, order_, x);
+      if (is_first_) {
+        _mm512_mask_storeu_ps(line_, static_cast<RowFlags>(0xFFFFu << past_), line);
+      } else {
+        _mm512_stream_ps(line_, line);
+      }
+      is_first_ = false;
+      last_ = x;
+    }
+    line_ += 16;
+  }
+
+  TF_HIPS_AVX512_INLINE void finish() {
+    if (past_ == 0) return;
+    const RowFlags shared = static_cast<RowFlags>((1u << past_) - 1u);
+    _mm512_mask_storeu_ps(line_, shared, _mm512_permutexvar_ps(order_, last_));
+  }
+
+ private:
+  float* line_;
+  Row last_ = row_of(0.0f);
+  __m512i order_;
+  int32_t past_;  // lanes of a line that belong to the row before
+  bool is_first_ = true;
+};
+
 // 16 codes, a byte each, and what they are as floats.
 TF_HIPS_AVX512_INLINE RowCodes row_bytes(const uint8_t* codes) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
