@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compressed sum against the native codecs, bit for bit, and what error feedback promises."""
+"""Compressed sums of all topologies against the native codecs, bit for bit; exact sums."""
 
 import pytest
 
@@ -10,40 +10,105 @@ pytestmark = pytest.mark.tf
 SIZES = [7, 0, 2**20 + 5, 1, 300]
 
 
-def test_segments_follow_the_chunks():
-    from tf_hips.comm.allreduce import Segment, segments
-    from tf_hips.ops.compressor import CHUNK, parse
-
-    onebit = parse("onebit")
-    small, full, rest = (onebit.chunk_packet_bytes(count) for count in (7, CHUNK, 5))
-    assert segments([7, 0, CHUNK + 5], onebit, 1) == [
-        [Segment(0, 0, 7, small), Segment(2, 0, CHUNK + 5, full + rest)]
-    ]
-    # A cut before the large chunk is nearer to one half than a cut after it.
-    assert segments([7, 0, CHUNK + 5], onebit, 2) == [
-        [Segment(0, 0, 7, small)],
-        [Segment(2, 0, CHUNK + 5, full + rest)],
-    ]
-    assert segments([2 * CHUNK], onebit, 2) == [
-        [Segment(0, 0, CHUNK, full)],
-        [Segment(0, CHUNK, CHUNK, full)],
-    ]
-    assert segments([0], onebit, 2) == [[], []]
+# Three buckets: the last two tensors, the first chunk of the large one, and the rest.
+BUCKET_ELEMENTS = 310
 
 
-def _compare_with_native_codecs():
+class _Everyone:
+    """The same sums in NumPy, all ranks at once; what each rank keeps is here."""
+
+    def __init__(self, compressor, topology, num_ranks):
+        from tf_hips.comm.partition import pieces, spread
+        from tf_hips.comm.topologies import SCHEDULES
+        from tf_hips.ops.compressor import CHUNK
+
+        self.topology = topology
+        self.num_ranks = num_ranks
+        self.schedule = SCHEDULES[topology](num_ranks) if topology in SCHEDULES else None
+        self.owners = self.schedule.owners if self.schedule else tuple(range(num_ranks))
+        self.pieces = pieces(SIZES, CHUNK)
+        segments = spread([piece.num_elements for piece in self.pieces], len(self.owners))
+        self.segments = dict(zip(self.pieces, segments, strict=True))
+        self.residuals = [self._kept(compressor) for _ in range(num_ranks)]
+        self.owner_residuals = self._kept(compressor.for_sums)
+
+    def _kept(self, compressor):
+        import numpy as np
+
+        if not compressor.has_state:
+            return dict.fromkeys(self.pieces)
+        return {
+            piece: np.zeros(compressor.state_shape([piece.num_elements]), np.float32)
+            for piece in self.pieces
+        }
+
+    def sums(self, stage, gradients, step):
+        """Sums of `gradients`, by rank and tensor."""
+        import numpy as np
+
+        totals = [np.zeros(n, np.float32) for n in SIZES]
+        for piece in self.pieces:
+            where = slice(piece.offset, piece.offset + piece.num_elements)
+            values = [of[piece.tensor][where] for of in gradients]
+            totals[piece.tensor][where] = self._sum(stage, piece, values, step)
+        return totals
+
+    def _sum(self, stage, piece, values, step):
+        from tf_hips.ops import native
+
+        owner = self.owners[self.segments[piece]]
+
+        def encode(rank, value):
+            seed = native.derive_seed(3, f"worker/{rank}")
+            key = native.Key(seed, step, piece.tensor, piece.offset)
+            return native.encode(stage, value, key, kept=self.residuals[rank][piece])
+
+        if self.schedule:
+            values = list(values)
+            for hop in self.schedule.hops:
+                sent = [
+                    (one.target, encode(one.source, values[one.source]))
+                    for one in hop
+                    if self.segments[piece] in one.segments
+                ]
+                for target, packet in sent:
+                    came = native.decode(stage, packet, piece.num_elements)
+                    values[target] = came + values[target]
+            return native.decode(stage, encode(owner, values[owner]), piece.num_elements)
+        packets = [encode(rank, value) for rank, value in enumerate(values)]
+        merged = native.merge(stage, packets, piece.num_elements)
+        if self.topology == "allgather":
+            return merged
+        key = native.Key(native.derive_seed(3, f"owner/{owner}"), step, piece.tensor, piece.offset)
+        packet = native.encode(stage.for_sums, merged, key, kept=self.owner_residuals[piece])
+        return native.decode(stage.for_sums, packet, piece.num_elements)
+
+    def waiting(self):
+        """What waits in all residuals, by tensor; of a codec with state the last vector."""
+        import numpy as np
+
+        total = [np.zeros(n) for n in SIZES]
+        for kept in (*self.residuals, self.owner_residuals):
+            for piece, value in kept.items():
+                where = slice(piece.offset, piece.offset + piece.num_elements)
+                if value is not None:
+                    total[piece.tensor][where] += np.atleast_2d(value)[-1].astype(np.float64)
+        return total
+
+
+def _compare_with_native_codecs(topology, texts):
     import functools
     import hashlib
 
     import numpy as np
     import tensorflow as tf
 
-    from tf_hips.comm import primitives
-    from tf_hips.comm.allreduce import segments
+    from tf_hips.comm import compressed, primitives
     from tf_hips.comm.reducers import make_reducer
     from tf_hips.ops import graph, native
     from tf_hips.ops.compressor import parse
 
+    compressed.BUCKET_ELEMENTS = BUCKET_ELEMENTS
     rank, size = primitives.rank(), primitives.size()
 
     @functools.cache
@@ -51,18 +116,7 @@ def _compare_with_native_codecs():
         generator = np.random.default_rng([of, step])
         return [generator.normal(size=n).astype(np.float32) for n in SIZES]
 
-    def make_variable(value, name):
-        return tf.Variable(value, trainable=False, name=name)
-
-    for text in (
-        "onebit",
-        "error_feedback(onebit)",
-        "error_feedback(terngrad(bitwidth=2))",
-        "terngrad(bitwidth=4)",
-        "dgc(ratio=0.3, momentum=0, clip_norm=20)",
-        "warmup(dgc(ratio=0.1, momentum=0, clip_norm=20), steps=2, stages=1)",
-        "warmup(error_feedback(onebit), steps=1)",
-    ):
+    for text in texts:
         compressor = parse(text)
         total = make_reducer(
             [[n] for n in SIZES],
@@ -71,106 +125,78 @@ def _compare_with_native_codecs():
             worker_seed=native.derive_seed(3, f"worker/{rank}"),
             owner_seed=native.derive_seed(3, f"owner/{rank}"),
             common_seed=1,
-            make_variable=make_variable,
+            make_variable=lambda value, name: tf.Variable(value, trainable=False, name=name),
+            topology=topology,
+            complain=lambda step, position, rank: pytest.fail("all gradients are finite"),
         )
         run = tf.function(lambda values, step, total=total: total(values, step))
-        plan = segments(SIZES, compressor.at(0), size)
-        # The same computation in NumPy, all ranks at once.
-        feedback = compressor.has_state
-        residuals = [
-            [np.zeros(compressor.state_shape([n]) if feedback else n, np.float32) for n in SIZES]
-            for _ in range(size)
-        ]
-        owner_residuals = [
-            [np.zeros(part.num_elements, np.float32) for part in owned] for owned in plan
-        ]
+        everyone = _Everyone(compressor, topology, size)
         given = [np.zeros(n) for n in SIZES]
         received = [np.zeros(n) for n in SIZES]
         for step in range(3):
             stage = compressor.at(step)
-            sums, plan = stage.for_sums, segments(SIZES, stage, size)
             # Eagerly in the first step, then in a graph: one state.
             inputs = [tf.constant(value) for value in gradients(rank, step)]
             results = (total if step == 0 else run)(inputs, tf.constant(step, tf.int64))
-            everyone = [
+            all_gradients = [
                 [value.numpy() for value in graph.clip(stage, gradients(of, step), size)]
                 if compressor.clip_norm
                 else gradients(of, step)
                 for of in range(size)
             ]
-            sent = []
-            for of in range(size):
-                seed = native.derive_seed(3, f"worker/{of}")
-                sent.append(
-                    [
-                        native.encode(
-                            stage,
-                            value,
-                            native.Key(seed, step, position),
-                            kept=residuals[of][position] if feedback else None,
-                        )
-                        for position, value in enumerate(everyone[of])
-                    ]
-                )
-            expected = [np.zeros(n, np.float32) for n in SIZES]
-            for owner, owned in enumerate(plan):
-                seed = native.derive_seed(3, f"owner/{owner}")
-                for index, part in enumerate(owned):
-                    begin = stage.wire_bytes(part.offset) if part.offset else 0
-                    window = slice(begin, begin + part.num_bytes)
-                    merged = native.merge(
-                        stage,
-                        [packets[part.tensor][window] for packets in sent],
-                        part.num_elements,
-                    )
-                    packet = native.encode(
-                        sums,
-                        merged,
-                        native.Key(seed, step, part.tensor, part.offset),
-                        kept=owner_residuals[owner][index] if feedback else None,
-                    )
-                    where = slice(part.offset, part.offset + part.num_elements)
-                    expected[part.tensor][where] = native.decode(sums, packet, part.num_elements)
+            expected = everyone.sums(stage, all_gradients, step)
             for position, (result, value) in enumerate(zip(results, expected, strict=True)):
+                given[position] += sum(of[position].astype(np.float64) for of in all_gradients)
+                received[position] += result.numpy()
                 if stage != compressor and stage.codec.name == "fp32":
                     # Exact sums, in the order of Horovod's.
                     np.testing.assert_allclose(result.numpy(), value, rtol=1e-5, atol=1e-6)
                     digest = hashlib.sha256(result.numpy().tobytes()).hexdigest()
                     assert len({*primitives.gather_objects(digest)}) == 1
-                    received[position] += result.numpy()
-                    given[position] += sum(one[position].astype(np.float64) for one in everyone)
                     continue
                 np.testing.assert_array_equal(
                     result.numpy().view(np.uint32), value.view(np.uint32), err_msg=text
                 )
-                given[position] += sum(values[position].astype(np.float64) for values in everyone)
-                received[position] += result.numpy()
-        if feedback:
-            # Nothing is lost: what was given is what was received and what waits in the residuals
-            # (of a codec with state the last vector; its momentum is 0 here).
-            waiting = [
-                sum(np.atleast_2d(of[position])[-1].astype(np.float64) for of in residuals)
-                for position in range(len(SIZES))
-            ]
-            for owned, parts in zip(plan, owner_residuals, strict=True):
-                for part, value in zip(owned, parts, strict=True):
-                    waiting[part.tensor][part.offset : part.offset + part.num_elements] += value
-            for position in range(len(SIZES)):
-                np.testing.assert_allclose(
-                    received[position] + waiting[position], given[position], atol=1e-4, err_msg=text
-                )
-            last = total._reducers[-1] if compressor.is_warmup else total
-            for position, variable in last.residuals.items():
-                np.testing.assert_array_equal(variable.numpy(), residuals[rank][position])
-        else:
-            assert not total.residuals
-            assert not total.owner_residuals
+        last = total._reducers[-1] if compressor.is_warmup else total
+        assert last.num_buckets == 3
+        if not compressor.has_state:
+            assert not last.residuals
+            assert not last.owner_residuals
+            continue
+        # Nothing is lost: what was given is what was received and what waits in the residuals (of a
+        # codec with state the last vector; its momentum is 0 here).
+        for position, waits in enumerate(everyone.waiting()):
+            np.testing.assert_allclose(
+                received[position] + waits, given[position], atol=1e-4, err_msg=text
+            )
+        assert set(last.residuals) == set(everyone.pieces)
+        for piece, variable in last.residuals.items():
+            np.testing.assert_array_equal(variable.numpy(), everyone.residuals[rank][piece])
+        for piece, variable in last.owner_residuals.items():
+            np.testing.assert_array_equal(variable.numpy(), everyone.owner_residuals[piece])
+        assert (len(last.owner_residuals) > 0) == (topology == "ps")
+
+
+ONEBIT = "error_feedback(onebit)"
+DGC = "dgc(ratio=0.3, momentum=0, clip_norm=20)"
+WARM_DGC = "warmup(dgc(ratio=0.1, momentum=0, clip_norm=20), steps=2, stages=1)"
 
 
 @ranks(2)
 def test_two_ranks_equal_the_native_codecs_in_every_stage():
-    _compare_with_native_codecs()
+    _compare_with_native_codecs(
+        "ps",
+        [
+            "error_feedback(terngrad(bitwidth=2))",
+            "terngrad(bitwidth=4)",
+            WARM_DGC,
+            f"warmup({ONEBIT}, steps=1)",
+        ],
+    )
+    _compare_with_native_codecs("allgather", ["terngrad", WARM_DGC])
+    _compare_with_native_codecs("butterfly", [ONEBIT])
     _stages_in_graphs()
+    _complaints()
 
 
 def _stages_in_graphs():
@@ -236,7 +262,9 @@ def _stages_in_graphs():
     same([[total[step] for total in whole] for step in range(6)])
     keys = [name for _, names in turns._labels for name in names.split()]
     assert keys == [
-        f"hips.in_loop.stage{stage}.{what}" for stage in range(3) for what in ("packets", "merged")
+        f"hips.in_loop.stage{stage}.ps.bucket_0.{what}"
+        for stage in range(3)
+        for what in ("packets", "merged")
     ]
 
     # Constants and results that one rank does not use: the other rank would wait for ever.
@@ -257,30 +285,88 @@ def _stages_in_graphs():
         StagedSum([(1, careless)])
 
 
+def _complaints():
+    """What one rank cannot send is known to all, with its tensor and its rank, in the same step."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips.comm import compressed, primitives
+    from tf_hips.comm.topologies import COMPRESSED
+    from tf_hips.ops.compressor import parse
+
+    compressed.BUCKET_ELEMENTS = 4
+    told = []
+
+    def complain(step, position, rank):
+        told.append((int(step), position, rank))
+        raise ValueError("not finite")
+
+    for topology in COMPRESSED:
+        total = compressed.CompressedSum(
+            [3, 2, 0, 4],
+            parse(ONEBIT),
+            label=f"watched.{topology}",
+            worker_seed=1,
+            owner_seed=2,
+            make_variable=lambda value, name: tf.Variable(value, trainable=False),
+            topology=topology,
+            complain=complain,
+        )
+        values = [np.ones(n, np.float32) for n in (3, 2, 0, 4)]
+        bad = [value.copy() for value in values]
+        if primitives.rank() == 1:
+            bad[3][2] = np.nan
+            bad[1][0] = np.inf
+        run = tf.function(total)
+        for call in (total, run):
+            np.testing.assert_allclose(call(values, tf.constant(0, tf.int64))[1].numpy(), [2, 2])
+            with pytest.raises((tf.errors.OpError, ValueError), match="not finite"):
+                call(bad, tf.constant(7, tf.int64))
+        assert told == [(7, 1, 1)] * 2
+        told.clear()
+        assert all(np.isfinite(one.numpy()).all() for one in total.residuals.values())
+
+
 @ranks(3)
 def test_three_ranks_equal_the_native_codecs_and_plain_sums():
     import numpy as np
     import tensorflow as tf
 
-    from tf_hips.comm import allreduce, primitives
-
-    _compare_with_native_codecs()
-
-    # More ranks than chunks: some own nothing.
+    from tf_hips.comm import allreduce, compressed, primitives
+    from tf_hips.comm.topologies import COMPRESSED
     from tf_hips.ops.compressor import parse
 
-    few = allreduce.CompressedSum(
-        [5],
-        parse("terngrad"),
-        label="few",
-        worker_seed=1,
-        owner_seed=2,
-        make_variable=lambda value, name: None,
-    )
-    for run in (few, tf.function(few)):
-        for step in range(2):
-            [result] = run([tf.fill([5], 2.0)], tf.constant(step, tf.int64))
-            np.testing.assert_allclose(result.numpy(), np.full(5, 6.0), rtol=1e-6)
+    _compare_with_native_codecs("ps", [ONEBIT, DGC])
+    _compare_with_native_codecs("ring", ["terngrad(bitwidth=4)", f"warmup({ONEBIT}, steps=1)"])
+    _compare_with_native_codecs("blocks", [ONEBIT])
+    _compare_with_native_codecs("allgather", [DGC])
+
+    # More ranks than chunks: some own nothing.
+    def make(topology, text="terngrad"):
+        return compressed.CompressedSum(
+            [5],
+            parse(text),
+            label=f"few.{topology}",
+            worker_seed=1,
+            owner_seed=2,
+            make_variable=lambda value, name: None,
+            topology=topology,
+        )
+
+    for topology in COMPRESSED:
+        if topology == "butterfly":
+            with pytest.raises(ValueError, match="power of two"):
+                make(topology)
+            continue
+        few = make(topology)
+        for run in (few, tf.function(few)):
+            for step in range(2):
+                [result] = run([tf.fill([5], 2.0)], tf.constant(step, tf.int64))
+                np.testing.assert_allclose(result.numpy(), np.full(5, 6.0), rtol=1e-6)
+    with pytest.raises(ValueError, match="without momentum"):
+        make("ring", "dgc")
+    with pytest.raises(ValueError, match="topology='star'"):
+        make("star")
 
     # Plain sums: types are not mixed, buckets split and join again, empty tensors and scalars pass.
     rank = primitives.rank()

@@ -7,34 +7,75 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_hips.comm.partition import buckets, owners
+from tf_hips.comm.partition import buckets, piece_buckets, pieces, spread
+
+SIZES = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 60)), max_size=12)
 
 
-@given(st.lists(st.integers(0, 2**20), max_size=40), st.integers(1, 9))
-def test_owners_cover_all_chunks_in_order_and_are_balanced(sizes, size):
-    ranges = owners(sizes, size)
-    assert len(ranges) == size
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == len(sizes)
-    assert all(left[1] == right[0] for left, right in itertools.pairwise(ranges))
-    heaviest = max(sum(sizes[start:stop]) for start, stop in ranges)
-    assert heaviest * size <= sum(sizes) + max(sizes, default=0) * size
+@given(SIZES, st.integers(1, 10))
+def test_pieces_cover_each_tensor_once_the_last_first(sizes, chunk):
+    found = pieces(sizes, chunk)
+    assert [piece.tensor for piece in found] == sorted(
+        (piece.tensor for piece in found), reverse=True
+    )
+    for tensor, size in enumerate(sizes):
+        own = [piece for piece in found if piece.tensor == tensor]
+        assert [piece.index for piece in own] == list(range(len(own)))
+        assert [piece.offset for piece in own] == [chunk * place for place in range(len(own))]
+        assert sum(piece.num_elements for piece in own) == size
+        assert all(0 < piece.num_elements <= chunk for piece in own)
+        assert all(piece.is_whole == (len(own) == 1) for piece in own)
+    assert len({piece.name for piece in found}) == len(found)
 
 
-def test_owners_of_equal_chunks_hold_equal_numbers():
-    assert owners([5] * 6, 3) == [(0, 2), (2, 4), (4, 6)]
+@given(st.lists(st.integers(0, 2**20), max_size=40), st.integers(1, 9), st.data())
+def test_every_run_of_pieces_is_spread_evenly(weights, num_segments, data):
+    found = spread(weights, num_segments)
+    assert len(found) == len(weights)
+    begin = data.draw(st.integers(0, len(weights)))
+    end = data.draw(st.integers(begin, len(weights)))
+    loads = [0] * num_segments
+    for weight, segment in zip(weights[begin:end], found[begin:end], strict=True):
+        loads[segment] += weight
+    assert max(loads) - min(loads) <= 2 * max(weights, default=0)
 
 
-def test_owners_without_chunks_hold_nothing():
-    assert owners([], 3) == [(0, 0)] * 3
-    assert owners([7], 2) == [(0, 0), (0, 1)]
-
-
-def test_owners_refuse_bad_arguments():
-    with pytest.raises(ValueError, match="size=0"):
-        owners([1], 0)
+def test_pieces_without_a_place_are_refused():
+    assert spread([5] * 4, 2) == [0, 1, 0, 1]
+    assert spread([], 3) == []
+    with pytest.raises(ValueError, match="Received: 0"):
+        spread([1], 0)
     with pytest.raises(ValueError, match="negative"):
-        owners([1, -1], 2)
+        spread([1, -1], 2)
+
+
+@given(SIZES, st.integers(1, 10), st.integers(1, 40), st.data())
+def test_buckets_of_pieces_keep_their_order(sizes, chunk, limit, data):
+    found = pieces(sizes, chunk)
+    apart = data.draw(
+        st.dictionaries(st.integers(0, max(0, len(sizes) - 1)), st.integers(1, 5), max_size=3)
+    )
+    groups = piece_buckets(found, limit, apart)
+    assert list(itertools.chain(*groups)) == list(range(len(found)))
+    assert all(groups)
+    for tensor, count in apart.items():
+        own = [group for group in groups if any(found[place].tensor == tensor for place in group)]
+        chunks = sum(piece.tensor == tensor for piece in found)
+        assert len(own) == min(count, chunks)
+        assert all(found[place].tensor == tensor for group in own for place in group)
+    for group in groups:
+        if not any(found[place].tensor in apart for place in group):
+            assert len(group) == 1 or sum(found[place].num_elements for place in group) <= limit
+
+
+def test_buckets_of_pieces_refuse_what_is_not_positive():
+    found = pieces([4, 4], 2)
+    assert piece_buckets(found, 4, {}) == [[0, 1], [2, 3]]
+    assert piece_buckets(found, 8, {0: 2}) == [[0, 1], [2], [3]]
+    with pytest.raises(ValueError, match="limit=0"):
+        piece_buckets(found, 0, {})
+    with pytest.raises(ValueError, match="partitions"):
+        piece_buckets(found, 4, {0: 0})
 
 
 def test_buckets_keep_order_and_never_mix_kinds():

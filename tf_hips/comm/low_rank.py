@@ -32,7 +32,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.allreduce import MakeVariable, plain
+from tf_hips.comm.allreduce import plain
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.ops import library
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.low_rank import matrix_of

@@ -1,52 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who owns which chunk, and which gradients travel together: arithmetic, the same on every rank.
 
-Owners hold whole chunks, cut contiguously in model order, so what an owner receives from one sender
-is one run of bytes. Buckets join neighbouring gradients of one type, because a collective costs
-about a millisecond whatever it carries.
+Chunks are what is encoded, owned and kept: who owns one depends on the model and the number of
+ranks, not on what it travels with, so residuals fit whatever the buckets are. Buckets join
+neighbours, because a collective costs about a millisecond whatever it carries, and are several,
+because one is encoded while another travels.
 
-Invariant: both are functions of sizes alone. Two ranks that agree about the model agree about the
-    plan.
+Invariant: all of it is a function of sizes and of the plan. Two ranks that agree about these agree
+    about every collective.
 """
 
-import bisect
+import dataclasses
+import heapq
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 
-def owners(chunk_sizes: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """Cuts chunks into `size` contiguous ranges of nearly equal weight.
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A chunk of one tensor.
 
-    Each cut is put where the chunks before it are nearest to their share, so no range weighs more
-    than its share plus one chunk.
+    Attributes:
+        tensor: position of the tensor in its list.
+        index: of the chunk in its tensor.
+        offset: index in the tensor of the chunk's first element.
+        num_elements: of the chunk.
+        is_whole: whether it is all of its tensor.
+    """
+
+    tensor: int
+    index: int
+    offset: int
+    num_elements: int
+    is_whole: bool
+
+    @property
+    def name(self) -> str:
+        """What its residual is known by: `3`, or `3_0` for the first chunk of several."""
+        return f"{self.tensor}" if self.is_whole else f"{self.tensor}_{self.index}"
+
+
+def pieces(sizes: Sequence[int], chunk: int) -> list[Piece]:
+    """Cuts tensors into chunks, in the order in which they travel: the last tensor first.
+
+    The backward pass ends with the gradients of the first layers.
 
     Args:
-        chunk_sizes: weight of each chunk (elements), in model order.
-        size: number of owners, at least 1.
+        sizes: elements of each tensor; empty ones have no chunks.
+        chunk: elements of a chunk.
+    """
+    return [
+        Piece(tensor, offset // chunk, offset, min(chunk, size - offset), size <= chunk)
+        for tensor, size in reversed(list(enumerate(sizes)))
+        for offset in range(0, size, chunk)
+    ]
+
+
+def spread(weights: Sequence[int], num_segments: int) -> list[int]:
+    """Gives each piece to the segment that has least so far; a tie to the first.
+
+    So each run of pieces is spread nearly evenly, whatever the buckets are: the segments of a run
+    differ by two of the heaviest pieces at most.
+
+    Args:
+        weights: of each piece (elements), in the order in which they travel.
+        num_segments: at least 1.
 
     Returns:
-        `(start, stop)` of each owner's chunks; together they cover all chunks in order. Some may be
-        empty.
+        The segment of each piece.
 
     Raises:
-        ValueError: `size` is below 1 or a chunk has a negative weight.
+        ValueError: `num_segments` is below 1 or a weight is negative.
     """
-    if size < 1:
-        raise ValueError(f"`size` must be at least 1. Received: size={size}")
-    if any(weight < 0 for weight in chunk_sizes):
-        raise ValueError(f"`chunk_sizes` must not be negative. Received: chunk_sizes={chunk_sizes}")
-    ends = [0, *itertools.accumulate(chunk_sizes)]
-    total = ends[-1]
-    cuts = [0]
-    for index in range(1, size):
-        # Scaled by `size`, so that everything stays an integer and no rank rounds differently.
-        share = index * total
-        after = bisect.bisect_left(ends, share, key=lambda end: end * size)
-        before = max(after - 1, 0)
-        nearest = before if share - ends[before] * size <= ends[after] * size - share else after
-        cuts.append(max(nearest, cuts[-1]))
-    cuts.append(len(chunk_sizes))
-    return list(itertools.pairwise(cuts))
+    if num_segments < 1:
+        raise ValueError(f"`num_segments` must be at least 1. Received: {num_segments}")
+    if any(weight < 0 for weight in weights):
+        raise ValueError(f"`weights` must not be negative. Received: weights={weights}")
+    loads = [(0, segment) for segment in range(num_segments)]
+    found = []
+    for weight in weights:
+        load, segment = heapq.heappop(loads)
+        found.append(segment)
+        heapq.heappush(loads, (load + weight, segment))
+    return found
+
+
+def piece_buckets(
+    pieces: Sequence[Piece], limit: int, partitions: Mapping[int, int]
+) -> list[list[int]]:
+    """Groups pieces, in their order, into what travels together.
+
+    Args:
+        pieces: in the order in which they travel.
+        limit: elements from which on a bucket is full; a larger tensor fills several.
+        partitions: positions of tensors that travel in so many buckets of their own (at most one
+            per chunk) instead.
+
+    Returns:
+        Positions in `pieces` of each bucket; together they cover all in order.
+
+    Raises:
+        ValueError: the limit or a number of partitions is not positive.
+    """
+    if limit < 1:
+        raise ValueError(f"`limit` must be positive. Received: limit={limit}")
+    groups: list[list[int]] = []
+    shared: list[int] = []
+    filled = 0
+
+    def close() -> None:
+        nonlocal shared, filled
+        if shared:
+            groups.append(shared)
+        shared, filled = [], 0
+
+    for tensor, run in itertools.groupby(
+        range(len(pieces)), key=lambda place: pieces[place].tensor
+    ):
+        places = list(run)
+        if tensor in partitions:
+            count = partitions[tensor]
+            if count < 1:
+                raise ValueError(f"`partitions` must be positive. Received: {partitions}")
+            count = min(count, len(places))
+            cuts = [len(places) * cut // count for cut in range(count + 1)]
+            close()
+            groups += [places[begin:end] for begin, end in itertools.pairwise(cuts)]
+            continue
+        for place in places:
+            if shared and filled + pieces[place].num_elements > limit:
+                close()
+            shared.append(place)
+            filled += pieces[place].num_elements
+    close()
+    return groups
 
 
 def buckets(

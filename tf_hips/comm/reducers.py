@@ -2,14 +2,16 @@
 """From a compressor to the reducer that sums gradients over the ranks of a party."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.allreduce import CompressedSum, MakeVariable, plain
+from tf_hips.comm.allreduce import plain
+from tf_hips.comm.compressed import Complain, CompressedSum, MakeVariable
 from tf_hips.comm.low_rank import LowRankSum
 from tf_hips.comm.staged import Reducer, StagedSum
+from tf_hips.comm.topologies import PS
 from tf_hips.ops.compressor import Compressor
 
 
@@ -22,6 +24,9 @@ def make_reducer(
     owner_seed: int,
     common_seed: int,
     make_variable: MakeVariable,
+    topology: str = PS,
+    partitions: Mapping[int, int] | None = None,
+    complain: Complain | None = None,
 ) -> Reducer:
     """How one list of gradients is summed; called eagerly, once per list, on every rank alike.
 
@@ -36,10 +41,22 @@ def make_reducer(
         owner_seed: seed of this rank's encoder of sums.
         common_seed: seed of what all ranks do alike.
         make_variable: makes a non-trainable variable from an initial value and a name.
+        topology: which way packets take; one of `topologies.COMPRESSED`.
+        partitions: positions of gradients that travel in so many buckets of their own.
+        complain: called on all ranks where a gradient of one of them is not finite and a codec
+            would hide it; see `complains`.
 
     Returns:
         A function of vectors and the number of the step.
+
+    Raises:
+        ValueError: the topology does not go with the compressor or the number of ranks.
     """
+    if not compressor.makes_packets and topology != PS:
+        raise ValueError(
+            f"`topology` must be left out where nothing is encoded. Received: {topology} for "
+            f"{compressor.text}"
+        )
 
     def compressed(
         stage: Compressor, stage_label: str, shares: CompressedSum | None
@@ -51,6 +68,9 @@ def make_reducer(
             worker_seed=worker_seed,
             owner_seed=owner_seed,
             make_variable=make_variable,
+            topology=topology,
+            partitions=partitions,
+            complain=complain,
             shares=shares,
         )
 
@@ -75,6 +95,14 @@ def make_reducer(
             last = compressed(stage, name, last)
             found.append((first, last))
     return StagedSum(found[::-1])
+
+
+def complains(compressor: Compressor) -> bool:
+    """Whether its reducer tells all ranks of gradients that are not finite.
+
+    An exact stage of a warm-up does not: there they show in the sum.
+    """
+    return compressor.makes_packets
 
 
 class _Plain:

@@ -40,14 +40,30 @@ def all_finite(values: Sequence[Tensor]) -> Tensor:
     Raises:
         TypeError: one is of another type.
     """
+    return first_nonfinite(values) == len(values)
+
+
+def first_nonfinite(values: Sequence[Tensor]) -> Tensor:
+    """Position of the first of `values` with an element that is NaN or infinite.
+
+    Args:
+        values: tensors of any shapes, each float16, bfloat16, float32 or float64.
+
+    Returns:
+        A scalar tf.int64; the number of `values` where all are finite.
+
+    Raises:
+        TypeError: one is of another type.
+    """
     for value in values:
         _check_float(value, "values")
     if not values:
-        return tf.constant(True)
+        return tf.constant(0, tf.int64)
     if on_gpu():
         # Ours would have to fetch them all; TensorFlow's look where they lie.
-        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
-    return library.ops(tf).tf_hips_all_finite(values=list(values))
+        bad = [tf.reduce_any(~tf.math.is_finite(value)) for value in values]
+        return tf.argmax(tf.cast(tf.stack([*bad, tf.constant(True)]), tf.uint8))
+    return library.ops(tf).tf_hips_first_non_finite(values=list(values))
 
 
 def finite(value: Tensor, number: Tensor, complaint: str) -> Tensor:

@@ -66,21 +66,37 @@ class Gradient:
         return int(np.prod(self.shape, dtype=np.int64))
 
 
+@dataclasses.dataclass(frozen=True)
+class Summing:
+    """How one list of gradients is summed.
+
+    Attributes:
+        reducer: sums vectors; gets the number of the step.
+        only_float32: whether it takes nothing but float32; otherwise float64 stays as it is.
+        first_step: number of the first step.
+        complains: whether it raises by itself, on all workers, where a gradient of one of them is
+            not finite and would not be seen in the sum.
+    """
+
+    reducer: Reducer
+    only_float32: bool = False
+    first_step: int = 0
+    complains: bool = False
+
+
 class GradientSum:
     """The sum of one optimizer's gradients over all workers, with the number of its step."""
 
     def __init__(
         self,
         gradients: Sequence[Gradient],
-        reducer: Reducer,
+        summing: Summing,
         *,
         label: str,
         is_alone: bool,
         sparse: Collection[int],
         apart: Collection[int],
-        only_float32: bool,
         nonfinite: str,
-        first_step: int,
         make_variable: MakeVariable,
         failures: Failures,
         rank: int,
@@ -89,16 +105,13 @@ class GradientSum:
 
         Args:
             gradients: what comes, in order.
-            reducer: sums vectors; gets the number of the step.
+            summing: how they are summed.
             label: part of the names of collectives that are not the reducer's.
             is_alone: whether there is one worker, whose gradients are the sum.
             sparse: positions of gradients that may stay sparse.
-            apart: positions of gradients that `reducer` never sees: it gets an empty vector in
+            apart: positions of gradients that the reducer never sees: it gets an empty vector in
                 their place, and they are summed exactly, sparse or dense.
-            only_float32: whether `reducer` takes nothing but float32; otherwise float64 stays as it
-                is.
             nonfinite: what to do about NaN and infinities: "raise", "zero" or "propagate".
-            first_step: number of the first step.
             make_variable: makes a non-trainable variable.
             failures: where exceptions raised in a step are kept.
             rank: rank of this worker, for messages.
@@ -113,13 +126,14 @@ class GradientSum:
                     f"Received: dtype={gradient.dtype.name}"
                 )
         self.gradients = list(gradients)
-        self.step = make_variable(tf.constant(first_step, tf.int64), "step")
-        self._reducer = reducer
+        self.step = make_variable(tf.constant(summing.first_step, tf.int64), "step")
+        self._reducer = summing.reducer
         self._label = label
         self._is_alone = is_alone
         self._sparse = frozenset(sparse)
         self._apart = frozenset(apart)
-        self._only_float32 = only_float32
+        self._only_float32 = summing.only_float32
+        self._sees_late = summing.complains or not summing.only_float32
         self._nonfinite = nonfinite
         self._complain = failures.kept(functools.partial(self._raise_nonfinite, "of rank"))
         self._complain_sum = failures.kept(
@@ -145,8 +159,9 @@ class GradientSum:
             return self._own(values, step)
         own = [self._prepared(value, position, optimizer) for position, value in enumerate(values)]
         # What is not finite stays so in an exact sum, where all workers see it at once; a codec
-        # would hide it.
-        is_late = self._nonfinite == "raise" and not self._only_float32
+        # would hide it, unless its reducer complains. Whoever looks first holds all sums back until
+        # the backward pass has ended.
+        is_late = self._nonfinite == "raise" and self._sees_late
         if not is_late:
             own = self._checked(own, step, self._complain)
         sums = self._summed(own, optimizer, step)
@@ -285,13 +300,25 @@ class GradientSum:
 
     def _nonfinite_text(self, bad: Sequence[int], whose: str) -> str:
         """The message of a NonFiniteError up to the number of the step."""
-        gradient = self.gradients[bad[0]]
-        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        return (
-            f"Gradient {bad[0]} ({gradient.name}, shape {list(gradient.shape)}){more} {whose} "
-            f'{self._rank} must be finite; `nonfinite="zero"` drops what is not, "propagate" lets '
-            "it pass. Received: NaN or infinity in step "
-        )
+        return nonfinite_text(self.gradients, bad, whose, self._rank)
+
+
+def nonfinite_text(gradients: Sequence[Gradient], bad: Sequence[int], whose: str, rank: int) -> str:
+    """The message of a NonFiniteError up to the number of the step.
+
+    Args:
+        gradients: of the list.
+        bad: positions of those that are not finite.
+        whose: what they are, up to the number of a rank.
+        rank: that number.
+    """
+    gradient = gradients[bad[0]]
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return (
+        f"Gradient {bad[0]} ({gradient.name}, shape {list(gradient.shape)}){more} {whose} "
+        f'{rank} must be finite; `nonfinite="zero"` drops what is not, "propagate" lets '
+        "it pass. Received: NaN or infinity in step "
+    )
 
 
 def large_tables(values: Sequence[Any], gradients: Sequence[Gradient]) -> list[int]:

@@ -32,8 +32,7 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.allreduce import plain
-from tf_hips.comm.reducers import make_reducer
-from tf_hips.comm.staged import Reducer
+from tf_hips.comm.reducers import complains, make_reducer
 from tf_hips.errors import ProtocolError
 from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import (
@@ -45,7 +44,7 @@ from tf_hips.ops.compressor import (
 )
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
-from tf_hips.strategies.gradients import Gradient, GradientSum
+from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
 from tf_hips.strategies.replicas import on_rank_0
@@ -260,10 +259,10 @@ class HierarchicalPS(PartyStrategy):
         )
         return synced
 
-    def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
+    def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
         local = self._make_local(gradients, label)
         if self._welcome is None:
-            return local, self._local is not None, 0
+            return local
         site = self._run.uplink.site if self._run.uplink else ""
         uplink = make_uplink(
             Way(
@@ -280,9 +279,10 @@ class HierarchicalPS(PartyStrategy):
         )
 
         def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
-            return uplink(local(vectors, step), step)
+            return uplink(local.reducer(vectors, step), step)
 
-        return reduce, True, self._welcome.round
+        # Encoding for the server hides what is not finite, so it is looked for before.
+        return Summing(reduce, only_float32=True, first_step=self._welcome.round)
 
     def _begin_sum(self, made: GradientSum) -> None:
         if self._welcome is None:
@@ -298,10 +298,10 @@ class HierarchicalPS(PartyStrategy):
             "model", num_elements=num_elements, num_tensors=len(gradients), round=first_round
         )
 
-    def _make_local(self, gradients: Sequence[Gradient], label: str) -> Reducer:
+    def _make_local(self, gradients: Sequence[Gradient], label: str) -> Summing:
         if self._local is None:
-            return lambda vectors, step: plain(vectors, label)
-        return make_reducer(
+            return Summing(lambda vectors, step: plain(vectors, label))
+        reducer = make_reducer(
             [gradient.shape for gradient in gradients],
             self._local,
             label=label,
@@ -309,7 +309,9 @@ class HierarchicalPS(PartyStrategy):
             owner_seed=derive_seed(self._run.seed, f"owner/{primitives.rank()}"),
             common_seed=derive_seed(self._run.seed, "everyone"),
             make_variable=self._make_variable,
+            complain=self._complaint(gradients) if self._welcome is None else None,
         )
+        return Summing(reducer, only_float32=True, complains=complains(self._local))
 
     def _connected(self) -> Client:
         if self._client is None or self._is_closed:

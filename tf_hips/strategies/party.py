@@ -25,14 +25,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
-from tf_hips.comm.staged import Reducer
-from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.comm.compressed import Complain
+from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import placement
 from tf_hips.ops.compressor import Compressor, resolve
 from tf_hips.strategies import hooks
@@ -43,8 +44,10 @@ from tf_hips.strategies.fitting import Fitting
 from tf_hips.strategies.gradients import (
     Gradient,
     GradientSum,
+    Summing,
     check_nonfinite,
     large_tables,
+    nonfinite_text,
     without,
 )
 from tf_hips.strategies.state import StrategyState
@@ -159,14 +162,10 @@ class PartyStrategy(tf.distribute.Strategy):
         """
         return primitives.gather_objects(value, label)
 
-    def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
-        """How one list of gradients is summed; called once per list, eagerly, on all ranks.
-
-        Returns:
-            The reducer, whether it takes float32 only, and the number of the first step.
-        """
+    def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
+        """How one list of gradients is summed; called once per list, eagerly, on all ranks."""
         del gradients
-        return lambda vectors, step: plain(vectors, label), False, 0
+        return Summing(lambda vectors, step: plain(vectors, label))
 
     def _begin_sum(self, made: GradientSum) -> None:
         """Called once for each list of gradients, on all ranks, before its first step."""
@@ -355,24 +354,33 @@ class PartyStrategy(tf.distribute.Strategy):
         label = f"gradients{self._num_sums}"
         sparse, apart = self._sparse_gradients(values, gradients)
         if self._is_alone():
-            reducer, only_float32, first_step = (lambda vectors, step: list(vectors)), False, 0
+            summing = Summing(lambda vectors, step: list(vectors))
         else:
-            reducer, only_float32, first_step = self._make_reducer(without(gradients, apart), label)
+            summing = self._make_summing(without(gradients, apart), label)
         self._num_sums += 1
         return GradientSum(
             gradients,
-            reducer,
+            summing,
             label=label,
             is_alone=self._is_alone(),
             sparse=sparse,
             apart=apart,
-            only_float32=only_float32,
             nonfinite=self._nonfinite,
-            first_step=first_step,
             make_variable=self._make_variable,
             failures=self._failures,
             rank=primitives.rank(),
         )
+
+    def _complaint(self, gradients: Sequence[Gradient]) -> Complain | None:
+        """What a reducer calls where a gradient is not finite; None if it may pass."""
+        if self._nonfinite != "raise":
+            return None
+
+        def complain(step: np.int64, position: int, rank: int) -> np.int64:
+            text = nonfinite_text(gradients, [position], "of rank", rank)
+            raise NonFiniteError(f"{text}{int(step)}")
+
+        return self._failures.kept(complain)
 
     def _sparse_gradients(
         self, values: Sequence[Any], gradients: Sequence[Gradient]

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from tf_hips import config as configuration
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
-from tf_hips.comm.reducers import make_reducer
-from tf_hips.comm.staged import Reducer
+from tf_hips.comm.reducers import complains, make_reducer
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import derive_seed
-from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
 
 
@@ -63,9 +62,9 @@ class CompressedRing(PartyStrategy):
     def _codecs(self) -> dict[str, Compressor | None]:
         return {"compression": self._compression}
 
-    def _make_reducer(self, gradients: Sequence[Gradient], label: str) -> tuple[Reducer, bool, int]:
+    def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
         if self._compression is None:
-            return lambda vectors, step: plain(vectors, label), False, 0
+            return Summing(lambda vectors, step: plain(vectors, label))
         rank = primitives.rank()
         reducer = make_reducer(
             [gradient.shape for gradient in gradients],
@@ -75,5 +74,6 @@ class CompressedRing(PartyStrategy):
             owner_seed=derive_seed(self._run.seed, f"owner/{rank}"),
             common_seed=derive_seed(self._run.seed, "everyone"),
             make_variable=self._make_variable,
+            complain=self._complaint(gradients),
         )
-        return reducer, True, 0
+        return Summing(reducer, only_float32=True, complains=complains(self._compression))

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.allreduce import MakeVariable
+from tf_hips.comm.compressed import MakeVariable
 from tf_hips.comm.staged import Reducer, StagedSum
 from tf_hips.ops import graph, stages
 from tf_hips.ops.compressor import Compressor

@@ -68,28 +68,35 @@ bool AllFinite(tensorflow::DataType dtype, const char* data, int64_t num_bytes) 
   }
 }
 
-// Whether no element of `tensors` is NaN or infinite; one pass, at the speed of memory.
-bool AllFinite(OpKernelContext* ctx, const std::vector<const Tensor*>& tensors) {
+// Which of `tensors` is the first with an element that is NaN or infinite, or their number where
+// there is none; one pass, at the speed of memory.
+int64_t FirstNonFinite(OpKernelContext* ctx, const std::vector<const Tensor*>& tensors) {
   struct Task {
+    int64_t place;
     tensorflow::DataType dtype;
     const char* data;
     int64_t num_bytes;
   };
   std::vector<Task> tasks;
   int64_t num_bytes = 0;
-  for (const Tensor* tensor : tensors) {
-    const absl::string_view bytes = tensor->tensor_data();
+  const auto count = static_cast<int64_t>(tensors.size());
+  for (int64_t place = 0; place < count; ++place) {
+    const Tensor& tensor = *tensors[place];
+    const absl::string_view bytes = tensor.tensor_data();
     const auto size = static_cast<int64_t>(bytes.size());
     for (int64_t begin = 0; begin < size; begin += kTaskBytes) {
-      tasks.push_back({tensor->dtype(), bytes.data() + begin, std::min(kTaskBytes, size - begin)});
+      const int64_t length = std::min(kTaskBytes, size - begin);
+      tasks.push_back({place, tensor.dtype(), bytes.data() + begin, length});
     }
     num_bytes += size;
   }
-  std::atomic<bool> is_finite{true};
+  std::atomic<int64_t> first{count};
   const auto look = [&](int64_t i) {
     const Task& task = tasks[i];
-    if (!AllFinite(task.dtype, task.data, task.num_bytes)) {
-      is_finite.store(false, std::memory_order_relaxed);
+    if (AllFinite(task.dtype, task.data, task.num_bytes)) return;
+    int64_t found = first.load(std::memory_order_relaxed);
+    while (task.place < found &&
+           !first.compare_exchange_weak(found, task.place, std::memory_order_relaxed)) {
     }
   };
   if (num_bytes <= kTaskBytes) {
@@ -97,10 +104,10 @@ bool AllFinite(OpKernelContext* ctx, const std::vector<const Tensor*>& tensors) 
   } else {
     PoolOf(ctx)(static_cast<int64_t>(tasks.size()), look);
   }
-  return is_finite.load(std::memory_order_relaxed);
+  return first.load(std::memory_order_relaxed);
 }
 
-class AllFiniteKernel : public OpKernel {
+class FirstNonFiniteKernel : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -109,7 +116,7 @@ class AllFiniteKernel : public OpKernel {
     for (int i = 0; i < ctx->num_inputs(); ++i) tensors.push_back(&ctx->input(i));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &output));
-    output->scalar<bool>()() = AllFinite(ctx, tensors);
+    output->scalar<int64_t>()() = FirstNonFinite(ctx, tensors);
   }
 };
 
@@ -122,7 +129,7 @@ class FiniteKernel : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES(
-        ctx, AllFinite(ctx, {&ctx->input(0)}),
+        ctx, FirstNonFinite(ctx, {&ctx->input(0)}) == 1,
         absl::InvalidArgumentError(absl::StrCat(complaint_, ctx->input(1).scalar<int64_t>()())));
     ctx->set_output(0, ctx->input(0));
   }
@@ -145,16 +152,17 @@ REGISTER_KERNEL_BUILDER(Name("TfHipsOpaque").Device(tensorflow::DEVICE_CPU), Opa
 // Hands on what lies on the device, so it needs nothing of CUDA.
 REGISTER_KERNEL_BUILDER(Name("TfHipsOpaque").Device(tensorflow::DEVICE_GPU), OpaqueKernel);
 
-REGISTER_OP("TfHipsAllFinite")
+REGISTER_OP("TfHipsFirstNonFinite")
     .Attr("T: list({half, bfloat16, float, double}) >= 1")
     .Input("values: T")
-    .Output("is_finite: bool")
+    .Output("place: int64")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Scalar());
       return absl::OkStatus();
     });
 
-REGISTER_KERNEL_BUILDER(Name("TfHipsAllFinite").Device(tensorflow::DEVICE_CPU), AllFiniteKernel);
+REGISTER_KERNEL_BUILDER(Name("TfHipsFirstNonFinite").Device(tensorflow::DEVICE_CPU),
+                        FirstNonFiniteKernel);
 
 // The message of the error is `complaint`, followed by `number`.
 REGISTER_OP("TfHipsFinite")
