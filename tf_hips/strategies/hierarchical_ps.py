@@ -23,6 +23,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,7 @@ import tensorflow as tf
 from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives, watchdog
-from tf_hips.comm.allreduce import plain
-from tf_hips.comm.reducers import complains, make_reducer
+from tf_hips.comm.plan import Plan
 from tf_hips.errors import ProtocolError
 from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import (
@@ -45,6 +45,7 @@ from tf_hips.ops.compressor import (
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps.client import Client, Welcome
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
+from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
 from tf_hips.strategies.replicas import on_rank_0
@@ -78,6 +79,10 @@ class HierarchicalPS(PartyStrategy):
         intra: str = "horovod",
         nonfinite: str = "raise",
         config: configuration.Run | None = None,
+        *,
+        plan: Plan | str | Path | None = None,
+        topology: str | None = None,
+        comp_threshold: int = 0,
     ) -> None:
         """Starts Horovod; rank 0 joins the server and waits for the other parties.
 
@@ -92,9 +97,13 @@ class HierarchicalPS(PartyStrategy):
             nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`,
                 replace them by "zero", or "propagate" them.
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
+            plan: instead of `local_compression`, what is done with each gradient inside the party:
+                the file that `tf-hips plan` wrote, or its value.
+            topology: which way packets take inside the party; see `CompressedRing`.
+            comp_threshold: gradients of fewer elements are summed exactly inside the party.
 
         Raises:
-            ValueError: an argument is unknown.
+            ValueError: an argument is unknown, or a plan came with what it decides.
             ConfigError: the run's configuration names another compression.
             ProtocolError: the server wants something else.
             PeerError: the server cannot be reached, or a party did not come in time.
@@ -108,8 +117,10 @@ class HierarchicalPS(PartyStrategy):
             self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
         )
         check_makes_packets(self._down, "downlink")
-        self._local = None if local_compression is None else resolve(local_compression)
-        if self._local is not None and self._local.for_sums != self._local:
+        local = None if local_compression is None else resolve(local_compression)
+        self._in_party = InParty(local, plan, topology, comp_threshold, "local_compression")
+        codecs = [codec for codec in self._in_party.codecs().values() if codec is not None]
+        if any(codec.for_sums != codec for codec in codecs):
             check_for_sums(self._up)
         self._client: Client | None = None
         self._welcome: Welcome | None = None
@@ -198,7 +209,10 @@ class HierarchicalPS(PartyStrategy):
 
     def _codecs(self) -> dict[str, Compressor | None]:
         way_up = {"compression": self._up, "downlink": self._down} if self._welcome else {}
-        return {**way_up, "local_compression": self._local}
+        return {**way_up, **self._in_party.codecs()}
+
+    def _way_facts(self) -> dict[str, Any]:
+        return self._in_party.facts()
 
     def _counts_steps(self) -> bool:
         return self._welcome is None
@@ -260,7 +274,15 @@ class HierarchicalPS(PartyStrategy):
         return synced
 
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
-        local = self._make_local(gradients, label)
+        local = self._in_party.summing(
+            gradients,
+            label,
+            seed=self._run.seed,
+            worker=self.global_rank,
+            make_variable=self._make_variable,
+            # On its way to a server a sum is encoded in any case: see below.
+            complain=self._complaint(gradients) if self._welcome is None else None,
+        )
         if self._welcome is None:
             return local
         site = self._run.uplink.site if self._run.uplink else ""
@@ -297,21 +319,6 @@ class HierarchicalPS(PartyStrategy):
         self.write_event(
             "model", num_elements=num_elements, num_tensors=len(gradients), round=first_round
         )
-
-    def _make_local(self, gradients: Sequence[Gradient], label: str) -> Summing:
-        if self._local is None:
-            return Summing(lambda vectors, step: plain(vectors, label))
-        reducer = make_reducer(
-            [gradient.shape for gradient in gradients],
-            self._local,
-            label=label,
-            worker_seed=derive_seed(self._run.seed, f"worker/{self.global_rank}"),
-            owner_seed=derive_seed(self._run.seed, f"owner/{primitives.rank()}"),
-            common_seed=derive_seed(self._run.seed, "everyone"),
-            make_variable=self._make_variable,
-            complain=self._complaint(gradients) if self._welcome is None else None,
-        )
-        return Summing(reducer, only_float32=True, complains=complains(self._local))
 
     def _connected(self) -> Client:
         if self._client is None or self._is_closed:

@@ -2,23 +2,31 @@
 """`CompressedRing`: one party, no server; gradients are summed by compressed collectives."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from tf_hips import config as configuration
-from tf_hips.comm import primitives
-from tf_hips.comm.allreduce import plain
-from tf_hips.comm.reducers import complains, make_reducer
+from tf_hips.comm.plan import Plan
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import Compressor
-from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Summing
+from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
 
 
 class CompressedRing(PartyStrategy):
     """Data-parallel training over the ranks of one Horovod job, with compressed gradients.
 
-    In this release the packets go through owners on the ranks (the `ps` topology: alltoall, merge,
-    allgather); the ring will take its place where it is faster, with the same results in meaning.
+    Gradients travel in buckets, while the backward pass goes on, and one bucket is encoded while
+    another travels. Which way packets take is the `topology`:
+
+        ps         to the owner of each chunk, which merges and encodes again, and to everyone; two
+                   collectives, the default
+        allgather  every packet to everyone, encoded once; half the codecs' work with two ranks, and
+                   for few ranks with sparse packets, but N - 1 packets come in with N ranks
+        ring, butterfly, blocks
+                   hop by hop to the owner, with an encoding at each hop; `butterfly` takes a power
+                   of two of ranks, `blocks` (binary blocks) any number
 
     Start one process per worker with `horovodrun` or `tf-hips run --parties 1`; without a launcher
     it is one worker, and training is bit for bit what plain Keras does.
@@ -34,6 +42,10 @@ class CompressedRing(PartyStrategy):
         compression: Compressor | str | None = None,
         nonfinite: str = "raise",
         config: configuration.Run | None = None,
+        *,
+        plan: Plan | str | Path | None = None,
+        topology: str | None = None,
+        comp_threshold: int = 0,
     ) -> None:
         """Starts Horovod.
 
@@ -43,11 +55,15 @@ class CompressedRing(PartyStrategy):
             nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`,
                 replace them by "zero", or "propagate" them.
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
+            plan: instead of one compression, what is done with each gradient: the file that
+                `tf-hips plan` wrote, or its value.
+            topology: which way packets take; None is "ps".
+            comp_threshold: gradients of fewer elements are summed exactly.
 
         Raises:
-            ValueError: an argument is unknown.
-            ConfigError: the run has a server and other parties, which this strategy never meets; or
-                its configuration names another compression.
+            ValueError: an argument is unknown, or a plan came with what it decides.
+            ConfigError: the run has a server and other parties, which this strategy never meets;
+                its configuration names another compression; or the file is no plan.
         """
         run = config if config is not None else configuration.current()
         if run.uplink is not None:  # each party would train a model of its own
@@ -56,24 +72,23 @@ class CompressedRing(PartyStrategy):
                 f"`tf-hips run --parties 1`. Received: party `{run.uplink.site}` of the server "
                 f"{run.uplink.server}"
             )
-        self._compression = chosen_compression(compression, run)
+        self._in_party = InParty(
+            chosen_compression(compression, run), plan, topology, comp_threshold
+        )
         super().__init__(nonfinite, run)
 
     def _codecs(self) -> dict[str, Compressor | None]:
-        return {"compression": self._compression}
+        return self._in_party.codecs()
+
+    def _way_facts(self) -> dict[str, Any]:
+        return self._in_party.facts()
 
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
-        if self._compression is None:
-            return Summing(lambda vectors, step: plain(vectors, label))
-        rank = primitives.rank()
-        reducer = make_reducer(
-            [gradient.shape for gradient in gradients],
-            self._compression,
-            label=label,
-            worker_seed=derive_seed(self._run.seed, f"worker/{rank}"),
-            owner_seed=derive_seed(self._run.seed, f"owner/{rank}"),
-            common_seed=derive_seed(self._run.seed, "everyone"),
+        return self._in_party.summing(
+            gradients,
+            label,
+            seed=self._run.seed,
+            worker=self.global_rank,
             make_variable=self._make_variable,
             complain=self._complaint(gradients),
         )
-        return Summing(reducer, only_float32=True, complains=complains(self._compression))

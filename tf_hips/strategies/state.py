@@ -6,7 +6,8 @@ For each list of gradients that an optimizer hands over:
     step              number of the next step; with the seed it determines a codec's noise, and the
                       stage of a warm-up
     rounds            the same where a server counts the steps
-    residual_<i>      what this rank's encoding of gradient i dropped so far
+    residual_<i>      what this rank's encoding of gradient i dropped so far; where it has several
+                      chunks, residual_<i>_<k> of each
     state_<i>         instead of that, what a codec with state keeps of gradient i, a row per vector
     basis_<i>         what powersgd begins its next step of gradient i with, the same on all ranks
     owner_residual_<i> what this rank's encoding of the merged sum dropped, of the chunks it owns
@@ -147,6 +148,7 @@ class StrategyState(tf.Module):
         }
         used = [codec for codec in codecs.values() if codec is not None]
         if used:
+            facts |= strategy._way_facts()
             facts["seed"] = strategy._run.seed
             facts["number of workers"] = strategy.num_replicas_in_sync
         if any(codec.has_state for codec in used):

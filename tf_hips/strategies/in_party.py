@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How gradients are summed over the ranks of a party: exactly, compressed, or as a plan says.
+
+What strategies are told about it is checked and kept here, and compared between the ranks before
+the first sum: packets of different kinds would otherwise meet in a collective.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_hips.comm import primitives
+from tf_hips.comm.allreduce import plain
+from tf_hips.comm.compressed import Complain, MakeVariable
+from tf_hips.comm.plan import EXACT, Choice, Plan
+from tf_hips.comm.planned import PlannedSum
+from tf_hips.comm.reducers import complains, make_reducer
+from tf_hips.comm.staged import Reducer
+from tf_hips.comm.topologies import COMPRESSED, PS
+from tf_hips.errors import ProtocolError
+from tf_hips.ops.compressor import Compressor, parse
+from tf_hips.ops.native import derive_seed
+from tf_hips.strategies.gradients import Gradient, Summing
+
+
+class InParty:
+    """What a strategy was told, and the sums that come of it."""
+
+    def __init__(
+        self,
+        compression: Compressor | None,
+        plan: Plan | str | Path | None,
+        topology: str | None,
+        comp_threshold: int,
+        name: str = "compression",
+    ) -> None:
+        """Checks it.
+
+        Args:
+            compression: how gradients are encoded; None sums them exactly.
+            plan: what is done with each gradient, or the file that says so.
+            topology: which way packets take; None chooses.
+            comp_threshold: gradients of fewer elements are summed exactly.
+            name: of the argument `compression`, for messages.
+
+        Raises:
+            ValueError: they do not go together.
+            ConfigError: the file is no plan.
+        """
+        if plan is not None and (compression is not None or topology is not None or comp_threshold):
+            raise ValueError(
+                "a `plan` says what is compressed, how, and which way it takes, so it must be "
+                f"given without `{name}`, `topology` and `comp_threshold`. Received: "
+                f"{name}={compression and compression.text}, topology={topology}, "
+                f"comp_threshold={comp_threshold}"
+            )
+        if topology is not None and topology not in COMPRESSED:
+            raise ValueError(
+                f"`topology` must be one of {', '.join(COMPRESSED)}. Received: {topology!r}"
+            )
+        if isinstance(comp_threshold, bool) or not isinstance(comp_threshold, int):
+            raise TypeError(
+                "`comp_threshold` must be a number of elements. "
+                f"Received: comp_threshold={comp_threshold!r}"
+            )
+        if comp_threshold < 0:
+            raise ValueError(
+                f"`comp_threshold` must be at least 0. Received: comp_threshold={comp_threshold}"
+            )
+        if compression is None and plan is None and (topology is not None or comp_threshold):
+            raise ValueError(
+                f"`topology` and `comp_threshold` must come with `{name}`: exact sums have "
+                f"neither. Received: topology={topology}, comp_threshold={comp_threshold}"
+            )
+        self.compression = compression
+        self._plan = Plan.read(plan) if isinstance(plan, str | Path) else plan
+        self._topology = topology
+        self._comp_threshold = comp_threshold
+        self._name = name
+
+    def codecs(self) -> dict[str, Compressor | None]:
+        """How gradients are encoded, by the name of what says so."""
+        if self._plan is None:
+            return {self._name: self.compression}
+        texts = sorted({choice.compression or "" for choice in self._plan.choices})
+        return {f"`{text}` of the plan": parse(text) for text in texts if text} or {
+            self._name: None
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What decides about sums beside the codecs, as JSON values by name."""
+        if self._plan is not None:
+            choices = [
+                (one.num_elements, one.compression, one.topology) for one in self._plan.choices
+            ]
+            return {"the plan": hashlib.sha256(repr(choices).encode()).hexdigest()[:16]}
+        if self.compression is None or not self.compression.makes_packets:
+            return {}
+        return {"topology": self._way(), "comp_threshold": self._comp_threshold}
+
+    def summing(
+        self,
+        gradients: Sequence[Gradient],
+        label: str,
+        *,
+        seed: int,
+        worker: int,
+        make_variable: MakeVariable,
+        complain: Complain | None,
+    ) -> Summing:
+        """How one list of gradients is summed; called eagerly, once per list, on all ranks.
+
+        Args:
+            gradients: what comes.
+            label: part of the collectives' names.
+            seed: of the run.
+            worker: number of this worker among those of all parties.
+            make_variable: makes a non-trainable variable from an initial value and a name.
+            complain: called where a gradient is not finite, on all ranks.
+
+        Raises:
+            ProtocolError: the ranks were told different things, or have different gradients.
+            ConfigError: the plan is for another model, or another number of ranks.
+            ValueError: the topology does not go with the compressor or the number of ranks.
+        """
+        self._compare(gradients)
+        plan, compression = self._plan_of(gradients), self.compression
+        shapes = [gradient.shape for gradient in gradients]
+        rank = primitives.rank()
+
+        def make(
+            shapes: Sequence[Sequence[int]],
+            compressor: Compressor,
+            topology: str,
+            partitions: Mapping[int, int],
+            label: str,
+        ) -> Reducer:
+            return make_reducer(
+                shapes,
+                compressor,
+                label=label,
+                worker_seed=derive_seed(seed, f"worker/{worker}"),
+                owner_seed=derive_seed(seed, f"owner/{rank}"),
+                common_seed=derive_seed(seed, "everyone"),
+                make_variable=make_variable,
+                topology=topology,
+                partitions=partitions,
+                complain=complain,
+            )
+
+        if plan is not None:
+            is_exact = all(choice.compression is None for choice in plan.choices)
+            planned = PlannedSum(
+                shapes, plan, label, lambda shapes, text, *more: make(shapes, parse(text), *more)
+            )
+            return Summing(planned, only_float32=not is_exact, complains=True)
+        if compression is None:
+            return Summing(lambda vectors, step: plain(vectors, label))
+        reducer = make(shapes, compression, self._way(), {}, label)
+        return Summing(reducer, only_float32=True, complains=complains(compression))
+
+    def _way(self) -> str:
+        return self._topology or PS
+
+    def _plan_of(self, gradients: Sequence[Gradient]) -> Plan | None:
+        """What is done with each gradient, if not the same with all of them."""
+        if self._plan is not None:
+            # An empty gradient is one that travels apart (see `large_tables`).
+            known = [
+                (gradient.name, gradient.num_elements or choice.num_elements)
+                for gradient, choice in zip(gradients, self._plan.choices, strict=False)
+            ]
+            known += [(one.name, one.num_elements) for one in gradients[len(known) :]]
+            self._plan.check(known, primitives.size())
+            return self._plan
+        if not self._comp_threshold or self.compression is None:
+            return None
+        return Plan(
+            primitives.size(),
+            tuple(
+                Choice(gradient.name, gradient.num_elements, self.compression.text, self._way())
+                if gradient.num_elements >= self._comp_threshold
+                else Choice(gradient.name, gradient.num_elements, None, EXACT)
+                for gradient in gradients
+            ),
+        )
+
+    def _compare(self, gradients: Sequence[Gradient]) -> None:
+        """Raises on all ranks if they were told different things."""
+        own = {name: None if codec is None else codec.text for name, codec in self.codecs().items()}
+        own |= self.facts()
+        own |= {
+            f"gradient {place}": f"{gradient.dtype.name}{list(gradient.shape)}"
+            for place, gradient in enumerate(gradients)
+        }
+        everyone = primitives.gather_objects(own, "how gradients are summed")
+        for rank, told in enumerate(everyone):
+            for name in sorted({*told, *everyone[0]}):
+                first, other = (one.get(name, "nothing") for one in (everyone[0], told))
+                if first == other:
+                    continue
+                place = int(name.split()[1]) if name.startswith("gradient ") else len(gradients)
+                known = f" ({gradients[place].name} here)" if place < len(gradients) else ""
+                raise ProtocolError(
+                    "All ranks of a party must sum the same gradients in the same way. Received: "
+                    f"{name}{known} is {first} on rank 0 and {other} on rank {rank}"
+                )
