@@ -153,8 +153,11 @@ def culprit(note: int) -> tuple[int, int]:
 
 def _note(bucket: Bucket, values: Sequence[tf.Tensor]) -> tf.Tensor:
     """0, or the bucket's first gradient that is not finite; the first tensor is the largest."""
-    codes = [(_LAST_TENSOR - piece.tensor) << 32 | primitives.rank() for piece in bucket.pieces]
-    return tf.gather(tf.constant([*codes, 0], tf.int64), first_nonfinite(values))
+    # Pieces travel the last tensor first.
+    codes = [
+        (_LAST_TENSOR - piece.tensor) << 32 | primitives.rank() for piece in reversed(bucket.pieces)
+    ]
+    return tf.gather(tf.constant([*codes, 0], tf.int64), first_nonfinite(values[::-1]))
 
 
 def _merged(

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies obey plans, topologies and thresholds, and refuse what does not fit."""
+
+import pytest
+
+from tests.support.ranks import ranks
+
+pytestmark = pytest.mark.tf
+
+ONEBIT = "error_feedback(onebit)"
+# Of `training.build`: two kernels and two biases.
+SIZES = [96, 16, 48, 3]
+
+
+def _plan(ways):
+    from tf_hips.comm.plan import Choice, Plan
+
+    return Plan(2, tuple(Choice("", size, *way) for size, way in zip(SIZES, ways, strict=True)))
+
+
+@ranks(2)
+def test_two_ranks_obey(tmp_path):
+    import keras
+    import numpy as np
+
+    from tests.strategies import training
+    from tf_hips import HierarchicalPS
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
+    from tf_hips.strategies import CompressedRing
+
+    rank = primitives.rank()
+    own = training.shard(training.data(320), rank, 2)
+
+    def train(strategy, epochs=3):
+        keras.utils.set_random_seed(rank)
+        with strategy.scope():
+            model = training.build("adam")
+        history = training.fit(model, own, epochs=epochs)
+        names = {name for _, names in strategy._turns._labels for name in names.split()}
+        return model, history, names
+
+    exact = (None, "allreduce")
+    mixed = _plan([("error_feedback(terngrad)", "ps"), (*exact, 2), (ONEBIT, "allgather"), exact])
+    path = tmp_path / f"plan-{rank}.yaml"
+    mixed.write(path)
+    ways = [
+        (
+            CompressedRing(ONEBIT, topology="butterfly", comp_threshold=48),
+            {"butterfly.bucket_0.hop_0", "butterfly.bucket_0.merged", "exact.sum.0"},
+        ),
+        (
+            HierarchicalPS(local_compression=ONEBIT, topology="allgather"),
+            {"allgather.bucket_0.gathered"},
+        ),
+        (
+            CompressedRing(plan=path),
+            {
+                "group_0.ps.bucket_0.packets",
+                "group_0.ps.bucket_0.merged",
+                "group_1.allgather.bucket_0.gathered",
+                "exact.sum.0",
+                "exact.tensor_1.part_0",
+                "exact.tensor_1.part_1",
+            },
+        ),
+    ]
+    facts = []
+    for strategy, expected in ways:
+        model, history, names = train(strategy)
+        assert history[-1] < 0.9 * history[0], history
+        training.assert_same_on_all_ranks(model)
+        sums = {name.removeprefix("hips.gradients0.") for name in names if ".gradients0." in name}
+        assert sums == expected
+        facts.append(strategy.state.facts())
+    assert [one.get("topology") for one in facts] == ["butterfly", "allgather", None]
+    assert [one.get("comp_threshold") for one in facts] == [48, 0, None]
+    assert len(facts[2]["the plan"]) == 16
+
+    # A plan that compresses nothing is no compression.
+    weights = [
+        train(strategy, epochs=1)[0].get_weights()
+        for strategy in (CompressedRing(plan=_plan([exact] * 4)), CompressedRing())
+    ]
+    for planned, plain in zip(*weights, strict=True):
+        np.testing.assert_array_equal(planned, plain)
+
+    # What does not fit is refused: by itself, ...
+    for arguments, complaint in (
+        ({"compression": ONEBIT, "plan": mixed}, "without `compression`"),
+        ({"plan": mixed, "comp_threshold": 5}, "without `compression`"),
+        ({"compression": ONEBIT, "topology": "star"}, "one of ps, ring, butterfly"),
+        ({"topology": "ps"}, "must come with `compression`"),
+        ({"compression": ONEBIT, "comp_threshold": -1}, "at least 0"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            CompressedRing(**arguments)
+    with pytest.raises(TypeError, match="number of elements"):
+        CompressedRing(ONEBIT, comp_threshold="all")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        CompressedRing(plan=tmp_path / "nothing.yaml")
+    # ... beside the model, ...
+    other = _plan([exact] * 4)
+    other = type(other)(2, (*other.choices[:2], *other.choices[3:]))
+    with pytest.raises(ConfigError, match=r"gradient 2 .*48 elements.*plan.* 3$"):
+        train(CompressedRing(plan=other))
+    with pytest.raises(ConfigError, match=r"ranks of this job, 2\. Received: a plan for 3"):
+        train(CompressedRing(plan=type(other)(3, mixed.choices)))
+    # ... and beside the other ranks.
+    with pytest.raises(ProtocolError, match="topology is ps on rank 0 and allgather on rank 1"):
+        train(CompressedRing(ONEBIT, topology=("ps", "allgather")[rank]))
+    with pytest.raises(ProtocolError, match=r"the plan is .* on rank 0 and .* on rank 1"):
+        train(CompressedRing(plan=(mixed, _plan([exact] * 4))[rank]))
+
+    # A rank's gradient that is not finite is the same error on all ranks, in the same step.
+    own[1][40 if rank else 0, 0] = np.nan if rank else 0.0
+    with pytest.raises(NonFiniteError, match=r"Gradient 0 .* of rank 1 must be .* in step 5$"):
+        train(CompressedRing(ONEBIT))
+    primitives.shutdown()
