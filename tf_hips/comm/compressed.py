@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.comm.partition import Piece, piece_buckets, pieces, spread
-from tf_hips.comm.topologies import ALLGATHER, PS, SCHEDULES, Bucket, culprit, num_segments, travel
+from tf_hips.comm.topologies import Bucket, culprit, note_of
+from tf_hips.comm.ways import PS, make_way
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ops.flow import opaque
@@ -63,7 +64,7 @@ class CompressedSum:
             worker_seed: seed of this rank's encoder of gradients.
             owner_seed: seed of this rank's encoder of sums.
             make_variable: makes a non-trainable variable from an initial value and a name.
-            topology: which way packets take; one of `topologies.COMPRESSED`.
+            topology: which way packets take; one of `ways.COMPRESSED`.
             partitions: positions of vectors that travel in so many buckets of their own.
             complain: called on all ranks where a gradient of one of them is not finite; None lets
                 the codec do with it what it does.
@@ -78,19 +79,17 @@ class CompressedSum:
         self.compressor = compressor
         self._worker_seed = worker_seed
         self._owner_seed = owner_seed
-        self._topology = topology
         self._complain = complain
-        self._sums = compressor.for_sums if topology == PS else compressor
-        if topology in SCHEDULES and compressor.for_sums != compressor:
+        self._way = way = make_way(topology)
+        if way.encodes_sums and compressor.for_sums != compressor:
             raise ValueError(
                 f"`{topology}` must have a compressor without momentum, which it would apply again "
                 f"at every hop: use ps or allgather. Received: {compressor.text}"
             )
-        num_ranks = primitives.size()
+        self._sums = compressor if way.gathers else compressor.for_sums
+        rank, num_ranks = primitives.rank(), primitives.size()
         everything = pieces(self._sizes, CHUNK)
-        segments = spread(
-            [piece.num_elements for piece in everything], num_segments(topology, num_ranks)
-        )
+        segments = spread([piece.num_elements for piece in everything], way.num_segments)
         self._buckets = [
             Bucket(
                 f"{label}.{topology}.bucket_{number}",
@@ -108,22 +107,24 @@ class CompressedSum:
             return
         if num_ranks == 1:
             return
+        encoded, recoded = set(way.encoded(rank)), set(way.recoded(rank))
         if compressor.has_state:
             kept = "residual" if compressor.has_residual else "state"
             self.residuals = {
                 piece: make_variable(
                     tf.zeros(compressor.state_shape([piece.num_elements])), f"{kept}_{piece.name}"
                 )
-                for piece in everything
+                for piece, segment in zip(everything, segments, strict=True)
+                if segment in encoded
             }
-        if self._sums.has_state and topology == PS:
+        if self._sums.has_state:
             self.owner_residuals = {
                 piece: make_variable(
                     tf.zeros(self._sums.state_shape([piece.num_elements])),
                     f"owner_residual_{piece.name}",
                 )
                 for piece, segment in zip(everything, segments, strict=True)
-                if segment == primitives.rank()
+                if segment in recoded
             }
 
     @property
@@ -148,14 +149,9 @@ class CompressedSum:
         arrived: dict[Piece, tf.Tensor] = {}
         notes = []
         for bucket in self._buckets:
-            travelled = travel(
-                self._topology,
-                bucket,
-                [_cut(vectors[piece.tensor], piece) for piece in bucket.pieces],
-                self,
-                step,
-                notes=self._complain is not None,
-            )
+            values = [_cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
+            note = None if self._complain is None else note_of(bucket, values)
+            travelled = self._way(bucket, values, self, step, note)
             arrived.update(zip(bucket.pieces, travelled.packets, strict=True))
             notes.append(travelled.notes)
         if self._complain is None:
@@ -219,7 +215,7 @@ class CompressedSum:
             size = self._sizes[tensor]
             vectors[tensor] = (
                 graph.merge(self._sums, packets, size)
-                if self._topology == ALLGATHER
+                if self._way.gathers
                 else graph.decode(self._sums, packets, size)
             )
         return vectors

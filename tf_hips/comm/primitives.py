@@ -23,6 +23,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ _SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _has_stopped = False
 # Rank, size and local rank: known for good, also when Horovod has been stopped.
 _facts: tuple[int, int, int] | None = None
+_nodes: list[list[int]] | None = None
 _building = threading.local()
 _stopping = threading.Lock()
 
@@ -117,6 +119,22 @@ def size() -> int:
 def local_rank() -> int:
     """This process among the ranks of its machine."""
     return _facts[2] if _facts is not None else int(hvd.local_rank())
+
+
+def nodes() -> list[list[int]]:
+    """The ranks of each machine, ascending, machines in the order of their first ranks. Eager.
+
+    A machine is known by the name that the launcher gave it (`HOROVOD_HOSTNAME`), else its own.
+    """
+    global _nodes
+    if _nodes is None:
+        names = gather_objects(
+            os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname(), "the names of machines"
+        )
+        _nodes = [
+            [rank for rank, name in enumerate(names) if name == one] for one in dict.fromkeys(names)
+        ]
+    return [list(node) for node in _nodes]
 
 
 def allreduce(tensor: tf.Tensor, name: str, operation: str = "sum") -> tf.Tensor:

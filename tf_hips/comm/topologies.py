@@ -7,44 +7,39 @@
                hop by hop (see `schedules`) a rank decodes the partial sum that it gets, adds its
                own gradient and encodes the result; the owner does so last
     allgather  every rank sends all of its packets to everyone; nothing is encoded a second time
+    hierarchical
+               exact sums inside a node, `ps` between the nodes (see `hierarchy`)
 
-All end with one allgather, which hands packets on unchanged. It also carries, where that is asked
-for, which gradient of which rank was not finite: a codec would hide it from the others.
+Packets of sums are handed on unchanged, by one allgather (hierarchical: between nodes and inside of
+them). What is handed on also says, where that is asked for, which gradient of which rank was not
+finite: a codec would hide it from the others.
 
-    bytes per rank and element's packet (N ranks, b bytes)    collectives    encodings of an element
+    bytes that a rank sends per packet of b bytes             collectives    encodings of an element
     ps            2 b (N - 1) / N                             2              2
     ring          2 b (N - 1) / N                             N              N, one on each rank
     butterfly     2 b (N - 1) / N                             1 + log2 N     N, one on each rank
     allgather     b (N - 1)                                   1              1
+    hierarchical  2 b (H - 1) / H per node to other nodes     5              2, H nodes
 
 Follows CaSync of HiPress (Bai et al., Gradient Compression Supercharged High-Performance Data
 Parallel DNN Training, SOSP 2021, section 3), whose ring was never released.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import tensorflow as tf
 
-from tf_hips.comm import primitives, schedules
+from tf_hips.comm import primitives
 from tf_hips.comm.partition import Piece
 from tf_hips.comm.schedules import Schedule
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.flow import first_nonfinite, opaque
 
-PS = "ps"
-ALLGATHER = "allgather"
-SCHEDULES: dict[str, Callable[[int], Schedule]] = {
-    "ring": schedules.ring,
-    "butterfly": schedules.butterfly,
-    "blocks": schedules.blocks,
-}
-COMPRESSED = (PS, *SCHEDULES, ALLGATHER)
-
 # Bytes of a note about what is not finite.
-_NOTE_BYTES = 8
+NOTE_BYTES = 8
 _LAST_TENSOR = 2**31 - 1
 
 
@@ -79,13 +74,21 @@ class Bucket:
         """Places of the pieces of one segment."""
         return [place for place, found in enumerate(self.segments) if found == segment]
 
+    def length(self, places: Sequence[int], compressor: Compressor) -> int:
+        """Bytes of the packets of the pieces at `places`."""
+        return sum(self.lengths(places, compressor))
+
+    def lengths(self, places: Sequence[int], compressor: Compressor) -> list[int]:
+        """Bytes of the packet of each piece at `places`."""
+        return [compressor.chunk_packet_bytes(self.pieces[place].num_elements) for place in places]
+
 
 @dataclasses.dataclass(frozen=True)
 class Travelled:
     """What came of a bucket.
 
     Attributes:
-        packets: of the sum, for each piece: uint8 [bytes]; with `allgather` those of all ranks,
+        packets: of the sum, for each piece: uint8 [bytes]; where a way gathers, those of all ranks,
             uint8 [ranks, bytes], whose merged values are the sum.
         notes: int64 [ranks], 0 or what `culprit` reads; empty where nothing was noted.
     """
@@ -94,64 +97,189 @@ class Travelled:
     notes: tf.Tensor
 
 
-def num_segments(topology: str, num_ranks: int) -> int:
-    """How many segments a bucket is cut into.
+class Way(Protocol):
+    """Which way the packets of a bucket take.
 
-    Raises:
-        ValueError: there is no such topology, or it does not take so many ranks.
+    Attributes:
+        num_segments: into how many segments the pieces are spread.
+        gathers: whether everyone gets everyone's packets, which are not encoded a second time.
+        encodes_sums: whether partial sums are encoded by what encodes gradients.
     """
-    if topology not in COMPRESSED:
-        raise ValueError(
-            f"`topology` must be one of {', '.join(COMPRESSED)}. Received: topology={topology!r}"
-        )
-    if topology in SCHEDULES:
-        return len(SCHEDULES[topology](num_ranks).owners)
-    return num_ranks
+
+    num_segments: int
+    gathers: bool
+    encodes_sums: bool
+
+    def encoded(self, rank: int) -> Sequence[int]:
+        """Segments whose pieces `rank` encodes, in their order."""
+
+    def recoded(self, rank: int) -> Sequence[int]:
+        """Segments whose sums `rank` encodes with `for_sums`."""
+
+    def __call__(
+        self,
+        bucket: Bucket,
+        values: Sequence[tf.Tensor],
+        codec: Codec,
+        step: tf.Tensor,
+        note: tf.Tensor | None,
+    ) -> Travelled:
+        """Sums one bucket over the ranks.
+
+        Args:
+            bucket: what travels.
+            values: this rank's gradient of each piece, float32 [elements].
+            codec: encodes.
+            step: int64 scalar, the same on all ranks.
+            note: what everyone is to know, int64 scalar; None: there are no notes.
+        """
 
 
-def travel(
-    topology: str,
-    bucket: Bucket,
-    values: Sequence[tf.Tensor],
-    codec: Codec,
-    step: tf.Tensor,
-    *,
-    notes: bool,
-) -> Travelled:
-    """Sums one bucket over the ranks.
+class Owners:
+    """`ps`."""
 
-    Args:
-        topology: one of `COMPRESSED`.
-        bucket: what travels.
-        values: this rank's gradient of each piece, float32 [elements].
-        codec: encodes.
-        step: int64 scalar, the same on all ranks.
-        notes: whether to tell everyone of gradients that are not finite.
-    """
-    note = _note(bucket, values) if notes else None
-    if topology == ALLGATHER:
+    gathers = False
+    encodes_sums = False
+
+    def __init__(self, num_ranks: int) -> None:
+        """Every rank owns a segment."""
+        self.num_segments = num_ranks
+
+    def encoded(self, rank: int) -> Sequence[int]:
+        """All segments."""
+        del rank
+        return range(self.num_segments)
+
+    def recoded(self, rank: int) -> Sequence[int]:
+        """Its own."""
+        return (rank,)
+
+    def __call__(
+        self,
+        bucket: Bucket,
+        values: Sequence[tf.Tensor],
+        codec: Codec,
+        step: tf.Tensor,
+        note: tf.Tensor | None,
+    ) -> Travelled:
+        """Sums one bucket over the ranks; see `Way`."""
+        targets = [bucket.of(owner) for owner in range(self.num_segments)]
+        packets = [
+            codec.encode(bucket.pieces[place], values[place], step)
+            for places in targets
+            for place in places
+        ]
+        lengths = [bucket.length(places, codec.compressor) for places in targets]
+        received = primitives.alltoall(joined(packets), lengths, f"{bucket.label}.packets")
+        rank = primitives.rank()
+        merged = merge(bucket, targets[rank], received, self.num_segments, codec, step)
+        sums = codec.compressor.for_sums
+        return forwarded(bucket, range(self.num_segments), merged, sums, note)
+
+
+class Hops:
+    """`ring`, `butterfly` and `blocks`."""
+
+    gathers = False
+    encodes_sums = True
+
+    def __init__(self, schedule: Schedule) -> None:
+        """Follows a schedule."""
+        self._schedule = schedule
+        self.num_segments = len(schedule.owners)
+
+    def encoded(self, rank: int) -> Sequence[int]:
+        """All segments: on the way to the owner, or there."""
+        del rank
+        return range(self.num_segments)
+
+    def recoded(self, rank: int) -> Sequence[int]:
+        """None."""
+        del rank
+        return ()
+
+    def __call__(
+        self,
+        bucket: Bucket,
+        values: Sequence[tf.Tensor],
+        codec: Codec,
+        step: tf.Tensor,
+        note: tf.Tensor | None,
+    ) -> Travelled:
+        """Sums one bucket over the ranks; see `Way`."""
+        rank = primitives.rank()
+        sums = list(values)
+        for number, hop in enumerate(self._schedule.hops):
+            sends = {one.target: _places(bucket, one.segments) for one in hop if one.source == rank}
+            comes = {one.source: _places(bucket, one.segments) for one in hop if one.target == rank}
+            packets = [
+                codec.encode(bucket.pieces[place], sums[place], step)
+                for target in sorted(sends)
+                for place in sends[target]
+            ]
+            lengths = [
+                bucket.length(sends.get(target, ()), codec.compressor)
+                for target in range(primitives.size())
+            ]
+            received = primitives.alltoall(joined(packets), lengths, f"{bucket.label}.hop_{number}")
+            arrived = [place for source in sorted(comes) for place in comes[source]]
+            parts = split(received, bucket.lengths(arrived, codec.compressor))
+            added = [
+                graph.decode(codec.compressor, packet, bucket.pieces[place].num_elements)
+                + sums[place]
+                for place, packet in zip(arrived, parts, strict=True)
+            ]
+            # Grappler would add what came in several hops in an order of its own.
+            for place, value in zip(arrived, opaque(added), strict=True):
+                sums[place] = value
+        owners = self._schedule.owners
+        owned = [place for place, one in enumerate(bucket.segments) if owners[one] == rank]
+        merged = {place: codec.encode(bucket.pieces[place], sums[place], step) for place in owned}
+        return forwarded(bucket, owners, merged, codec.compressor, note)
+
+
+class Gather:
+    """`allgather`."""
+
+    gathers = True
+    encodes_sums = False
+    num_segments = 1
+
+    def encoded(self, rank: int) -> Sequence[int]:
+        """All segments."""
+        del rank
+        return (0,)
+
+    def recoded(self, rank: int) -> Sequence[int]:
+        """None."""
+        del rank
+        return ()
+
+    def __call__(
+        self,
+        bucket: Bucket,
+        values: Sequence[tf.Tensor],
+        codec: Codec,
+        step: tf.Tensor,
+        note: tf.Tensor | None,
+    ) -> Travelled:
+        """Sums one bucket over the ranks; see `Way`."""
         packets = [
             codec.encode(piece, value, step)
             for piece, value in zip(bucket.pieces, values, strict=True)
         ]
-        return _gathered(bucket, packets, codec.compressor, note)
-    if topology == PS:
-        owners = tuple(range(primitives.size()))
-        sums = codec.compressor.for_sums
-        merged = _merged(bucket, values, codec, step)
-    else:
-        schedule = SCHEDULES[topology](primitives.size())
-        owners, sums = schedule.owners, codec.compressor
-        merged = _hopped(bucket, values, codec, step, schedule)
-    return _forwarded(bucket, owners, merged, sums, note)
+        lengths = bucket.lengths(range(len(packets)), codec.compressor)
+        if note is not None:
+            packets = [*packets, note_bytes(note)]
+            lengths.append(NOTE_BYTES)
+        everything = primitives.allgather(joined(packets), f"{bucket.label}.gathered")
+        parts = split(tf.reshape(everything, [primitives.size(), sum(lengths)]), lengths)
+        if note is None:
+            return Travelled(parts, tf.zeros([0], tf.int64))
+        return Travelled(parts[:-1], tf.bitcast(parts[-1], tf.int64))
 
 
-def culprit(note: int) -> tuple[int, int]:
-    """Position of the gradient, and the rank, that the largest of `Travelled.notes` is about."""
-    return _LAST_TENSOR - (note >> 32), note & 0xFFFFFFFF
-
-
-def _note(bucket: Bucket, values: Sequence[tf.Tensor]) -> tf.Tensor:
+def note_of(bucket: Bucket, values: Sequence[tf.Tensor]) -> tf.Tensor:
     """0, or the bucket's first gradient that is not finite; the first tensor is the largest."""
     # Pieces travel the last tensor first.
     codes = [
@@ -160,72 +288,49 @@ def _note(bucket: Bucket, values: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.gather(tf.constant([*codes, 0], tf.int64), first_nonfinite(values[::-1]))
 
 
-def _merged(
-    bucket: Bucket, values: Sequence[tf.Tensor], codec: Codec, step: tf.Tensor
+def culprit(note: int) -> tuple[int, int]:
+    """Position of the gradient, and the rank, that the largest of `Travelled.notes` is about."""
+    return _LAST_TENSOR - (note >> 32), note & 0xFFFFFFFF
+
+
+def note_bytes(note: tf.Tensor) -> tf.Tensor:
+    """uint8 [NOTE_BYTES]."""
+    return tf.reshape(tf.bitcast(tf.reshape(note, [1]), tf.uint8), [NOTE_BYTES])
+
+
+def joined(packets: Sequence[tf.Tensor]) -> tf.Tensor:
+    """All packets in one tensor, uint8."""
+    return tf.concat(packets, 0) if packets else tf.zeros([0], tf.uint8)
+
+
+def split(packets: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
+    """Cuts the last axis, whose length only `lengths` tell."""
+    if not lengths:
+        return []
+    packets = tf.ensure_shape(packets, [*packets.shape[:-1], sum(lengths)])
+    return list(tf.split(packets, list(lengths), axis=-1))
+
+
+def merge(
+    bucket: Bucket,
+    places: Sequence[int],
+    received: tf.Tensor,
+    num_senders: int,
+    codec: Codec,
+    step: tf.Tensor,
 ) -> dict[int, tf.Tensor]:
-    """Packets of the sums of the pieces that this rank owns, by place."""
-    num_ranks = primitives.size()
-    compressor = codec.compressor
-    order = [place for owner in range(num_ranks) for place in bucket.of(owner)]
-    packets = [codec.encode(bucket.pieces[place], values[place], step) for place in order]
-    lengths = [
-        sum(_bytes(compressor, bucket.pieces[place]) for place in bucket.of(owner))
-        for owner in range(num_ranks)
-    ]
-    received = primitives.alltoall(tf.concat(packets, 0), lengths, f"{bucket.label}.packets")
-    owned = bucket.of(primitives.rank())
-    if not owned:
+    """Packets of the sums of the pieces at `places`, which came from each sender in this order."""
+    if not places:
         return {}
-    rows = tf.reshape(received, [num_ranks, lengths[primitives.rank()]])
-    parts = _split(rows, [_bytes(compressor, bucket.pieces[place]) for place in owned])
+    lengths = bucket.lengths(places, codec.compressor)
+    rows = tf.reshape(received, [num_senders, sum(lengths)])
     return {
         place: codec.recode(bucket.pieces[place], part, step)
-        for place, part in zip(owned, parts, strict=True)
+        for place, part in zip(places, split(rows, lengths), strict=True)
     }
 
 
-def _hopped(
-    bucket: Bucket,
-    values: Sequence[tf.Tensor],
-    codec: Codec,
-    step: tf.Tensor,
-    schedule: Schedule,
-) -> dict[int, tf.Tensor]:
-    """The same, after the hops of `schedule`."""
-    rank = primitives.rank()
-    sums = list(values)
-    for number, hop in enumerate(schedule.hops):
-        sends = {one.target: _places(bucket, one.segments) for one in hop if one.source == rank}
-        comes = {one.source: _places(bucket, one.segments) for one in hop if one.target == rank}
-        packets = [
-            codec.encode(bucket.pieces[place], sums[place], step)
-            for target in sorted(sends)
-            for place in sends[target]
-        ]
-        lengths = [
-            sum(_bytes(codec.compressor, bucket.pieces[place]) for place in sends.get(target, ()))
-            for target in range(primitives.size())
-        ]
-        joined = tf.concat(packets, 0) if packets else tf.zeros([0], tf.uint8)
-        received = primitives.alltoall(joined, lengths, f"{bucket.label}.hop_{number}")
-        arrived = [place for source in sorted(comes) for place in comes[source]]
-        parts = _split(
-            received, [_bytes(codec.compressor, bucket.pieces[place]) for place in arrived]
-        )
-        added = [
-            graph.decode(codec.compressor, packet, bucket.pieces[place].num_elements) + sums[place]
-            for place, packet in zip(arrived, parts, strict=True)
-        ]
-        # Grappler would add what came in several hops in an order of its own.
-        for place, value in zip(arrived, opaque(added), strict=True):
-            sums[place] = value
-    owned = [
-        place for place, segment in enumerate(bucket.segments) if schedule.owners[segment] == rank
-    ]
-    return {place: codec.encode(bucket.pieces[place], sums[place], step) for place in owned}
-
-
-def _forwarded(
+def forwarded(
     bucket: Bucket,
     owners: Sequence[int],
     merged: dict[int, tf.Tensor],
@@ -236,62 +341,24 @@ def _forwarded(
     lengths: list[int] = []
     places: list[int | None] = []
     for rank in range(primitives.size()):
-        for place, segment in enumerate(bucket.segments):
-            if owners[segment] == rank:
-                lengths.append(_bytes(sums, bucket.pieces[place]))
-                places.append(place)
+        owned = [place for place, one in enumerate(bucket.segments) if owners[one] == rank]
+        lengths += bucket.lengths(owned, sums)
+        places += owned
         if note is not None:
-            lengths.append(_NOTE_BYTES)
+            lengths.append(NOTE_BYTES)
             places.append(None)
     own = [merged[place] for place in sorted(merged)]
     if note is not None:
-        own.append(_note_bytes(note))
-    joined = tf.concat(own, 0) if own else tf.zeros([0], tf.uint8)
-    everything = primitives.allgather(joined, f"{bucket.label}.merged")
-    parts = _split(everything, lengths)
+        own.append(note_bytes(note))
+    everything = primitives.allgather(joined(own), f"{bucket.label}.merged")
+    parts = split(everything, lengths)
     found = {place: part for place, part in zip(places, parts, strict=True) if place is not None}
     notes = [part for place, part in zip(places, parts, strict=True) if place is None]
     return Travelled(
         [found[place] for place in range(len(bucket.pieces))],
-        _read_notes(tf.stack(notes)) if notes else tf.zeros([0], tf.int64),
+        tf.bitcast(tf.stack(notes), tf.int64) if notes else tf.zeros([0], tf.int64),
     )
-
-
-def _gathered(
-    bucket: Bucket, packets: list[tf.Tensor], compressor: Compressor, note: tf.Tensor | None
-) -> Travelled:
-    """Everyone's packets, on all ranks."""
-    lengths = [_bytes(compressor, piece) for piece in bucket.pieces]
-    if note is not None:
-        packets = [*packets, _note_bytes(note)]
-        lengths.append(_NOTE_BYTES)
-    everything = primitives.allgather(tf.concat(packets, 0), f"{bucket.label}.gathered")
-    parts = _split(tf.reshape(everything, [primitives.size(), sum(lengths)]), lengths)
-    if note is None:
-        return Travelled(parts, tf.zeros([0], tf.int64))
-    return Travelled(parts[:-1], _read_notes(parts[-1]))
 
 
 def _places(bucket: Bucket, segments: Sequence[int]) -> list[int]:
     return [place for segment in segments for place in bucket.of(segment)]
-
-
-def _bytes(compressor: Compressor, piece: Piece) -> int:
-    return compressor.chunk_packet_bytes(piece.num_elements)
-
-
-def _split(joined: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
-    """Cuts the last axis, whose length only `lengths` tell."""
-    if not lengths:
-        return []
-    joined = tf.ensure_shape(joined, [*joined.shape[:-1], sum(lengths)])
-    return list(tf.split(joined, list(lengths), axis=-1))
-
-
-def _note_bytes(note: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tf.bitcast(tf.reshape(note, [1]), tf.uint8), [_NOTE_BYTES])
-
-
-def _read_notes(rows: tf.Tensor) -> tf.Tensor:
-    """int64 [ranks] of uint8 [ranks, 8]."""
-    return tf.bitcast(rows, tf.int64)

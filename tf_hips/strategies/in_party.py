@@ -17,7 +17,7 @@ from tf_hips.comm.plan import EXACT, Choice, Plan
 from tf_hips.comm.planned import PlannedSum
 from tf_hips.comm.reducers import complains, make_reducer
 from tf_hips.comm.staged import Reducer
-from tf_hips.comm.topologies import COMPRESSED, PS
+from tf_hips.comm.ways import COMPRESSED, PS
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed

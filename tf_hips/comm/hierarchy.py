@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way of packets over two tiers of links: exact inside a node, compressed between nodes.
+
+Where links inside a machine are fast and those between machines are not, codecs pay between
+machines only. With H nodes, the smallest of which has G ranks, chunks are spread over G slices:
+
+    inside     the ranks of a node send their gradients of slice g to its g-th rank, which adds them
+    packets    the g-th ranks of all nodes encode these sums, and send each packet to its owner,
+               which is one of them
+    merged     the owner merges, encodes the sum, and sends it to the g-th ranks of all nodes
+    everyone   the g-th rank of a node hands all packets of its slice to the ranks of its node
+
+Each is one alltoall in which most ranks send each other nothing: links between nodes carry packets
+only, each once per node, and the ranks of a node share that work.
+
+A codec's residuals are those of a node's sum, on the ranks that encode it.
+
+Follows the local aggregation of HiPress (SOSP 2021, section 5) and of BytePS (Jiang et al., OSDI
+2020); the slices are those of a reduce-scatter.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.comm.topologies import Bucket, Codec, Travelled, joined, merge, split
+
+
+class Hierarchy:
+    """`hierarchical`."""
+
+    gathers = False
+    encodes_sums = False
+
+    def __init__(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Plans the slices.
+
+        Args:
+            nodes: the ranks of each node, ascending; each rank is in one of them.
+        """
+        self._nodes = [tuple(node) for node in nodes]
+        self._num_slices = min(len(node) for node in self._nodes)
+        self.num_segments = self._num_slices * len(self._nodes)
+        self._node_of = {rank: node for node in self._nodes for rank in node}
+
+    def encoded(self, rank: int) -> Sequence[int]:
+        """Those of its slice."""
+        number = self._slice_of(rank)
+        return () if number is None else self._segments(number)
+
+    def recoded(self, rank: int) -> Sequence[int]:
+        """The one that it owns."""
+        number = self._slice_of(rank)
+        if number is None:
+            return ()
+        return (number * len(self._nodes) + self._holders(number).index(rank),)
+
+    def __call__(
+        self,
+        bucket: Bucket,
+        values: Sequence[tf.Tensor],
+        codec: Codec,
+        step: tf.Tensor,
+        note: tf.Tensor | None,
+    ) -> Travelled:
+        """Sums one bucket over the ranks; see `topologies.Way`."""
+        rank = primitives.rank()
+        node, number = self._node_of[rank], self._slice_of(rank)
+        sums = self._inside(bucket, values, node, number)
+        own = [] if number is None else self._places(bucket, number)
+        packets = [
+            codec.encode(bucket.pieces[place], value, step)
+            for place, value in zip(own, sums, strict=True)
+        ]
+        holders = () if number is None else self._holders(number)
+        shares = (
+            {} if number is None else dict(zip(holders, self._shares(bucket, number), strict=True))
+        )
+        received = primitives.alltoall(
+            joined(packets),
+            self._lengths({one: bucket.length(shares[one], codec.compressor) for one in holders}),
+            f"{bucket.label}.packets",
+        )
+        merged = merge(bucket, shares.get(rank, []), received, len(holders), codec, step)
+        compressor = codec.compressor.for_sums
+        mine = joined([merged[place] for place in shares.get(rank, [])])
+        of_slice = primitives.alltoall(
+            joined([mine] * len(holders)),
+            self._lengths(dict.fromkeys(holders, bucket.length(shares.get(rank, []), compressor))),
+            f"{bucket.label}.merged",
+        )
+        everything = primitives.alltoall(
+            joined([of_slice] * len(node)) if holders else of_slice,
+            self._lengths(dict.fromkeys(node, bucket.length(own, compressor)) if holders else {}),
+            f"{bucket.label}.everyone",
+        )
+        order = [
+            place
+            for slice_number in range(self._num_slices)
+            for share in self._by_rank(bucket, slice_number)
+            for place in share
+        ]
+        parts = dict(zip(order, split(everything, bucket.lengths(order, compressor)), strict=True))
+        notes = tf.zeros([0], tf.int64)
+        if note is not None:
+            notes = primitives.allgather(tf.reshape(note, [1]), f"{bucket.label}.notes")
+        return Travelled([parts[place] for place in range(len(bucket.pieces))], notes)
+
+    def _inside(
+        self, bucket: Bucket, values: Sequence[tf.Tensor], node: Sequence[int], number: int | None
+    ) -> list[tf.Tensor]:
+        """Sums over the node of the pieces of slice `number`, in the order of its places."""
+        slices = [self._places(bucket, one) for one in range(self._num_slices)]
+        given = [values[place] for places in slices for place in places]
+        received = primitives.alltoall(
+            tf.concat(given, 0),
+            self._lengths(
+                {
+                    node[one]: sum(bucket.pieces[place].num_elements for place in places)
+                    for one, places in enumerate(slices)
+                }
+            ),
+            f"{bucket.label}.inside",
+        )
+        if number is None:
+            return []
+        sizes = [bucket.pieces[place].num_elements for place in slices[number]]
+        rows = tf.reshape(received, [len(node), sum(sizes)])
+        return split(tf.reduce_sum(rows, 0), sizes)
+
+    def _slice_of(self, rank: int) -> int | None:
+        place = self._node_of[rank].index(rank)
+        return place if place < self._num_slices else None
+
+    def _segments(self, number: int) -> Sequence[int]:
+        return range(number * len(self._nodes), (number + 1) * len(self._nodes))
+
+    def _holders(self, number: int) -> tuple[int, ...]:
+        """The rank of each node that has slice `number`."""
+        return tuple(node[number] for node in self._nodes)
+
+    def _shares(self, bucket: Bucket, number: int) -> list[list[int]]:
+        """Places of the pieces that each holder of a slice owns."""
+        return [bucket.of(segment) for segment in self._segments(number)]
+
+    def _by_rank(self, bucket: Bucket, number: int) -> list[list[int]]:
+        """The same, in the order of the holders' ranks, in which packets come."""
+        shares = zip(self._holders(number), self._shares(bucket, number), strict=True)
+        return [share for _, share in sorted(shares)]
+
+    def _places(self, bucket: Bucket, number: int) -> list[int]:
+        """Places of all pieces of a slice, as its packets are sent: in the order of the owners."""
+        return [place for share in self._by_rank(bucket, number) for place in share]
+
+    @staticmethod
+    def _lengths(of_target: dict[int, int]) -> list[int]:
+        return [of_target.get(rank, 0) for rank in range(primitives.size())]

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways that packets can take, by name."""
+
+from collections.abc import Callable
+
+from tf_hips.comm import primitives, schedules
+from tf_hips.comm.hierarchy import Hierarchy
+from tf_hips.comm.topologies import Gather, Hops, Owners, Way
+
+PS = "ps"
+
+_WAYS: dict[str, Callable[[], Way]] = {
+    PS: lambda: Owners(primitives.size()),
+    "ring": lambda: Hops(schedules.ring(primitives.size())),
+    "butterfly": lambda: Hops(schedules.butterfly(primitives.size())),
+    "blocks": lambda: Hops(schedules.blocks(primitives.size())),
+    "allgather": Gather,
+    "hierarchical": lambda: Hierarchy(primitives.nodes()),
+}
+COMPRESSED = tuple(_WAYS)
+
+
+def make_way(topology: str) -> Way:
+    """Makes a way for the ranks of this job; called eagerly, on all ranks.
+
+    Raises:
+        ValueError: there is no such topology, or it does not take so many ranks.
+    """
+    if topology not in _WAYS:
+        raise ValueError(
+            f"`topology` must be one of {', '.join(COMPRESSED)}. Received: topology={topology!r}"
+        )
+    return _WAYS[topology]()
