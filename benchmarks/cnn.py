@@ -15,6 +15,7 @@ import math
 import statistics
 import sys
 import time
+from pathlib import Path
 
 from tf_hips.errors import TfHipsError
 from tf_hips.ops.compressor import Compressor
@@ -59,10 +60,10 @@ def parse(arguments):
     add(
         "--comp_alg",
         type=cnn_options.algorithm,
-        default=cnn_options.EXACT,
         metavar="TEXT",
         help="as for `python -m tf_hips.tf_cnn_benchmarks` (default none: exact sums)",
     )
+    cnn_options.add_ways(parser)
     add("--use_fp16", action="store_true", help="Keras' policy mixed_float16")
     add("--xla_compile", action="store_true", help="with --variable_update=independent only")
     flags = parser.parse_args(arguments)
@@ -70,8 +71,9 @@ def parse(arguments):
         flags.num_warmup_batches = min(10, math.ceil(flags.num_batches / 10))
     if flags.data_dir and not flags.data_name:
         parser.error("--data_dir must go with --data_name")
-    if flags.variable_update == "independent" and flags.comp_alg != cnn_options.EXACT:
-        parser.error("--comp_alg must go with --variable_update=horovod")
+    cnn_options.check_ways(parser, flags)
+    if flags.variable_update == "independent" and (flags.comp_alg or flags.comp_plan):
+        parser.error("--comp_alg and --comp_plan must go with --variable_update=horovod")
     if flags.variable_update == "horovod" and flags.xla_compile:
         parser.error(
             "--xla_compile must go with --variable_update=independent: XLA has no collectives"
@@ -118,15 +120,12 @@ def run(flags):
 
     import keras
 
-    import tf_hips
     from tf_hips import models
 
     is_alone = flags.variable_update == "independent"
     strategy = None
     if not is_alone:
-        compression = flags.comp_alg if isinstance(flags.comp_alg, Compressor) else None
-        # A benchmark goes on whatever its gradients are, as upstream's does.
-        strategy = tf_hips.CompressedRing(compression, nonfinite="propagate")
+        strategy = make_strategy(flags)
     workers = strategy.num_replicas_in_sync if strategy else 1
     rank = strategy.global_rank if strategy else 0
     keras.mixed_precision.set_global_policy("mixed_float16" if flags.use_fp16 else "float32")
@@ -151,11 +150,49 @@ def run(flags):
     return model
 
 
+def options_of(flags):
+    """What the flags say about gradients."""
+    return cnn_options.Options(
+        Path(),
+        True,
+        flags.comp_alg if isinstance(flags.comp_alg, Compressor) else None,
+        flags.comp_threshold,
+        flags.comp_topology,
+        flags.comp_plan,
+    )
+
+
+def make_strategy(flags):
+    """The strategy of the flags.
+
+    Raises:
+        ConfigError: the plan is none.
+    """
+    import tf_hips
+    from tf_hips.comm import primitives
+    from tf_hips.comm.plan import Plan
+
+    options = options_of(flags)
+    # A benchmark goes on whatever its gradients are, as upstream's does.
+    given = {"nonfinite": "propagate"}
+    if options.plan is None:
+        given |= {"compression": options.compressor, "topology": options.topology}
+        given |= {"comp_threshold": options.threshold}
+    elif options.has_columns:
+        primitives.init()
+        topology = options.topology or "ps"
+        given["plan"] = Plan.from_secopa(
+            options.plan, primitives.size(), options.compressor.text, topology
+        )
+    else:
+        given["plan"] = options.plan
+    return tf_hips.CompressedRing(**given)
+
+
 def tell_head(flags, workers):
     """The lines that upstream prints first."""
     import tensorflow as tf
 
-    text = flags.comp_alg.text if isinstance(flags.comp_alg, Compressor) else flags.comp_alg
     lines = {
         "TensorFlow": ".".join(tf.__version__.split(".")[:2]),
         "Keras": tf.keras.__version__,
@@ -168,7 +205,7 @@ def tell_head(flags, workers):
         "Precision": "mixed_float16" if flags.use_fp16 else "float32",
         "Optimizer": flags.optimizer,
         "Variables": flags.variable_update,
-        "Compression": text,
+        "Compression": options_of(flags).description,
     }
     for name, value in lines.items():
         print(f"{name + ':' if name else '':<12} {value}")

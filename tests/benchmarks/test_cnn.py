@@ -21,6 +21,7 @@ TOTAL = r"^-{64}\ntotal images/sec: \d+\.\d\d\n-{64}\n\Z"
         (["--xla_compile"], "XLA has no collectives"),
         (["--variable_update", "independent", "--comp_alg", "dgc"], "--variable_update=horovod"),
         (["--comp_alg", "onebyte"], "onebit"),
+        (["--comp_topology", "ring"], "--comp_topology must go with a --comp_alg"),
     ],
 )
 def test_a_wrong_flag_is_told_in_a_line(flags, message, capsys):
@@ -103,7 +104,9 @@ def test_two_workers_print_what_upstream_prints(tmp_path):
     if primitives.rank() == 0:
         Dots(data_dir=tmp_path).download_and_prepare()
     primitives.barrier()
-    text, model = output_of("--model", "resnet20", "--comp_alg", "onebit", *data, *small)
+    ring = ["--comp_alg", "onebit", "--comp_topology", "ring", "--comp_threshold", 1000]
+    text, model = output_of("--model", "resnet20", *ring, *data, *small)
+    assert "Compression: error_feedback(onebit), topology ring, from 1000 elements on\n" in text
     assert "Dataset:     dots\n" in text
     assert re.search(TOTAL, text, re.MULTILINE)
     assert model.output_shape == (None, 3)

@@ -11,6 +11,7 @@ from tf_hips.ops.compressor import parse as parse_compressor
 from tf_hips.tf_cnn_benchmarks import options
 
 STANDIN = Path(__file__).with_name("standin")
+YAML = str(Path(__file__).resolve().parents[2] / ".pre-commit-config.yaml")  # any file of YAML
 DIRECTORY = ["--tf_cnn_benchmarks_dir", str(STANDIN)]
 
 
@@ -61,6 +62,26 @@ def test_the_threshold_is_told() -> None:
     assert found.description == "error_feedback(onebit), from 262144 elements on"
 
 
+def test_a_plan_of_columns_says_less_than_one_in_yaml(tmp_path: Path) -> None:
+    columns, yaml = tmp_path / "SeCoPaPlan.txt", tmp_path / "plan.yaml"
+    for path in (columns, yaml):
+        path.write_text("")
+    ways = ["--comp_alg", "onebit()", "--comp_topology", "ring"]
+    found, _ = options.parse([*DIRECTORY, *ways, "--comp_plan", str(columns)])
+    assert (found.plan, found.topology, found.has_columns) == (columns, "ring", True)
+    assert found.description == "onebit, plan SeCoPaPlan.txt, topology ring"
+    found, _ = options.parse([*DIRECTORY, "--comp_plan", str(yaml)])
+    assert (found.sums, found.compressor, found.has_columns) == (True, None, False)
+    assert found.description == "plan plan.yaml"
+
+
+@pytest.mark.tf
+def test_the_ways_are_those_of_the_collectives() -> None:
+    from tf_hips.comm.topologies import COMPRESSED
+
+    assert set(options.TOPOLOGIES) == set(COMPRESSED)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -69,8 +90,18 @@ def test_the_threshold_is_told() -> None:
         ([*DIRECTORY, "--comp_alg", "onebyte"], "onebit"),
         ([*DIRECTORY, "--comp_alg", "nothing.pse"], "nothing.pse"),
         ([*DIRECTORY, "--comp_alg", "dgc", "--comp_threshold", "-1"], "Received: '-1'"),
-        ([*DIRECTORY, "--comp_threshold", "7"], "must go with --comp_alg"),
-        ([*DIRECTORY, "--comp_alg", "none", "--comp_threshold", "7"], "Received: --comp_alg=none"),
+        ([*DIRECTORY, "--comp_threshold", "7"], "a --comp_alg that encodes. Received: none given"),
+        ([*DIRECTORY, "--comp_alg", "none", "--comp_threshold", "7"], "encodes. Received: none"),
+        ([*DIRECTORY, "--comp_topology", "ring"], "--comp_topology must go with a --comp_alg"),
+        ([*DIRECTORY, "--comp_alg", "dgc", "--comp_topology", "tree"], "'butterfly'"),
+        ([*DIRECTORY, "--comp_plan", "nowhere"], "Received: 'nowhere'"),
+        ([*DIRECTORY, "--comp_plan", __file__], "--comp_plan must go with a --comp_alg"),
+        ([*DIRECTORY, "--comp_plan", YAML, "--comp_alg", "dgc"], "must go without --comp_alg"),
+        ([*DIRECTORY, "--comp_plan", YAML, "--comp_topology", "ps"], "without --comp_topology"),
+        (
+            [*DIRECTORY, "--comp_plan", __file__, "--comp_alg", "dgc", "--comp_threshold", "7"],
+            "its lines say y or n",
+        ),
     ],
 )
 def test_a_wrong_flag_is_told_in_a_line(

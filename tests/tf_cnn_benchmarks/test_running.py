@@ -16,7 +16,8 @@ STANDIN = Path(__file__).with_name("standin")
 
 
 def run(*flags, variable_update="horovod"):
-    """What a run printed on this rank, its exit code, and what all ranks have for weights."""
+    """Exit code, what was printed on this rank, and after each step this rank's loss and what all
+    ranks have for weights."""
     import contextlib
     import io
     import re
@@ -31,68 +32,73 @@ def run(*flags, variable_update="horovod"):
         code = launcher.main([*arguments, *map(str, flags)])
     text = output.getvalue()
     if code:
-        return code, errors.getvalue(), None
+        return code, errors.getvalue(), []
     assert re.search(r"^total images/sec: \d+\.\d\d$", text, re.MULTILINE), text
+    steps = re.findall(r"^\d+\t(\S+)\t([0-9a-f]{8})$", text, re.MULTILINE)
+    assert steps
     with eager():
-        weights = primitives.gather_objects(re.findall("^weights: (.*)$", text, re.MULTILINE))
-    assert len(weights[0]) == 1
+        weights = primitives.gather_objects([checksum for _, checksum in steps])
     assert weights == weights[:1] * len(weights), "ranks differ"
-    return code, text, weights[0][0]
+    return code, text, steps
 
 
-def losses(text):
-    import re
-
-    return re.findall(r"^\d+\t(.*)$", text, re.MULTILINE)
-
-
-@ranks(2, deadline_s=200.0)
+@ranks(2, deadline_s=300.0)
 def test_runs_of_the_stand_in(tmp_path):
     import shutil
 
     import pytest
 
     from tf_hips.comm import primitives
+    from tf_hips.comm.plan import Choice, Plan
     from tf_hips.errors import ProtocolError
 
     rank = primitives.rank()
 
-    # Without --comp_alg upstream sums by itself; our exact sums are the same numbers, and can stand
-    # beside a compiled step.
+    # Without --comp_alg upstream sums by itself; our exact sums are the same numbers.
     _, text, own = run("--model", "lenet")
     assert "Compression" not in text
     _, text, exact = run("--comp_alg", "none")
     assert exact == own
     assert "Compression: none\n" in text
     assert "tf_hips: 5 gradients, 0 compressed\n" in text
-    _, _, compiled = run("--comp_alg=none", "--xla_compile")
-    assert compiled is not None
 
-    # Small gradients are left alone.
-    _, text, _ = run("--comp_alg", "terngrad", "--comp_threshold", 100, "--use_fp16")
-    assert "tf_hips: 5 gradients, 2 compressed\n" in text
-    assert "Compression: terngrad(bitwidth=2), from 100 elements on\n" in text
+    # A plan says what is compressed, which way it goes, and in how many parts. Sums are outside of
+    # what XLA compiles.
+    sizes = {"conv/kernel": 216, "gamma": 8, "beta": 8, "dense/kernel": 1280, "dense/bias": 10}
+    choices = [Choice(name, size) for name, size in sizes.items()]
+    choices[3] = Choice("dense/kernel", 1280, "terngrad", "ring", 2)
+    Plan(2, tuple(choices)).write(tmp_path / "plan.yaml")
+    _, text, _ = run("--comp_plan", tmp_path / "plan.yaml", "--use_fp16", "--xla_compile")
+    assert "tf_hips: 5 gradients, 1 compressed\n" in text
+    assert "Compression: plan plan.yaml\n" in text
+    Plan(2, tuple(choices[1:])).write(tmp_path / "other.yaml")
+    code, error, _ = run("--comp_plan", tmp_path / "other.yaml")
+    assert code == 2
+    assert "gradient 0 of the model, v0/conv/kernel, has 216 elements" in error.splitlines()[-1]
 
-    # What codecs do to NaN and infinities, they do alike everywhere.
-    for algorithm in ("onebit", "dgc"):
-        _, text, _ = run("--comp_alg", algorithm, "--init_learning_rate", 1e30)
-        assert "finite: False" in text or float(losses(text)[-1]) > 1e6, text
+    # What codecs do to NaN and infinities, they do alike everywhere, whatever the way is.
+    lines = [f"{name},{size},{'y' if size > 100 else 'n'},1\n" for name, size in sizes.items()]
+    (tmp_path / "SeCoPaPlan.txt").write_text("".join(lines))
+    columns = ["--comp_plan", tmp_path / "SeCoPaPlan.txt", "--comp_topology", "ring"]
+    for flags in (["--comp_alg", "onebit", *columns], ["--comp_alg", "dgc"]):
+        _, text, steps = run(*flags, "--init_learning_rate", 1e30)
+        assert f"tf_hips: 5 gradients, {2 if columns[0] in flags else 5} compressed\n" in text
+        assert "finite: False" in text or float(steps[-1][0]) > 1e6, text
 
     # A run that is resumed ends with the weights of one that is not, and not by chance.
     dgc = ["--comp_alg", "dgc(ratio=0.1)"]
-    _, text, whole = run(*dgc, "--num_batches", 6)
+    _, _, whole = run(*dgc, "--num_batches", 8)
     parts = [*dgc, "--train_dir", tmp_path / "resumed", "--save_model_steps", 2]
     run(*parts, "--num_batches", 3)
-    _, again, resumed = run(*parts, "--num_batches", 4)
-    assert losses(again) == losses(text)[3:]
-    assert resumed == whole
+    _, _, resumed = run(*parts, "--num_batches", 4)
+    assert resumed == whole[3:6]
     folders = sorted(path.name for path in (tmp_path / "resumed" / "tf_hips").iterdir())
     assert folders == ["rank0of2", "rank1of2"]
     files = {path.stem for path in (tmp_path / "resumed" / "tf_hips" / "rank1of2").glob("*.index")}
     assert files == {f"state.ckpt-{step}" for step in (2, 3, 5, 6)}
 
     # Other flags are refused on all ranks.
-    with pytest.raises(ProtocolError, match=r"--comp_alg is dgc\(ratio=0.2.* was dgc\(ratio=0.1"):
+    with pytest.raises(ProtocolError, match=r"compression is dgc\(ratio=0.2.* was dgc\(ratio=0.1"):
         run("--comp_alg", "dgc(ratio=0.2)", *parts[2:], "--num_batches", 6)
 
     # What one rank lacks, no rank takes.
@@ -100,13 +106,13 @@ def test_runs_of_the_stand_in(tmp_path):
         shutil.rmtree(tmp_path / "resumed" / "tf_hips" / "rank1of2")
     _, text, other = run(*parts, "--num_batches", 5)
     assert "it begins with zeros" in text
-    _, _, whole = run(*dgc, "--num_batches", 8)
-    assert other != whole
+    assert other[0][0] == whole[6][0]  # the loss of the same weights
+    assert other[0][1] != whole[6][1]
 
     # What would do nothing is refused.
     code, error, _ = run(*dgc, variable_update="replicated")
     assert code == 2
     assert error.splitlines()[-1] == (
-        "tf_cnn_benchmarks: error: --comp_alg must go with --variable_update=horovod. Received: "
-        "--variable_update=replicated"
+        "tf_cnn_benchmarks: error: --comp_alg and --comp_plan must go with "
+        "--variable_update=horovod. Received: --variable_update=replicated"
     )

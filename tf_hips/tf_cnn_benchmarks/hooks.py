@@ -27,6 +27,7 @@ import tensorflow as tf
 from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.foreign import allreduce_replaced
 from tf_hips.errors import ConfigError
+from tf_hips.strategies.gradients import Gradient
 from tf_hips.tf_cnn_benchmarks.options import Options
 from tf_hips.tf_cnn_benchmarks.saved import SavedState
 from tf_hips.tf_cnn_benchmarks.sums import GraphSum
@@ -79,7 +80,7 @@ class _Hooks:
         """
         if params.variable_update != "horovod":
             raise ConfigError(
-                "--comp_alg must go with --variable_update=horovod. Received: "
+                "--comp_alg and --comp_plan must go with --variable_update=horovod. Received: "
                 f"--variable_update={params.variable_update}"
             )
         primitives.init()
@@ -120,18 +121,23 @@ class _Hooks:
         bench = manager.benchmark_cnn
         with tf.device(bench.raw_devices[0]), tf.name_scope("tf_hips_sum"):
             values = [tf.convert_to_tensor(gradient) for gradient, _ in pairs]
-            total = GraphSum(
-                [variable.op.name for variable in variables],
-                [value.shape.as_list() for value in values],
-                self._options,
-            )
+            gradients = [
+                Gradient(variable.op.name, tuple(value.shape.as_list()), value.dtype)
+                for variable, value in zip(variables, values, strict=True)
+            ]
+            total = self._make_sum(gradients)
             sums = total(values, tf.compat.v1.train.get_global_step())
         _tell(f"tf_hips: {len(pairs)} gradients, {total.num_compressed} compressed")
         self._saved = None
         if total.variables and bench.params.train_dir is not None:
-            facts = {"--comp_alg": self._options.description, **total.facts()}
-            self._saved = SavedState(total.variables, facts, bench.params.max_ckpts_to_keep)
+            self._saved = SavedState(total.variables, total.facts(), bench.params.max_ckpts_to_keep)
         return original(manager, [list(zip(sums, variables, strict=True))])
+
+    def _make_sum(self, gradients: list[Gradient]) -> GraphSum:
+        try:
+            return GraphSum(gradients, self._options)
+        except ValueError as error:  # flags that do not go together, or with this number of ranks
+            raise ConfigError(str(error)) from error
 
     def session(
         self,

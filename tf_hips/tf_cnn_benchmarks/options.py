@@ -25,6 +25,9 @@ HIPRESS_NAMES = {
     "graddrop": "error_feedback(graddrop)",
 }
 EXACT = "none"
+# Which way packets may take (`comm.topologies`, which needs TensorFlow).
+TOPOLOGIES = ("ps", "ring", "butterfly", "blocks", "allgather")
+_YAML = (".yaml", ".yml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,20 +39,34 @@ class Options:
         sums: whether the gradients are summed by us; else upstream is left to itself.
         compressor: how they are encoded; None: exact sums.
         threshold: gradients of fewer elements are summed exactly.
+        topology: which way packets take; None: as a strategy chooses.
+        plan: file that says what is done with each gradient: YAML, which says everything, or
+            SeCoPa's columns, which say how what is compressed is cut.
     """
 
     directory: Path
     sums: bool
     compressor: Compressor | None
-    threshold: int
+    threshold: int = 0
+    topology: str | None = None
+    plan: Path | None = None
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the plan is SeCoPa's."""
+        return self.plan is not None and not is_yaml(self.plan)
 
     @property
     def description(self) -> str:
         """What is done to gradients, for people."""
-        text = EXACT if self.compressor is None else self.compressor.text
-        if self.compressor is not None and self.threshold:
-            text += f", from {self.threshold} elements on"
-        return text
+        parts = [] if self.compressor is None else [self.compressor.text]
+        if self.plan is not None:
+            parts.append(f"plan {self.plan.name}")
+        if self.topology is not None:
+            parts.append(f"topology {self.topology}")
+        if self.threshold:
+            parts.append(f"from {self.threshold} elements on")
+        return ", ".join(parts) or EXACT
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,6 +94,24 @@ def parser() -> argparse.ArgumentParser:
         "'warmup(dgc(ratio=0.001), steps=100)', or none: exact sums. Without it upstream sums "
         "itself, tensor by tensor",
     )
+    add_ways(made)
+    return made
+
+
+def add_ways(made: argparse.ArgumentParser) -> None:
+    """Adds what goes with --comp_alg; `check_ways` checks it."""
+    made.add_argument(
+        "--comp_plan",
+        type=_plan,
+        metavar="FILE",
+        help="what is done with each gradient: YAML of `tf-hips plan`, instead of --comp_alg; or "
+        "SeCoPa's lines `name,elements,y|n,partitions`, where y is what --comp_alg says",
+    )
+    made.add_argument(
+        "--comp_topology",
+        choices=TOPOLOGIES,
+        help="which way packets take (default ps)",
+    )
     made.add_argument(
         "--comp_threshold",
         type=elements,
@@ -84,7 +119,37 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="gradients of fewer elements are summed exactly (default 0; HiPress: 262144)",
     )
-    return made
+
+
+def check_ways(reader: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+    """Ends the program where flags of `add_ways` and --comp_alg do not go together."""
+    given = {
+        "--comp_alg": found.comp_alg is not None,
+        "--comp_topology": found.comp_topology is not None,
+        "--comp_threshold": found.comp_threshold > 0,
+    }
+    if found.comp_plan is not None and is_yaml(found.comp_plan):
+        others = [name for name, is_given in given.items() if is_given]
+        if others:
+            reader.error(
+                f"--comp_plan must go without {others[0]}, which a plan in YAML says itself"
+            )
+        return
+    if found.comp_plan is not None and given["--comp_threshold"]:
+        reader.error("--comp_plan must go without --comp_threshold: its lines say y or n")
+    if isinstance(found.comp_alg, Compressor):
+        return
+    needs = "--comp_plan" if found.comp_plan is not None else ""
+    for name in ("--comp_topology", "--comp_threshold"):
+        needs = needs or (name if given[name] else "")
+    if needs:
+        received = EXACT if given["--comp_alg"] else "none given"
+        reader.error(f"{needs} must go with a --comp_alg that encodes. Received: {received}")
+
+
+def is_yaml(path: Path) -> bool:
+    """Whether a plan is in YAML; else it has SeCoPa's columns."""
+    return path.suffix in _YAML
 
 
 def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
@@ -101,17 +166,15 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     """
     reader = parser()
     found, rest = reader.parse_known_args(list(arguments))
-    if found.comp_alg is None and found.comp_threshold:
-        reader.error("--comp_threshold must go with --comp_alg")
-    compressor = found.comp_alg if isinstance(found.comp_alg, Compressor) else None
-    if compressor is None and found.comp_threshold:
-        reader.error("--comp_threshold must go with a compression. Received: --comp_alg=none")
+    check_ways(reader, found)
     return (
         Options(
             found.tf_cnn_benchmarks_dir,
-            found.comp_alg is not None,
-            compressor,
+            found.comp_alg is not None or found.comp_plan is not None,
+            found.comp_alg if isinstance(found.comp_alg, Compressor) else None,
             found.comp_threshold,
+            found.comp_topology,
+            found.comp_plan,
         ),
         rest,
     )
@@ -135,6 +198,13 @@ def algorithm(text: str) -> Compressor | str:
         return compressors.resolve(HIPRESS_NAMES.get(text.strip(), text))
     except (ValueError, TfHipsError) as error:
         raise argparse.ArgumentTypeError(f"{error}") from error
+
+
+def _plan(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"must be a file. Received: {text!r}")
+    return path
 
 
 def elements(text: str) -> int:

@@ -15,21 +15,18 @@ stay equal, and what is kept stays finite.
 """
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tf_hips import config
 from tf_hips.comm import primitives
-from tf_hips.comm.allreduce import plain
-from tf_hips.comm.reducers import make_reducer
-from tf_hips.comm.staged import Reducer
-from tf_hips.errors import ProtocolError
-from tf_hips.ops.compressor import Compressor
-from tf_hips.ops.native import derive_seed
+from tf_hips.comm.plan import Plan
+from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.in_party import InParty
 from tf_hips.tf_cnn_benchmarks.options import Options
 
 _LABEL = "cnn"
@@ -50,64 +47,66 @@ class GraphSum:
         num_compressed: how many of the gradients are encoded.
     """
 
-    def __init__(
-        self, names: Sequence[str], shapes: Sequence[Sequence[int]], options: Options
-    ) -> None:
+    def __init__(self, gradients: Sequence[Gradient], options: Options) -> None:
         """Makes sure that all ranks have the same gradients, and makes what encoding keeps.
 
         Args:
-            names: of the variables, for messages.
-            shapes: of the gradients, in the order of the variables.
+            gradients: what comes, in the order of the variables.
             options: how they are summed.
 
         Raises:
             ProtocolError: on all ranks, if they have different gradients or flags.
+            ConfigError: the plan is none, or for another model or number of ranks.
+            ValueError: the topology does not go with the compressor or the number of ranks.
         """
         self.variables: dict[str, Any] = {}
-        self._sizes = [math.prod(shape) for shape in shapes]
+        self._graph = tf.compat.v1.get_default_graph()
+        self._sizes = [gradient.num_elements for gradient in gradients]
         self._seed = config.current().seed
-        _check_same(
-            {
-                "--comp_alg": options.description,
-                "seed": self._seed,
-                "gradients": [
-                    [name, list(shape)] for name, shape in zip(names, shapes, strict=True)
-                ],
-            }
-        )
-        self._encoded = {
-            place
-            for place, size in enumerate(self._sizes)
-            if options.compressor is not None and size >= max(1, options.threshold)
-        }
-        self.num_compressed = len(self._encoded)
-        # A reducer gets an empty vector in place of what it must not see, so tensors keep their
-        # numbers, and with them their noise, whatever the threshold is.
-        self._reducer: Reducer = lambda vectors, step: list(vectors)
-        if options.compressor is not None:
-            self._reducer = self._make_reducer(shapes, options.compressor)
+        plan = _plan(gradients, options)
+        if plan is None:
+            self._way = InParty(options.compressor, None, options.topology, options.threshold)
+            least = max(1, options.threshold)
+            is_encoded = [options.compressor is not None and n >= least for n in self._sizes]
+        else:
+            self._way = InParty(None, plan, None, 0)
+            is_encoded = [choice.compression is not None for choice in plan.choices]
+        self.num_compressed = sum(is_encoded)
+        # The ranks compare what they are about to do, eagerly.
+        with eager():
+            self._reducer = self._way.summing(
+                gradients,
+                _LABEL,
+                seed=self._seed,
+                worker=primitives.rank(),
+                make_variable=self._make_variable,
+                complain=None,
+            ).reducer
         self._function = tf.function(self._sums, autograph=False)
 
-    def __call__(self, gradients: Sequence[Any], step: Any) -> list[Any]:
-        """Sums `gradients` over the ranks.
+    def __call__(self, values: Sequence[Any], step: Any) -> list[Any]:
+        """Sums gradients over the ranks.
 
         Args:
-            gradients: tensors of the shapes that were given, of floating types.
+            values: tensors of the shapes and types of the gradients.
             step: integer scalar, the same on all ranks.
 
         Returns:
-            Tensors like `gradients`, equal on all ranks.
+            Tensors like `values`, equal on all ranks.
         """
-        vectors = [tf.reshape(tf.cast(one, tf.float32), [-1]) for one in gradients]
+        vectors = [tf.reshape(tf.cast(one, tf.float32), [-1]) for one in values]
         sums = self._function(vectors, tf.cast(step, tf.int64))
         return [
             tf.cast(tf.reshape(total, one.shape), one.dtype)
-            for total, one in zip(sums, gradients, strict=True)
+            for total, one in zip(sums, values, strict=True)
         ]
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where `variables` are restored."""
+        codecs = {name: codec and codec.text for name, codec in self._way.codecs().items()}
         return {
+            **codecs,
+            **self._way.facts(),
             "seed": self._seed,
             "rank": primitives.rank(),
             "number of ranks": primitives.size(),
@@ -117,37 +116,21 @@ class GraphSum:
             },
         }
 
-    def _make_reducer(self, shapes: Sequence[Sequence[int]], compressor: Compressor) -> Reducer:
-        rank = primitives.rank()
-        return make_reducer(
-            [shape if place in self._encoded else [0] for place, shape in enumerate(shapes)],
-            compressor,
-            label=_LABEL,
-            worker_seed=derive_seed(self._seed, f"worker/{rank}"),
-            owner_seed=derive_seed(self._seed, f"owner/{rank}"),
-            common_seed=derive_seed(self._seed, "everyone"),
-            make_variable=self._make_variable,
-        )
-
     def _sums(self, vectors: Sequence[Any], step: Any) -> list[Any]:
         vectors = [tf.ensure_shape(one, [n]) for one, n in zip(vectors, self._sizes, strict=True)]
-        encoded = [
-            one if place in self._encoded else tf.zeros([0]) for place, one in enumerate(vectors)
-        ]
-        sums = list(self._reducer(encoded, step))
-        exact = [place for place in range(len(vectors)) if place not in self._encoded]
-        totals = plain([vectors[place] for place in exact], f"{_LABEL}.exact")
-        for place, total in zip(exact, totals, strict=True):
-            sums[place] = total
-        return [tf.identity(total) for total in sums]
+        return [tf.identity(total) for total in self._reducer(vectors, step)]
 
     def _make_variable(self, value: Any, name: str) -> Any:
         if name in self.variables:
             raise ValueError(f"`name` must be new in its list of gradients. Received: {name!r}")
+        first = value.numpy()
         # An absolute name, and no scope of upstream's, whose getters change types.
-        with tf.compat.v1.name_scope("tf_hips/"):
+        with self._graph.as_default(), tf.compat.v1.name_scope("tf_hips/"):
+            # Zeros are made in the graph: a constant of every residual would be as large as they
+            # are, and a graph must stay below 2 GiB.
+            initial = tf.constant(first) if np.any(first) else tf.zeros(first.shape, first.dtype)
             variable = tf.compat.v1.Variable(
-                value,
+                initial,
                 trainable=False,
                 use_resource=True,
                 collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
@@ -157,30 +140,16 @@ class GraphSum:
         return variable
 
 
-def _check_same(facts: dict[str, Any]) -> None:
-    """Compares what all ranks are about to sum.
-
-    Raises:
-        ProtocolError: on all ranks, naming the first difference.
-    """
-    with eager():
-        told = primitives.gather_objects(facts, "the gradients of tf_cnn_benchmarks")
-    for rank, other in enumerate(told):
-        if other == told[0]:
-            continue
-        what, mine, theirs = _difference(told[0], other)
-        raise ProtocolError(
-            f"All ranks must have the same {what}. Received: {mine} on rank 0, {theirs} on rank "
-            f"{rank}"
-        )
-
-
-def _difference(first: dict[str, Any], other: dict[str, Any]) -> tuple[str, Any, Any]:
-    for name in ("--comp_alg", "seed"):
-        if first[name] != other[name]:
-            return name, first[name], other[name]
-    pairs = [first["gradients"], other["gradients"]]
-    for place, (mine, theirs) in enumerate(zip(*pairs, strict=False)):
-        if mine != theirs:
-            return f"gradient {place}", mine, theirs
-    return "number of gradients", len(pairs[0]), len(pairs[1])
+def _plan(gradients: Sequence[Gradient], options: Options) -> Plan | None:
+    """The plan of the flags."""
+    if options.plan is None:
+        return None
+    if not options.has_columns or options.compressor is None:
+        return Plan.read(options.plan)
+    return Plan.from_secopa(
+        options.plan,
+        primitives.size(),
+        options.compressor.text,
+        options.topology or "ps",
+        [(gradient.name, gradient.num_elements) for gradient in gradients],
+    )

@@ -158,7 +158,7 @@ class BenchmarkCNN:
         start = time.perf_counter()
         for step in range(num_steps):
             loss = benchmark_one_step(sess, graph_info.fetches, step, self.params.batch_size)
-            print(f"{step + 1}\t{loss:.6f}")
+            print(f"{step + 1}\t{loss:.6f}\t{checksum(sess):08x}")
             every = self.params.save_model_steps
             if is_chief and every and (step + 1) % every == 0:
                 supervisor.saver.save(sess, path, graph_info.global_step)
@@ -168,11 +168,14 @@ class BenchmarkCNN:
         if is_chief and self.params.train_dir:
             supervisor.saver.save(sess, path, graph_info.global_step)
         values = sess.run(tf.trainable_variables())
-        checksum = 0
-        for value in values:
-            checksum = zlib.crc32(value.tobytes(), checksum)
-        print(f"weights: {checksum:08x}")
         print(f"finite: {all(np.isfinite(value).all() for value in values)}")
+
+
+def checksum(sess):
+    found = 0
+    for value in sess.run(tf.trainable_variables()):
+        found = zlib.crc32(value.tobytes(), found)
+    return found
 
 
 def benchmark_one_step(sess, fetches, step, batch_size):
