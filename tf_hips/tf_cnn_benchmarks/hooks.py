@@ -84,6 +84,12 @@ class _Hooks:
                 f"--variable_update={params.variable_update}"
             )
         primitives.init()
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus:
+            # The one that upstream's sessions see; what is eager here would take all of them, and
+            # a process can give a GPU one number only.
+            mine = gpus[primitives.local_rank() % len(gpus)]
+            tf.config.set_visible_devices(mine, "GPU")
         return original(params)
 
     def print_info(self, original: Callable[..., Any], bench: Any) -> None:
