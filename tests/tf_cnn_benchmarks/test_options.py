@@ -75,13 +75,6 @@ def test_a_plan_of_columns_says_less_than_one_in_yaml(tmp_path: Path) -> None:
     assert found.description == "plan plan.yaml"
 
 
-@pytest.mark.tf
-def test_the_ways_are_those_of_the_collectives() -> None:
-    from tf_hips.comm.topologies import COMPRESSED
-
-    assert set(options.TOPOLOGIES) == set(COMPRESSED)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from tf_hips.comm import plan
 from tf_hips.errors import TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops.compressor import Compressor
@@ -25,8 +26,8 @@ HIPRESS_NAMES = {
     "graddrop": "error_feedback(graddrop)",
 }
 EXACT = "none"
-# Which way packets may take (`comm.topologies`, which needs TensorFlow).
-TOPOLOGIES = ("ps", "ring", "butterfly", "blocks", "allgather")
+# Which way packets may take.
+TOPOLOGIES = tuple(name for name in plan.TOPOLOGIES if name != plan.EXACT)
 _YAML = (".yaml", ".yml")
 
 
