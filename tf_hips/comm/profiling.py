@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures a profile: codecs on these cores, collectives on this link, all ranks together.
+
+Every rank makes the same calls in the same order, whatever its clock says: where time decides how
+far to go on, rank 0 decides and tells the others. The slowest rank counts. All ranks of a machine
+encode at the same time, as they will in training, so what they cost each other is in the figures.
+
+Each figure is a median, and each cost a line through figures of several sizes, fitted to relative
+errors with slopes and fixed parts that are not negative.
+"""
+
+import datetime
+import itertools
+import os
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tf_hips
+from tf_hips.comm import primitives
+from tf_hips.comm.profile import Codec, Collective, Cost, MergeCost, Profile
+from tf_hips.ops import graph
+from tf_hips.ops.compressor import CHUNK, Compressor, check_makes_packets, parse
+
+DEFAULT_BUDGET_S = 8.0
+
+# Elements of codec measurements: calls alone, in the caches, and beyond those of a core.
+_SIZES = (1 << 10, 1 << 17, CHUNK, 4 * CHUNK)
+_MERGE_SIZES = (1 << 10, 1 << 17, CHUNK)
+_PACKETS = (2, 4)
+# Bytes of collectives; a slow link stops where the next size would take too long.
+_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+_AT_ONCE = 8  # small collectives that are begun together
+_CODECS_SHARE = 0.4  # of the budget
+_LEAST_REPEATS, _MOST_REPEATS = 2, 9
+
+_Point = tuple[list[float], float]
+
+
+def measure(
+    candidates: Sequence[str], budget_seconds: float = DEFAULT_BUDGET_S, note: str = ""
+) -> Profile:
+    """Measures what these ranks and their link cost. Eager; called by all ranks alike.
+
+    Args:
+        candidates: texts of the compressors to measure.
+        budget_seconds: about how long it may take. It bounds repetitions and sizes; the smallest
+            sizes are measured whatever it says.
+        note: for people, what was measured.
+
+    Returns:
+        The same profile on all ranks.
+
+    Raises:
+        ValueError: a candidate is no compressor, or makes no packets.
+        ProtocolError: ranks measure different things.
+    """
+    if not 0 < budget_seconds < float("inf"):
+        raise ValueError(
+            f"`budget_seconds` must be a number > 0. Received: budget_seconds={budget_seconds}"
+        )
+    compressors = [check_makes_packets(parse(text).at(2**31), "compression") for text in candidates]
+    texts = [parse(text).text for text in candidates]
+    hosts = primitives.gather_objects([socket.gethostname(), _cores(), texts], "hosts of a profile")
+    for rank, (_, _, theirs) in enumerate(hosts):
+        if theirs != texts:
+            raise ValueError(
+                f"all ranks must measure the same compressors. Received: {texts} on rank "
+                f"{primitives.rank()} and {theirs} on rank {rank}"
+            )
+    names = [name for name, _, _ in hosts]
+    per_host = max(names.count(name) for name in names)
+    cores = min(number for _, number, _ in hosts)
+    clock = _Clock(budget_seconds * _CODECS_SHARE / max(1, 4 * len(compressors) + 2))
+    codecs = tuple(
+        _codec(text, compressor, clock) for text, compressor in zip(texts, compressors, strict=True)
+    )
+    add, copy = _add(clock), _copy(clock)
+    links = _Links(
+        budget_seconds * (1 - _CODECS_SHARE) / len(_KINDS), per_host / max(cores, per_host)
+    )
+    costs = {kind: links.measure(kind) for kind in _KINDS}
+    return Profile(
+        primitives.size(),
+        per_host,
+        cores,
+        **costs,
+        add=add,
+        copy=copy,
+        codecs=codecs,
+        facts=primitives.broadcast_object(
+            {
+                "measured": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "hosts": ", ".join(sorted(set(names))),
+                "versions": versions(),
+                **({"note": note} if note else {}),
+            },
+            what="facts of a profile",
+        ),
+    )
+
+
+def versions() -> str:
+    """What a profile depends on beside machines and link."""
+    return f"tf_hips {tf_hips.__version__}, TensorFlow {tf.__version__}, {platform.machine()}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class _Clock:
+    """Times calls on all ranks at once, as often as a share of the budget allows."""
+
+    def __init__(self, share_s: float) -> None:
+        """Spends about `share_s` seconds on each series of calls."""
+        self._share_s = share_s
+        self._counts = itertools.count()
+
+    def series(self, calls: Sequence[tuple[list[float], Callable[[], Any]]]) -> list[_Point]:
+        """Measures calls.
+
+        Args:
+            calls: what each costs by (calls, elements, ...), and what to call.
+
+        Returns:
+            The same with the seconds of the slowest rank's median.
+        """
+        number = next(self._counts)
+        primitives.barrier("a profile of codecs")
+        first = []
+        for _, call in calls:
+            call()  # opens libraries and fills pools of memory
+            first.append(_timed(call))
+        # Rank 0 says how often: all ranks then load their machine for equally long.
+        total = max(sum(first), 1e-9)
+        repeats = int(min(max(self._share_s / total, _LEAST_REPEATS), _MOST_REPEATS))
+        repeats = primitives.broadcast_object(repeats, what=f"repetitions of series {number}")
+        medians = [statistics.median(_timed(call) for _ in range(repeats)) for _, call in calls]
+        everyone = primitives.gather_objects(medians, f"seconds of series {number}")
+        slowest = [max(of) for of in zip(*everyone, strict=True)]
+        return [(unit, found) for (unit, _), found in zip(calls, slowest, strict=True)]
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _codec(text: str, compressor: Compressor, clock: _Clock) -> Codec:
+    generator = np.random.default_rng(0)
+    vectors = {n: tf.constant(generator.normal(size=n), tf.float32) for n in _SIZES}
+    sums = compressor.for_sums
+    key = {"seed": 1, "step": 1, "tensor_id": 0}
+
+    def encoder(n: int) -> Callable[[], Any]:
+        if not compressor.has_state:
+            return lambda: graph.encode(compressor, vectors[n], **key)[0]
+        state = tf.Variable(tf.zeros(compressor.state_shape([n])), trainable=False)
+
+        def encode() -> Any:
+            packet, kept = graph.encode(compressor, vectors[n], **key, kept=state.read_value())
+            state.assign(kept)
+            return packet
+
+        return encode
+
+    def packets_of(one: Compressor, n: int) -> Any:
+        kept = tf.zeros(one.state_shape([n])) if one.has_state else None
+        return graph.encode(one, vectors[n], **key, kept=kept)[0]
+
+    def decoders(one: Compressor) -> list[tuple[list[float], Callable[[], Any]]]:
+        packets = {n: packets_of(one, n) for n in _SIZES}
+        return [
+            ([1.0, n], lambda n=n: graph.decode(one, packets[n], n))  # type: ignore[misc]
+            for n in _SIZES
+        ]
+
+    def rows(recodes: bool) -> list[tuple[list[float], Callable[[], Any]]]:
+        return [
+            ([1.0, n, n * count], merger(n, count, recodes))
+            for n, count in itertools.product(_MERGE_SIZES, _PACKETS)
+        ]
+
+    def merger(n: int, count: int, recodes: bool) -> Callable[[], Any]:
+        stacked = tf.stack([packets_of(compressor, n)] * count)
+        if not recodes:
+            return lambda: graph.merge(compressor, stacked, n)
+        kept = tf.zeros(sums.state_shape([n])) if sums.has_state else None
+        return lambda: graph.recode_sum(compressor, stacked, n, kept, **key)
+
+    decode = _line(clock.series(decoders(compressor)))
+    return Codec(
+        text,
+        _packet(compressor),
+        _packet(sums),
+        encode=_line(clock.series([([1.0, n], encoder(n)) for n in _SIZES])),
+        decode=decode,
+        decode_sum=decode if sums == compressor else _line(clock.series(decoders(sums))),
+        merge=MergeCost(*fit(clock.series(rows(recodes=False)))),
+        recode=MergeCost(*fit(clock.series(rows(recodes=True)))),
+    )
+
+
+def _packet(compressor: Compressor) -> Cost:
+    """Bytes of packets: they are not measured but known."""
+    half, whole = (compressor.chunk_packet_bytes(n) for n in (CHUNK // 2, CHUNK))
+    each = (whole - half) / (CHUNK - CHUNK // 2)
+    return Cost(max(0.0, whole - each * CHUNK), each)
+
+
+def _add(clock: _Clock) -> Cost:
+    vectors = {n: tf.ones([n]) for n in _SIZES}
+    return _line(
+        clock.series([([1.0, n], lambda n=n: vectors[n] + vectors[n]) for n in _SIZES])  # type: ignore[misc]
+    )
+
+
+def _copy(clock: _Clock) -> Cost:
+    def call(n: int) -> Any:
+        halves = [tf.ones([n // 2])] * 2
+        return lambda: tf.split(tf.concat(halves, 0), 2)
+
+    return _line(clock.series([([2.0, n], call(n)) for n in _SIZES]))
+
+
+def _line(points: Sequence[_Point]) -> Cost:
+    return Cost(*fit(points))
+
+
+def fit(points: Sequence[_Point]) -> list[float]:
+    """Non-negative coefficients whose relative errors have the least squares.
+
+    Args:
+        points: factors of each coefficient, and the value that was measured.
+
+    Returns:
+        One coefficient per factor. With few of them, all subsets are tried.
+    """
+    factors = np.array([units for units, _ in points], np.float64)
+    values = np.maximum(np.array([value for _, value in points], np.float64), 1e-12)
+    scaled = factors / values[:, None]
+    count = factors.shape[1]
+    best, least = [0.0] * count, float("inf")
+    for size in range(1, count + 1):
+        for active in itertools.combinations(range(count), size):
+            part = scaled[:, active]
+            scale = np.linalg.norm(part, axis=0)
+            scale[scale == 0] = 1.0
+            solved = np.linalg.lstsq(part / scale, np.ones(len(values)), rcond=None)[0] / scale
+            if (solved < 0).any():
+                continue
+            error = float(np.square(part @ solved - 1).sum())
+            if error < least - 1e-12:
+                least, best = error, [0.0] * count
+                for place, coefficient in zip(active, solved, strict=True):
+                    best[place] = float(coefficient)
+    return best
+
+
+_KINDS = ("allreduce", "alltoall", "allgather", "broadcast")
+
+
+class _Links:
+    """Measures collectives; on one rank, which has none, they cost nothing."""
+
+    def __init__(self, share_s: float, cpu_scale: float) -> None:
+        """Spends about `share_s` seconds on each kind.
+
+        Args:
+            share_s: seconds.
+            cpu_scale: share of a rank's cores that one busy core of it is.
+        """
+        self._share_s = share_s
+        self._cpu_scale = cpu_scale
+
+    def measure(self, kind: str) -> Collective:
+        """The costs of one kind."""
+        size = primitives.size()
+        if size == 1:
+            return Collective()
+        begin = time.perf_counter()
+        alone = self._seconds(kind, _BYTES[0], _MOST_REPEATS)[0]
+        together = self._together(kind)
+        # What one more costs where others run; the rest of a lonely one is waiting.
+        occupied = min(alone, max(0.0, (together - alone) / (_AT_ONCE - 1)))
+        points: list[_Point] = [([1.0, _moved(kind, _BYTES[0], size)], alone)]
+        cpu = 0.0
+        last = alone
+        for place, num_bytes in enumerate(_BYTES[1:], 1):
+            left = self._share_s - (time.perf_counter() - begin)
+            growth = num_bytes / _BYTES[place - 1]
+            expected = alone + max(last - alone, 0.0) * growth
+            # One to warm up, two that count; rank 0's clock decides.
+            repeats = int(min(max(left / 2 / expected - 1, 0), _MOST_REPEATS))
+            if place > 2 and repeats < _LEAST_REPEATS:
+                repeats = 0
+            repeats = primitives.broadcast_object(
+                max(repeats, _LEAST_REPEATS if place <= 2 else 0), what=f"sizes of {kind}"
+            )
+            if repeats == 0:
+                break
+            last, cpu = self._seconds(kind, num_bytes, repeats)
+            points.append(([1.0, _moved(kind, num_bytes, size)], last))
+        # Large ones tell the link's speed, and the smallest one what a call costs.
+        fixed, per_byte = fit(points)
+        delay = max(0.0, alone - occupied)
+        return Collective(delay, max(0.0, fixed - delay), per_byte, min(1.0, cpu))
+
+    def _seconds(self, kind: str, num_bytes: int, repeats: int) -> tuple[float, float]:
+        """Seconds of one call, back to back, of the slowest rank; share of the cores in it."""
+        run = _built(kind, num_bytes, 1)
+        run()
+        processor, begin = time.process_time(), time.perf_counter()
+        times = [_timed(run) for _ in range(repeats)]
+        busy = (time.process_time() - processor) / max(time.perf_counter() - begin, 1e-9)
+        everyone = primitives.gather_objects(
+            [statistics.median(times), busy], f"seconds of {kind} with {num_bytes} bytes"
+        )
+        seconds, shares = zip(*everyone, strict=True)
+        return max(seconds), max(shares) * self._cpu_scale
+
+    def _together(self, kind: str) -> float:
+        run = _built(kind, _BYTES[0], _AT_ONCE)
+        run()
+        found = statistics.median(_timed(run) for _ in range(_MOST_REPEATS))
+        return float(max(primitives.gather_objects(found, f"seconds of several {kind}")))
+
+
+def _moved(kind: str, num_bytes: int, size: int) -> float:
+    """What `Collective.per_byte` counts, of a tensor of so many bytes on each rank."""
+    if kind == "alltoall":
+        return float(num_bytes // size * (size - 1))
+    return float(num_bytes * (size - 1) if kind == "allgather" else num_bytes)
+
+
+def _built(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:
+    """A function that runs `count` collectives of a tensor of `num_bytes` bytes."""
+    size = primitives.size()
+    if kind == "allreduce":
+        value = tf.zeros([num_bytes // 4])
+    else:
+        value = tf.zeros([num_bytes // size * size if kind == "alltoall" else num_bytes], tf.uint8)
+    splits = [num_bytes // size] * size
+
+    @tf.function(autograph=False)
+    def run(given: tf.Tensor) -> list[tf.Tensor]:
+        results = []
+        for index in range(count):
+            name = f"profile.{kind}.{num_bytes}.{count}.{index}"
+            if kind == "alltoall":
+                results.append(primitives.alltoall(given, splits, name))
+            else:
+                results.append(getattr(primitives, kind)(given, name))
+        return results
+
+    def call() -> None:
+        run(value)
+
+    return call
