@@ -119,6 +119,15 @@ def read(kind: type[_Value], path: str | Path, version: int | None = None) -> _V
     return _build(kind, data, str(path), "")
 
 
+def build(kind: type[_Value], data: Any, source: str) -> _Value:
+    """Makes a dataclass of mappings and lists, as `read` does; `source` is named in errors.
+
+    Raises:
+        ConfigError: as for `read`.
+    """
+    return _build(kind, data, source, "")
+
+
 def dump(run: Run, path: str | Path) -> None:
     """Writes `run` as YAML that `load` reads back."""
     text = yaml.safe_dump(dataclasses.asdict(run), sort_keys=False)

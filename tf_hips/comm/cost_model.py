@@ -12,22 +12,40 @@ tasks; here the time of the whole step counts, with overlap and contention.
 """
 
 import dataclasses
-import heapq
-import itertools
-import math
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tf_hips.comm.partition import owners
+from tf_hips.comm import schedules
+from tf_hips.comm.overlap import Chain, Task, simulate
+from tf_hips.comm.partition import buckets, piece_buckets, pieces, spread
 from tf_hips.comm.plan import Choice
 from tf_hips.comm.profile import Codec, Profile
+from tf_hips.comm.schedules import Schedule
 from tf_hips.errors import ConfigError
-from tf_hips.ops.compressor import chunk_sizes
+from tf_hips.ops.compressor import CHUNK
 
 BUCKET_ELEMENTS = 1 << 24
-"""The most elements of a bucket."""
+"""The most elements of a bucket; an exact sum's gradients are never cut."""
+
+PS = "ps"
+ALLGATHER = "allgather"
+HOPS: dict[str, Callable[[int], Schedule]] = {
+    "ring": schedules.ring,
+    "butterfly": schedules.butterfly,
+    "blocks": schedules.blocks,
+}
 
 _BYTES = 4  # of a float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What a call works on: elements, in so many pieces."""
+
+    elements: int = 0
+    pieces: int = 0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(self.elements + other.elements, self.pieces + other.pieces)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,34 +55,19 @@ class Bucket:
     Attributes:
         compression: text of the compressor, or None.
         topology: one of TOPOLOGIES.
-        pieces: position of a gradient and elements of it, for each piece; pieces are whole chunks.
+        first: position of the gradient in it that comes first in the model; it is ready last.
+        segments: what is in each part that a rank sums; one part, where nobody owns anything.
     """
 
     compression: str | None
     topology: str
-    pieces: tuple[tuple[int, int], ...]
+    first: int
+    segments: tuple[Load, ...]
 
     @property
-    def num_elements(self) -> int:
-        """Elements of all pieces."""
-        return sum(size for _, size in self.pieces)
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """One thing that a bucket waits for.
-
-    Attributes:
-        is_link: whether it needs the link, else the cores.
-        seconds: that it keeps them busy, if it has the cores that it needs.
-        cpu: share of this rank's cores that it needs meanwhile.
-        delay: seconds before it, in which it needs neither.
-    """
-
-    is_link: bool
-    seconds: float
-    cpu: float = 1.0
-    delay: float = 0.0
+    def load(self) -> Load:
+        """All segments together."""
+        return sum(self.segments, Load())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,242 +91,228 @@ class Backward:
         )
 
 
-def buckets_of(choices: Sequence[Choice], limit: int = BUCKET_ELEMENTS) -> list[Bucket]:
-    """Joins the chunks of all gradients in buckets, from the last gradient to the first.
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Gradients of one compression and topology: chains of tasks, and what ends all of them.
 
-    Gradients of several partitions get as many buckets of their own, as far as they have chunks;
-    others travel with their neighbours of the same compression and topology.
+    Attributes:
+        chains: position of the gradient that is ready last, and tasks, of each bucket.
+        decoding: what is decoded when all of them have travelled.
+    """
+
+    chains: tuple[tuple[int, tuple[Task, ...]], ...]
+    decoding: tuple[Task, ...]
+
+
+def topologies(num_ranks: int) -> tuple[str, ...]:
+    """Ways of compressed sums, for so many ranks, whose costs are known."""
+    if num_ranks == 1:
+        return ()
+    is_power = num_ranks & (num_ranks - 1) == 0
+    return PS, "ring", ALLGATHER, "butterfly" if is_power else "blocks"
+
+
+def buckets_of(
+    compression: str | None,
+    topology: str,
+    sizes: Sequence[int],
+    partitions: dict[int, int],
+    num_ranks: int,
+) -> list[Bucket]:
+    """The buckets of one group, as the runtime makes them, in the order in which they travel.
 
     Args:
-        choices: one for each gradient, in the order of the model.
-        limit: the most elements of a bucket.
+        compression: of the group.
+        topology: of the group.
+        sizes: elements of each gradient of the model; 0 for those of other groups.
+        partitions: positions of gradients that travel in so many buckets of their own.
+        num_ranks: ranks of the job.
 
-    Returns:
-        Buckets in the order in which their last pieces become ready.
+    Raises:
+        ConfigError: there is no such topology, or it does not take so many ranks.
     """
-    found: list[Bucket] = []
-    open_buckets: dict[tuple[str | None, str], dict[int, int]] = {}
-    filled: dict[tuple[str | None, str], int] = {}
-
-    def close(kind: tuple[str | None, str]) -> None:
-        found.append(Bucket(*kind, tuple(open_buckets.pop(kind).items())))
-        del filled[kind]
-
-    for position in reversed(range(len(choices))):
-        choice = choices[position]
-        kind = choice.compression, choice.topology
-        chunks = chunk_sizes(choice.num_elements)
-        if choice.partitions > 1:
-            for start, stop in owners(chunks, min(choice.partitions, len(chunks)) or 1):
-                if start < stop:
-                    found.append(Bucket(*kind, ((position, sum(chunks[start:stop])),)))
-            continue
-        for size in chunks:
-            if kind in filled and filled[kind] + size > limit:
-                close(kind)
-            pieces = open_buckets.setdefault(kind, {})
-            pieces[position] = pieces.get(position, 0) + size
-            filled[kind] = filled.get(kind, 0) + size
-    for kind in list(open_buckets):
-        close(kind)
-    return sorted(found, key=lambda bucket: -min(position for position, _ in bucket.pieces))
+    if compression is None:
+        return _exact_buckets(topology, sizes, partitions)
+    if topology not in {*topologies(num_ranks), "blocks"}:
+        raise ConfigError(
+            f"`topology` must be one of {', '.join(topologies(num_ranks))} for {num_ranks} ranks. "
+            f"Received: {topology}"
+        )
+    everything = pieces(sizes, CHUNK)
+    count = len(HOPS[topology](num_ranks).owners) if topology in HOPS else num_ranks
+    segments = spread([piece.num_elements for piece in everything], count)
+    found = []
+    for places in piece_buckets(everything, BUCKET_ELEMENTS, partitions):
+        loads = [Load()] * count
+        for place in places:
+            loads[segments[place]] += Load(everything[place].num_elements, 1)
+        first = min(everything[place].tensor for place in places)
+        found.append(Bucket(compression, topology, first, tuple(loads)))
+    return found
 
 
-def topologies(profile: Profile) -> tuple[str, ...]:
-    """Topologies of compressed sums whose costs this profile tells."""
-    if profile.num_ranks == 1:
-        return ()
-    is_power = profile.num_ranks & (profile.num_ranks - 1) == 0
-    return "ps", "ring", "allgather", "butterfly" if is_power else "blocks"
+def _exact_buckets(topology: str, sizes: Sequence[int], partitions: dict[int, int]) -> list[Bucket]:
+    found = [
+        Bucket(None, topology, place, (Load(sizes[place] // count, 1),))
+        for place, count in partitions.items()
+        for _ in range(count)
+        if sizes[place]
+    ]
+    whole = [
+        place for place in reversed(range(len(sizes))) if place not in partitions and sizes[place]
+    ]
+    for group in buckets(
+        [sizes[place] * _BYTES for place in whole], [""] * len(whole), BUCKET_ELEMENTS * _BYTES
+    ):
+        members = [whole[place] for place in group]
+        load = Load(sum(sizes[place] for place in members), len(members))
+        found.append(Bucket(None, topology, min(members), (load,)))
+    return sorted(found, key=lambda bucket: -bucket.first)
 
 
 def tasks_of(bucket: Bucket, profile: Profile) -> list[Task]:
-    """The chain of tasks of a bucket, in their order.
+    """The tasks of a bucket until all ranks have the packets, or the exact values, of its sum.
 
     Raises:
-        ConfigError: the profile does not tell the costs of this compression or topology.
+        ConfigError: the profile lacks the costs of its compression.
     """
-    size = profile.num_ranks
+    size, load = profile.num_ranks, bucket.load
     if size == 1:
         return []
-    elements = bucket.num_elements
     if bucket.compression is None:
-        return [
-            _work(profile.copy(elements, len(bucket.pieces))),
-            _send(profile, "allreduce", _BYTES * elements),
-        ]
-    if bucket.topology not in {*topologies(profile), "blocks"}:
-        raise ConfigError(
-            f"`topology` must be one of {', '.join(topologies(profile))} for {size} ranks. "
-            f"Received: {bucket.topology}"
-        )
+        copies = [_work(profile.copy(load.elements, load.pieces))] if load.pieces > 1 else []
+        return [*copies, _send(profile, "allreduce", _BYTES * load.elements)]
     codec = profile.codec(bucket.compression)
-    costs = _Costs(profile, codec, bucket)
-    if bucket.topology == "allgather":
+    encode = _work(codec.encode(load.elements, load.pieces))
+    if bucket.topology == ALLGATHER:
+        sent = codec.packet(load.elements, load.pieces)
+        return [encode, _send(profile, "allgather", (size - 1) * sent)]
+    # The owner with most is waited for.
+    most = max(bucket.segments, key=lambda one: one.elements)
+    if bucket.topology == PS:
+        sent = codec.packet(most.elements, most.pieces)
+        gathered = codec.sum_packet(most.elements, most.pieces)
         return [
-            _work(codec.encode(elements, costs.calls)),
-            _send(profile, "allgather", (size - 1) * costs.packets(elements)),
-            _work(codec.merge(elements, size, costs.calls)),
+            encode,
+            _send(profile, "alltoall", (size - 1) * sent),
+            _work(codec.recode(most.elements, size, most.pieces)),
+            _send(profile, "allgather", (size - 1) * gathered),
         ]
-    if bucket.topology == "ps":
-        return [
-            _work(codec.encode(elements, costs.calls)),
-            _send(profile, "alltoall", (size - 1) * costs.packets(costs.share)),
-            _work(codec.recode(costs.share, size, costs.share_calls)),
-            *costs.spread(size),
+    tasks = _hops(bucket, codec, profile)
+    gathered = codec.packet(most.elements, most.pieces)
+    return [*tasks, _send(profile, "allgather", (size - 1) * gathered)]
+
+
+def _hops(bucket: Bucket, codec: Codec, profile: Profile) -> list[Task]:
+    """Hop by hop: who has most encodes and sends; decodes and adds what came."""
+    schedule = HOPS[bucket.topology](profile.num_ranks)
+    tasks = []
+    for hop in schedule.hops:
+        out, into = [Load()] * profile.num_ranks, [Load()] * profile.num_ranks
+        for one in hop:
+            load = sum((bucket.segments[segment] for segment in one.segments), Load())
+            out[one.source] += load
+            into[one.target] += load
+        sent, came = (max(loads, key=lambda one: one.elements) for loads in (out, into))
+        busiest = max(sent, came, key=lambda one: one.elements)
+        tasks += [
+            _work(codec.encode(sent.elements, sent.pieces)),
+            _send(profile, "alltoall", codec.packet(busiest.elements, busiest.pieces)),
+            _work(
+                codec.decode(came.elements, came.pieces) + profile.add(came.elements, came.pieces)
+            ),
         ]
-    if bucket.topology == "ring":
-        hops = [costs.share] * (size - 1)
-        return [*costs.hops(hops), *costs.spread(size)]
-    # Halves, quarters, ...: with 2^k ranks the last hop leaves a share to each. Owners of whole
-    # chunks have more than their share.
-    uneven = costs.share * size / elements
-    blocks = [1 << bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]
-    steps = blocks[0].bit_length() - 1
-    halves = [elements / 2 ** (hop + 1) * uneven for hop in range(steps)]
-    # Blocks that are smaller hand their sums on, each to the next larger one.
-    more = [elements / block for block in blocks[1:]]
-    return [*costs.hops([*halves, *more]), *costs.spread(blocks[0])]
+    owned = [Load()] * profile.num_ranks
+    for owner, load in zip(schedule.owners, bucket.segments, strict=True):
+        owned[owner] += load
+    most = max(owned, key=lambda one: one.elements)
+    return [*tasks, _work(codec.encode(most.elements, most.pieces))]
+
+
+def decoding_of(
+    compression: str | None, topology: str, load: Load, profile: Profile
+) -> tuple[Task, ...]:
+    """What a group decodes when all its packets are there; `load` counts gradients."""
+    if compression is None or profile.num_ranks == 1:
+        return ()
+    codec = profile.codec(compression)
+    if topology == ALLGATHER:
+        return (_work(codec.merge(load.elements, profile.num_ranks, load.pieces)),)
+    cost = codec.decode_sum if topology == PS else codec.decode
+    return (_work(cost(load.elements, load.pieces)),)
+
+
+class Model:
+    """Predicts steps of one model on one profile; remembers what it has computed."""
+
+    def __init__(self, profile: Profile, backward: Backward | None = None) -> None:
+        """Predicts for the ranks of `profile`.
+
+        Args:
+            profile: with the costs of all that will be asked for.
+            backward: when gradients become ready; None: all at once.
+        """
+        self.num_tasks = 0
+        self._profile = profile
+        self._backward = backward
+        self._groups: dict[object, Group] = {}
+
+    def seconds(self, choices: Sequence[Choice]) -> float:
+        """Predicts when the last sum of a step is there.
+
+        Args:
+            choices: one for each gradient, in the order of the model.
+
+        Returns:
+            Seconds from the beginning of the backward pass, or from when all gradients are ready.
+
+        Raises:
+            ConfigError: the profile lacks costs, or a topology does not take so many ranks.
+        """
+        backward = self._backward
+        chains: list[Chain] = []
+        by_kind: dict[tuple[str | None, str], dict[int, Choice]] = {}
+        for place, choice in enumerate(choices):
+            by_kind.setdefault((choice.compression, choice.topology), {})[place] = choice
+        for kind, members in by_kind.items():
+            group = self._group(kind, members, len(choices))
+            start = len(chains)
+            for first, tasks in group.chains:
+                chains.append(Chain(tasks, backward.ready[first] if backward else 0.0))
+            if group.decoding:
+                chains.append(Chain(group.decoding, after=tuple(range(start, len(chains)))))
+        self.num_tasks += sum(len(chain.tasks) for chain in chains)
+        total = max(backward.ready, default=0.0) if backward else 0.0
+        return simulate(chains, total, backward is not None and backward.on_cores)
+
+    def _group(
+        self, kind: tuple[str | None, str], members: dict[int, Choice], num_gradients: int
+    ) -> Group:
+        key = (
+            kind,
+            tuple((place, one.num_elements, one.partitions) for place, one in members.items()),
+        )
+        if key not in self._groups:
+            sizes = [0] * num_gradients
+            for place, choice in members.items():
+                sizes[place] = choice.num_elements
+            parts = {place: one.partitions for place, one in members.items() if one.partitions > 1}
+            made = buckets_of(*kind, sizes, parts, self._profile.num_ranks)
+            whole = Load(sum(sizes), sum(size > 0 for size in sizes))
+            self._groups[key] = Group(
+                tuple((one.first, tuple(tasks_of(one, self._profile))) for one in made),
+                decoding_of(*kind, whole, self._profile),
+            )
+        return self._groups[key]
 
 
 def step_seconds(
-    choices: Sequence[Choice],
-    profile: Profile,
-    backward: Backward | None = None,
-    limit: int = BUCKET_ELEMENTS,
+    choices: Sequence[Choice], profile: Profile, backward: Backward | None = None
 ) -> float:
-    """Predicts when the last sum of a step is there.
-
-    Args:
-        choices: one for each gradient, in the order of the model.
-        profile: of as many ranks as there will be.
-        backward: when gradients become ready; None: all at once.
-        limit: the most elements of a bucket.
-
-    Returns:
-        Seconds from the beginning of the backward pass, or from when all gradients are ready.
-
-    Raises:
-        ConfigError: as for `tasks_of`.
-    """
-    chains = []
-    for bucket in buckets_of(choices, limit):
-        ready = max(backward.ready[place] for place, _ in bucket.pieces) if backward else 0.0
-        chains.append((ready, tasks_of(bucket, profile)))
-    total = max(backward.ready, default=0.0) if backward else 0.0
-    return simulate(chains, total, backward is not None and backward.on_cores)
-
-
-def simulate(
-    chains: Sequence[tuple[float, Sequence[Task]]], backward_s: float = 0.0, on_cores: bool = False
-) -> float:
-    """Runs chains of tasks on the cores and the link of one rank.
-
-    Args:
-        chains: when each may begin, in seconds of the backward pass, and its tasks.
-        backward_s: seconds of the backward pass, if nothing else ran.
-        on_cores: whether the backward pass takes the cores, too.
-
-    Returns:
-        Seconds until everything is done, the backward pass included.
-    """
-    order = sorted(range(len(chains)), key=lambda chain: chains[chain][0])
-    arrivals = deque(order)
-    rest = [deque(tasks) for _, tasks in chains]
-    queues: tuple[deque[tuple[int, Task]], deque[tuple[int, Task]]] = deque(), deque()
-    left = [0.0, 0.0]  # seconds of what runs on the cores and on the link
-    waiting: list[tuple[float, int]] = []  # until when a chain's delay lasts
-    now = done = 0.0  # the clock, and what of the backward pass is done
-
-    def follow(chain: int) -> None:
-        if rest[chain]:
-            heapq.heappush(waiting, (now + rest[chain][0].delay, chain))
-
-    while True:
-        while arrivals and chains[arrivals[0]][0] <= done + _EPSILON:
-            follow(arrivals.popleft())
-        while waiting and waiting[0][0] <= now + _EPSILON:
-            _, chain = heapq.heappop(waiting)
-            task = rest[chain].popleft()
-            queue = queues[task.is_link]
-            if not queue:
-                left[task.is_link] = task.seconds
-            queue.append((chain, task))
-        running = [place for place in (0, 1) if queues[place]]
-        is_backward = done < backward_s - _EPSILON
-        if not running and not waiting and not is_backward:
-            return now
-        asked = sum(queues[place][0][1].cpu for place in running)
-        asked += 1.0 if is_backward and on_cores else 0.0
-        rate = 1.0 / max(1.0, asked)
-        rates = {place: rate if queues[place][0][1].cpu else 1.0 for place in running}
-        backward_rate = rate if on_cores else 1.0
-        spans = [left[place] / rates[place] for place in running]
-        if waiting:
-            spans.append(waiting[0][0] - now)
-        if is_backward:
-            until = chains[arrivals[0]][0] if arrivals else backward_s
-            spans.append((until - done) / backward_rate)
-        span = max(0.0, min(spans))
-        now += span
-        if is_backward:
-            done += span * backward_rate
-        for place in running:
-            left[place] -= span * rates[place]
-            if left[place] <= _EPSILON:
-                chain, _ = queues[place].popleft()
-                if queues[place]:
-                    left[place] = queues[place][0][1].seconds
-                follow(chain)
-
-
-_EPSILON = 1e-12  # seconds
-
-
-class _Costs:
-    """What the tasks of one compressed bucket have in common."""
-
-    def __init__(self, profile: Profile, codec: Codec, bucket: Bucket) -> None:
-        self._profile = profile
-        self._codec = codec
-        self._elements = bucket.num_elements
-        chunks = [size for _, piece in bucket.pieces for size in chunk_sizes(piece)]
-        self._per_chunk = len(chunks) / self._elements
-        # Owners hold whole chunks: the one with the most is waited for.
-        ends = [0, *itertools.accumulate(chunks)]
-        cuts = owners(chunks, profile.num_ranks)
-        self.share = max(ends[stop] - ends[start] for start, stop in cuts)
-        self.calls = len(bucket.pieces)
-        self.share_calls = max(1, math.ceil(self.calls * self.share / self._elements))
-
-    def packets(self, elements: float) -> float:
-        """Bytes of the packets of gradients; as many chunks as in the bucket on average."""
-        return self._codec.packet(elements, elements * self._per_chunk)
-
-    def hops(self, sizes: Sequence[float]) -> list[Task]:
-        """Encodes and sends, decodes and adds what came, so many elements each time."""
-        tasks = []
-        for elements in sizes:
-            calls = max(1, math.ceil(self.calls * elements / self._elements))
-            received = self._codec.decode(elements, calls) + self._profile.add(elements, calls)
-            tasks += [
-                _work(self._codec.encode(elements, calls)),
-                _send(self._profile, "alltoall", self.packets(elements)),
-                _work(received),
-            ]
-        return [*tasks, _work(self._codec.encode(self.share, self.share_calls))]
-
-    def spread(self, holders: int) -> list[Task]:
-        """Brings the packets of all sums to all ranks, who decode them."""
-        size = self._profile.num_ranks
-        share = self._codec.sum_packet(self.share, self.share * self._per_chunk)
-        whole = self._codec.sum_packet(self._elements, self._elements * self._per_chunk)
-        # Who holds no sum receives all of them.
-        received = (size - 1) * share if holders == size else whole
-        return [
-            _send(self._profile, "allgather", received),
-            _work(self._codec.decode_sum(self._elements, self.calls)),
-        ]
+    """Predicts one step; see `Model`."""
+    if profile.num_ranks == 1:
+        return max(backward.ready, default=0.0) if backward else 0.0
+    return Model(profile, backward).seconds(choices)
 
 
 def _work(seconds: float) -> Task:

@@ -19,7 +19,7 @@ import datetime
 from collections.abc import Iterable, Sequence
 
 from tf_hips.comm import cost_model
-from tf_hips.comm.cost_model import Backward, Bucket, Task
+from tf_hips.comm.cost_model import HOPS, Backward, Model
 from tf_hips.comm.plan import EXACT, Choice, Plan
 from tf_hips.comm.profile import Profile
 from tf_hips.ops.compressor import check_makes_packets, chunk_sizes, parse
@@ -30,12 +30,12 @@ MARGIN = 0.05
 """A plan with compression must promise to save at least this share of the exact sums' time."""
 
 # What changes less is the same: the costs are not known better.
-_NOTHING = 0.005
+_NOTHING = 0.01
 _MAX_THRESHOLDS = 10
 _MAX_SINGLE = 12  # gradients, the largest ones, that are looked at one by one
 _PASSES = 2
 # Bounds the search: tasks that are simulated, some microseconds each.
-_MAX_TASKS = 100_000
+_MAX_TASKS = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,22 +76,55 @@ def make_plan(
     texts = [check_makes_packets(parse(text), "compression").text for text in candidates]
     for text in texts:
         profile.codec(text)
-    known = cost_model.topologies(profile)
-    allowed = [one for one in known if topologies is None or one in set(topologies)]
+    chosen = None if topologies is None else set(topologies)
+    kinds = [
+        _Option(text, one)
+        for text in dict.fromkeys(texts)
+        for one in ways(text, profile.num_ranks)
+        if chosen is None or one in chosen
+    ]
     search = _Search(profile, gradients, backward)
-    kinds = [_Option(text, one) for text in dict.fromkeys(texts) for one in allowed]
     options, seconds = search.run(kinds)
-    choices = tuple(
-        dataclasses.replace(choice, predicted_seconds=cost_model.step_seconds([choice], profile))
-        for choice in search.choices(options)
-    )
     facts = {
         **profile.facts,
         "candidates": ", ".join(texts) or "none",
         "exact_seconds": f"{search.exact_seconds:.6g}",
         "planned": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+    choices = _with_seconds(search.choices(options), profile)
     return Plan(profile.num_ranks, choices, seconds, facts)
+
+
+def predicted(plan: Plan, profile: Profile, backward: Backward | None = None) -> Plan:
+    """The same choices, with the seconds that this profile promises.
+
+    Raises:
+        ConfigError: the profile lacks costs of the plan.
+    """
+    seconds = cost_model.step_seconds(plan.choices, profile, backward)
+    return dataclasses.replace(
+        plan, choices=_with_seconds(plan.choices, profile), predicted_seconds=seconds
+    )
+
+
+def _with_seconds(choices: Sequence[Choice], profile: Profile) -> tuple[Choice, ...]:
+    return tuple(
+        dataclasses.replace(one, predicted_seconds=cost_model.step_seconds([one], profile))
+        for one in choices
+    )
+
+
+def ways(compression: str, num_ranks: int) -> list[str]:
+    """The topologies that a compressor may take, `ps` first.
+
+    Hops encode partial sums, which must not go through a momentum once more.
+    """
+    compressor = parse(compression)
+    return [
+        one
+        for one in cost_model.topologies(num_ranks)
+        if one not in HOPS or compressor.for_sums == compressor
+    ]
 
 
 def exact_seconds(
@@ -114,9 +147,7 @@ class _Search:
     ) -> None:
         self._profile = profile
         self._gradients = list(gradients)
-        self._backward = backward
-        self._chains: dict[Bucket, list[Task]] = {}
-        self._tasks = 0
+        self._model = Model(profile, backward)
         self.exact_seconds = self._seconds([_SUM_EXACTLY] * len(self._gradients))
 
     def choices(self, options: Sequence[_Option]) -> list[Choice]:
@@ -147,17 +178,7 @@ class _Search:
         return best, seconds
 
     def _seconds(self, options: Sequence[_Option]) -> float:
-        backward = self._backward
-        chains = []
-        for bucket in cost_model.buckets_of(self.choices(options)):
-            if bucket not in self._chains:
-                self._chains[bucket] = cost_model.tasks_of(bucket, self._profile)
-            tasks = self._chains[bucket]
-            self._tasks += len(tasks)
-            ready = max(backward.ready[place] for place, _ in bucket.pieces) if backward else 0.0
-            chains.append((ready, tasks))
-        total = max(backward.ready, default=0.0) if backward else 0.0
-        return cost_model.simulate(chains, total, backward is not None and backward.on_cores)
+        return self._model.seconds(self.choices(options))
 
     def _alone(self, kinds: Sequence[_Option]) -> list[_Option]:
         """SeCoPa's rule: for each gradient what is fastest if there were no other."""
@@ -186,7 +207,7 @@ class _Search:
         for places in self._groups():
             size = self._gradients[places[0]][1]
             for option in [_SUM_EXACTLY, *_with_partitions(kinds, size)]:
-                if self._tasks > _MAX_TASKS:
+                if self._model.num_tasks > _MAX_TASKS:
                     return best, seconds
                 tried = list(best)
                 for place in places:

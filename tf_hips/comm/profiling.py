@@ -9,12 +9,14 @@ Each figure is a median, and each cost a line through figures of several sizes, 
 errors with slopes and fixed parts that are not negative.
 """
 
+import argparse
 import datetime
 import itertools
 import os
 import platform
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,15 +27,18 @@ import tensorflow as tf
 import tf_hips
 from tf_hips.comm import primitives
 from tf_hips.comm.profile import Codec, Collective, Cost, MergeCost, Profile
+from tf_hips.errors import print_in_one_line
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor, check_makes_packets, parse
+from tf_hips.ops.flow import opaque
 
 DEFAULT_BUDGET_S = 8.0
 
-# Elements of codec measurements: calls alone, in the caches, and beyond those of a core.
-_SIZES = (1 << 10, 1 << 17, CHUNK, 4 * CHUNK)
-_MERGE_SIZES = (1 << 10, 1 << 17, CHUNK)
-_PACKETS = (2, 4)
+# Calls of codecs in one step of a graph, and elements of each: what a call costs, in the caches,
+# one chunk, and several at once.
+_CALLS = ((16, 1 << 10), (4, 1 << 17), (1, CHUNK), (3, CHUNK))
+# The same and packets, for merging.
+_MERGES = ((16, 1 << 10, 2), (1, CHUNK, 2), (1, CHUNK, 4), (3, CHUNK, 3))
 # Bytes of collectives; a slow link stops where the next size would take too long.
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _AT_ONCE = 8  # small collectives that are begun together
@@ -41,6 +46,7 @@ _CODECS_SHARE = 0.4  # of the budget
 _LEAST_REPEATS, _MOST_REPEATS = 2, 9
 
 _Point = tuple[list[float], float]
+_Call = tuple[list[float], Callable[[], Any]]
 
 
 def measure(
@@ -106,6 +112,14 @@ def measure(
     )
 
 
+def seconds_of_allreduce(num_bytes: int) -> float:
+    """How long an exact sum takes now: the median of a few, of the slowest rank. Eager."""
+    run = _built("allreduce", num_bytes, 1)
+    run()
+    found = statistics.median(_timed(run) for _ in range(_LEAST_REPEATS + 1))
+    return float(max(primitives.gather_objects(found, "seconds of an allreduce")))
+
+
 def versions() -> str:
     """What a profile depends on beside machines and link."""
     return f"tf_hips {tf_hips.__version__}, TensorFlow {tf.__version__}, {platform.machine()}"
@@ -123,11 +137,11 @@ class _Clock:
         self._share_s = share_s
         self._counts = itertools.count()
 
-    def series(self, calls: Sequence[tuple[list[float], Callable[[], Any]]]) -> list[_Point]:
+    def series(self, calls: Sequence[_Call]) -> list[_Point]:
         """Measures calls.
 
         Args:
-            calls: what each costs by (calls, elements, ...), and what to call.
+            calls: of each the factors of its cost (calls, elements, ...), and what to call.
 
         Returns:
             The same with the seconds of the slowest rank's median.
@@ -155,58 +169,99 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _codec(text: str, compressor: Compressor, clock: _Clock) -> Codec:
-    generator = np.random.default_rng(0)
-    vectors = {n: tf.constant(generator.normal(size=n), tf.float32) for n in _SIZES}
     sums = compressor.for_sums
-    key = {"seed": 1, "step": 1, "tensor_id": 0}
-
-    def encoder(n: int) -> Callable[[], Any]:
-        if not compressor.has_state:
-            return lambda: graph.encode(compressor, vectors[n], **key)[0]
-        state = tf.Variable(tf.zeros(compressor.state_shape([n])), trainable=False)
-
-        def encode() -> Any:
-            packet, kept = graph.encode(compressor, vectors[n], **key, kept=state.read_value())
-            state.assign(kept)
-            return packet
-
-        return encode
-
-    def packets_of(one: Compressor, n: int) -> Any:
-        kept = tf.zeros(one.state_shape([n])) if one.has_state else None
-        return graph.encode(one, vectors[n], **key, kept=kept)[0]
-
-    def decoders(one: Compressor) -> list[tuple[list[float], Callable[[], Any]]]:
-        packets = {n: packets_of(one, n) for n in _SIZES}
-        return [
-            ([1.0, n], lambda n=n: graph.decode(one, packets[n], n))  # type: ignore[misc]
-            for n in _SIZES
-        ]
-
-    def rows(recodes: bool) -> list[tuple[list[float], Callable[[], Any]]]:
-        return [
-            ([1.0, n, n * count], merger(n, count, recodes))
-            for n, count in itertools.product(_MERGE_SIZES, _PACKETS)
-        ]
-
-    def merger(n: int, count: int, recodes: bool) -> Callable[[], Any]:
-        stacked = tf.stack([packets_of(compressor, n)] * count)
-        if not recodes:
-            return lambda: graph.merge(compressor, stacked, n)
-        kept = tf.zeros(sums.state_shape([n])) if sums.has_state else None
-        return lambda: graph.recode_sum(compressor, stacked, n, kept, **key)
-
-    decode = _line(clock.series(decoders(compressor)))
+    decode = _line(clock.series(_decodings(compressor)))
     return Codec(
         text,
         _packet(compressor),
         _packet(sums),
-        encode=_line(clock.series([([1.0, n], encoder(n)) for n in _SIZES])),
+        encode=_line(clock.series(_encodings(compressor))),
         decode=decode,
-        decode_sum=decode if sums == compressor else _line(clock.series(decoders(sums))),
-        merge=MergeCost(*fit(clock.series(rows(recodes=False)))),
-        recode=MergeCost(*fit(clock.series(rows(recodes=True)))),
+        decode_sum=decode if sums == compressor else _line(clock.series(_decodings(sums))),
+        merge=MergeCost(*fit(clock.series(_mergings(compressor, recodes=False)))),
+        recode=MergeCost(*fit(clock.series(_mergings(compressor, recodes=True)))),
     )
+
+
+_KEY = {"seed": 1, "step": 1, "tensor_id": 0}
+
+
+def _vector(n: int) -> tf.Tensor:
+    return tf.constant(np.random.default_rng(0).normal(size=n), tf.float32)
+
+
+def _packet_of(compressor: Compressor, n: int) -> tf.Tensor:
+    kept = tf.zeros(compressor.state_shape([n])) if compressor.has_state else None
+    return graph.encode(compressor, _vector(n), **_KEY, kept=kept)[0]
+
+
+def _repeated(
+    count: int, call: Callable[[tf.Tensor, int], Any], given: tf.Tensor
+) -> Callable[[], Any]:
+    """One step of a graph that makes `count` calls, as side by side as they are in training."""
+
+    @tf.function(autograph=False)
+    def step(value: tf.Tensor) -> list[Any]:
+        # Each has an input of its own, else they would be computed once.
+        return [call(one, place) for place, one in enumerate(opaque([value] * count))]
+
+    return _traced(step, given)
+
+
+def _traced(function: Any, *given: tf.Tensor) -> Callable[[], Any]:
+    """A call of a function that has been traced for just these arguments."""
+    concrete = function.get_concrete_function(*given)
+    return lambda: concrete(*given)
+
+
+def _encodings(compressor: Compressor) -> list[_Call]:
+    def encoding(count: int, n: int) -> Callable[[], Any]:
+        states: list[tf.Variable] = []
+        if compressor.has_state:
+            shape = compressor.state_shape([n])
+            states = [tf.Variable(tf.zeros(shape), trainable=False) for _ in range(count)]
+
+        def encode(vector: tf.Tensor, place: int) -> tf.Tensor:
+            kept = states[place].read_value() if states else None
+            packet, new_kept = graph.encode(compressor, vector, **_KEY, kept=kept)
+            if states:
+                states[place].assign(new_kept, read_value=False)
+            return packet
+
+        return _repeated(count, encode, _vector(n))
+
+    return [([count, count * n], encoding(count, n)) for count, n in _CALLS]
+
+
+def _decodings(compressor: Compressor) -> list[_Call]:
+    def decoding(count: int, n: int) -> Callable[[], Any]:
+        return _repeated(
+            count,
+            lambda packet, place: graph.decode(compressor, packet, n),
+            _packet_of(compressor, n),
+        )
+
+    return [([count, count * n], decoding(count, n)) for count, n in _CALLS]
+
+
+def _mergings(compressor: Compressor, recodes: bool) -> list[_Call]:
+    sums = compressor.for_sums
+
+    def merging(count: int, n: int, packets: int) -> Callable[[], Any]:
+        kept = tf.zeros(sums.state_shape([n])) if recodes and sums.has_state else None
+
+        def merge(rows: tf.Tensor, place: int) -> tf.Tensor:
+            if not recodes:
+                return graph.merge(compressor, rows, n)
+            key = {**_KEY, "tensor_id": place}
+            return graph.recode_sum(compressor, rows, n, kept, **key)[0]
+
+        return _repeated(count, merge, tf.stack([_packet_of(compressor, n)] * packets))
+
+    return [
+        ([count, count * n, count * n * packets], merging(count, n, packets))
+        for count, n, packets in _MERGES
+    ]
 
 
 def _packet(compressor: Compressor) -> Cost:
@@ -217,18 +272,25 @@ def _packet(compressor: Compressor) -> Cost:
 
 
 def _add(clock: _Clock) -> Cost:
-    vectors = {n: tf.ones([n]) for n in _SIZES}
-    return _line(
-        clock.series([([1.0, n], lambda n=n: vectors[n] + vectors[n]) for n in _SIZES])  # type: ignore[misc]
-    )
+    def adding(count: int, n: int) -> Callable[[], Any]:
+        return _repeated(count, lambda one, place: one + float(place), _vector(n))
+
+    return _line(clock.series([([count, count * n], adding(count, n)) for count, n in _CALLS]))
 
 
 def _copy(clock: _Clock) -> Cost:
-    def call(n: int) -> Any:
-        halves = [tf.ones([n // 2])] * 2
-        return lambda: tf.split(tf.concat(halves, 0), 2)
+    """Joining vectors for one collective, and cutting its result."""
 
-    return _line(clock.series([([2.0, n], call(n)) for n in _SIZES]))
+    def copying(count: int, n: int) -> Callable[[], Any]:
+        @tf.function(autograph=False)
+        def step(value: tf.Tensor) -> list[tf.Tensor]:
+            [joined] = opaque([tf.concat(opaque([value] * count), 0)])
+            return opaque(tf.split(joined, count))
+
+        return _traced(step, _vector(n))
+
+    calls = [(count, n) for count, n in _CALLS if count > 1]
+    return _line(clock.series([([count, count * n], copying(count, n)) for count, n in calls]))
 
 
 def _line(points: Sequence[_Point]) -> Cost:
@@ -361,7 +423,24 @@ def _built(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:
                 results.append(getattr(primitives, kind)(given, name))
         return results
 
-    def call() -> None:
-        run(value)
+    return _traced(run, value)
 
-    return call
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures as one rank of a job, and writes the profile on rank 0; see `tf-hips profile`."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}")
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--seconds", type=float, default=DEFAULT_BUDGET_S)
+    parser.add_argument("--compression", action="append", default=[])
+    options = parser.parse_args(arguments)
+    primitives.init()
+    profile = measure(options.compression, options.seconds)
+    if primitives.rank() == 0:
+        profile.write(options.output)
+    primitives.barrier("the end of a profile")
+    return 0
+
+
+if __name__ == "__main__":
+    print_in_one_line()
+    sys.exit(main())

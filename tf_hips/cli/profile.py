@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips profile`: what codecs and collectives cost on these machines, as YAML and as a table.
+
+Under a launcher (horovodrun, mpirun, Slurm) each process is one of the ranks that measure; without
+one, `-np N` starts ranks on this machine. The ranks are `python -m tf_hips.comm.profiling`.
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tf_hips import config
+from tf_hips.cli import arguments, party
+from tf_hips.cli.processes import Job
+
+if TYPE_CHECKING:
+    from tf_hips.comm.profile import Profile
+
+_MODULE = "tf_hips.comm.profiling"
+_DEFAULT_SECONDS = 10.0
+_DEFAULT_FILE = "profile.yaml"
+# Number of ranks, and this rank: Horovod's own launcher, Open MPI, MPICH, Slurm.
+_LAUNCHERS = (
+    ("HOROVOD_SIZE", "HOROVOD_RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("SLURM_NTASKS", "SLURM_PROCID"),
+)
+_SHOWN_BYTES = 1 << 20
+
+
+def add(commands: Any) -> None:
+    """Declares the sub-command."""
+    parser = commands.add_parser(
+        "profile",
+        help="measure codecs and collectives, for `tf-hips plan`",
+        description="Measures codecs and collectives: as one rank under a launcher such as "
+        "horovodrun, else with ranks on this machine.",
+    )
+    parser.add_argument(
+        "-np",
+        "--num-proc",
+        type=arguments.count,
+        metavar="N",
+        help="ranks to start on this machine (default 2); not under a launcher",
+    )
+    parser.add_argument(
+        "--compression",
+        type=arguments.codec,
+        action="append",
+        metavar="TEXT",
+        help="a compressor to measure; may be given several times (default error_feedback(onebit))",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=arguments.seconds,
+        default=_DEFAULT_SECONDS,
+        metavar="S",
+        help=f"about how long to measure (default {_DEFAULT_SECONDS:g}), on a slow link more",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        default=_DEFAULT_FILE,
+        metavar="FILE",
+        help=f"where to write it (default {_DEFAULT_FILE})",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, writes and prints."""
+    from tf_hips.comm.planner import DEFAULT_CANDIDATES
+    from tf_hips.comm.profile import Profile
+
+    output = Path(options.output).resolve()
+    if not output.parent.is_dir():
+        raise arguments.UsageError(
+            f"--output must be a file in a folder that exists. Received: {options.output!r}"
+        )
+    command = [sys.executable, "-m", _MODULE, "--output", str(output)]
+    command += ["--seconds", str(options.seconds)]
+    for text in dict.fromkeys(options.compression or DEFAULT_CANDIDATES):
+        command += ["--compression", text]
+    rank = launched_rank(os.environ)
+    if rank is not None:
+        if options.num_proc is not None:
+            raise arguments.UsageError(
+                f"-np is for ranks on this machine, without a launcher. Received: "
+                f"{options.num_proc}, as rank {rank} of a launcher's"
+            )
+        code = subprocess.run(command, check=False).returncode
+        code = 128 - code if code < 0 else code
+    else:
+        code = _run_here(command, options.num_proc or 2)
+    if code == 0 and not rank:
+        show(Profile.read(output))
+        sys.stdout.write(f"wrote {options.output}\n")
+    return code
+
+
+def launched_rank(environment: Mapping[str, str]) -> int | None:
+    """Which rank a launcher says that this process is; None where it says nothing."""
+    for _, name in (pair for pair in _LAUNCHERS if pair[0] in environment):
+        text = environment.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
+def _run_here(command: list[str], number: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
+        job = stack.enter_context(Job())
+        party.start_local_workers(
+            job,
+            stack,
+            config.Run(),
+            site="profile",
+            number=number,
+            processes=number,
+            command=command,
+            folder=Path(folder),
+        )
+        failure = job.wait()
+    return party.report(failure)
+
+
+def show(profile: "Profile") -> None:
+    """Prints a profile: what a million elements, or a mebibyte, cost."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"{profile.num_ranks} ranks, at most {profile.ranks_per_host} on a host of "
+        f"{profile.cores} cores"
+    )
+    codecs = Table("compression", box=None, pad_edge=False)
+    for name in ("encode", "decode", "merge", "bytes"):
+        codecs.add_column(name, justify="right")
+    million = 1 << 20
+    for codec in profile.codecs:
+        codecs.add_row(
+            codec.compression,
+            f"{codec.encode(million) * 1e3:.2f} ms",
+            f"{codec.decode(million) * 1e3:.2f} ms",
+            f"{codec.recode(million, profile.num_ranks) * 1e3:.2f} ms",
+            f"{codec.packet(million) / 1024:.0f} KiB",
+        )
+    links = Table("collective", box=None, pad_edge=False)
+    for name in ("latency", "1 MiB"):
+        links.add_column(name, justify="right")
+    for name in ("allreduce", "alltoall", "allgather", "broadcast"):
+        cost = getattr(profile, name)
+        seconds = cost.delay + cost(0), cost.delay + cost(_SHOWN_BYTES)
+        links.add_row(name, *(f"{one * 1e3:.2f} ms" for one in seconds))
+    for table, title in (
+        (codecs, f"for {million} elements"),
+        (links, "for bytes of one rank"),
+    ):
+        console.print()
+        console.print(title)
+        console.print(table)
