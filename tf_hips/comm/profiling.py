@@ -41,6 +41,8 @@ _CALLS = ((16, 1 << 10), (4, 1 << 17), (1, CHUNK), (3, CHUNK))
 _MERGES = ((16, 1 << 10, 2), (1, CHUNK, 2), (1, CHUNK, 4), (3, CHUNK, 3))
 # Bytes of collectives; a slow link stops where the next size would take too long.
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+_LEAST_SIZES = 3  # that are measured whatever the clock says
+_TELLING = 3.0  # times as long as the smallest: how long the largest has to take
 _AT_ONCE = 8  # small collectives that are begun together
 _CODECS_SHARE = 0.4  # of the budget
 _LEAST_REPEATS, _MOST_REPEATS = 2, 9
@@ -360,13 +362,13 @@ class _Links:
             left = self._share_s - (time.perf_counter() - begin)
             growth = num_bytes / _BYTES[place - 1]
             expected = alone + max(last - alone, 0.0) * growth
-            # One to warm up, two that count; rank 0's clock decides.
-            repeats = int(min(max(left / 2 / expected - 1, 0), _MOST_REPEATS))
-            if place > 2 and repeats < _LEAST_REPEATS:
-                repeats = 0
-            repeats = primitives.broadcast_object(
-                max(repeats, _LEAST_REPEATS if place <= 2 else 0), what=f"sizes of {kind}"
-            )
+            # One to warm up, two or more that count; rank 0's clock decides.
+            repeats = int(min(left / 2 / expected - 1, _MOST_REPEATS))
+            if repeats < _LEAST_REPEATS:
+                # A size that takes hardly longer than the smallest one tells nothing of the link.
+                is_needed = place < _LEAST_SIZES or last < _TELLING * alone
+                repeats = _LEAST_REPEATS if is_needed else 0
+            repeats = primitives.broadcast_object(repeats, what=f"sizes of {kind}")
             if repeats == 0:
                 break
             last, cpu = self._seconds(kind, num_bytes, repeats)
