@@ -34,11 +34,11 @@ from tf_hips.ops.flow import opaque
 
 DEFAULT_BUDGET_S = 8.0
 
-# Calls of codecs in one step of a graph, and elements of each: what a call costs, in the caches,
-# one chunk, and several at once.
-_CALLS = ((16, 1 << 10), (4, 1 << 17), (1, CHUNK), (3, CHUNK))
+# Calls of codecs in one step of a graph, and elements of each: what a call costs, one chunk, and
+# several at once.
+_CALLS = ((8, 1 << 10), (1, CHUNK), (3, CHUNK))
 # The same and packets, for merging.
-_MERGES = ((16, 1 << 10, 2), (1, CHUNK, 2), (1, CHUNK, 4), (3, CHUNK, 3))
+_MERGES = ((8, 1 << 10, 2), (2, CHUNK, 2), (2, CHUNK, 4))
 # Bytes of collectives; a slow link stops where the next size would take too long.
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _LEAST_SIZES = 3  # that are measured whatever the clock says

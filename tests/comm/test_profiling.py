@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that measure a profile together, and plans at the start of training."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import ranks
+
+pytestmark = pytest.mark.tf
+
+CANDIDATES = ["error_feedback(onebit)", "dgc"]
+
+
+@ranks(2, deadline_s=120)
+def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
+    import dataclasses
+
+    from tf_hips.comm import auto, primitives, profiling
+    from tf_hips.comm.cost_model import step_seconds
+    from tf_hips.comm.profile import Profile
+    from tf_hips.errors import ConfigError
+
+    rank = primitives.rank()
+    # Clocks that differ: rank 1 believes that everything takes no time, and would go on for ever.
+    if rank == 1:
+        profiling.time.perf_counter = lambda: 0.0
+    profile = profiling.measure(CANDIDATES, 0.5)
+    everyone = primitives.gather_objects(repr(profile), "profiles")
+    assert everyone[0] == everyone[1]
+    assert profile.num_ranks == profile.ranks_per_host == 2
+    assert [codec.compression for codec in profile.codecs] == [
+        "error_feedback(onebit)",
+        "dgc(ratio=0.01, momentum=0.9, nesterov=0, clip_norm=0)",
+    ]
+    for codec in profile.codecs:
+        for cost in (codec.encode, codec.decode, codec.decode_sum):
+            # Slower than 4 seconds, or faster than 10 microseconds, for a million elements?
+            assert 1e-5 < cost(2**20) < 4, (codec.compression, cost)
+        assert 1e-5 < codec.recode(2**20, 2) < 8
+    onebit, dgc = profile.codecs
+    assert onebit.packet(2**20) == 2**17 + 24
+    assert onebit.sum_packet == onebit.packet
+    assert dgc.sum_packet(2**20) == pytest.approx(4 * dgc.packet(2**20), rel=0.01)
+    for kind in ("allreduce", "alltoall", "allgather", "broadcast"):
+        cost = getattr(profile, kind)
+        assert 0 < cost.delay + cost(2**20) < 4, (kind, cost)
+        assert 0 <= cost.cpu <= 1
+    path = tmp_path / f"profile-{rank}.yaml"
+    profile.write(path)
+    assert Profile.read(path) == profile
+
+    # A plan at the start, from a profile that is kept.
+    folder = tmp_path / "profiles"
+    gradients = [("a", 2**22), ("b", 10), ("c", 0)]
+    measured = []
+
+    def counted(candidates: list[str], budget_seconds: float) -> Profile:
+        measured.append((candidates, budget_seconds))
+        return profile
+
+    measure, profiling.measure = profiling.measure, counted
+    plan = auto.auto_plan(gradients, budget_seconds=0.3, folder=folder)
+    assert measured == [(["error_feedback(onebit)"], 0.3)]
+    plan.check(gradients, 2)
+    plans = primitives.gather_objects(repr(plan.choices), "plans")
+    assert plans[0] == plans[1]
+    primitives.barrier()
+    [kept] = folder.iterdir()
+    assert {one.compression for one in plan.choices} <= {None, "error_feedback(onebit)"}
+
+    # Kept, as long as the link is as it says.
+    auto._TRUSTED = 1e9
+    again = auto.auto_plan(gradients, folder=folder)
+    assert len(measured) == 1
+    assert again.choices == plan.choices
+    found = Profile.read(kept)
+    assert again.predicted_seconds == pytest.approx(step_seconds(again.choices, found))
+    auto._TRUSTED = 2.0
+    if rank == 0:
+        slow = dataclasses.replace(found.allreduce, per_byte=1.0)
+        dataclasses.replace(found, allreduce=slow).write(kept)
+    auto.auto_plan(gradients, budget_seconds=0.3, folder=folder)
+    assert len(measured) == 2
+    if rank == 0:
+        assert Profile.read(kept) == profile
+        kept.write_text("version: [")  # a file that was cut off
+    auto.auto_plan(gradients, budget_seconds=0.3, folder=folder)
+    assert len(measured) == 3
+
+    # Ranks that were told different things say so, on all ranks.
+    with pytest.raises(ConfigError, match=r"1 gradients and .* on rank 0; 2 gradients"):
+        auto.auto_plan([("a", 5)] * (rank + 1), folder=folder)
+    with pytest.raises(ConfigError, match=r"\['onebit'\] on rank 1"):
+        auto.auto_plan(gradients, ["terngrad", "onebit"][rank : rank + 1], folder=folder)
+    with pytest.raises(ConfigError, match="of other sizes"):
+        auto.auto_plan([("a", 5 + rank)], folder=folder)
+    with pytest.raises(ValueError, match="must measure the same compressors"):
+        measure([["onebit"], ["terngrad"]][rank], 0.3)
+
+
+def test_one_rank_needs_no_profile(tmp_path: Path) -> None:
+    from tf_hips.comm import auto, primitives, profiling
+    from tf_hips.comm.profile import Collective
+
+    primitives.init()
+    plan = auto.auto_plan([("a", 2**22), ("b", 10)], folder=tmp_path / "profiles")
+    assert plan.num_ranks == 1
+    assert [choice.topology for choice in plan.choices] == ["allreduce"] * 2
+    assert not (tmp_path / "profiles").exists()
+    profile = profiling.measure([], 0.1)
+    assert (profile.num_ranks, profile.codecs) == (1, ())
+    assert profile.allreduce == Collective()
+    assert profile.copy(2**20) > 0
+    with pytest.raises(ValueError, match="`budget_seconds` must be a number > 0"):
+        profiling.measure([], 0.0)
+    with pytest.raises(ValueError, match="must make packets"):
+        profiling.measure(["powersgd"])
