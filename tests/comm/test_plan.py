@@ -106,7 +106,7 @@ WRONG = {
         f"{HEAD}choices: []\npredicted_seconds: 0x{'f' * 9000}\n",
         "`predicted_seconds` must be finite",
     ),
-    "deep": ("[" * 5000, "is not valid YAML: RecursionError"),
+    "deep": ("[" * 1500, "is not valid YAML: RecursionError"),
     "unknown key": (HEAD + "choices: []\nchoises: []\n", r"`choises`\. Did you mean `choices`\?"),
     "a key of numbers": (HEAD + "choices: []\n7: 8\n", "unknown key `7`"),
     "no choices": (HEAD, "lacks the key `choices`"),

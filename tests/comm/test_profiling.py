@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tf
 CANDIDATES = ["error_feedback(onebit)", "dgc"]
 
 
-@ranks(2, deadline_s=120)
+@ranks(2, deadline_s=180)
 def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
     import dataclasses
 
@@ -97,6 +97,16 @@ def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
         auto.auto_plan([("a", 5 + rank)], folder=folder)
     with pytest.raises(ValueError, match="must measure the same compressors"):
         measure([["onebit"], ["terngrad"]][rank], 0.3)
+
+
+def test_the_cost_model_knows_the_runtime() -> None:
+    from tf_hips.comm import allreduce, compressed, cost_model, plan, ways
+
+    assert cost_model.BUCKET_ELEMENTS == compressed.BUCKET_ELEMENTS
+    assert cost_model.BUCKET_ELEMENTS * 4 == allreduce.BUCKET_BYTES
+    assert {plan.EXACT, *ways.COMPRESSED} == set(plan.TOPOLOGIES)
+    modelled = {cost_model.PS, cost_model.ALLGATHER, *cost_model.HOPS}
+    assert set(ways.COMPRESSED) - modelled == {"hierarchical"}
 
 
 def test_one_rank_needs_no_profile(tmp_path: Path) -> None:

@@ -9,12 +9,19 @@ Imports neither TensorFlow nor Horovod.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
 
 from tf_hips import config
 from tf_hips.errors import ConfigError
+
+Point: TypeAlias = tuple[list[float], float]
+"""Factors of each coefficient of a cost, and the seconds that were measured."""
 
 _VERSION = 1
 _MAX_RANKS = 1 << 20
@@ -215,6 +222,36 @@ class Profile:
             broadcast=_scaled(self.broadcast, depth, depth),
             facts={**self.facts, "scaled": f"from {self.num_ranks} ranks to {num_ranks}"},
         )
+
+
+def fit(points: Sequence[Point]) -> list[float]:
+    """Non-negative coefficients whose relative errors have the least squares.
+
+    Args:
+        points: factors of each coefficient, and the value that was measured.
+
+    Returns:
+        One coefficient per factor. With few of them, all subsets are tried.
+    """
+    factors = np.array([units for units, _ in points], np.float64)
+    values = np.maximum(np.array([value for _, value in points], np.float64), 1e-12)
+    scaled = factors / values[:, None]
+    count = factors.shape[1]
+    best, least = [0.0] * count, float("inf")
+    for size in range(1, count + 1):
+        for active in itertools.combinations(range(count), size):
+            part = scaled[:, active]
+            scale = np.linalg.norm(part, axis=0)
+            scale[scale == 0] = 1.0
+            solved = np.linalg.lstsq(part / scale, np.ones(len(values)), rcond=None)[0] / scale
+            if (solved < 0).any():
+                continue
+            error = float(np.square(part @ solved - 1).sum())
+            if error < least - 1e-12:
+                least, best = error, [0.0] * count
+                for place, coefficient in zip(active, solved, strict=True):
+                    best[place] = float(coefficient)
+    return best
 
 
 def _scaled(cost: Collective, latency: float, per_byte: float) -> Collective:

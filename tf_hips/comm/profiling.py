@@ -26,7 +26,7 @@ import tensorflow as tf
 
 import tf_hips
 from tf_hips.comm import primitives
-from tf_hips.comm.profile import Codec, Collective, Cost, MergeCost, Profile
+from tf_hips.comm.profile import Codec, Collective, Cost, MergeCost, Point, Profile, fit
 from tf_hips.errors import print_in_one_line
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor, check_makes_packets, parse
@@ -47,7 +47,6 @@ _AT_ONCE = 8  # small collectives that are begun together
 _CODECS_SHARE = 0.4  # of the budget
 _LEAST_REPEATS, _MOST_REPEATS = 2, 9
 
-_Point = tuple[list[float], float]
 _Call = tuple[list[float], Callable[[], Any]]
 
 
@@ -139,7 +138,7 @@ class _Clock:
         self._share_s = share_s
         self._counts = itertools.count()
 
-    def series(self, calls: Sequence[_Call]) -> list[_Point]:
+    def series(self, calls: Sequence[_Call]) -> list[Point]:
         """Measures calls.
 
         Args:
@@ -295,38 +294,8 @@ def _copy(clock: _Clock) -> Cost:
     return _line(clock.series([([count, count * n], copying(count, n)) for count, n in calls]))
 
 
-def _line(points: Sequence[_Point]) -> Cost:
+def _line(points: Sequence[Point]) -> Cost:
     return Cost(*fit(points))
-
-
-def fit(points: Sequence[_Point]) -> list[float]:
-    """Non-negative coefficients whose relative errors have the least squares.
-
-    Args:
-        points: factors of each coefficient, and the value that was measured.
-
-    Returns:
-        One coefficient per factor. With few of them, all subsets are tried.
-    """
-    factors = np.array([units for units, _ in points], np.float64)
-    values = np.maximum(np.array([value for _, value in points], np.float64), 1e-12)
-    scaled = factors / values[:, None]
-    count = factors.shape[1]
-    best, least = [0.0] * count, float("inf")
-    for size in range(1, count + 1):
-        for active in itertools.combinations(range(count), size):
-            part = scaled[:, active]
-            scale = np.linalg.norm(part, axis=0)
-            scale[scale == 0] = 1.0
-            solved = np.linalg.lstsq(part / scale, np.ones(len(values)), rcond=None)[0] / scale
-            if (solved < 0).any():
-                continue
-            error = float(np.square(part @ solved - 1).sum())
-            if error < least - 1e-12:
-                least, best = error, [0.0] * count
-                for place, coefficient in zip(active, solved, strict=True):
-                    best[place] = float(coefficient)
-    return best
 
 
 _KINDS = ("allreduce", "alltoall", "allgather", "broadcast")
@@ -355,7 +324,7 @@ class _Links:
         together = self._together(kind)
         # What one more costs where others run; the rest of a lonely one is waiting.
         occupied = min(alone, max(0.0, (together - alone) / (_AT_ONCE - 1)))
-        points: list[_Point] = [([1.0, _moved(kind, _BYTES[0], size)], alone)]
+        points: list[Point] = [([1.0, _moved(kind, _BYTES[0], size)], alone)]
         cpu = 0.0
         last = alone
         for place, num_bytes in enumerate(_BYTES[1:], 1):
