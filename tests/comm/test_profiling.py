@@ -99,6 +99,7 @@ def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
         measure([["onebit"], ["terngrad"]][rank], 0.3)
 
 
+@ranks(1)
 def test_the_cost_model_knows_the_runtime() -> None:
     from tf_hips.comm import allreduce, compressed, cost_model, plan, ways
 
@@ -109,11 +110,11 @@ def test_the_cost_model_knows_the_runtime() -> None:
     assert set(ways.COMPRESSED) - modelled == {"hierarchical"}
 
 
+@ranks(1)
 def test_one_rank_needs_no_profile(tmp_path: Path) -> None:
-    from tf_hips.comm import auto, primitives, profiling
+    from tf_hips.comm import auto, profiling
     from tf_hips.comm.profile import Collective
 
-    primitives.init()
     plan = auto.auto_plan([("a", 2**22), ("b", 10)], folder=tmp_path / "profiles")
     assert plan.num_ranks == 1
     assert [choice.topology for choice in plan.choices] == ["allreduce"] * 2
@@ -126,3 +127,20 @@ def test_one_rank_needs_no_profile(tmp_path: Path) -> None:
         profiling.measure([], 0.0)
     with pytest.raises(ValueError, match="must make packets"):
         profiling.measure(["powersgd"])
+
+
+@ranks(1)
+def test_the_gradients_of_a_keras_file(tmp_path: Path) -> None:
+    import keras
+
+    from tf_hips.comm.keras_file import gradients
+    from tf_hips.errors import ConfigError
+
+    layers = [keras.layers.Dense(4, name="wide"), keras.layers.BatchNormalization(name="norm")]
+    frozen = keras.layers.Dense(2, trainable=False)
+    keras.Sequential([keras.Input((3,)), *layers, frozen]).save(tmp_path / "m.keras")
+    found = gradients(str(tmp_path / "m.keras"))
+    assert found == [("wide/kernel", 12), ("wide/bias", 4), ("norm/gamma", 4), ("norm/beta", 4)]
+    (tmp_path / "n.keras").write_text("nothing")
+    with pytest.raises(ConfigError, match=r"must be a file that Keras loads.*n\.keras"):
+        gradients(str(tmp_path / "n.keras"))

@@ -166,7 +166,7 @@ def show(plan: "Plan", exact_seconds: float) -> None:
 
 
 def _shown(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _from_secopa(
