@@ -89,9 +89,7 @@ def measure(
         _codec(text, compressor, clock) for text, compressor in zip(texts, compressors, strict=True)
     )
     add, copy = _add(clock), _copy(clock)
-    links = _Links(
-        budget_seconds * (1 - _CODECS_SHARE) / len(_KINDS), per_host / max(cores, per_host)
-    )
+    links = _Links(budget_seconds * (1 - _CODECS_SHARE) / len(_KINDS), per_host / cores)
     costs = {kind: links.measure(kind) for kind in _KINDS}
     return Profile(
         primitives.size(),
