@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fix test test-all demo bench bench-codecs bench-gpu bench-keras bench-first-run wheel clean set-up-quietly
+.PHONY: help setup build check fix test test-all demo bench bench-codecs bench-collectives bench-gpu bench-keras bench-first-run wheel clean set-up-quietly
 
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
@@ -58,6 +58,9 @@ bench-gpu: ## codecs on a GPU beside a device copy and PyTorch; without one they
 
 bench-keras: build ## what a strategy costs beside plain Keras and a hand-written Horovod loop
 	@$(BIN)/python -m benchmarks.keras_overhead $(ARGS)
+
+bench-collectives: build ## sums over 4 ranks on links of a given rate, beside Horovod's; needs root
+	@$(BIN)/python -m benchmarks.collectives $(ARGS)
 
 bench-first-run: set-up-quietly ## what a newcomer waits for: a fresh clone, an empty HOME, demo, check, test
 	@$(BIN)/python -m benchmarks.first_run $(ARGS)

@@ -254,9 +254,7 @@ class Worker:
             if grouped:
                 return hvd.grouped_allreduce(vectors, op=hvd.Sum, compression=compression)
             return [
-                hvd.allreduce(
-                    vector, op=hvd.Sum, compression=compression, name=f"{name}.{place}"
-                )
+                hvd.allreduce(vector, op=hvd.Sum, compression=compression, name=f"{name}.{place}")
                 for place, vector in enumerate(vectors)
             ]
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of `make bench-keras`: trains blocks of steps when the driver says so.
+"""One process of `make bench-keras` and `make bench-collectives`: trains when the driver says so.
 
 One `fit` or loop makes all blocks of a variant, in a thread that waits between them, so blocks can
 be short: what disturbs the machine then disturbs the blocks of all variants alike.
 
-Variants: "ours" (`fit` under HierarchicalPS), "fit" (`fit` of plain Keras), "grouped" and "tape"
+Variants: "ours" (`fit` under a strategy), "fit" (`fit` of plain Keras), "grouped" and "tape"
 (loops over Horovod, see `keras_models.Loop`).
 """
 
@@ -51,16 +51,20 @@ class Worker:
         names = ("tensorflow", "tf_hips", "keras", "HierarchicalPS")
         return dict(zip(names, _differences(times), strict=True))
 
-    def start(self, strategy: bool) -> dict[str, Any]:
+    def start(self, strategy: bool, compression: str | None = None) -> dict[str, Any]:
         """Makes a strategy, or starts Horovod as its users do; with one process and no strategy,
         neither.
+
+        With `compression` the strategy is `CompressedRing`, else `HierarchicalPS`.
         """
         import tensorflow  # noqa: F401
 
         if strategy:
             import tf_hips
 
-            self._strategy = tf_hips.HierarchicalPS()
+            self._strategy = (
+                tf_hips.CompressedRing(compression) if compression else tf_hips.HierarchicalPS()
+            )
             self._rank = self._strategy.global_rank
         elif "HOROVOD_RANK" in os.environ:
             import horovod.tensorflow as hvd
@@ -112,6 +116,32 @@ class Worker:
             "later": sorted(later)[len(later) // 2],
             "cpu": time.process_time() - used,
         }
+
+    def accuracy(self, compression: str | None, seed: int, epochs: int) -> dict[str, Any]:
+        """Accuracy on handwritten digits, held out, after training under `CompressedRing`."""
+        import keras
+
+        import tf_hips
+        from examples import digits
+
+        keras.utils.set_random_seed(seed)
+        (x, y), test = digits.load()
+        strategy = tf_hips.CompressedRing(compression)
+        batch, workers = 16, strategy.num_replicas_in_sync
+        steps = len(x) // workers // batch
+        shard = slice(strategy.global_rank, steps * batch * workers, workers)
+        with strategy.scope():
+            model = digits.build()
+            rate = keras.optimizers.schedules.CosineDecay(2e-3, steps * epochs, alpha=0.02)
+            model.compile(
+                keras.optimizers.Adam(rate),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                metrics=["accuracy"],
+                steps_per_execution=8,
+            )
+        model.fit(x[shard], y[shard], batch_size=batch, epochs=epochs, verbose=0)
+        found = model.evaluate(*test, len(test[0]), verbose=0, return_dict=True)
+        return {"accuracy": float(found["accuracy"])}
 
     def _trainer(self, model: str, variant: str) -> Any:
         from benchmarks import keras_models
