@@ -117,7 +117,7 @@ class Worker:
             "cpu": time.process_time() - used,
         }
 
-    def accuracy(self, compression: str | None, seed: int, epochs: int, optimizer: str='adam') -> dict[str, Any]:
+    def accuracy(self, compression: str | None, seed: int, epochs: int) -> dict[str, Any]:
         """Accuracy on handwritten digits, held out, after training under `CompressedRing`."""
         import keras
 
@@ -134,7 +134,7 @@ class Worker:
             model = digits.build()
             rate = keras.optimizers.schedules.CosineDecay(2e-3, steps * epochs, alpha=0.02)
             model.compile(
-                keras.optimizers.Adam(rate) if optimizer=="adam" else keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(float(optimizer), steps * epochs, alpha=0.02), momentum=0.9),
+                keras.optimizers.Adam(rate),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
                 steps_per_execution=8,

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from benchmarks import collectives, collectives_parts, harness, shapes
+from benchmarks import collectives, collectives_jobs, collectives_parts, harness, shapes
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
 
@@ -31,33 +31,33 @@ def test_narrow_models_have_as_many_tensors(model: str) -> None:
 
 def test_a_step_is_bound_by_the_link_or_by_the_cores() -> None:
     # 25 MB at 100 Mbit/s are 2 s.
-    assert collectives_parts.bound_s(25e6, 100, 0.5, 0.25) == 2.0
-    assert collectives_parts.bound_s(25e6, 1000, 0.5, 0.25) == 0.75
+    assert collectives_jobs.bound_s(25e6, 100, 0.5, 0.25) == 2.0
+    assert collectives_jobs.bound_s(25e6, 1000, 0.5, 0.25) == 0.75
 
 
 def test_a_ratio_is_the_median_of_the_rounds() -> None:
-    found = collectives_parts.ratio_row("wire", "a", [1.0, 1.3, 1.2], about="b")
+    found = collectives_jobs.ratio_row("wire", "a", [1.0, 1.3, 1.2], about="b")
     assert (found["measured"], found["interval"], found["about"]) == (1.2, "1 - 1.3", "b")
-    assert collectives_parts.ratio_row("wire", "a", [1.5])["interval"] == ""
+    assert collectives_jobs.ratio_row("wire", "a", [1.5])["interval"] == ""
 
 
 def test_a_target_counts_the_worst_and_what_is_missing_is_not_met() -> None:
     name = "collectives-bound-onebit-100"
     assert of(name, [])["met"] == "no"
-    rows = [collectives_parts.ratio_row("wire", "a", [1.1, 1.1, 1.1], about=name)]
+    rows = [collectives_jobs.ratio_row("wire", "a", [1.1, 1.1, 1.1], about=name)]
     assert of(name, rows)["met"] == "yes"
-    rows.append(collectives_parts.ratio_row("wire", "b", [1.3, 1.3, 1.3], about=name))
+    rows.append(collectives_jobs.ratio_row("wire", "b", [1.3, 1.3, 1.3], about=name))
     worst = of(name, rows)
     assert (worst["what"], worst["met"], worst["target"]) == ("b", "no", "<= 1.25 x")
-    faster = [collectives_parts.row("wire", "c", 9.9, "x", about="collectives-faster-onebit")]
+    faster = [collectives_jobs.row("wire", "c", 9.9, "x", about="collectives-faster-onebit")]
     assert of("collectives-faster-onebit", faster)["met"] == "no"
 
 
 def test_a_wide_interval_around_the_bound_is_no_answer() -> None:
     name = "collectives-bound-onebit-100"
-    wide = collectives_parts.ratio_row("wire", "a", [0.9, 1.2, 1.6], about=name)
+    wide = collectives_jobs.ratio_row("wire", "a", [0.9, 1.2, 1.6], about=name)
     assert of(name, [wide])["met"] == "noisy"
-    beyond = collectives_parts.ratio_row("wire", "a", [0.7, 0.9, 1.2], about=name)
+    beyond = collectives_jobs.ratio_row("wire", "a", [0.7, 0.9, 1.2], about=name)
     assert of(name, [beyond])["met"] == "yes"
 
 
@@ -76,3 +76,24 @@ def test_every_target_is_about_something_that_is_measured() -> None:
 def test_choices_are_told_in_short() -> None:
     choices = [[None, "allreduce", 1], ["onebit", "ps", 4], ["onebit", "ps", 1]]
     assert collectives_parts.in_short(choices) == "1 exact, 2 onebit ps"
+
+
+def test_a_timeline_shows_what_travels_while_others_are_encoded() -> None:
+    def ran(pid: int, name: str, given: int, began: int, ended: int) -> list[dict]:
+        return [
+            {"ph": "B", "name": f"NEGOTIATE_{name}", "ts": given, "pid": pid},
+            {"ph": "X", "name": "0", "ts": given, "pid": pid, "dur": 0},
+            {"ph": "E", "ts": began, "pid": pid},
+            {"ph": "B", "name": name, "ts": began, "pid": pid},
+            {"ph": "B", "name": f"GLOO_{name}", "ts": began, "pid": pid},
+            {"ph": "E", "ts": ended, "pid": pid},
+            {"ph": "E", "ts": ended, "pid": pid},
+        ]
+
+    step_before = ran(1, "ALLTOALL", 100, 200, 900)
+    barrier = ran(2, "ALLREDUCE", 1000, 1100, 1200)
+    first = ran(1, "ALLTOALL", 2_000_000, 2_000_000, 5_000_000)
+    second = ran(3, "ALLTOALL", 4_000_000, 5_000_000, 6_000_000)
+    title = {"ph": "M", "name": "process_name", "pid": 0, "args": {}}
+    found = collectives_parts.overlap([title, *step_before, *barrier, *first, *second])
+    assert found == (4.0, 2.0)
