@@ -42,7 +42,9 @@ _MERGES = ((8, 1 << 10, 2), (2, CHUNK, 2), (2, CHUNK, 4))
 # Bytes of collectives; a slow link stops where the next size would take too long.
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _LEAST_SIZES = 3  # that are measured whatever the clock says
-_TELLING = 3.0  # times as long as the smallest: how long the largest has to take
+# How many times as long as the smallest one the largest has to take: latencies vary, and what they
+# vary by must be little beside what the bytes take.
+_TELLING = 8.0
 _AT_ONCE = 8  # small collectives that are begun together
 _CODECS_SHARE = 0.4  # of the budget
 _LEAST_REPEATS, _MOST_REPEATS = 2, 9
@@ -333,7 +335,8 @@ class _Links:
             repeats = int(min(left / 2 / expected - 1, _MOST_REPEATS))
             if repeats < _LEAST_REPEATS:
                 # A size that takes hardly longer than the smallest one tells nothing of the link.
-                is_needed = place < _LEAST_SIZES or last < _TELLING * alone
+                is_bearable = expected * (1 + _LEAST_REPEATS) < 2 * self._share_s
+                is_needed = place < _LEAST_SIZES or (last < _TELLING * alone and is_bearable)
                 repeats = _LEAST_REPEATS if is_needed else 0
             repeats = primitives.broadcast_object(repeats, what=f"sizes of {kind}")
             if repeats == 0:
