@@ -10,7 +10,7 @@ SHELL := /bin/bash
 PYTHON ?=
 export PYTHON
 BIN := .venv/bin
-# Two tests at a time; tests/conftest.py says which of them never meet.
+# Two tests at a time; tests/support/schedule.py says which of them never meet.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 # Files of ours in C++, written by hand: git knows them, generated ones it does not.
 CC_FILES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh' ':!tests/**/golden/**'

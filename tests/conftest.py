@@ -32,15 +32,13 @@ GRACE_S = 30.0
 # Seconds that processes which were told to end may take to do so.
 LINGER_S = 3.0
 
-# Folders whose tests start many processes and wait for deadlines, by what they start most. The
-# features wait for nothing: they go beside all others, else one worker has all that takes long.
-_GROUPS = {"comm": "ranks", "strategies": "ranks", "cli": "servers", "ps": "servers"}
-_ALONE = {"test_features": "features"}
-
 # TensorFlow reads these when it is imported, here or in a child.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# oneDNN makes code for each shape that a kernel meets: a quarter of what small models take. Tests
+# that run whole programs as users do (the demo, the page on new algorithms) have it on.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 # The same examples on every run; `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile(
@@ -79,7 +77,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if re.search(r"^pytestmark = .*\bmark\.tf\b", text, re.MULTILINE) else None
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With `--dist loadgroup`; else pytest-xdist's own."""
+    from tests.support.schedule import ByGroup
+
+    return ByGroup(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
         "gpu": None if any(Path("/dev").glob("nvidia[0-9]*")) else "no NVIDIA device",
@@ -91,28 +96,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
-        group = _group(item)
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
-def _group(item: pytest.Item) -> str | None:
-    """Tests of a group run one after the other, in one worker of pytest-xdist.
-
-    Tests that keep every core busy are never beside each other, nor are those that wait for
-    deadlines. Tests that share a fixture of their module are a group, so that it is made once.
-    """
-    group = "ranks" if item.get_closest_marker("ranks") else _GROUPS.get(item.path.parent.name)
-    group = _ALONE.get(item.path.stem, group)
-    if group:
-        return group
-    fixtures = getattr(item, "_fixtureinfo", None)
-    shared = fixtures and any(
-        definition.scope == "module" and definition.baseid
-        for definitions in fixtures.name2fixturedefs.values()
-        for definition in definitions
-    )
-    return item.path.stem if shared else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import hurried
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/new-algorithm.md").read_text(encoding="utf-8")
 FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -38,7 +40,10 @@ def test_the_page_runs_as_it_stands(tmp_path: Path) -> None:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT),
         "TF_HIPS_CACHE": str(tmp_path / "cache"),
+        "CXX": str(hurried.compiler(tmp_path)),
+        hurried.HURRY: "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_ENABLE_ONEDNN_OPTS": "1",
         "LC_ALL": "C",
     }
     folder = tmp_path / "work"

@@ -76,6 +76,13 @@ def train(model, used, epochs=3, **options):
     ).history
 
 
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """The model after three epochs without a stop, and its History."""
+    model = build()
+    return model, train(model, callbacks()[1])
+
+
 def test_keras_callbacks_remember(tmp_path):
     import keras
 
@@ -138,10 +145,8 @@ def test_a_stopped_run_goes_on_at_the_step_bit_for_bit(tmp_path, steps_per_execu
     assert len(train(resumed, [], epochs=1)["loss"]) == 1
 
 
-def test_a_run_stopped_between_epochs_goes_on_with_the_next(tmp_path):
-    model = build()
-    _, used = callbacks()
-    history = train(model, used)
+def test_a_run_stopped_between_epochs_goes_on_with_the_next(tmp_path, uninterrupted):
+    model, history = uninterrupted
     stopped = build()
     _, used = callbacks(tmp_path, stop_at=2, stop_when="epoch begins")
     with pytest.raises(Stop):
@@ -322,9 +327,8 @@ def stopping_at(epoch, batch=None):
 @pytest.mark.parametrize(
     ("batch", "name"), [(None, "epoch-2-step-0"), (5, "epoch-2-step-0"), (2, "epoch-1-step-3")]
 )
-def test_a_run_that_is_asked_to_stop_goes_on(tmp_path, batch, name):
-    model = build()
-    history = train(model, callbacks()[1])
+def test_a_run_that_is_asked_to_stop_goes_on(tmp_path, uninterrupted, batch, name):
+    model, history = uninterrupted
     # No backup is due where it stops.
     _, used = callbacks(tmp_path / "backup", save_freq=5)
     train(build(), [*used, stopping_at(1, batch)])

@@ -14,6 +14,14 @@ import pytest
 from tf_hips.config import Tls
 
 COMMAND = (sys.executable, "-m", "tf_hips.cli")
+# Whom the server turns away gets no further than this.
+JOIN = """
+import sys
+from tf_hips import config
+from tf_hips.ps.client import Client
+run = config.current()
+Client(run.uplink, run.run, 1).join(sys.argv[1], "same", run.seed)
+"""
 TRAIN = """
 import sys
 import keras, numpy as np
@@ -67,9 +75,11 @@ def server(certificates: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]
         process.communicate()
 
 
-def party(folder: Path, name: str, compression: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "train.py"
-    script.write_text(TRAIN)
+def party(
+    folder: Path, name: str, compression: str, program: str = JOIN
+) -> subprocess.CompletedProcess[str]:
+    script = folder / "program.py"
+    script.write_text(program)
     address = (folder / "address").read_text().strip()
     return subprocess.run(
         [
@@ -100,7 +110,7 @@ def test_a_server_refuses_and_goes_on(server: subprocess.Popen[str], tmp_path: P
     assert "onebit" in other.stderr
     assert "terngrad" in other.stderr
 
-    welcome = party(tmp_path, "west", "onebit")
+    welcome = party(tmp_path, "west", "onebit", TRAIN)
     assert welcome.returncode == 0, welcome.stderr
     assert "[west/worker0] trained on 1" in welcome.stdout
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-# Seconds from a worker's end to the end of the job; and for TensorFlow to load and train a step.
+# Seconds from a worker's end to the end of the job; and for TensorFlow to load and train steps.
 END_WITHIN_S = 20.0
 START_WITHIN_S = 90.0
 
@@ -41,10 +41,23 @@ model.fit(np.tile(x, (20000, 1)), np.ones(640000, "float32"), batch_size=8, verb
           callbacks=[Mark()])
 """
 
+# Without TensorFlow: in the run, and then busy with something else.
+JOIN = """
+import os, pathlib, sys, time
+from tf_hips import config
+from tf_hips.ps.client import Client
 
-def start(folder: Path, failing_rank: int) -> subprocess.Popen[str]:
-    script = folder / "train.py"
-    script.write_text(TRAIN)
+run = config.current()
+client = Client(run.uplink, run.run, 1)
+child = client.join("onebit", "same", run.seed).child
+(pathlib.Path(sys.argv[1]) / f"{child}").write_text(f"{os.getpid()}\\n")
+time.sleep(300)
+"""
+
+
+def start(folder: Path, program: str, failing_rank: int) -> subprocess.Popen[str]:
+    script = folder / "program.py"
+    script.write_text(program)
     temporary = folder / "tmp"
     temporary.mkdir()
     return subprocess.Popen(
@@ -73,8 +86,7 @@ def wait_for_pid(path: Path, job: subprocess.Popen[str]) -> int:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("kind", ["killed", "raises"])
 def test_when_a_worker_fails_all_end_and_it_is_named(tmp_path: Path, kind: str) -> None:
-    failing_rank = 1 if kind == "raises" else -1
-    job = start(tmp_path, failing_rank)
+    job = start(tmp_path, *((TRAIN, 1) if kind == "raises" else (JOIN, -1)))
     try:
         pids = [wait_for_pid(tmp_path / str(rank), job) for rank in range(2)]
         processes = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]

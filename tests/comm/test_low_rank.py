@@ -196,11 +196,6 @@ def _compare_with_numpy():
             np.testing.assert_allclose(result, exact, atol=1e-4 * np.abs(exact).max())
 
 
-@ranks(2)
-def test_two_ranks_equal_numpy():
-    _compare_with_numpy()
-
-
 @ranks(3)
 def test_three_ranks_equal_numpy():
     _compare_with_numpy()

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import compll
 import tf_hips
 from compll import pipeline
 from tests.ops.codecs import bits, gradient
+from tests.support import hurried
 from tests.support.ranks import process_groups
 from tf_hips.errors import LibraryError, ProtocolError, SpecificationError
 from tf_hips.ops import (
@@ -51,12 +53,17 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
             for name in names:
                 patch.setattr(module, name, {})
         patch.setenv(jit.CACHE, str(folder))
+        patch.setenv("CXX", str(hurried.compiler(tmp_path_factory.mktemp("compiler"))))
         yield folder
 
 
 @pytest.fixture(scope="module")
-def mine(_cache) -> Compressor:
-    return tf_hips.load(MINE)(2.0, salt=BIG)
+def mine(_cache) -> Iterator[Compressor]:
+    """Compiled as it is for users; what these tests compile besides, in a hurry."""
+    codec = tf_hips.load(MINE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(hurried.HURRY, "1")
+        yield codec(2.0, salt=BIG)
 
 
 def changed(folder: Path, name: str = "mine") -> Path:
@@ -296,7 +303,7 @@ def test_processes_at_once_compile_once(mine: Compressor, tmp_path: Path) -> Non
     compiler, count = tmp_path / "counting", tmp_path / "count"
     compiler.write_text(
         f'#!/bin/sh\nif [ "$1" != --version ]; then echo x >>{count}; fi\n'
-        f'exec {shutil.which("g++")} "$@"\n'
+        f'exec {os.environ["CXX"]} "$@"\n'
     )
     compiler.chmod(0o755)
     environment = {**os.environ, jit.CACHE: str(tmp_path / "cache"), "CXX": str(compiler)}

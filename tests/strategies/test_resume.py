@@ -42,7 +42,7 @@ def ring(case):
     return tf_hips.CompressedRing(compression=CASES[case]["compression"])
 
 
-def make(strategy, steps_per_execution=1, dropout=0.5, width=8):
+def make(strategy, steps_per_execution=1, dropout=0.5, width=8, **options):
     import keras
 
     keras.utils.set_random_seed(7)
@@ -62,6 +62,7 @@ def make(strategy, steps_per_execution=1, dropout=0.5, width=8):
             "mse",
             metrics=["mae"],
             steps_per_execution=steps_per_execution,
+            **options,
         )
     return model
 
@@ -222,12 +223,9 @@ def _go_on(folder):
         checkpoint.read(str(folder / f"checkpoint-{1 - rank}"))
 
 
-def _parties(folder):
-    import shutil
-
+def _one_process(folder):
     from tests.strategies import training
-    from tests.strategies.test_hierarchical_ps import SITES, _configs
-    from tf_hips import CompressedRing, HierarchicalPS
+    from tf_hips import CompressedRing
     from tf_hips.callbacks import BackupAndRestore
     from tf_hips.config import Run
     from tf_hips.data import shard
@@ -238,9 +236,7 @@ def _parties(folder):
     with pytest.raises(ValueError, match="compression is None and was error_feedback"):
         fit(make(CompressedRing()), "onebit", folder / "of two")
 
-    whole, stopped, resumed = _configs()
-
-    # One process: the second `fit` of the same data is broken off, and goes on in the same order.
+    # The second `fit` of the same data is broken off, and goes on in the same order.
     def second_fit(model, rows, stop_at=None):
         import keras
 
@@ -249,12 +245,12 @@ def _parties(folder):
                 if epoch == stop_at:
                     raise Stop
 
-        backup = BackupAndRestore(folder / f"second-{whole.uplink.site}")
+        backup = BackupAndRestore(folder / "second")
         model.fit(rows, epochs=3, verbose=0, callbacks=[backup, Stopping()])
 
     def first_fit(seed):
         strategy = CompressedRing(config=Run(seed=seed))
-        model = make(strategy)
+        model = make(strategy, run_eagerly=True)
         rows = shard(training.data(24), BATCH, group=0, groups=1, seed=3)
         model.fit(rows, epochs=2, verbose=0)
         return strategy, model, rows
@@ -269,6 +265,15 @@ def _parties(folder):
         second_fit(*first_fit(2)[1:])
     second_fit(model, rows)
     assert bits(strategy, model) == expected
+
+
+def _parties(folder):
+    import shutil
+
+    from tests.strategies.test_hierarchical_ps import SITES, _configs
+    from tf_hips import HierarchicalPS
+
+    whole, stopped, resumed = _configs()
 
     # Parties share a directory.
     place = folder / "parties" / whole.uplink.site
@@ -300,6 +305,7 @@ def test_a_stopped_run_goes_on_in_new_processes(tmp_path):
     run_parties(_train, {"folder": tmp_path}, [2], deadline_s=100)
     shutil.copytree(tmp_path / "onebit", tmp_path / "of two" / "onebit")
     run_parties(_go_on, {"folder": tmp_path}, [2], deadline_s=100)
+    run_parties(_one_process, {"folder": tmp_path}, [1], deadline_s=100)
     with contextlib.ExitStack() as stack:
         runs = []
         for run in ("whole", "stopped", "resumed"):

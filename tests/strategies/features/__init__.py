@@ -84,10 +84,13 @@ _PAIRS = (
     ("ring", "parties-terngrad"),
     ("ring-powersgd", "party"),
 )
-# What these look at is done around the steps, and the same for every sum of gradients: each of
-# their features meets one configuration, all of them together the pairs.
-# `test_all_features_hold_everywhere` (slow) shows each in every one.
-_AROUND_STEPS = ("ways", "inputs", "metrics", "noise", "saving", "callbacks", "ours")
+# How many configurations of the pairs a feature meets; `test_all_features_hold_everywhere` (slow)
+# shows each in every one.
+# Where gradients are summed as they are: the numbers of one process say most about a model.
+_EXACT = ("models", "optimizers", "precision")
+# What is done around the steps is the same for every sum of gradients: one configuration for each
+# feature, all of them together meet the pairs.
+_ONCE = ("ways", "inputs", "metrics", "noise", "saving", "callbacks", "ours")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,28 +102,36 @@ class Feature:
         check: runs it on one rank.
         is_alone: whether it is about one worker.
         share: number of the parameter among those of the function; None without parameters.
-        is_shown_once: whether the cover shows it in one configuration instead of two.
+        shown: which of a pair of configurations the cover shows it in: "twice" in both, "exact" in
+            the one that compresses nothing, "once" in one of them by turns.
     """
 
     name: str
     check: Callable[[Any], None]
     is_alone: bool
     share: int | None
-    is_shown_once: bool
+    shown: str
 
 
 _registry: dict[str, Feature] = {}
 
 
 def feature(
-    *, alone: bool = False, each: Iterable[str] | None = None
+    *, alone: bool = False, each: Iterable[str] | None = None, twice: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Registers the decorated function, which takes the job, and one of `each` if given."""
+    """Registers the decorated function, which takes the job, and one of `each` if given.
+
+    `twice`: whether it is shown with compression too, although its module's others are not.
+    """
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
-        once = each is not None or check.__module__.rpartition(".")[2] in _AROUND_STEPS
+        module = check.__module__.rpartition(".")[2]
+        shown = "exact" if module in _EXACT else "twice"
+        if each is not None or module in _ONCE:
+            shown = "once"
+        shown = "twice" if twice else shown
         if each is None:
-            features = [Feature(check.__name__, check, alone, None, once)]
+            features = [Feature(check.__name__, check, alone, None, shown)]
         else:
             features = [
                 Feature(
@@ -128,7 +139,7 @@ def feature(
                     functools.partial(check, parameter=parameter),
                     alone,
                     share,
-                    once,
+                    shown,
                 )
                 for share, parameter in enumerate(each)
             ]
@@ -157,9 +168,8 @@ def everything() -> dict[str, Feature]:
 def cover(configuration: Configuration, *, is_full: bool = False) -> list[Feature]:
     """The features that are shown in `configuration`: all, or the pairwise cover's share.
 
-    In the cover a feature is shown in a pair of configurations; of one with parameters, each
-    parameter in one of them, so that all parameters together meet the pairs; so do the features
-    about what is done around the steps.
+    In the cover a feature is shown in a pair of configurations, or in one of the pair; so all
+    parameters of a feature together meet the pairs, and so do all features that look at a kind.
     """
     features = everything().values()
     if configuration == ALONE:
@@ -173,8 +183,11 @@ def cover(configuration: Configuration, *, is_full: bool = False) -> list[Featur
 
 
 def _configurations(place: int, one: Feature) -> tuple[str, ...]:
-    if not one.is_shown_once:
-        return _PAIRS[place % len(_PAIRS)]
+    pair = _PAIRS[place % len(_PAIRS)]
+    if one.shown == "exact":
+        return tuple(exact.name for exact in configurations(pair) if exact.is_exact)
+    if one.shown == "twice":
+        return pair
     number = place if one.share is None else one.share
     pair = _PAIRS[number // 2 % len(_PAIRS)]
     return (pair[number % 2],)

@@ -94,7 +94,7 @@ def descent(rate=0.1):
     return keras.optimizers.SGD(rate, momentum=0.9)
 
 
-@feature()
+@feature(twice=True)
 def mlp(job: Job):
     compare(job, build_mlp, linear(job))
 
@@ -120,7 +120,7 @@ def build_cnn(**options):
     return model
 
 
-@feature()
+@feature(twice=True)
 def cnn_with_synchronized_batch_normalization(job: Job):
     model, _ = compare(job, lambda: build_cnn(synchronized=True), images(job))
     # The statistics are those of all rows at any time, before they are averaged too.
@@ -153,7 +153,7 @@ def tokens(job: Job, steps: int = STEPS // 2):
     return x.astype(np.int32), (x[:, 0] > 9).astype(np.float32)
 
 
-@feature()
+@feature(twice=True)
 def embedding(job: Job):
     def build():
         model = keras.Sequential(
@@ -207,7 +207,7 @@ class Subclassed(keras.Model):
 def subclassed_model(job: Job):
     def build():
         model = Subclassed()
-        model.compile(keras.optimizers.SGD(0.05), "mse")
+        model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=True)
         return model
 
     compare(job, build, linear(job))
@@ -264,7 +264,7 @@ def regularizers(job: Job):
                 keras.layers.Dense(3, kernel_constraint="max_norm"),
             ]
         )
-        model.compile(descent(0.05), "mse")
+        model.compile(descent(0.05), "mse", run_eagerly=True)
         return model
 
     compare(job, build, linear(job))
@@ -282,7 +282,7 @@ def frozen_layers_keep_their_bits(job: Job):
             ]
         )
         model.layers[0].trainable = model.layers[1].trainable = False
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", run_eagerly=True)
         return model
 
     model = job.make(build)

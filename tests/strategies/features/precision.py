@@ -29,7 +29,7 @@ def float64_weights(job: Job):
     assert {str(weight.dtype) for weight in model.weights} == {"float64"}
 
 
-@feature()
+@feature(twice=True)
 def mixed_float16(job: Job):
     """One rank alone overflows: the step is skipped on all, and the scale halves on all."""
     keras.mixed_precision.set_dtype_policy("mixed_float16")
