@@ -2,6 +2,7 @@
 """The guards around every test: each is seen to catch what it is for, in a pytest of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,22 @@ def test_golden_compares_and_updates(tmp_path: Path) -> None:
     Golden(tmp_path / "golden", update=False).check("a.txt", "one\n")
     with pytest.raises(AssertionError, match=r"differs[\s\S]*-one\n\+two"):
         Golden(tmp_path / "golden", update=False).check("a.txt", "two\n")
+
+
+@pytest.mark.heavy
+def test_a_group_stays_in_one_worker() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-v"),
+            *("-p", "no:cacheprovider", "tests/cli/test_output.py"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    workers = re.findall(r"^\[(gw\d)\] .* PASSED ", done.stdout, re.MULTILINE)
+    assert len(workers) >= 10
+    assert len(set(workers)) == 1
