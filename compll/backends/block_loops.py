@@ -3,8 +3,8 @@
 
 from compll.backends.c_common import max_bits
 from compll.backends.loops import Loops, Stored, parts_of
-from compll.backends.row_code import Apart, RowCode
-from compll.backends.stored import is_in_memory, is_of_floats
+from compll.backends.row_code import Apart, RowCode, RowResult, can_fold, results_of_rows
+from compll.backends.stored import is_in_memory, is_of_floats, tile_bytes
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.sizes import blocks_in
@@ -222,6 +222,40 @@ class BlockLoops(Loops):
             "  return;",
             "}",
         )
+
+    def _sweep_rows(self, sweep: nodes.Sweep, results: list[str], targets: dict[int, str]) -> None:
+        """Reduces and writes a step in rows where the machine has them, if all of it can be."""
+        if self.apart is None or not sweep.reduces:
+            return
+        found: list[RowResult] = []
+        trees = []
+        needs: dict[str, tuple[str, str]] = {}
+        for (_, reduce), result in zip(sweep.reduces, results, strict=True):
+            rows = self._rows_of(reduce.source, needs)
+            if rows is not None and reduce.type == FLOAT and can_fold(reduce.reducer):
+                if rows.prepare_value():
+                    trees.append(result)
+                    found.append(RowResult(rows, reduce.reducer, f"{result}.lanes()"))
+            elif rows is not None and reduce.reducer == "sum" and rows.prepare_flags():
+                found.append(RowResult(rows, None, f"&{result}", is_count=True))
+        for write in sweep.writes:
+            rows = self._rows_of(write.value, needs)
+            if rows is not None and rows.prepare_flags():
+                at = f"{targets[write.field]} + {tile_bytes('1')}"
+                found.append(RowResult(rows, None, at))
+        is_plain = not any(row.code.uses_bytes or row.code.uses_blocks for row in found)
+        if not is_plain or len(found) != len(sweep.reduces) + len(sweep.writes):
+            return
+        self.lines.open(f"if ({results_of_rows(self.apart, found)}) {{")
+        self.lines.add(*(f"{tree}.taken(count);" for tree in trees), "return;")
+        self.lines.close()
+
+    def _rows_of(self, part: nodes.Expr, needs: dict[str, tuple[str, str]]) -> RowCode | None:
+        """`needs`: the arguments of the function that the part belongs to."""
+        if not isinstance(part, nodes.Elementwise):
+            return None
+        self._position = part.position
+        return RowCode(self.c, self, part, frozenset(self._hoisted), arguments=needs)
 
     def _write_rows(self, part: nodes.Elementwise, kind: UInt, target: str) -> bool:
         """Writes the codes of a tile, made in rows where the machine has them, if they can be."""

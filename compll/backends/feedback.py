@@ -36,6 +36,14 @@ _SUM_TILE = (
     "  all_finite &= sum_tile(gradient + base, residual + base, count, value + base);",
     "}",
 )
+_DECODE_RANGES = (
+    "if constexpr (kFeedback) {",
+    "  for_ranges_back(n, [&](int64_t begin, int64_t end) {",
+    "    float* const to = value + begin;",
+    "    decode_fields(params, body, layout, to, n, TF_HIPS_RESIDUAL, begin, end);",
+    "  });",
+    "}",
+)
 _DECODE_ALL = (
     "if constexpr (kFeedback) {",
     "  decode_fields(params, body, layout, value, n, TF_HIPS_RESIDUAL, 0, n);",
@@ -89,12 +97,14 @@ class Fusion:
         last: number of the step whose tiles are decoded again; None: a loop behind all steps does.
         is_checked: the function returns a status, and notes whether all sums are finite.
         is_sparse: decoding writes a few elements.
+        is_ranged: decoding makes any elements without the others.
     """
 
     first: int | None
     last: int | None
     is_checked: bool = False
     is_sparse: bool = False
+    is_ranged: bool = False
 
     @staticmethod
     def of(plan: nodes.Plan) -> "Fusion":
@@ -113,7 +123,7 @@ class Fusion:
         last: int | None = len(plan.encode) - 1
         if not plan.encode or not _can_decode(plan, plan.encode[-1], encode.gradient):
             last = None
-        return Fusion(first, last, returns_status(plan), _is_sparse(plan))
+        return Fusion(first, last, returns_status(plan), _is_sparse(plan), has_ranges(plan))
 
     def begin_lines(self) -> tuple[str, ...]:
         """What is done before all steps."""
@@ -137,7 +147,7 @@ class Fusion:
         if self.last is not None:
             return ()
         if not decode_fails:
-            return _DECODE_ALL
+            return _DECODE_RANGES if self.is_ranged else _DECODE_ALL
         mode = "TF_HIPS_RESIDUAL"
         if self.is_sparse:
             mode = f"all_finite ? kResidualOfFinite : static_cast<int32_t>({mode})"

@@ -226,6 +226,8 @@ class Loops:
         self.lines.add(*first)
         self._prepare(parts)
         self._is_single = len(parts) == 1
+        if not last:
+            self._sweep_rows(sweep, results, targets)
         for (_, reduce), result in zip(sweep.reduces, results, strict=True):
             self._reduce(reduce, result)
         for write in sweep.writes:
@@ -405,6 +407,9 @@ class Loops:
         self._run_unpacks()
         self.lines.add(*self._spreads)
         self._spreads.clear()
+
+    def _sweep_rows(self, sweep: nodes.Sweep, results: list[str], targets: dict[int, str]) -> None:
+        """Reduces and writes a step another way, if there is one, and ends it then."""
 
     def _write_rows(self, part: nodes.Elementwise, kind: UInt, target: str) -> bool:
         """Writes the codes of a tile another way, if there is one."""

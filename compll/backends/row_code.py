@@ -19,7 +19,8 @@ from compll.ir.walk import walk
 
 _COMPARISONS = {"<": "less", "<=": "at_most", ">": "more", ">=": "at_least", "==": "equal"}
 _COMPARISONS |= {"!=": "unequal"}
-_FOLDS = {"max": "row_maximum(a, x)", "min": "row_minimum(a, x)", "sum": "a + x", "prod": "a * x"}
+_FOLDS = {"max": "row_maximum({a}, x)", "min": "row_minimum({a}, x)"}
+_FOLDS |= {"sum": "{a} + x", "prod": "{a} * x"}
 
 
 class _NoRowsError(Exception):
@@ -121,6 +122,19 @@ class RowCode:
             return False
         return True
 
+    def prepare_flags(self) -> bool:
+        """Finds how a row of codes of a bit is decided; False: there is no way."""
+        value = self._root(self.part.value)
+        if not isinstance(value, nodes.Convert) or value.operand.type != BOOL:
+            return False
+        if not isinstance(value.type, UInt) or value.type.bits != 1:
+            return False
+        try:
+            self.body = [*self._declared(), f"const RowFlags x = {self._flags(value.operand)};"]
+        except _NoRowsError:
+            return False
+        return True
+
     def values(self, apart: Apart) -> str:
         """Writes the function that decodes; returns the call of it, but for mode and target."""
         body = self.body
@@ -157,7 +171,7 @@ class RowCode:
             "  Row a = x;",
             "  for (int64_t at = begin + 16; at < begin + length; at += 16) {",
             *(f"    {line}" for line in body),
-            f"    a = {_FOLDS[reducer]};",
+            f"    a = {_FOLDS[reducer].format(a='a')};",
             "  }",
             f"  *to++ = combine_row<{reducer.capitalize()}>(init, a);",
             "}",
@@ -303,7 +317,8 @@ def _emit(
     """Writes a function with what several rows need; returns the call of it, but for `target`."""
     name = f"{apart.name}{apart.number}"
     apart.number += 1
-    needs = [(text, *found) for row in rows for text, found in row.arguments.items()]
+    # Parts of one loop may share what they need.
+    needs = dict.fromkeys((text, *found) for row in rows for text, found in row.arguments.items())
     parameters = [f"{kind} {parameter}" for _, parameter, kind in needs]
     given = [text for text, _, _ in needs]
     if begin is not None and any(row.uses_blocks for row in rows):
@@ -326,6 +341,54 @@ def _emit(
         "",
     )
     return f"has_rows() && {name}({', '.join(['count', *given])}, "
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What a loop makes of the values of one part.
+
+    Attributes:
+        code: computes x, a row of floats or of codes of a bit.
+        reducer: that floats are folded by, into a Tree; None: codes are counted, or written.
+        target: C++ for the lanes of the Tree, the number of codes, or where they are written.
+        is_count: codes are counted.
+    """
+
+    code: RowCode
+    reducer: str | None
+    target: str
+    is_count: bool = False
+
+
+def can_fold(reducer: str) -> bool:
+    """Whether rows can be folded by a reducer."""
+    return reducer in _FOLDS
+
+
+def results_of_rows(apart: Apart, results: list[RowResult]) -> str:
+    """Writes the function that reduces and writes a step; returns its call, but for the end."""
+    parameters, given, before, each, after = [], [], [], [], []
+    for number, result in enumerate(results):
+        to, a = f"to{number}", f"all{number}"
+        given.append(result.target)
+        if result.reducer is not None:
+            parameters.append(f"float* {to}")
+            before.append(f"Row {a} = row_at({to});")
+            step = f"{a} = {_FOLDS[result.reducer].format(a=a)};"
+            after.append(f"row_store({to}, {a});")
+        elif result.is_count:
+            parameters.append(f"int64_t* {to}")
+            before.append(f"int64_t {a} = *{to};")
+            step = f"{a} += __builtin_popcount(x);"
+            after.append(f"*{to} = {a};")
+        else:
+            parameters.append(f"uint8_t* {to}")
+            step = f"store_bits(x, {to} + at / 8);"
+        each += ["  {", *(f"    {line}" for line in result.code.body), f"    {step}", "  }"]
+    lines = ["if (count % 16 != 0) return false;", *before]
+    lines += ["for (int64_t at = 0; at < count; at += 16) {", *each, "}", *after, "return true;"]
+    rows = [result.code for result in results]
+    return f"{_emit(rows, apart, lines, ', '.join(parameters), 'base')}{', '.join(given)})"
 
 
 def sum_of_rows(apart: Apart, rows: list[RowCode]) -> str:

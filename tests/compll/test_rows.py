@@ -38,6 +38,19 @@ PROGRAMS = {
     out = concat(least, most, codes);""",
 }
 
+REDUCTIONS = """
+    lambda_func small = [&](float g) -> uint1 { return abs(g) <= 0.5 || g == 2.0; }
+    lambda_func part = [&](float g) -> float { return g < 0.25 ? g * 0.5 : -g; }
+    uint1* flags = map(gradient, small);
+    float total = reduce(map(gradient, part), 3, sum);
+    float most = reduce(gradient, -1, max);
+    float least = reduce(map(gradient, part), 1, min);
+    lambda_func near = [&](float g) -> float { return g < 0 ? 1.0009765625 : 0.9990234375; }
+    float product = reduce(map(gradient, near), 1, prod);
+    int number = reduce(flags, 5, sum);
+    uint32 found = number;
+    out = concat(total, most, least, product, found, flags);"""
+
 DECODER = """
 void CutEncode(float* gradient, uint8* out) {
     float* top = block_reduce(gradient, 32, 0, max);
@@ -67,6 +80,16 @@ def test_codes_agree(name):
         for kind, x in gradients(n).items():
             expected = reference.encode(x, seed=5, offset=3).tobytes()
             assert codec.encode(x, seed=5, offset=3).tobytes() == expected, (n, kind)
+
+
+def test_reductions_agree():
+    program = compll.compile_text(encoder(REDUCTIONS), "reductions")
+    assert compll.generate(program)["reductions.codec.cc"].count("_tree.taken(count);") == 4
+    reference, codec = compll.Reference(program), compiled(program)
+    for n in LENGTHS:
+        for kind, x in gradients(n).items():
+            expected = reference.encode(x).tobytes()
+            assert codec.encode(x).tobytes() == expected, (n, kind)
 
 
 def test_values_agree_in_every_mode():

@@ -194,6 +194,14 @@ class Tree {
     if (rows_ == kRows) end_block();
   }
 
+  // Where the 16 lanes of the present block are, for those that fold rows to them by themselves,
+  // and tell of whole rows then.
+  TF_HIPS_INLINE float* lanes() { return reinterpret_cast<float*>(lanes_); }
+  TF_HIPS_INLINE void taken(int64_t count) {
+    rows_ += count / kLanes;
+    if (rows_ == kRows) end_block();
+  }
+
   TF_HIPS_INLINE float finish(float init) {
     if (rows_ > 0) {
       // One row of the padding does what all of them do.

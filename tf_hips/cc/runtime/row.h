@@ -99,6 +99,11 @@ TF_HIPS_AVX512_INLINE RowFlags row_bits(const uint8_t* codes) {
   return flags;
 }
 
+// Codes of a bit of a row.
+TF_HIPS_AVX512_INLINE void store_bits(RowFlags flags, uint8_t* codes) {
+  std::memcpy(codes, &flags, sizeof flags);
+}
+
 TF_HIPS_AVX512_INLINE Row row_of_codes(RowCodes codes) { return _mm512_cvtepi32_ps(codes); }
 TF_HIPS_AVX512_INLINE RowFlags row_is_set(RowCodes codes) {
   return _mm512_test_epi32_mask(codes, codes);

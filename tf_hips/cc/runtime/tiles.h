@@ -34,6 +34,18 @@ TF_HIPS_INLINE void for_steps(int64_t base, Count count, const Step& step) {
                    [&](int64_t at, auto length) TF_HIPS_INLINED { step(base + at, at, length); });
 }
 
+// Calls range(begin, end) for parts of 0 .. n - 1, the last ones first: what was written last is
+// still in the second-level cache.
+template <typename Range>
+TF_HIPS_INLINE void for_ranges_back(int64_t n, const Range& range) {
+  constexpr int64_t kRange = 64 * kTile;
+  for (int64_t end = n; end > 0;) {
+    const int64_t begin = (end - 1) / kRange * kRange;
+    range(begin, end);
+    end = begin;
+  }
+}
+
 // Floats ahead of a step that are asked for while it is computed. A processor does so by itself,
 // but not over the ends of pages of 1024 floats, and not while it computes for long without reading
 // on: memory would rest meanwhile.
