@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips import config, log
-from tf_hips.comm import primitives, profiling
+from tf_hips.comm import links, primitives, profiling
 from tf_hips.comm.cost_model import Backward
 from tf_hips.comm.plan import Choice, Plan
 from tf_hips.comm.planner import DEFAULT_CANDIDATES, make_plan
@@ -117,7 +117,7 @@ def _kept(path: Path) -> Profile | None:
         return None
     profile = config.build(Profile, found, "the profile of rank 0")
     expected = profile.allreduce.delay + profile.allreduce(_CHECKED_BYTES)
-    seconds = profiling.seconds_of_allreduce(_CHECKED_BYTES)
+    seconds = links.seconds_of_allreduce(_CHECKED_BYTES)
     if not expected / _TRUSTED <= seconds <= expected * _TRUSTED:
         if primitives.rank() == 0:
             log.info(

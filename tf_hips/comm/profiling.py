@@ -17,7 +17,6 @@ import platform
 import socket
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +25,8 @@ import tensorflow as tf
 
 import tf_hips
 from tf_hips.comm import primitives
-from tf_hips.comm.profile import Codec, Collective, Cost, MergeCost, Point, Profile, fit
+from tf_hips.comm.links import KINDS, LEAST_REPEATS, MOST_REPEATS, Links, timed, traced
+from tf_hips.comm.profile import Codec, Cost, MergeCost, Point, Profile, fit
 from tf_hips.errors import print_in_one_line
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor, check_makes_packets, parse
@@ -39,15 +39,7 @@ DEFAULT_BUDGET_S = 8.0
 _CALLS = ((8, 1 << 10), (1, CHUNK), (3, CHUNK))
 # The same and packets, for merging.
 _MERGES = ((8, 1 << 10, 2), (2, CHUNK, 2), (2, CHUNK, 4))
-# Bytes of collectives; a slow link stops where the next size would take too long.
-_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-_LEAST_SIZES = 3  # that are measured whatever the clock says
-# How many times as long as the smallest one the largest has to take: latencies vary, and what they
-# vary by must be little beside what the bytes take.
-_TELLING = 8.0
-_AT_ONCE = 8  # small collectives that are begun together
 _CODECS_SHARE = 0.4  # of the budget
-_LEAST_REPEATS, _MOST_REPEATS = 2, 9
 
 _Call = tuple[list[float], Callable[[], Any]]
 
@@ -91,8 +83,8 @@ def measure(
         _codec(text, compressor, clock) for text, compressor in zip(texts, compressors, strict=True)
     )
     add, copy = _add(clock), _copy(clock)
-    links = _Links(budget_seconds * (1 - _CODECS_SHARE) / len(_KINDS), per_host / cores)
-    costs = {kind: links.measure(kind) for kind in _KINDS}
+    links = Links(budget_seconds * (1 - _CODECS_SHARE) / len(KINDS), per_host / cores)
+    costs = {kind: links.measure(kind) for kind in KINDS}
     return Profile(
         primitives.size(),
         per_host,
@@ -111,14 +103,6 @@ def measure(
             what="facts of a profile",
         ),
     )
-
-
-def seconds_of_allreduce(num_bytes: int) -> float:
-    """How long an exact sum takes now: the median of a few, of the slowest rank. Eager."""
-    run = _built("allreduce", num_bytes, 1)
-    run()
-    found = statistics.median(_timed(run) for _ in range(_LEAST_REPEATS + 1))
-    return float(max(primitives.gather_objects(found, "seconds of an allreduce")))
 
 
 def versions() -> str:
@@ -152,21 +136,15 @@ class _Clock:
         first = []
         for _, call in calls:
             call()  # opens libraries and fills pools of memory
-            first.append(_timed(call))
+            first.append(timed(call))
         # Rank 0 says how often: all ranks then load their machine for equally long.
         total = max(sum(first), 1e-9)
-        repeats = int(min(max(self._share_s / total, _LEAST_REPEATS), _MOST_REPEATS))
+        repeats = int(min(max(self._share_s / total, LEAST_REPEATS), MOST_REPEATS))
         repeats = primitives.broadcast_object(repeats, what=f"repetitions of series {number}")
-        medians = [statistics.median(_timed(call) for _ in range(repeats)) for _, call in calls]
+        medians = [statistics.median(timed(call) for _ in range(repeats)) for _, call in calls]
         everyone = primitives.gather_objects(medians, f"seconds of series {number}")
         slowest = [max(of) for of in zip(*everyone, strict=True)]
         return [(unit, found) for (unit, _), found in zip(calls, slowest, strict=True)]
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
 
 
 def _codec(text: str, compressor: Compressor, clock: _Clock) -> Codec:
@@ -206,13 +184,7 @@ def _repeated(
         # Each has an input of its own, else they would be computed once.
         return [call(one, place) for place, one in enumerate(opaque([value] * count))]
 
-    return _traced(step, given)
-
-
-def _traced(function: Any, *given: tf.Tensor) -> Callable[[], Any]:
-    """A call of a function that has been traced for just these arguments."""
-    concrete = function.get_concrete_function(*given)
-    return lambda: concrete(*given)
+    return traced(step, given)
 
 
 def _encodings(compressor: Compressor) -> list[_Call]:
@@ -288,7 +260,7 @@ def _copy(clock: _Clock) -> Cost:
             [joined] = opaque([tf.concat(opaque([value] * count), 0)])
             return opaque(tf.split(joined, count))
 
-        return _traced(step, _vector(n))
+        return traced(step, _vector(n))
 
     calls = [(count, n) for count, n in _CALLS if count > 1]
     return _line(clock.series([([count, count * n], copying(count, n)) for count, n in calls]))
@@ -296,106 +268,6 @@ def _copy(clock: _Clock) -> Cost:
 
 def _line(points: Sequence[Point]) -> Cost:
     return Cost(*fit(points))
-
-
-_KINDS = ("allreduce", "alltoall", "allgather", "broadcast")
-
-
-class _Links:
-    """Measures collectives; on one rank, which has none, they cost nothing."""
-
-    def __init__(self, share_s: float, cpu_scale: float) -> None:
-        """Spends about `share_s` seconds on each kind.
-
-        Args:
-            share_s: seconds.
-            cpu_scale: share of a rank's cores that one busy core of it is.
-        """
-        self._share_s = share_s
-        self._cpu_scale = cpu_scale
-
-    def measure(self, kind: str) -> Collective:
-        """The costs of one kind."""
-        size = primitives.size()
-        if size == 1:
-            return Collective()
-        begin = time.perf_counter()
-        alone = self._seconds(kind, _BYTES[0], _MOST_REPEATS)[0]
-        together = self._together(kind)
-        # What one more costs where others run; the rest of a lonely one is waiting.
-        occupied = min(alone, max(0.0, (together - alone) / (_AT_ONCE - 1)))
-        points: list[Point] = [([1.0, _moved(kind, _BYTES[0], size)], alone)]
-        cpu = 0.0
-        last = alone
-        for place, num_bytes in enumerate(_BYTES[1:], 1):
-            left = self._share_s - (time.perf_counter() - begin)
-            growth = num_bytes / _BYTES[place - 1]
-            expected = alone + max(last - alone, 0.0) * growth
-            # One to warm up, two or more that count; rank 0's clock decides.
-            repeats = int(min(left / 2 / expected - 1, _MOST_REPEATS))
-            if repeats < _LEAST_REPEATS:
-                # A size that takes hardly longer than the smallest one tells nothing of the link.
-                is_bearable = expected * (1 + _LEAST_REPEATS) < 2 * self._share_s
-                is_needed = place < _LEAST_SIZES or (last < _TELLING * alone and is_bearable)
-                repeats = _LEAST_REPEATS if is_needed else 0
-            repeats = primitives.broadcast_object(repeats, what=f"sizes of {kind}")
-            if repeats == 0:
-                break
-            last, cpu = self._seconds(kind, num_bytes, repeats)
-            points.append(([1.0, _moved(kind, num_bytes, size)], last))
-        # Large ones tell the link's speed, and the smallest one what a call costs.
-        fixed, per_byte = fit(points)
-        delay = max(0.0, alone - occupied)
-        return Collective(delay, max(0.0, fixed - delay), per_byte, min(1.0, cpu))
-
-    def _seconds(self, kind: str, num_bytes: int, repeats: int) -> tuple[float, float]:
-        """Seconds of one call, back to back, of the slowest rank; share of the cores in it."""
-        run = _built(kind, num_bytes, 1)
-        run()
-        processor, begin = time.process_time(), time.perf_counter()
-        times = [_timed(run) for _ in range(repeats)]
-        busy = (time.process_time() - processor) / max(time.perf_counter() - begin, 1e-9)
-        everyone = primitives.gather_objects(
-            [statistics.median(times), busy], f"seconds of {kind} with {num_bytes} bytes"
-        )
-        seconds, shares = zip(*everyone, strict=True)
-        return max(seconds), max(shares) * self._cpu_scale
-
-    def _together(self, kind: str) -> float:
-        run = _built(kind, _BYTES[0], _AT_ONCE)
-        run()
-        found = statistics.median(_timed(run) for _ in range(_MOST_REPEATS))
-        return float(max(primitives.gather_objects(found, f"seconds of several {kind}")))
-
-
-def _moved(kind: str, num_bytes: int, size: int) -> float:
-    """What `Collective.per_byte` counts, of a tensor of so many bytes on each rank."""
-    if kind == "alltoall":
-        return float(num_bytes // size * (size - 1))
-    return float(num_bytes * (size - 1) if kind == "allgather" else num_bytes)
-
-
-def _built(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:
-    """A function that runs `count` collectives of a tensor of `num_bytes` bytes."""
-    size = primitives.size()
-    if kind == "allreduce":
-        value = tf.zeros([num_bytes // 4])
-    else:
-        value = tf.zeros([num_bytes // size * size if kind == "alltoall" else num_bytes], tf.uint8)
-    splits = [num_bytes // size] * size
-
-    @tf.function(autograph=False)
-    def run(given: tf.Tensor) -> list[tf.Tensor]:
-        results = []
-        for index in range(count):
-            name = f"profile.{kind}.{num_bytes}.{count}.{index}"
-            if kind == "alltoall":
-                results.append(primitives.alltoall(given, splits, name))
-            else:
-                results.append(getattr(primitives, kind)(given, name))
-        return results
-
-    return _traced(run, value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures collectives: latency, what each keeps the link busy, seconds per byte, share of cores.
+
+Every rank makes the same collectives whatever its clock says: rank 0 decides how far to go on.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.comm.profile import Collective, Point, fit
+
+KINDS = ("allreduce", "alltoall", "allgather", "broadcast")
+LEAST_REPEATS, MOST_REPEATS = 2, 9
+
+# Bytes of collectives; a slow link stops where the next size would take too long.
+_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+_LEAST_SIZES = 3  # that are measured whatever the clock says
+# How many times as long as the smallest one the largest has to take: latencies vary, and what they
+# vary by must be little beside what the bytes take.
+_TELLING = 8.0
+_AT_ONCE = 8  # small collectives that are begun together
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def traced(function: Any, *given: tf.Tensor) -> Callable[[], Any]:
+    """A call of a function that has been traced for just these arguments."""
+    concrete = function.get_concrete_function(*given)
+    return lambda: concrete(*given)
+
+
+def seconds_of_allreduce(num_bytes: int) -> float:
+    """How long an exact sum takes now: the median of a few, of the slowest rank. Eager."""
+    run = _built("allreduce", num_bytes, 1)
+    run()
+    found = statistics.median(timed(run) for _ in range(LEAST_REPEATS + 1))
+    return float(max(primitives.gather_objects(found, "seconds of an allreduce")))
+
+
+class Links:
+    """Measures collectives; on one rank, which has none, they cost nothing."""
+
+    def __init__(self, share_s: float, cpu_scale: float) -> None:
+        """Spends about `share_s` seconds on each kind.
+
+        Args:
+            share_s: seconds.
+            cpu_scale: share of a rank's cores that one busy core of it is.
+        """
+        self._share_s = share_s
+        self._cpu_scale = cpu_scale
+
+    def measure(self, kind: str) -> Collective:
+        """The costs of one kind."""
+        size = primitives.size()
+        if size == 1:
+            return Collective()
+        begin = time.perf_counter()
+        alone = self._seconds(kind, _BYTES[0], MOST_REPEATS)[0]
+        together = self._together(kind)
+        # What one more costs where others run; the rest of a lonely one is waiting.
+        occupied = min(alone, max(0.0, (together - alone) / (_AT_ONCE - 1)))
+        points: list[Point] = [([1.0, _moved(kind, _BYTES[0], size)], alone)]
+        cpu = 0.0
+        last = alone
+        for place, num_bytes in enumerate(_BYTES[1:], 1):
+            left = self._share_s - (time.perf_counter() - begin)
+            growth = num_bytes / _BYTES[place - 1]
+            expected = alone + max(last - alone, 0.0) * growth
+            # One to warm up, two or more that count; rank 0's clock decides.
+            repeats = int(min(left / 2 / expected - 1, MOST_REPEATS))
+            if repeats < LEAST_REPEATS:
+                # A size that takes hardly longer than the smallest one tells nothing of the link.
+                is_bearable = expected * (1 + LEAST_REPEATS) < 2 * self._share_s
+                is_needed = place < _LEAST_SIZES or (last < _TELLING * alone and is_bearable)
+                repeats = LEAST_REPEATS if is_needed else 0
+            repeats = primitives.broadcast_object(repeats, what=f"sizes of {kind}")
+            if repeats == 0:
+                break
+            last, cpu = self._seconds(kind, num_bytes, repeats)
+            points.append(([1.0, _moved(kind, num_bytes, size)], last))
+        # Large ones tell the link's speed, and the smallest one what a call costs.
+        fixed, per_byte = fit(points)
+        delay = max(0.0, alone - occupied)
+        return Collective(delay, max(0.0, fixed - delay), per_byte, min(1.0, cpu))
+
+    def _seconds(self, kind: str, num_bytes: int, repeats: int) -> tuple[float, float]:
+        """Seconds of one call, back to back, of the slowest rank; share of the cores in it."""
+        run = _built(kind, num_bytes, 1)
+        run()
+        processor, begin = time.process_time(), time.perf_counter()
+        times = [timed(run) for _ in range(repeats)]
+        busy = (time.process_time() - processor) / max(time.perf_counter() - begin, 1e-9)
+        everyone = primitives.gather_objects(
+            [statistics.median(times), busy], f"seconds of {kind} with {num_bytes} bytes"
+        )
+        seconds, shares = zip(*everyone, strict=True)
+        return max(seconds), max(shares) * self._cpu_scale
+
+    def _together(self, kind: str) -> float:
+        run = _built(kind, _BYTES[0], _AT_ONCE)
+        run()
+        found = statistics.median(timed(run) for _ in range(MOST_REPEATS))
+        return float(max(primitives.gather_objects(found, f"seconds of several {kind}")))
+
+
+def _moved(kind: str, num_bytes: int, size: int) -> float:
+    """What `Collective.per_byte` counts, of a tensor of so many bytes on each rank."""
+    if kind == "alltoall":
+        return float(num_bytes // size * (size - 1))
+    return float(num_bytes * (size - 1) if kind == "allgather" else num_bytes)
+
+
+def _built(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:
+    """A function that runs `count` collectives of a tensor of `num_bytes` bytes."""
+    size = primitives.size()
+    if kind == "allreduce":
+        value = tf.zeros([num_bytes // 4])
+    else:
+        value = tf.zeros([num_bytes // size * size if kind == "alltoall" else num_bytes], tf.uint8)
+    splits = [num_bytes // size] * size
+
+    @tf.function(autograph=False)
+    def run(given: tf.Tensor) -> list[tf.Tensor]:
+        results = []
+        for index in range(count):
+            name = f"profile.{kind}.{num_bytes}.{count}.{index}"
+            if kind == "alltoall":
+                results.append(primitives.alltoall(given, splits, name))
+            else:
+                results.append(getattr(primitives, kind)(given, name))
+        return results
+
+    return traced(run, value)
