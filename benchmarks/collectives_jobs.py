@@ -11,7 +11,7 @@ from benchmarks import harness
 from benchmarks.jobs import Job, job
 from benchmarks.network import Network, network
 
-# A step that takes longer is made once.
+# Of steps of one way after its first.
 LONG_S = 30.0
 # Of one command; fp32 VGG19 takes 70 s per step at 100 Mbit/s, and the first steps of ways trace.
 DEADLINE_S = 420.0
@@ -30,7 +30,7 @@ class Options:
         ranks: hosts.
         scale: models are that many times narrower.
         rounds: of every comparison.
-        is_full: long steps, too, are made in every round.
+        is_full: long steps, too, are made as often.
     """
 
     ranks: int = 4
@@ -92,10 +92,10 @@ class Steps:
 
 
 class Bench:
-    """Two jobs on the same hosts: ours, and one of Horovod alone. One runs at a time."""
+    """Our job, and perhaps one of Horovod alone on the same hosts. One runs at a time."""
 
-    def __init__(self, options: Options, ours: Job, theirs: Job, net: Network | None) -> None:
-        self.options, self.net, self._jobs = options, net, {True: ours, False: theirs}
+    def __init__(self, options: Options, jobs: dict[bool, Job], net: Network | None) -> None:
+        self.options, self.net, self._jobs = options, net, jobs
         for is_ours, started in self._jobs.items():
             started.ask(do="start", ours=is_ours)
 
@@ -129,12 +129,11 @@ class Bench:
 
     def rounds(self, first: Steps) -> int:
         """How many more steps are made after the first."""
-        if first.median > LONG_S and not self.options.is_full:
-            return 0
-        return self.options.rounds - 1
+        more = self.options.rounds - 1
+        return more if self.options.is_full else min(more, int(LONG_S / first.median))
 
     def steps(self, name: str, is_ours: bool = True) -> Steps:
-        """One step, and the rounds' others if it is short."""
+        """One step, and the rounds' others as far as they take no longer than `LONG_S`."""
         first = self._block(is_ours, name, 1)
         more = self.rounds(first)
         if not more:
@@ -159,16 +158,19 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench_of(options: Options, has_network: bool = True) -> Iterator[Bench]:
+def bench_of(
+    options: Options, *, has_network: bool = True, has_peer: bool = True
+) -> Iterator[Bench]:
+    """Starts the jobs, on hosts of a network or on loopback; `has_peer`: Horovod's, too."""
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(network(options.ranks)) if has_network else None
-        ours, theirs = (
-            stack.enter_context(
+        jobs = {
+            is_ours: stack.enter_context(
                 job(options.ranks, module=WORKER, threads=1, settings=SETTINGS, network=net)
             )
-            for _ in range(2)
-        )
-        yield Bench(options, ours, theirs, net)
+            for is_ours in ([True, False] if has_peer else [True])
+        }
+        yield Bench(options, jobs, net)
 
 
 def link_of(mbit: float | None) -> str:

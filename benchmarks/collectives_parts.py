@@ -122,12 +122,13 @@ def _joined(blocks: Sequence[Steps]) -> Steps:
 
 def _plan(options: Options) -> Iterator[Row]:
     hits = []
-    with bench_of(options) as bench:
+    with bench_of(options, has_peer=False) as bench:
         for model in MODELS:
             bench.load(model)
             for mbit in RATES:
                 bench.limit(mbit)
-                bench.ask(do="measure", candidates=[ONEBIT, DGC], seconds=PROFILE_S)
+                took = bench.ask(do="measure", candidates=[ONEBIT, DGC], seconds=PROFILE_S)
+                yield row("plan", "the profile", took["seconds"], "s", link=link_of(mbit))
                 is_slow = mbit == RATES[0]
                 points: dict[str, list[list[Any]] | None] = {
                     "fp32": None,
