@@ -332,38 +332,37 @@ def timeline(options: Options, path: Path) -> str:
         ours.ask(do="block", name="step", steps=1, deadline_s=DEADLINE_S)
         ours.ask(do="stop")
     events = json.loads(path.read_text(encoding="utf-8"))
-    total_s, early_s = overlap(events)
+    first, last, end, busy = travels(events)
     return (
-        f"{path}: of {total_s:.3g} s of collectives on rank 0 {early_s:.3g} s had ended before the "
-        "last bucket was encoded"
+        f"{path}: packets of the first bucket left after {first:.3g} s, of the last one after "
+        f"{last:.3g} s, the last sums came after {end:.3g} s; collectives took {busy:.3g} s"
     )
 
 
-def overlap(events: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """What a timeline says of the collectives of buckets in its last step.
+def travels(events: Sequence[dict[str, Any]]) -> tuple[float, float, float, float]:
+    """When collectives ran on rank 0 in the last step of a timeline.
 
     Args:
         events: of Horovod's timeline, of steps that each begin with an allreduce, the barrier.
 
     Returns:
-        Seconds of all of them, and of those parts that lay before rank 0 gave the last packets.
+        Seconds from the barrier to the begin of the first and of the last alltoall, and to the end
+        of the last collective; seconds of all collectives.
     """
     begun: dict[int, list[tuple[str, int]]] = {}
-    runs: list[tuple[int, int]] = []
-    last_given = 0
+    runs: list[tuple[str, int, int]] = []
     for event in events:
         stack = begun.setdefault(event["pid"], [])
         if event["ph"] == "B":
             stack.append((event["name"], event["ts"]))
-        elif event["ph"] == "X" and event["name"] == "0":
-            if stack[-1][0] == "NEGOTIATE_ALLREDUCE":
-                runs, last_given = [], 0
-            elif stack[-1][0] == "NEGOTIATE_ALLTOALL":
-                last_given = event["ts"]
         elif event["ph"] == "E":
             name, began = stack.pop()
-            if name in ("ALLTOALL", "ALLGATHER"):
-                runs.append((began, event["ts"]))
-    total = sum(end - began for began, end in runs)
-    early = sum(max(0, min(end, last_given) - began) for began, end in runs)
-    return total / 1e6, early / 1e6
+            if name in ("ALLREDUCE", "ALLTOALL", "ALLGATHER"):
+                runs.append((name, began, event["ts"]))
+    barrier = max(end for name, _, end in runs if name == "ALLREDUCE")
+    runs = [run for run in runs if run[1] >= barrier]
+    packets = [began for name, began, _ in runs if name == "ALLTOALL"]
+    times = (min(packets), max(packets), max(end for _, _, end in runs))
+    busy = sum(end - began for _, began, end in runs)
+    first, last, end = ((one - barrier) / 1e6 for one in times)
+    return first, last, end, busy / 1e6

@@ -78,22 +78,20 @@ def test_choices_are_told_in_short() -> None:
     assert collectives_parts.in_short(choices) == "1 exact, 2 onebit ps"
 
 
-def test_a_timeline_shows_what_travels_while_others_are_encoded() -> None:
-    def ran(pid: int, name: str, given: int, began: int, ended: int) -> list[dict]:
+def test_a_timeline_shows_when_packets_travelled() -> None:
+    def ran(pid: int, name: str, began: int, ended: int) -> list[dict]:
         return [
-            {"ph": "B", "name": f"NEGOTIATE_{name}", "ts": given, "pid": pid},
-            {"ph": "X", "name": "0", "ts": given, "pid": pid, "dur": 0},
-            {"ph": "E", "ts": began, "pid": pid},
             {"ph": "B", "name": name, "ts": began, "pid": pid},
             {"ph": "B", "name": f"GLOO_{name}", "ts": began, "pid": pid},
             {"ph": "E", "ts": ended, "pid": pid},
             {"ph": "E", "ts": ended, "pid": pid},
         ]
 
-    step_before = ran(1, "ALLTOALL", 100, 200, 900)
-    barrier = ran(2, "ALLREDUCE", 1000, 1100, 1200)
-    first = ran(1, "ALLTOALL", 2_000_000, 2_000_000, 5_000_000)
-    second = ran(3, "ALLTOALL", 4_000_000, 5_000_000, 6_000_000)
     title = {"ph": "M", "name": "process_name", "pid": 0, "args": {}}
-    found = collectives_parts.overlap([title, *step_before, *barrier, *first, *second])
-    assert found == (4.0, 2.0)
+    step_before = [*ran(2, "ALLREDUCE", 0, 10), *ran(1, "ALLTOALL", 200, 900)]
+    barrier = ran(2, "ALLREDUCE", 500_000, 1_000_000)
+    first = ran(1, "ALLTOALL", 2_000_000, 3_000_000)
+    second = ran(3, "ALLTOALL", 4_000_000, 4_500_000)
+    sums = ran(4, "ALLGATHER", 5_000_000, 5_500_000)
+    found = collectives_parts.travels([title, *step_before, *barrier, *first, *second, *sums])
+    assert found == (1.0, 3.0, 4.5, 2.0)
