@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A repository rule that asks the Python of the build where its TensorFlow is.
 
+It lies where tf.sysconfig says that it does; the module is found and not imported, which would take seconds.
+
 TF_HIPS_PYTHON (or PYTHON_BIN_PATH) names the interpreter; `python3` is the fallback. TF_HIPS_TENSORFLOW carries the
-version that tools/build.sh read from the wheel's metadata: the rule runs again when it changes, and only then, because
-importing TensorFlow takes seconds.
+version that tools/build.sh read from the wheel's metadata: the rule runs again when it changes.
 
 Result: `:headers` (system includes, so that -Werror stays with our own sources), `:framework` (the library every op
-links with), and PYTHON and TF_VERSION in `config.bzl`.
+links with), and PYTHON in `config.bzl`.
 """
 
 _ASK = """
-import tensorflow as tf
-print("\\n".join([tf.__version__, tf.sysconfig.get_include(), tf.sysconfig.get_lib()]))
+from importlib.util import find_spec
+spec = find_spec("tensorflow")
+print(spec.submodule_search_locations[0] if spec else "")
 """
 
 _BUILD = """
@@ -41,15 +43,14 @@ def _tf_configure_impl(ctx):
     python = name if name.startswith("/") else ctx.which(name)
     if not python:
         fail("TF_HIPS_PYTHON must name a Python with TensorFlow. Received: " + name)
-    asked = ctx.execute([python, "-c", _ASK], environment = {"TF_CPP_MIN_LOG_LEVEL": "3"})
-    lines = asked.stdout.strip().split("\n")
-    if asked.return_code or len(lines) != 3:
-        fail("{} could not import TensorFlow:\n{}".format(python, asked.stderr))
-    version, include, lib = lines
-    ctx.symlink(include, "include")
-    ctx.symlink(lib + "/libtensorflow_framework.so.2", "libtensorflow_framework.so.2")
+    asked = ctx.execute([python, "-I", "-c", _ASK])
+    folder = asked.stdout.strip()
+    if asked.return_code or not ctx.path(folder + "/include/tensorflow/core/framework/op_kernel.h").exists:
+        fail("{} must find a TensorFlow with its headers. Received: {} {}".format(python, repr(folder), asked.stderr))
+    ctx.symlink(folder + "/include", "include")
+    ctx.symlink(folder + "/libtensorflow_framework.so.2", "libtensorflow_framework.so.2")
     ctx.file("BUILD", _BUILD)
-    ctx.file("config.bzl", "PYTHON = {}\nTF_VERSION = {}\n".format(repr(str(python)), repr(version)))
+    ctx.file("config.bzl", "PYTHON = {}\n".format(repr(str(python))))
 
 tf_configure = repository_rule(
     implementation = _tf_configure_impl,

@@ -27,11 +27,18 @@ TF_HIPS_INLINE void for_tiles(int64_t begin, int64_t end, const Step& step) {
 }
 
 // The same for the elements `base` .. `base` + count - 1 of a tile, a step at a time:
-// step(base, at, count), `at` being where in the tile a step begins.
+// step(base, at, count), `at` being where in the tile a step begins. In the last tile, which is not
+// whole, no length is a constant: another copy of the loops would take as long to compile.
 template <typename Count, typename Step>
 TF_HIPS_INLINE void for_steps(int64_t base, Count count, const Step& step) {
-  for_tiles<kStep>(0, count,
-                   [&](int64_t at, auto length) TF_HIPS_INLINED { step(base + at, at, length); });
+  if constexpr (std::is_same_v<Count, int64_t>) {
+    for (int64_t at = 0; at < count; at += kStep) {
+      step(base + at, at, count - at < kStep ? count - at : kStep);
+    }
+  } else {
+    for_tiles<kStep>(0, count,
+                     [&](int64_t at, auto length) TF_HIPS_INLINED { step(base + at, at, length); });
+  }
 }
 
 // Calls range(begin, end) for parts of 0 .. n - 1, the last ones first: what was written last is

@@ -23,7 +23,7 @@ struct Added {
 };
 
 // Never destroyed: kernels may still look while the process ends.
-Added& All() {
+Added& AllLibraries() {
   static auto* added = new Added;
   return *added;
 }
@@ -78,7 +78,7 @@ absl::StatusOr<const TfHipsCudaCodec*> Open(const TfHipsCodec& codec, const std:
 absl::StatusOr<const TfHipsCudaCodec*> FindCudaCodec(const TfHipsCodec& codec,
                                                      const std::string& name) {
   if (!name.empty()) {
-    Added& all = All();
+    Added& all = AllLibraries();
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto found = all.codecs.find(name);
     if (found == all.codecs.end()) {
@@ -104,7 +104,7 @@ extern "C" int32_t tf_hips_ops_add_cuda_codec(const char* name, const TfHipsCuda
   if (name == nullptr || codec == nullptr || codec->abi_version != TF_HIPS_CUDA_ABI_VERSION) {
     return TF_HIPS_BAD_ARGUMENT;
   }
-  tf_hips::Added& all = tf_hips::All();
+  tf_hips::Added& all = tf_hips::AllLibraries();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.codecs.emplace(name, codec);
   return TF_HIPS_OK;

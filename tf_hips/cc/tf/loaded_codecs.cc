@@ -17,7 +17,7 @@ struct Loaded {
 };
 
 // Never destroyed: kernels may still look while the process ends.
-Loaded& All() {
+Loaded& AllCodecs() {
   static auto* loaded = new Loaded;
   return *loaded;
 }
@@ -25,7 +25,7 @@ Loaded& All() {
 }  // namespace
 
 const TfHipsCodec* FindLoadedCodec(const std::string& name) {
-  Loaded& all = All();
+  Loaded& all = AllCodecs();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.codecs.find(name);
   return found == all.codecs.end() ? nullptr : found->second;
@@ -44,7 +44,7 @@ extern "C" int32_t tf_hips_ops_add_codec(const char* name, const TfHipsCodec* co
   if (name == nullptr || codec == nullptr || codec->abi_version != TF_HIPS_ABI_VERSION) {
     return TF_HIPS_BAD_ARGUMENT;
   }
-  tf_hips::Loaded& all = tf_hips::All();
+  tf_hips::Loaded& all = tf_hips::AllCodecs();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.codecs.emplace(name, codec);
   return TF_HIPS_OK;
