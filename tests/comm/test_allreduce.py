@@ -206,16 +206,7 @@ WARM_DGC = "warmup(dgc(ratio=0.1, momentum=0, clip_norm=20), steps=2, stages=1)"
 
 @ranks(2)
 def test_two_ranks_equal_the_native_codecs_in_every_stage():
-    _compare_with_native_codecs(
-        "ps",
-        [
-            "error_feedback(terngrad(bitwidth=2))",
-            "terngrad(bitwidth=4)",
-            WARM_DGC,
-            f"warmup({ONEBIT}, steps=1)",
-        ],
-    )
-    _compare_with_native_codecs("allgather", [WARM_DGC])
+    _compare_with_native_codecs("ps", ["terngrad(bitwidth=4)", WARM_DGC])
     _compare_with_native_codecs("butterfly", [ONEBIT])
     _compare_with_native_codecs("hierarchical", [ONEBIT])
     _stages_in_graphs()
@@ -359,11 +350,11 @@ def test_three_ranks_equal_the_native_codecs_and_plain_sums():
     from tf_hips.comm.ways import COMPRESSED
     from tf_hips.ops.compressor import parse
 
-    _compare_with_native_codecs("ps", [ONEBIT, DGC])
-    _compare_with_native_codecs("ring", ["terngrad(bitwidth=4)", f"warmup({ONEBIT}, steps=1)"])
+    _compare_with_native_codecs("ps", [f"warmup({ONEBIT}, steps=1)"])
+    _compare_with_native_codecs("ring", ["error_feedback(terngrad(bitwidth=2))"])
     _compare_with_native_codecs("blocks", [ONEBIT])
-    _compare_with_native_codecs("hierarchical", ["terngrad(bitwidth=4)", DGC])
-    _compare_with_native_codecs("allgather", [DGC])
+    _compare_with_native_codecs("hierarchical", [DGC])
+    _compare_with_native_codecs("allgather", [WARM_DGC])
 
     # More ranks than chunks: some own nothing.
     def make(topology, text="terngrad"):
