@@ -15,7 +15,13 @@ pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.ranks(2), pytest.ma
 
 STEPS, BATCH = 6, 4
 CASES = {
-    "onebit": {"compression": "error_feedback(onebit)", "save_freq": 4, "steps_per_execution": 1},
+    # With owners, who keep residuals of the sums.
+    "onebit": {
+        "compression": "error_feedback(onebit)",
+        "topology": "ps",
+        "save_freq": 4,
+        "steps_per_execution": 1,
+    },
     # Stopped in step 10, inside of a stage; the stage changes in the middle of an execution.
     "warmup": {
         "compression": "warmup(dgc(ratio=0.1), steps=11, stages=2)",
@@ -39,7 +45,8 @@ class Stop(Exception):
 def ring(case):
     import tf_hips
 
-    return tf_hips.CompressedRing(compression=CASES[case]["compression"])
+    case = CASES[case]
+    return tf_hips.CompressedRing(case["compression"], topology=case.get("topology"))
 
 
 def make(strategy, steps_per_execution=1, dropout=0.5, width=8, **options):

@@ -21,12 +21,14 @@ class CompressedRing(PartyStrategy):
     another travels. Which way packets take is the `topology`:
 
         ps         to the owner of each chunk, which merges and encodes again, and to everyone; two
-                   collectives, the default
-        allgather  every packet to everyone, encoded once; half the codecs' work with two ranks, and
-                   for few ranks with sparse packets, but N - 1 packets come in with N ranks
+                   collectives, the default of more than two ranks
+        allgather  every packet to everyone, encoded once; half of the codecs' work, but N - 1
+                   packets come in with N ranks; the default of two
         ring, butterfly, blocks
                    hop by hop to the owner, with an encoding at each hop; `butterfly` takes a power
                    of two of ranks, `blocks` (binary blocks) any number
+        hierarchical
+                   exact sums inside each machine, `ps` between machines
 
     Start one process per worker with `horovodrun` or `tf-hips run --parties 1`; without a launcher
     it is one worker, and training is bit for bit what plain Keras does.
@@ -57,7 +59,7 @@ class CompressedRing(PartyStrategy):
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
             plan: instead of one compression, what is done with each gradient: the file that
                 `tf-hips plan` wrote, or its value.
-            topology: which way packets take; None is "ps".
+            topology: which way packets take; None chooses by the number of ranks.
             comp_threshold: gradients of fewer elements are summed exactly.
 
         Raises:
