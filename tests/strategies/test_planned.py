@@ -18,8 +18,10 @@ def _plan(ways):
     return Plan(2, tuple(Choice("", size, *way) for size, way in zip(SIZES, ways, strict=True)))
 
 
-@ranks(2)
+@ranks(2, deadline_s=240)
 def test_two_ranks_obey(tmp_path):
+    import os
+
     import keras
     import numpy as np
 
@@ -84,6 +86,16 @@ def test_two_ranks_obey(tmp_path):
     ]
     for planned, plain in zip(*weights, strict=True):
         np.testing.assert_array_equal(planned, plain)
+
+    # Measured before the first step, and kept for the next run: the same plan, the same weights.
+    os.environ["TF_HIPS_CACHE"] = str(tmp_path)
+    measured = [train(CompressedRing(plan="auto"), epochs=1) for _ in range(2)]
+    for first, again in zip(*(model.get_weights() for model, _, _ in measured), strict=True):
+        np.testing.assert_array_equal(first, again)
+    training.assert_same_on_all_ranks(measured[0][0])
+    kept = sorted(tmp_path.rglob("profiles/*.yaml"))
+    assert len(kept) == 1, kept
+    assert CompressedRing(plan="auto").state.facts()["the plan"] == "auto"
 
     # What does not fit is refused: by itself, ...
     for arguments, complaint in (

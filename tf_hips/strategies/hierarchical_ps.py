@@ -98,7 +98,8 @@ class HierarchicalPS(PartyStrategy):
                 replace them by "zero", or "propagate" them.
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
             plan: instead of `local_compression`, what is done with each gradient inside the party:
-                the file that `tf-hips plan` wrote, or its value.
+                the file that `tf-hips plan` wrote, its value, or "auto": measured in some seconds
+                before the first step, and kept for the next run.
             topology: which way packets take inside the party; see `CompressedRing`.
             comp_threshold: gradients of fewer elements are summed exactly inside the party.
 

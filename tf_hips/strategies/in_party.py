@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
+from tf_hips.comm.auto import auto_plan
 from tf_hips.comm.compressed import Complain, MakeVariable
 from tf_hips.comm.plan import EXACT, Choice, Plan
 from tf_hips.comm.planned import PlannedSum
+from tf_hips.comm.planner import DEFAULT_CANDIDATES
 from tf_hips.comm.reducers import complains, make_reducer
 from tf_hips.comm.staged import Reducer
 from tf_hips.comm.ways import COMPRESSED, best_way
@@ -22,6 +25,8 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Summing
+
+AUTO = "auto"
 
 
 class InParty:
@@ -39,7 +44,7 @@ class InParty:
 
         Args:
             compression: how gradients are encoded; None sums them exactly.
-            plan: what is done with each gradient, or the file that says so.
+            plan: what is done with each gradient, the file that says so, or "auto".
             topology: which way packets take; None chooses.
             comp_threshold: gradients of fewer elements are summed exactly.
             name: of the argument `compression`, for messages.
@@ -74,22 +79,33 @@ class InParty:
                 f"neither. Received: topology={topology}, comp_threshold={comp_threshold}"
             )
         self.compression = compression
-        self._plan = Plan.read(plan) if isinstance(plan, str | Path) else plan
+        self._is_auto = plan == AUTO
+        self._plan = None
+        if not self._is_auto:
+            self._plan = Plan.read(plan) if isinstance(plan, str | Path) else plan
         self._topology = topology
         self._comp_threshold = comp_threshold
         self._name = name
 
     def codecs(self) -> dict[str, Compressor | None]:
         """How gradients are encoded, by the name of what says so."""
-        if self._plan is None:
+        if self._is_auto:
+            texts = set(DEFAULT_CANDIDATES)
+        elif self._plan is not None:
+            texts = {choice.compression for choice in self._plan.choices if choice.compression}
+        else:
             return {self._name: self.compression}
-        texts = sorted({choice.compression or "" for choice in self._plan.choices})
-        return {f"`{text}` of the plan": parse(text) for text in texts if text} or {
-            self._name: None
+        found: dict[str, Compressor | None] = {
+            f"`{text}` of the plan": parse(text) for text in sorted(texts)
         }
+        return found or {self._name: None}
 
     def facts(self) -> dict[str, Any]:
         """What decides about sums beside the codecs, as JSON values by name."""
+        if self._is_auto:
+            # What it will be is not known before the first step. A state that does not fit is
+            # known by its sizes.
+            return {"the plan": AUTO}
         if self._plan is not None:
             choices = [
                 (one.num_elements, one.compression, one.topology) for one in self._plan.choices
@@ -165,6 +181,8 @@ class InParty:
 
     def _plan_of(self, gradients: Sequence[Gradient]) -> Plan | None:
         """What is done with each gradient, if not the same with all of them."""
+        if self._is_auto:
+            return _automatic(gradients)
         if self._plan is not None:
             # An empty gradient is one that travels apart (see `large_tables`).
             known = [
@@ -206,3 +224,18 @@ class InParty:
                     "All ranks of a party must sum the same gradients in the same way. Received: "
                     f"{name}{known} is {first} on rank 0 and {other} on rank {rank}"
                 )
+
+
+def _automatic(gradients: Sequence[Gradient]) -> Plan:
+    """A plan from measurements of some seconds, or of an earlier run, and a line about it."""
+    plan = auto_plan([(gradient.name, gradient.num_elements) for gradient in gradients])
+    if primitives.rank() == 0:
+        chosen = [choice for choice in plan.choices if choice.compression is not None]
+        share = sum(one.num_elements for one in chosen) / max(
+            1, sum(one.num_elements for one in plan.choices)
+        )
+        log.info(
+            "The plan of these %d ranks compresses %d of %d gradients (%.0f %% of the elements).",
+            plan.num_ranks, len(chosen), len(plan.choices), 100 * share,
+        )  # fmt: skip
+    return plan

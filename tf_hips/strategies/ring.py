@@ -58,7 +58,8 @@ class CompressedRing(PartyStrategy):
                 replace them by "zero", or "propagate" them.
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
             plan: instead of one compression, what is done with each gradient: the file that
-                `tf-hips plan` wrote, or its value.
+                `tf-hips plan` wrote, its value, or "auto": measured in some seconds before the
+                first step, and kept for the next run.
             topology: which way packets take; None chooses by the number of ranks.
             comp_threshold: gradients of fewer elements are summed exactly.
 
