@@ -36,7 +36,13 @@ def timed(call: Callable[[], Any]) -> float:
 def traced(function: Any, *given: tf.Tensor) -> Callable[[], Any]:
     """A call of a function that has been traced for just these arguments."""
     concrete = function.get_concrete_function(*given)
-    return lambda: concrete(*given)
+
+    def call(keeps: Any = function) -> Any:
+        # The trace alone does not keep the variables that it refers to.
+        del keeps
+        return concrete(*given)
+
+    return call
 
 
 def seconds_of_allreduce(num_bytes: int) -> float:
