@@ -148,17 +148,23 @@ class CompressedSum:
         vectors = graph.clip(self.compressor, vectors, primitives.size())
         arrived: dict[Piece, tf.Tensor] = {}
         notes = []
+        sent: list[tf.Tensor] = []
         for bucket in self._buckets:
-            values = [_cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
+            # Whole buckets one after the other: TensorFlow would encode a little of each, and the
+            # link would wait for the last.
+            with tf.control_dependencies(sent):
+                values = [_cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
             note = None if self._complain is None else note_of(bucket, values)
             travelled = self._way(bucket, values, self, step, note)
+            sent = [travelled.sent]
             arrived.update(zip(bucket.pieces, travelled.packets, strict=True))
             notes.append(travelled.notes)
+        sums = self._decode(arrived)
         if self._complain is None:
-            return self._decode(arrived)
+            return sums
+        # Not before all buckets have come: a rank that stopped here would leave others waiting.
         with tf.control_dependencies(self._look(tf.concat(notes, 0), step)):
-            packets = opaque(list(arrived.values()))
-        return self._decode(dict(zip(arrived, packets, strict=True)))
+            return list(opaque(sums))
 
     def encode(self, piece: Piece, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The packet of this rank's gradient, or of a partial sum with it; once per step."""
@@ -224,5 +230,5 @@ class CompressedSum:
 def _cut(vector: tf.Tensor, piece: Piece) -> tf.Tensor:
     """A piece of its tensor; chunks begin at aligned places, so TensorFlow copies nothing."""
     if piece.is_whole:
-        return vector
+        return tf.identity(vector)
     return tf.slice(vector, [piece.offset], [piece.num_elements])

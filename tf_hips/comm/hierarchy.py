@@ -67,7 +67,9 @@ class Hierarchy:
         """Sums one bucket over the ranks; see `topologies.Way`."""
         rank = primitives.rank()
         node, number = self._node_of[rank], self._slice_of(rank)
-        sums = self._inside(bucket, values, node, number)
+        slices = [self._places(bucket, one) for one in range(self._num_slices)]
+        sent = tf.concat([values[place] for places in slices for place in places], 0)
+        sums = self._inside(bucket, sent, slices, node, number)
         own = [] if number is None else self._places(bucket, number)
         packets = [
             codec.encode(bucket.pieces[place], value, step)
@@ -105,29 +107,24 @@ class Hierarchy:
         notes = tf.zeros([0], tf.int64)
         if note is not None:
             notes = primitives.allgather(tf.reshape(note, [1]), f"{bucket.label}.notes")
-        return Travelled([parts[place] for place in range(len(bucket.pieces))], notes)
+        return Travelled([parts[place] for place in range(len(bucket.pieces))], notes, sent)
 
     def _inside(
-        self, bucket: Bucket, values: Sequence[tf.Tensor], node: Sequence[int], number: int | None
+        self,
+        bucket: Bucket,
+        sent: tf.Tensor,
+        slices: Sequence[Sequence[int]],
+        node: Sequence[int],
+        number: int | None,
     ) -> list[tf.Tensor]:
         """Sums over the node of the pieces of slice `number`, in the order of its places."""
-        slices = [self._places(bucket, one) for one in range(self._num_slices)]
-        given = [values[place] for places in slices for place in places]
-        received = primitives.alltoall(
-            tf.concat(given, 0),
-            self._lengths(
-                {
-                    node[one]: sum(bucket.pieces[place].num_elements for place in places)
-                    for one, places in enumerate(slices)
-                }
-            ),
-            f"{bucket.label}.inside",
-        )
+        sizes = [[bucket.pieces[place].num_elements for place in places] for places in slices]
+        lengths = {node[one]: sum(sizes[one]) for one in range(self._num_slices)}
+        received = primitives.alltoall(sent, self._lengths(lengths), f"{bucket.label}.inside")
         if number is None:
             return []
-        sizes = [bucket.pieces[place].num_elements for place in slices[number]]
-        rows = tf.reshape(received, [len(node), sum(sizes)])
-        return split(tf.reduce_sum(rows, 0), sizes)
+        rows = tf.reshape(received, [len(node), sum(sizes[number])])
+        return split(tf.reduce_sum(rows, 0), sizes[number])
 
     def _slice_of(self, rank: int) -> int | None:
         place = self._node_of[rank].index(rank)

@@ -91,10 +91,12 @@ class Travelled:
         packets: of the sum, for each piece: uint8 [bytes]; where a way gathers, those of all ranks,
             uint8 [ranks, bytes], whose merged values are the sum.
         notes: int64 [ranks], 0 or what `culprit` reads; empty where nothing was noted.
+        sent: what goes into the first collective.
     """
 
     packets: list[tf.Tensor]
     notes: tf.Tensor
+    sent: tf.Tensor
 
 
 class Way(Protocol):
@@ -170,11 +172,13 @@ class Owners:
             for place in places
         ]
         lengths = [bucket.length(places, codec.compressor) for places in targets]
-        received = primitives.alltoall(joined(packets), lengths, f"{bucket.label}.packets")
+        sent = joined(packets)
+        received = primitives.alltoall(sent, lengths, f"{bucket.label}.packets")
         rank = primitives.rank()
         merged = merge(bucket, targets[rank], received, self.num_segments, codec, step)
         sums = codec.compressor.for_sums
-        return forwarded(bucket, range(self.num_segments), merged, sums, note)
+        packets, notes = forwarded(bucket, range(self.num_segments), merged, sums, note)
+        return Travelled(packets, notes, sent)
 
 
 class Hops:
@@ -209,6 +213,7 @@ class Hops:
         """Sums one bucket over the ranks; see `Way`."""
         rank = primitives.rank()
         sums = list(values)
+        first = None
         for number, hop in enumerate(self._schedule.hops):
             sends = {one.target: _places(bucket, one.segments) for one in hop if one.source == rank}
             comes = {one.source: _places(bucket, one.segments) for one in hop if one.target == rank}
@@ -221,7 +226,9 @@ class Hops:
                 bucket.length(sends.get(target, ()), codec.compressor)
                 for target in range(primitives.size())
             ]
-            received = primitives.alltoall(joined(packets), lengths, f"{bucket.label}.hop_{number}")
+            sent = joined(packets)
+            first = sent if first is None else first
+            received = primitives.alltoall(sent, lengths, f"{bucket.label}.hop_{number}")
             arrived = [place for source in sorted(comes) for place in comes[source]]
             parts = split(received, bucket.lengths(arrived, codec.compressor))
             added = [
@@ -235,7 +242,8 @@ class Hops:
         owners = self._schedule.owners
         owned = [place for place, one in enumerate(bucket.segments) if owners[one] == rank]
         merged = {place: codec.encode(bucket.pieces[place], sums[place], step) for place in owned}
-        return forwarded(bucket, owners, merged, codec.compressor, note)
+        packets, notes = forwarded(bucket, owners, merged, codec.compressor, note)
+        return Travelled(packets, notes, packets[0] if first is None else first)
 
 
 class Gather:
@@ -272,11 +280,12 @@ class Gather:
         if note is not None:
             packets = [*packets, note_bytes(note)]
             lengths.append(NOTE_BYTES)
-        everything = primitives.allgather(joined(packets), f"{bucket.label}.gathered")
+        sent = joined(packets)
+        everything = primitives.allgather(sent, f"{bucket.label}.gathered")
         parts = split(tf.reshape(everything, [primitives.size(), sum(lengths)]), lengths)
         if note is None:
-            return Travelled(parts, tf.zeros([0], tf.int64))
-        return Travelled(parts[:-1], tf.bitcast(parts[-1], tf.int64))
+            return Travelled(parts, tf.zeros([0], tf.int64), sent)
+        return Travelled(parts[:-1], tf.bitcast(parts[-1], tf.int64), sent)
 
 
 def note_of(bucket: Bucket, values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -336,8 +345,8 @@ def forwarded(
     merged: dict[int, tf.Tensor],
     sums: Compressor,
     note: tf.Tensor | None,
-) -> Travelled:
-    """Everyone's merged packets, on all ranks."""
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Everyone's merged packets, by place, and notes, on all ranks."""
     lengths: list[int] = []
     places: list[int | None] = []
     for rank in range(primitives.size()):
@@ -354,7 +363,7 @@ def forwarded(
     parts = split(everything, lengths)
     found = {place: part for place, part in zip(places, parts, strict=True) if place is not None}
     notes = [part for place, part in zip(places, parts, strict=True) if place is None]
-    return Travelled(
+    return (
         [found[place] for place in range(len(bucket.pieces))],
         tf.bitcast(tf.stack(notes), tf.int64) if notes else tf.zeros([0], tf.int64),
     )
