@@ -106,7 +106,7 @@ def _compare_with_numpy():
             size,
             text.startswith("error"),
         )
-        run = tf.function(lambda values, step, total=total: total(values, step))
+        run = tf.function(total, autograph=False)
         given = [0.0] * len(SHAPES)
         received = [0.0] * len(SHAPES)
         for step in range(4):
@@ -146,7 +146,7 @@ def _compare_with_numpy():
         common_seed=7,
         make_variable=make_variable,
     )
-    for run in (tf.function(staged), staged):
+    for run in (tf.function(staged, autograph=False), staged):
         for step in range(3):
             results = run(
                 [tf.constant(value) for value in gradients(rank, step)], tf.constant(step, tf.int64)
@@ -166,7 +166,7 @@ def _compare_with_numpy():
         seed=1,
         make_variable=make_variable,
     )
-    run = tf.function(whole)
+    run = tf.function(whole, autograph=False)
     zeros = [tf.zeros([rows * columns]) for rows, columns in shapes]
     bad = [tf.tensor_scatter_nd_update(zero, [[3], [30]], [np.nan, np.inf]) for zero in zeros]
     for step, inputs in enumerate([zeros, zeros, bad, zeros]):
