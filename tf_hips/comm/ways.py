@@ -6,6 +6,7 @@ from collections.abc import Callable
 from tf_hips.comm import primitives, schedules
 from tf_hips.comm.hierarchy import Hierarchy
 from tf_hips.comm.topologies import Gather, Hops, Owners, Way
+from tf_hips.ops.compressor import Compressor
 
 PS = "ps"
 
@@ -20,13 +21,14 @@ _WAYS: dict[str, Callable[[], Way]] = {
 COMPRESSED = tuple(_WAYS)
 
 
-def best_way(num_ranks: int) -> str:
+def best_way(num_ranks: int, compressor: Compressor) -> str:
     """The topology of a job that names none.
 
     Two ranks send each other as many bytes either way, and `allgather` encodes each element once;
-    with more ranks it sends more. What is best on a certain link a plan can tell.
+    with more ranks it sends more. What is best on a certain link a plan can tell. What makes no
+    packets has but one way.
     """
-    return "allgather" if num_ranks == 2 else PS
+    return "allgather" if num_ranks == 2 and compressor.makes_packets else PS
 
 
 def make_way(topology: str) -> Way:

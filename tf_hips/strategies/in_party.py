@@ -20,7 +20,7 @@ from tf_hips.comm.planned import PlannedSum
 from tf_hips.comm.planner import DEFAULT_CANDIDATES
 from tf_hips.comm.reducers import complains, make_reducer
 from tf_hips.comm.staged import Reducer
-from tf_hips.comm.ways import COMPRESSED, best_way
+from tf_hips.comm.ways import COMPRESSED, PS, best_way
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
@@ -177,7 +177,9 @@ class InParty:
         return Summing(reducer, only_float32=True, complains=complains(compression))
 
     def _way(self) -> str:
-        return self._topology or best_way(primitives.size())
+        if self._topology is None and self.compression is not None:
+            return best_way(primitives.size(), self.compression)
+        return self._topology or PS
 
     def _plan_of(self, gradients: Sequence[Gradient]) -> Plan | None:
         """What is done with each gradient, if not the same with all of them."""
