@@ -68,7 +68,7 @@ if [ "$up_to_date" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ]; then
   exit 0
 fi
 
-say "building the libraries for ${TF_HIPS_TENSORFLOW%% *} (Bazel; half a minute from nothing)"
+say "building the libraries for ${TF_HIPS_TENSORFLOW%% *} (Bazel; one to two minutes from nothing)"
 began=$SECONDS
 rm -f "$stamp" "$cuda"
 # 9>&-: the lock must not outlive this script in a process that Bazel left.

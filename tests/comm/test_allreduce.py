@@ -16,6 +16,13 @@ BUCKET_ELEMENTS = 310
 NODES = {2: [[0, 1]], 3: [[0, 2], [1]]}
 
 
+def test_plans_name_the_ways_that_there_are():
+    from tf_hips.comm.plan import EXACT, TOPOLOGIES
+    from tf_hips.comm.ways import COMPRESSED
+
+    assert sorted(TOPOLOGIES) == sorted((EXACT, *COMPRESSED))
+
+
 class _Everyone:
     """The same sums in NumPy, all ranks at once; what each rank keeps is here."""
 

@@ -24,10 +24,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.topologies import Bucket, Codec, Travelled, joined, merge, split
+from tf_hips.comm.topologies import Bucket, Codec, Travelled, Way, joined, merge, split
 
 
-class Hierarchy:
+class Hierarchy(Way):
     """`hierarchical`."""
 
     gathers = False

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
-from tf_hips.comm.plan import EXACT, Plan
+from tf_hips.comm.plan import Plan
 from tf_hips.comm.staged import Reducer
 
 # Shapes (those that are not in the group empty), compressor's text, topology, partitions by
@@ -50,17 +50,18 @@ class PlannedSum:
         groups: dict[tuple[str, str], list[int]] = {}
         self._exact: list[int] = []
         for place, choice in enumerate(plan.choices):
-            if choice.compression is None or choice.topology == EXACT:
+            if choice.compression is None:
                 self._exact.append(place)
             else:
                 groups.setdefault((choice.compression, choice.topology), []).append(place)
         self._groups = []
         for number, ((compression, topology), places) in enumerate(groups.items()):
+            chosen = set(places)
             of_group: list[Sequence[int]] = [
-                shape if place in set(places) else (0,) for place, shape in enumerate(shapes)
+                shape if place in chosen else (0,) for place, shape in enumerate(shapes)
             ]
             partitions = {
-                place: count for place, count in self._partitions.items() if place in set(places)
+                place: count for place, count in self._partitions.items() if place in chosen
             }
             name = f"{label}.group_{number}" if len(groups) > 1 else label
             reducer = make_group(of_group, compression, topology, partitions, name)

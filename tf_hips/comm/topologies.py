@@ -113,10 +113,14 @@ class Way(Protocol):
     encodes_sums: bool
 
     def encoded(self, rank: int) -> Sequence[int]:
-        """Segments whose pieces `rank` encodes, in their order."""
+        """Segments whose pieces `rank` encodes: all, if a way says nothing else."""
+        del rank
+        return range(self.num_segments)
 
     def recoded(self, rank: int) -> Sequence[int]:
-        """Segments whose sums `rank` encodes with `for_sums`."""
+        """Segments whose sums `rank` encodes with `for_sums`: none, if a way says nothing else."""
+        del rank
+        return ()
 
     def __call__(
         self,
@@ -137,7 +141,7 @@ class Way(Protocol):
         """
 
 
-class Owners:
+class Owners(Way):
     """`ps`."""
 
     gathers = False
@@ -146,11 +150,6 @@ class Owners:
     def __init__(self, num_ranks: int) -> None:
         """Every rank owns a segment."""
         self.num_segments = num_ranks
-
-    def encoded(self, rank: int) -> Sequence[int]:
-        """All segments."""
-        del rank
-        return range(self.num_segments)
 
     def recoded(self, rank: int) -> Sequence[int]:
         """Its own."""
@@ -181,7 +180,7 @@ class Owners:
         return Travelled(packets, notes, sent)
 
 
-class Hops:
+class Hops(Way):
     """`ring`, `butterfly` and `blocks`."""
 
     gathers = False
@@ -191,16 +190,6 @@ class Hops:
         """Follows a schedule."""
         self._schedule = schedule
         self.num_segments = len(schedule.owners)
-
-    def encoded(self, rank: int) -> Sequence[int]:
-        """All segments: on the way to the owner, or there."""
-        del rank
-        return range(self.num_segments)
-
-    def recoded(self, rank: int) -> Sequence[int]:
-        """None."""
-        del rank
-        return ()
 
     def __call__(
         self,
@@ -246,22 +235,12 @@ class Hops:
         return Travelled(packets, notes, packets[0] if first is None else first)
 
 
-class Gather:
+class Gather(Way):
     """`allgather`."""
 
     gathers = True
     encodes_sums = False
     num_segments = 1
-
-    def encoded(self, rank: int) -> Sequence[int]:
-        """All segments."""
-        del rank
-        return (0,)
-
-    def recoded(self, rank: int) -> Sequence[int]:
-        """None."""
-        del rank
-        return ()
 
     def __call__(
         self,
