@@ -228,13 +228,14 @@ class Worker:
                 lengths[segments[place]] += compressor.chunk_packet_bytes(elements)
                 if segments[place] == primitives.rank():
                     merged += compressor.for_sums.chunk_packet_bytes(elements)
-            buckets.append((lengths, tf.zeros([sum(lengths)], tf.uint8), merged))
+            buckets.append((lengths, merged))
 
         def run(vectors: list[Any], step: Any) -> list[Any]:
             del vectors, step
             results = []
-            for number, (lengths, data, merged) in enumerate(buckets):
-                received = primitives.alltoall(data, lengths, f"{name}.{number}.packets")
+            for number, (lengths, merged) in enumerate(buckets):
+                parts = [tf.zeros([length], tf.uint8) for length in lengths]
+                received = primitives.exchange(parts, lengths, f"{name}.{number}.packets")
                 with tf.control_dependencies([received]):
                     own = tf.zeros([merged], tf.uint8)
                 everyone = primitives.allgather(own, f"{name}.{number}.merged")

@@ -39,6 +39,8 @@ _PREFIX = "hips"
 _BURST_S = 0.002
 _LEAST_BURST = 32 * 1024  # bytes
 _LATENCY = "100ms"  # that a frame may wait in the queue
+# What most hosts have; this machine's own may be another one, which a shaped link does not suit.
+_CONGESTION_CONTROLS = ("cubic", "reno")
 _SIOCETHTOOL = 0x8946
 _OFFLOADS = (0x1F, 0x24)  # ETHTOOL_STSO, ETHTOOL_SGSO
 _FIRST_SUBNET = int(ipaddress.IPv4Address("10.201.0.0"))
@@ -170,6 +172,13 @@ def _add(host: Host, bridge: str, prefix_length: int) -> None:
     _run(*host.command("ip", "address", "add", address, "dev", INTERFACE))
     _run(*host.command("ip", "link", "set", INTERFACE, "up"))
     _run(*host.command("ip", "link", "set", "lo", "up"))
+    setting = f"echo {_congestion_control()} >/proc/sys/net/ipv4/tcp_congestion_control"
+    _run(*host.command("sh", "-c", setting))
+
+
+def _congestion_control() -> str:
+    known = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text(encoding="ascii")
+    return next((one for one in _CONGESTION_CONTROLS if one in known.split()), known.split()[0])
 
 
 def _switch_offloads_off(device: str) -> None:

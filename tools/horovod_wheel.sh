@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds Horovod for the TensorFlow in .venv, once per machine, and prints the wheel's path.
 #
-# Horovod 0.28.1 builds on TensorFlow 2.21 but for xla_mpi_ops.cc, whose headers TensorFlow ships no more. The file is
-# optional, so the only patch is to leave it out: one line of one CMakeLists.txt.
+# What is changed in its source, and why, is in horovod_patch.py.
 #
 # The wheel lies outside the tree, under a name made of everything that it depends on. A build happens in a temporary
 # folder, from a pristine source archive (a tree that was built once must not be built again), under a lock, and is
@@ -13,16 +12,14 @@ source "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 
 version=0.28.1
 sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
-patched_file=horovod/tensorflow/CMakeLists.txt
-# shellcheck disable=SC2016  # CMake expands this one
-dropped_line='list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 build_env=(
   HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
   HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
 )
 python=$root/.venv/bin/python
+patch=$root/tools/horovod_patch.py
 
-recipe=$(printf '%s\n' "$sdist_sha256" "$patched_file" "$dropped_line" "${build_env[@]}" | sha256sum)
+recipe=$(cat <(printf '%s\n' "$sdist_sha256" "${build_env[@]}") "$patch" | sha256sum)
 facts=$("$python" - <<'PY'
 import importlib.metadata, sys, sysconfig
 for name in ("tensorflow_cpu", "tensorflow"):
@@ -49,15 +46,8 @@ fetch() {
 }
 
 patch_source() {
-  local file=$1/horovod-$version/$patched_file count
-  tar -xzf "$1/horovod-$version.tar.gz" -C "$1" || return 1
-  count=$(grep -cxF -- "$dropped_line" "$file" || true)
-  if [ "$count" != 1 ]; then
-    echo "$patched_file of Horovod $version must hold this line exactly once, found it $count times: $dropped_line"
-    return 1
-  fi
-  grep -vxF -- "$dropped_line" "$file" >"$file.new" &&
-    mv "$file.new" "$file"
+  tar -xzf "$1/horovod-$version.tar.gz" -C "$1" &&
+    "$python" "$patch" "$1/horovod-$version"
 }
 
 build() {
@@ -84,7 +74,7 @@ if [ -z "$wheel" ] || ! sound "$wheel"; then
     rm -rf "$work" "${store:?}/$key"
     mkdir -p "$work"
     step "downloading the source of Horovod $version" fetch "$work"
-    step "leaving xla_mpi_ops.cc out of Horovod, which TensorFlow 2.21 cannot build" patch_source "$work"
+    step "patching Horovod for TensorFlow 2.21 and slow links" patch_source "$work"
     step "building Horovod $version, about 2 minutes on 2 cores, once per machine" build "$work"
     sound "$(compgen -G "$work/wheel/horovod-*.whl" | head -n 1)" || die "Horovod's build left no sound wheel"
     mv "$work/wheel" "$store/$key"

@@ -120,7 +120,7 @@ install_own() {
 }
 
 if has_gpu; then tensorflow=tensorflow-gpu; else tensorflow=tensorflow-cpu; fi
-inputs=(pyproject.toml hatch_build.py tools/setup.sh tools/horovod_wheel.sh)
+inputs=(pyproject.toml hatch_build.py tools/setup.sh tools/horovod_wheel.sh tools/horovod_patch.py)
 # The path is part of it: a venv that was moved or copied is no good.
 state=$(cat "${inputs[@]}" <(printf '%s\n%s\n' "$tensorflow" "$root") | sha256sum)
 

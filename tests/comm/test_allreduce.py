@@ -10,8 +10,9 @@ pytestmark = pytest.mark.tf
 SIZES = [7, 0, 2**20 + 5, 1, 300]
 
 
-# Three buckets: the last two tensors, the first chunk of the large one, and the rest.
-BUCKET_ELEMENTS = 310
+# Three buckets, of which the first is full with a quarter: the last two tensors, the first chunk of
+# the large one, and the rest.
+BUCKET_ELEMENTS = 4 * 310
 # Machines of the ranks: one with a slice for each rank, and two of which one has a rank too many.
 NODES = {2: [[0, 1]], 3: [[0, 2], [1]]}
 
@@ -315,7 +316,7 @@ def _complaints():
     from tf_hips.comm.ways import COMPRESSED
     from tf_hips.ops.compressor import parse
 
-    compressed.BUCKET_ELEMENTS = 4
+    compressed.BUCKET_ELEMENTS = 16
     told = []
 
     def complain(step, position, rank):

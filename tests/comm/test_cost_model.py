@@ -139,7 +139,7 @@ _APART = dataclasses.replace(
         ),
     ),
 )
-_M = 8 * CHUNK
+_M = 4 * CHUNK  # one bucket
 _SHARE = _M // _N
 
 
@@ -174,6 +174,20 @@ def test_the_formula_of_the_exact_sum() -> None:
     assert step_seconds([Choice("a", _M)], _APART) == pytest.approx(4 * _M * 1e-3)
     joined = step_seconds([Choice("a", 100), Choice("b", 200)], _APART)
     assert joined == pytest.approx(4 * 300 * 1e-3 + 300 * 5e-6)
+
+
+def test_large_messages_go_in_rounds() -> None:
+    """What a collective costs whatever it carries counts once per receiver, or once."""
+    costs = dataclasses.replace(_APART, alltoall=Collective(1e-2, 1.0, 2e-3, 0.5))
+    for size, rounds in ((_M, 3), (4 * 1000, 1)):
+        [bucket] = buckets_of(ONEBIT, "ps", [size] if rounds == 3 else [1000] * 4, {}, _N)
+        exchange, _ = [task for task in tasks_of(bucket, costs) if task.is_link]
+        assert exchange.seconds == pytest.approx(rounds + 3 * size / _N * 0.5 * 2e-3)
+        assert (exchange.cpu, exchange.delay) == (0.5, 1e-2)
+    two = costs.for_ranks(2)
+    [bucket] = buckets_of(ONEBIT, "ps", [_M], {}, 2)
+    exchange, _ = [task for task in tasks_of(bucket, two) if task.is_link]
+    assert exchange.seconds == pytest.approx(two.alltoall.fixed + _M / 2 * 0.5 * 2e-3)
 
 
 def test_binary_blocks_of_three_ranks() -> None:
@@ -254,7 +268,7 @@ def test_profiles_as_files(tmp_path: Path) -> None:
         ("each: 0.125", "each: .nan", r"at `codecs\[0\]\.packet`: `each` must .* Received: nan"),
         ("each: 0.125", "each: many", r"`codecs\[0\]\.packet\.each` must be of type float"),
         (f"'{DGC}'", ONEBIT, "must have each compressor once"),
-        ("version: 1", "version: 9", "`version` must be 1. Received: 9"),
+        ("version: 2", "version: 9", "`version` must be 2. Received: 9"),
     ):
         assert old in text
         path.write_text(text.replace(old, new, 1))

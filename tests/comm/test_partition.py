@@ -68,10 +68,15 @@ def test_buckets_of_pieces_keep_their_order(sizes, chunk, limit, data):
             assert len(group) == 1 or sum(found[place].num_elements for place in group) <= limit
 
 
+def test_the_first_buckets_are_small():
+    found = pieces([100], 1)
+    assert [len(group) for group in piece_buckets(found, 16, {})] == [4, 8, 16, 16, 16, 16, 16, 8]
+
+
 def test_buckets_of_pieces_refuse_what_is_not_positive():
     found = pieces([4, 4], 2)
-    assert piece_buckets(found, 4, {}) == [[0, 1], [2, 3]]
-    assert piece_buckets(found, 8, {0: 2}) == [[0, 1], [2], [3]]
+    assert piece_buckets(found, 4, {}) == [[0], [1], [2, 3]]
+    assert piece_buckets(found, 16, {0: 2}) == [[0, 1], [2], [3]]
     with pytest.raises(ValueError, match="limit=0"):
         piece_buckets(found, 0, {})
     with pytest.raises(ValueError, match="partitions"):

@@ -4,6 +4,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.support.ranks import rank_environment, ranks
@@ -49,6 +50,14 @@ def test_collectives_on_three_ranks():
 
     for _ in range(3):
         check(scoped())
+
+    # Small parts at once, large ones in rounds: what comes is the same.
+    for row in (1, 1 << 16):
+        lengths = [0, 2, 3]
+        parts = [tf.fill([length, row], tf.cast(rank, tf.uint8)) for length in lengths]
+        came = tf.function(primitives.exchange)(parts, lengths, "parts").numpy()
+        expected = np.repeat(np.arange(3, dtype=np.uint8), lengths[rank])
+        np.testing.assert_array_equal(came, np.repeat(expected[:, None], row, 1))
 
     # Grappler would compute a collective of constants once for all calls, and drop one whose result
     # this rank does not use; the other ranks would wait for this one.

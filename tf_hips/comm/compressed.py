@@ -23,7 +23,7 @@ from tf_hips.comm.topologies import Bucket, culprit, note_of
 from tf_hips.comm.ways import PS, make_way
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor
-from tf_hips.ops.flow import opaque
+from tf_hips.ops.flow import opaque, yielded
 
 # Large enough that a collective's fixed cost vanishes beside the encoding, small enough that a
 # large model has several.
@@ -151,8 +151,8 @@ class CompressedSum:
         sent: list[tf.Tensor] = []
         for bucket in self._buckets:
             # Whole buckets one after the other: TensorFlow would encode a little of each, and the
-            # link would wait for the last.
-            with tf.control_dependencies(sent):
+            # link would wait for the last. What begins a collective goes before the next bucket.
+            with tf.control_dependencies([yielded(one) for one in sent]):
                 values = [_cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
             note = None if self._complain is None else note_of(bucket, values)
             travelled = self._way(bucket, values, self, step, note)

@@ -24,7 +24,8 @@ from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
 
 BUCKET_ELEMENTS = 1 << 24
-"""The most elements of a bucket; an exact sum's gradients are never cut."""
+"""The most elements of a bucket, the first ones' a part of it; an exact sum's gradients are never
+cut."""
 
 PS = "ps"
 ALLGATHER = "allgather"
@@ -194,7 +195,7 @@ def tasks_of(bucket: Bucket, profile: Profile) -> list[Task]:
         gathered = codec.sum_packet(most.elements, most.pieces)
         return [
             encode,
-            _send(profile, "alltoall", (size - 1) * sent),
+            _exchange(profile, sent),
             _work(codec.recode(most.elements, size, most.pieces)),
             _send(profile, "allgather", (size - 1) * gathered),
         ]
@@ -317,6 +318,14 @@ def step_seconds(
 
 def _work(seconds: float) -> Task:
     return Task(False, seconds)
+
+
+def _exchange(profile: Profile, num_bytes: float) -> Task:
+    """A message of so many bytes from each rank to each other one."""
+    cost, others = profile.alltoall, profile.num_ranks - 1
+    if not schedules.has_rounds(profile.num_ranks, round(num_bytes)):
+        return _send(profile, "alltoall", others * num_bytes)
+    return Task(True, others * cost(num_bytes), cost.cpu, cost.delay)
 
 
 def _send(profile: Profile, kind: str, num_bytes: float) -> Task:

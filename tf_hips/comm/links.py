@@ -4,6 +4,7 @@
 Every rank makes the same collectives whatever its clock says: rank 0 decides how far to go on.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def traced(function: Any, *given: tf.Tensor) -> Callable[[], Any]:
 
 def seconds_of_allreduce(num_bytes: int) -> float:
     """How long an exact sum takes now: the median of a few, of the slowest rank. Eager."""
-    run = _built("allreduce", num_bytes, 1)
+    run = _call("allreduce", num_bytes, 1)
     run()
     found = statistics.median(timed(run) for _ in range(LEAST_REPEATS + 1))
     return float(max(primitives.gather_objects(found, "seconds of an allreduce")))
@@ -102,7 +103,7 @@ class Links:
 
     def _seconds(self, kind: str, num_bytes: int, repeats: int) -> tuple[float, float]:
         """Seconds of one call, back to back, of the slowest rank; share of the cores in it."""
-        run = _built(kind, num_bytes, 1)
+        run = _call(kind, num_bytes, 1)
         run()
         processor, begin = time.process_time(), time.perf_counter()
         times = [timed(run) for _ in range(repeats)]
@@ -114,7 +115,7 @@ class Links:
         return max(seconds), max(shares) * self._cpu_scale
 
     def _together(self, kind: str) -> float:
-        run = _built(kind, _BYTES[0], _AT_ONCE)
+        run = _call(kind, _BYTES[0], _AT_ONCE)
         run()
         found = statistics.median(timed(run) for _ in range(MOST_REPEATS))
         return float(max(primitives.gather_objects(found, f"seconds of several {kind}")))
@@ -122,29 +123,33 @@ class Links:
 
 def _moved(kind: str, num_bytes: int, size: int) -> float:
     """What `Collective.per_byte` counts, of a tensor of so many bytes on each rank."""
-    if kind == "alltoall":
-        return float(num_bytes // size * (size - 1))
     return float(num_bytes * (size - 1) if kind == "allgather" else num_bytes)
 
 
-def _built(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:
-    """A function that runs `count` collectives of a tensor of `num_bytes` bytes."""
-    size = primitives.size()
-    if kind == "allreduce":
-        value = tf.zeros([num_bytes // 4])
-    else:
-        value = tf.zeros([num_bytes // size * size if kind == "alltoall" else num_bytes], tf.uint8)
-    splits = [num_bytes // size] * size
+@functools.cache
+def _built(kind: str, count: int) -> Any:
+    """Traced once: runs `count` collectives of a tensor of any size.
+
+    Takes the tensor, and the rows of it that each rank gets where that has to be said.
+    """
 
     @tf.function(autograph=False)
-    def run(given: tf.Tensor) -> list[tf.Tensor]:
-        results = []
-        for index in range(count):
-            name = f"profile.{kind}.{num_bytes}.{count}.{index}"
-            if kind == "alltoall":
-                results.append(primitives.alltoall(given, splits, name))
-            else:
-                results.append(getattr(primitives, kind)(given, name))
-        return results
+    def run(given: tf.Tensor, splits: tf.Tensor) -> list[tf.Tensor]:
+        names = [f"profile.{kind}.{count}.{index}" for index in range(count)]
+        if kind == "alltoall":
+            return [primitives.alltoall(given, splits, name) for name in names]
+        return [getattr(primitives, kind)(given, name) for name in names]
 
-    return traced(run, value)
+    dtype = tf.float32 if kind == "allreduce" else tf.uint8
+    return run.get_concrete_function(
+        tf.TensorSpec([None], dtype), tf.TensorSpec([None], tf.int32)
+    )
+
+
+def _call(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:
+    """Runs `count` collectives of a tensor of `num_bytes` bytes; `alltoall` sends it to one rank."""
+    size = primitives.size()
+    given = tf.zeros([num_bytes // 4]) if kind == "allreduce" else tf.zeros([num_bytes], tf.uint8)
+    target = (primitives.rank() + 1) % size
+    splits = tf.constant([num_bytes if rank == target else 0 for rank in range(size)], tf.int32)
+    return functools.partial(_built(kind, count), given, splits)

@@ -16,6 +16,9 @@ import itertools
 from collections.abc import Hashable, Mapping, Sequence
 
 
+_RAMP = 2  # buckets before those of full size, each half as large as the next one
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """A chunk of one tensor.
@@ -92,7 +95,9 @@ def piece_buckets(
 
     Args:
         pieces: in the order in which they travel.
-        limit: elements from which on a bucket is full; a larger tensor fills several.
+        limit: elements from which on a bucket is full; a larger tensor fills several. The first
+            bucket is full with a quarter of it and the second with a half, so that something
+            travels soon.
         partitions: positions of tensors that travel in so many buckets of their own (at most one
             per chunk) instead.
 
@@ -128,7 +133,8 @@ def piece_buckets(
             groups += [places[begin:end] for begin, end in itertools.pairwise(cuts)]
             continue
         for place in places:
-            if shared and filled + pieces[place].num_elements > limit:
+            full = max(1, limit >> max(0, _RAMP - len(groups)))
+            if shared and filled + pieces[place].num_elements > full:
                 close()
             shared.append(place)
             filled += pieces[place].num_elements

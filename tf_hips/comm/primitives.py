@@ -33,7 +33,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.comm import watchdog
+from tf_hips.comm import schedules, watchdog
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.flow import opaque
 
@@ -174,11 +174,17 @@ def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
     )
 
 
-def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
-    """Sends `splits[r]` rows of `tensor` to each rank r; returns what came, in rank order."""
+def alltoall(tensor: tf.Tensor, splits: Sequence[int] | tf.Tensor, name: str) -> tf.Tensor:
+    """Sends `splits[r]` rows of `tensor` to each rank r; returns what came, in rank order.
+
+    Args:
+        tensor: as many rows as all splits together.
+        splits: one for each rank; integers, or an int32 tensor.
+        name: see `allreduce`.
+    """
     if size() == 1:
         return tf.identity(tensor)
-    lengths = tf.constant(splits, tf.int32)
+    lengths = tf.convert_to_tensor(splits, tf.int32)
     return _collective(
         "alltoall",
         lambda value, name: hvd.alltoall(value, splits=lengths, name=name, ignore_name_scope=True)[
@@ -187,6 +193,30 @@ def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
         tensor,
         name,
     )
+
+
+def exchange(parts: Sequence[tf.Tensor], lengths: Sequence[int], name: str) -> tf.Tensor:
+    """Sends part r to each rank r; large parts in rounds (see `schedules.has_rounds`).
+
+    Args:
+        parts: one for each rank; rows of the same shape and type.
+        lengths: rows of each part. The same on all ranks: who sends to a rank, sends as much as all
+            others do.
+        name: see `allreduce`; those of rounds begin so.
+
+    Returns:
+        What came, `size() * lengths[rank()]` rows, in rank order; this rank's own part among it.
+    """
+    count, own = size(), rank()
+    row_bytes = parts[0].dtype.size * parts[0].shape[1:].num_elements()
+    if not schedules.has_rounds(count, max(lengths) * row_bytes):
+        return alltoall(tf.concat(parts, 0), lengths, name)
+    came = {own: parts[own]}
+    for number in range(1, count):
+        target, source = (own + number) % count, (own - number) % count
+        splits = [lengths[one] if one == target else 0 for one in range(count)]
+        came[source] = alltoall(parts[target], splits, f"{name}.round_{number}")
+    return tf.concat([came[one] for one in range(count)], 0)
 
 
 def broadcast(tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:

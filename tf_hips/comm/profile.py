@@ -23,7 +23,8 @@ from tf_hips.errors import ConfigError
 Point: TypeAlias = tuple[list[float], float]
 """Factors of each coefficient of a cost, and the seconds that were measured."""
 
-_VERSION = 1
+# 2: `alltoall` is what one receiver costs.
+_VERSION = 2
 _MAX_RANKS = 1 << 20
 
 
@@ -65,7 +66,7 @@ class Collective:
     Attributes:
         delay: until it begins: others may run meanwhile.
         fixed: that it keeps the link busy, whatever it carries.
-        per_byte: more for each byte. Of `alltoall` bytes that a rank sends to others; of
+        per_byte: more for each byte. Of `alltoall` bytes that a rank sends to one other; of
             `allgather` bytes that it receives from others; of `allreduce` and `broadcast` bytes of
             the tensor.
         cpu: share of this rank's cores that it needs while it runs, in [0, 1].

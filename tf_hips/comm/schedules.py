@@ -21,6 +21,10 @@ Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operati
 
 import dataclasses
 
+# Bytes. Below, what a collective costs whatever it carries is more than what one receiver at a time
+# saves.
+_LEAST_ROUND = 1 << 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
@@ -104,6 +108,20 @@ def blocks(num_ranks: int) -> Schedule:
             for hop in sorted(hops)
         ),
     )
+
+
+def has_rounds(num_ranks: int, num_bytes: int) -> bool:
+    """Whether each rank sends its messages to all others one after the other, in rounds.
+
+    In a round every rank sends to one other and receives from one other, both at the full rate of
+    its link; at once, streams to several receivers get in each other's way. With two ranks there is
+    only one.
+
+    Args:
+        num_ranks: ranks of the exchange.
+        num_bytes: of the largest message.
+    """
+    return num_ranks > 2 and num_bytes >= _LEAST_ROUND
 
 
 def _halving(start: int, size: int, num_segments: int) -> list[list[Transfer]]:

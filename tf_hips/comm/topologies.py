@@ -35,8 +35,13 @@ from tf_hips.comm import primitives
 from tf_hips.comm.partition import Piece
 from tf_hips.comm.schedules import Schedule
 from tf_hips.ops import graph
-from tf_hips.ops.compressor import Compressor
-from tf_hips.ops.flow import first_nonfinite, opaque
+from tf_hips.ops.compressor import CHUNK, Compressor
+from tf_hips.ops.flow import first_nonfinite, opaque, yielded
+
+# Groups of at least this many elements are encoded two at a time, and other work may go before each:
+# whatever becomes ready meanwhile, a collective to begin or packets to merge, waits for one group.
+_TURN_ELEMENTS = CHUNK
+_TURNS_AT_ONCE = 2
 
 # Bytes of a note about what is not finite.
 NOTE_BYTES = 8
@@ -91,7 +96,7 @@ class Travelled:
         packets: of the sum, for each piece: uint8 [bytes]; where a way gathers, those of all ranks,
             uint8 [ranks, bytes], whose merged values are the sum.
         notes: int64 [ranks], 0 or what `culprit` reads; empty where nothing was noted.
-        sent: what goes into the first collective.
+        sent: of what goes into the first collective, what is encoded last.
     """
 
     packets: list[tf.Tensor]
@@ -164,20 +169,18 @@ class Owners(Way):
         note: tf.Tensor | None,
     ) -> Travelled:
         """Sums one bucket over the ranks; see `Way`."""
-        targets = [bucket.of(owner) for owner in range(self.num_segments)]
-        packets = [
-            codec.encode(bucket.pieces[place], values[place], step)
-            for places in targets
-            for place in places
-        ]
+        rank, count = primitives.rank(), self.num_segments
+        targets = [bucket.of(owner) for owner in range(count)]
+        # In the order in which an exchange of several rounds sends them; its own it does not send.
+        order = [place for after in range(count) for place in targets[(rank + 1 + after) % count]]
+        packets = encode_in_turns(bucket, order, values, codec, step)
+        parts = [joined([packets[place] for place in places]) for places in targets]
         lengths = [bucket.length(places, codec.compressor) for places in targets]
-        sent = joined(packets)
-        received = primitives.alltoall(sent, lengths, f"{bucket.label}.packets")
-        rank = primitives.rank()
+        received = primitives.exchange(parts, lengths, f"{bucket.label}.packets")
         merged = merge(bucket, targets[rank], received, self.num_segments, codec, step)
         sums = codec.compressor.for_sums
-        packets, notes = forwarded(bucket, range(self.num_segments), merged, sums, note)
-        return Travelled(packets, notes, sent)
+        merged_packets, notes = forwarded(bucket, range(count), merged, sums, note)
+        return Travelled(merged_packets, notes, packets[order[-1]])
 
 
 class Hops(Way):
@@ -206,16 +209,18 @@ class Hops(Way):
         for number, hop in enumerate(self._schedule.hops):
             sends = {one.target: _places(bucket, one.segments) for one in hop if one.source == rank}
             comes = {one.source: _places(bucket, one.segments) for one in hop if one.target == rank}
-            packets = [
-                codec.encode(bucket.pieces[place], sums[place], step)
-                for target in sorted(sends)
-                for place in sends[target]
-            ]
+            order = [place for target in sorted(sends) for place in sends[target]]
+            if first is None:
+                encoded = encode_in_turns(bucket, order, sums, codec, step)
+            else:  # what came decides when
+                encoded = {
+                    place: codec.encode(bucket.pieces[place], sums[place], step) for place in order
+                }
             lengths = [
                 bucket.length(sends.get(target, ()), codec.compressor)
                 for target in range(primitives.size())
             ]
-            sent = joined(packets)
+            sent = joined([encoded[place] for place in order])
             first = sent if first is None else first
             received = primitives.alltoall(sent, lengths, f"{bucket.label}.hop_{number}")
             arrived = [place for source in sorted(comes) for place in comes[source]]
@@ -251,10 +256,8 @@ class Gather(Way):
         note: tf.Tensor | None,
     ) -> Travelled:
         """Sums one bucket over the ranks; see `Way`."""
-        packets = [
-            codec.encode(piece, value, step)
-            for piece, value in zip(bucket.pieces, values, strict=True)
-        ]
+        places = range(len(bucket.pieces))
+        packets = list(encode_in_turns(bucket, places, values, codec, step).values())
         lengths = bucket.lengths(range(len(packets)), codec.compressor)
         if note is not None:
             packets = [*packets, note_bytes(note)]
@@ -265,6 +268,36 @@ class Gather(Way):
         if note is None:
             return Travelled(parts, tf.zeros([0], tf.int64), sent)
         return Travelled(parts[:-1], tf.bitcast(parts[-1], tf.int64), sent)
+
+
+def encode_in_turns(
+    bucket: Bucket,
+    places: Sequence[int],
+    values: Sequence[tf.Tensor],
+    codec: Codec,
+    step: tf.Tensor,
+) -> dict[int, tf.Tensor]:
+    """Packets of this rank's gradients by place, encoded in this order; other work may go between.
+
+    TensorFlow would run all that it can encode before whatever becomes ready later, so that the
+    link would wait for the last packet of all and merging for the next bucket.
+    """
+    packets: dict[int, tf.Tensor] = {}
+    gates: list[tf.Tensor] = []
+    group: list[tf.Tensor] = []
+    filled = 0
+    for place in places:
+        if filled >= _TURN_ELEMENTS:
+            with tf.control_dependencies(group[:-1]):
+                gates.append(yielded(group[-1]))
+            group, filled = [], 0
+        is_late = len(gates) >= _TURNS_AT_ONCE
+        with tf.control_dependencies(gates[-_TURNS_AT_ONCE:][:1] if is_late else []):
+            value = tf.identity(values[place])
+        packets[place] = codec.encode(bucket.pieces[place], value, step)
+        group.append(packets[place])
+        filled += bucket.pieces[place].num_elements
+    return packets
 
 
 def note_of(bucket: Bucket, values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -428,8 +428,14 @@ class PartyStrategy(tf.distribute.Strategy):
         try:
             # What a codec keeps lies where it encodes; whatever else there is, is a number or two.
             place = self._sum_device() if value.dtype == tf.float32 else "/cpu:0"
+            # Lifting would end the trace that this may happen in, and trace the step once more.
             with tf.init_scope(), tf.device(place):
-                variable = tf.Variable(value, trainable=False, name=f"tf_hips_{name}")
+                variable = tf.Variable(
+                    value,
+                    trainable=False,
+                    name=f"tf_hips_{name}",
+                    experimental_enable_variable_lifting=False,
+                )
         finally:
             self._is_making_own = False
         self._state.keep(name, variable)

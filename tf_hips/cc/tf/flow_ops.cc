@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step needs around its collectives: values that no optimiser looks through, and one look at
-// all gradients.
+// What a step needs around its collectives: values that no optimiser looks through, work that lets
+// other work go first, and one look at all gradients.
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +26,7 @@
 namespace tf_hips {
 namespace {
 
+using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -40,6 +46,54 @@ class OpaqueKernel : public OpKernel {
   }
 
   bool IsExpensive() override { return false; }
+};
+
+// Calls what it is given, in order, on a thread of its own.
+class Caller {
+ public:
+  static Caller& Get() {
+    static Caller* const caller = new Caller;  // as long as the process: ends with no destructor
+    return *caller;
+  }
+
+  void Call(AsyncOpKernel::DoneCallback done) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      waiting_.push_back(std::move(done));
+    }
+    came_.notify_one();
+  }
+
+ private:
+  Caller() { std::thread([this] { Run(); }).detach(); }
+
+  void Run() {
+    while (true) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      came_.wait(lock, [this] { return !waiting_.empty(); });
+      const AsyncOpKernel::DoneCallback done = std::move(waiting_.front());
+      waiting_.pop_front();
+      lock.unlock();
+      done();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::deque<AsyncOpKernel::DoneCallback> waiting_;
+};
+
+// A value out as it came in; what follows is queued behind all that could be run already. What a
+// kernel makes ready on TensorFlow's own threads goes to the front of their queues, what another
+// thread makes ready to the back.
+class YieldKernel : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    ctx->set_output(0, ctx->input(0));
+    Caller::Get().Call(std::move(done));
+  }
 };
 
 // The bits of a float's exponent: all of them set means NaN or infinity.
@@ -151,6 +205,18 @@ REGISTER_OP("TfHipsOpaque")
 REGISTER_KERNEL_BUILDER(Name("TfHipsOpaque").Device(tensorflow::DEVICE_CPU), OpaqueKernel);
 // Hands on what lies on the device, so it needs nothing of CUDA.
 REGISTER_KERNEL_BUILDER(Name("TfHipsOpaque").Device(tensorflow::DEVICE_GPU), OpaqueKernel);
+
+REGISTER_OP("TfHipsYield")
+    .Attr("T: type")
+    .Input("value: T")
+    .Output("same: T")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("TfHipsYield").Device(tensorflow::DEVICE_CPU), YieldKernel);
+REGISTER_KERNEL_BUILDER(Name("TfHipsYield").Device(tensorflow::DEVICE_GPU), YieldKernel);
 
 REGISTER_OP("TfHipsFirstNonFinite")
     .Attr("T: list({half, bfloat16, float, double}) >= 1")
