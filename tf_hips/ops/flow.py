@@ -29,7 +29,7 @@ def opaque(values: Sequence[Tensor]) -> list[Tensor]:
     """
     if not values or tf.executing_eagerly():
         return list(values)
-    return list(library.ops(tf).tf_hips_opaque(values=list(values)))
+    return _in_no_order(list(library.ops(tf).tf_hips_opaque(values=list(values))))
 
 
 def yielded(value: Tensor) -> Tensor:
@@ -39,7 +39,10 @@ def yielded(value: Tensor) -> Tensor:
     makes the next one ready, keeps waiting whatever else came to be ready meanwhile. Eagerly, where
     nothing waits, it does nothing. Costs about ten microseconds.
     """
-    return value if tf.executing_eagerly() else library.ops(tf).tf_hips_yield(value=value)
+    if tf.executing_eagerly():
+        return value
+    [same] = _in_no_order([library.ops(tf).tf_hips_yield(value=value)])
+    return same
 
 
 def all_finite(values: Sequence[Tensor]) -> Tensor:
@@ -96,6 +99,19 @@ def finite(value: Tensor, number: Tensor, complaint: str) -> Tensor:
 def on_gpu() -> bool:
     """Whether tensors may lie on a GPU, where `all_finite` is cheap and `finite` is not."""
     return bool(tf.config.list_logical_devices("GPU"))
+
+
+def _in_no_order(outputs: list[Tensor]) -> list[Tensor]:
+    """The outputs of an operation that tf.function must run, but need not run in program order.
+
+    Of operations with side effects it lets each wait for the one before: no collective could begin
+    before all that were built earlier have ended.
+    """
+    graph = outputs[0].graph
+    manager = getattr(graph, "experimental_acd_manager", None)  # None outside of tf.function
+    if manager is not None:
+        manager.run_independently(outputs[0].op)
+    return outputs
 
 
 def _check_float(value: Tensor, name: str) -> None:

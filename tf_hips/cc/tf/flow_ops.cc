@@ -206,10 +206,12 @@ REGISTER_KERNEL_BUILDER(Name("TfHipsOpaque").Device(tensorflow::DEVICE_CPU), Opa
 // Hands on what lies on the device, so it needs nothing of CUDA.
 REGISTER_KERNEL_BUILDER(Name("TfHipsOpaque").Device(tensorflow::DEVICE_GPU), OpaqueKernel);
 
+// Stateful, else Grappler would make a NoOp of one that operations wait for and none reads.
 REGISTER_OP("TfHipsYield")
     .Attr("T: type")
     .Input("value: T")
     .Output("same: T")
+    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(0));
       return absl::OkStatus();
