@@ -92,6 +92,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
         else "needs root, ip and tc",
     }
+    # Those that take long begin first, else one worker waits for the last of them.
+    items.sort(key=lambda item: item.get_closest_marker("heavy") is None)
     for item in items:
         for marker, reason in missing.items():
             if reason and item.get_closest_marker(marker):

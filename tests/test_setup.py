@@ -6,6 +6,7 @@ the files, since the real one takes minutes. Everything else of the scripts is r
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,25 +17,26 @@ from pathlib import Path
 
 import pytest
 
+from tools import horovod_patch
+
 ROOT = Path(__file__).resolve().parents[1]
-LINE = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
-CMAKE = "horovod-0.28.1/horovod/tensorflow/CMakeLists.txt"
+SOURCE = "horovod-0.28.1"
+FIRST = horovod_patch.CHANGES[0]
 
 # `pip wheel` reports that it runs and waits for a word when there is a pipe, then packs the patched
-# file as the wheel.
-STAND_IN = """#!/usr/bin/env bash
+# source as the wheel.
+STAND_IN = r"""#!/usr/bin/env bash
 set -euo pipefail
 case "$*" in
   -) cat >/dev/null; echo tensorflow_cpu-2.21.0-cp311-linux_x86_64 ;;
-  "-m zipfile -t "*) exec {python} "$@" ;;
+  "-m zipfile -t "* | */tools/horovod_patch.py\ *) exec {python} "$@" ;;
   "-m pip download "*) cp {sdist} "${{@: -1}}/" ;;
   "-m pip wheel "*)
     echo build >>{builds}
     if [ -p {started} ]; then echo started >{started}; read -r word <{resume}; fi
     out=${{@: -2:1}}
     mkdir -p "$out"
-    cd horovod/tensorflow
-    {python} -m zipfile -c "$out/horovod-0.28.1-cp311-cp311-linux_x86_64.whl" CMakeLists.txt
+    {python} -m zipfile -c "$out/horovod-0.28.1-cp311-cp311-linux_x86_64.whl" ./*
     ;;
   *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
@@ -44,14 +46,15 @@ esac
 class Clone:
     """A tree with the real scripts and the stand-in interpreter."""
 
-    def __init__(self, folder: Path, cmake: str) -> None:
+    def __init__(self, folder: Path, files: dict[str, str]) -> None:
         self.folder = folder
         self.cache = folder / "cache"
         self.started, self.resume = folder / "started", folder / "resume"
         self._builds = folder / "builds"
-        source = folder / "source" / CMAKE
-        source.parent.mkdir(parents=True)
-        source.write_text(cmake, encoding="utf-8")
+        for name, text in files.items():
+            source = folder / "source" / SOURCE / name
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text(text, encoding="utf-8")
         sdist = folder / "horovod-0.28.1.tar.gz"
         subprocess.run(["tar", "-czf", sdist, "-C", folder / "source", "."], check=True)
         shutil.copytree(ROOT / "tools", folder / "tools")
@@ -95,18 +98,32 @@ class Clone:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Clone]:
-    yield Clone(tmp_path, f"first\n{LINE}\nlast\n")
+    yield Clone(tmp_path, files("old"))
 
 
-def contents(wheel: str) -> str:
+def files(which: str) -> dict[str, str]:
+    """What the set-up reads of Horovod's source, before or after the patch."""
+    found: dict[str, str] = {}
+    for number, change in enumerate(horovod_patch.CHANGES):
+        found[change.file] = f"{found.get(change.file, '')}line {number}\n{getattr(change, which)}"
+    return found
+
+
+def contents(wheel: str) -> dict[str, str]:
     with zipfile.ZipFile(wheel) as archive:
-        return archive.read("CMakeLists.txt").decode()
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        return {name: archive.read(name).decode() for name in names}
 
 
-def test_horovod_is_built_once_without_the_one_line(clone: Clone) -> None:
+def test_horovod_is_built_once_as_patched(clone: Clone) -> None:
     code, wheel, err = clone.run()
     assert code == 0, err
-    assert contents(wheel) == "first\nlast\n"
+    assert contents(wheel) == files("new")
+    # Says where to receive before it sends, wherever it did both.
+    for name, text in files("new").items():
+        assert ("send(" in text) == name.endswith("v.cc")
+        calls = [one for one in re.findall(r"(send|recv)\(", text)]
+        assert calls == ["recv", "send"] * (len(calls) // 2)
     assert Path(wheel).is_relative_to(clone.cache)
     assert clone.run()[:2] == (0, wheel)
     assert clone.num_builds == 1
@@ -117,16 +134,20 @@ def test_a_broken_wheel_is_built_again(clone: Clone) -> None:
     _, wheel, _ = clone.run()
     Path(wheel).write_bytes(Path(wheel).read_bytes()[:50])
     assert clone.run()[:2] == (0, wheel)
-    assert contents(wheel) == "first\nlast\n"
+    assert contents(wheel) == files("new")
     assert clone.num_builds == 2
 
 
-@pytest.mark.parametrize("cmake", ["first\nlast\n", f"{LINE}\n{LINE}\n", f"  {LINE}\n"])
-def test_a_source_that_differs_is_refused(cmake: str, tmp_path: Path) -> None:
-    clone = Clone(tmp_path, cmake)
+@pytest.mark.parametrize("text", ["", FIRST.old * 2, f"  {FIRST.old}"])
+@pytest.mark.parametrize("change", horovod_patch.CHANGES[:3], ids=lambda change: change.file[-13:])
+def test_a_source_that_differs_is_refused(
+    change: horovod_patch.Change, text: str, tmp_path: Path
+) -> None:
+    text = text.replace(FIRST.old, change.old)
+    clone = Clone(tmp_path, {**files("old"), change.file: text})
     code, wheel, err = clone.run()
     assert (code, wheel) == (1, "")
-    assert "must hold this line exactly once" in err
+    assert f"{change.file} of Horovod must hold these lines exactly once" in err
     assert clone.num_builds == 0
 
 
@@ -141,7 +162,7 @@ def test_a_killed_build_leaves_nothing_that_counts(clone: Clone) -> None:
     clone.started.unlink()
     code, wheel, err = clone.run()
     assert code == 0, err
-    assert contents(wheel) == "first\nlast\n"
+    assert contents(wheel) == files("new")
 
 
 def test_a_second_set_up_waits_for_the_first(clone: Clone) -> None:
@@ -156,7 +177,7 @@ def test_a_second_set_up_waits_for_the_first(clone: Clone) -> None:
         clone.resume.write_text("go on\n")
         wheels = {process.communicate(timeout=30)[0].strip() for process in (first, second)}
         assert len(wheels) == 1
-        assert contents(wheels.pop()) == "first\nlast\n"
+        assert contents(wheels.pop()) == files("new")
     finally:
         for process in filter(None, (first, second)):
             if process.poll() is None:

@@ -8,6 +8,7 @@ instead of built as it is. Why: docs/decisions/0022-both-directions-at-once.md.
 """
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -69,14 +70,14 @@ def patch(source: Path) -> None:
     for change in CHANGES:
         path = source / change.file
         text = texts.get(path) or path.read_text(encoding="utf-8")
-        # Whole lines only: one more line break before it all makes each begin behind one.
-        found = f"\n{text}".count(f"\n{change.old}")
+        lines = re.compile(f"^{re.escape(change.old)}", re.MULTILINE)
+        found = len(lines.findall(text))
         if found != 1:
             raise ValueError(
                 f"{change.file} of Horovod must hold these lines exactly once, "
                 f"found them {found} times:\n{change.old}"
             )
-        texts[path] = f"\n{text}".replace(f"\n{change.old}", f"\n{change.new}")[1:]
+        texts[path] = lines.sub(lambda _, new=change.new: new, text)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
 

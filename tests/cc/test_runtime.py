@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # With the two of the tests: reductions, packings, noise, blocks, selections, states, merges.
 QUICK = ("dgc", "int8", "terngrad")
-FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS = ["-std=c++17", "-O0", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
 @pytest.mark.heavy

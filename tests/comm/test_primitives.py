@@ -43,7 +43,7 @@ def test_collectives_on_three_ranks():
     check(collectives())
 
     # Names, not scopes: every rank builds the same collectives under another scope.
-    @tf.function
+    @tf.function(autograph=False)
     def scoped():
         with tf.name_scope(f"scope_of_rank_{rank}"):
             return collectives()
@@ -55,13 +55,13 @@ def test_collectives_on_three_ranks():
     for row in (1, 1 << 16):
         lengths = [0, 2, 3]
         parts = [tf.fill([length, row], tf.cast(rank, tf.uint8)) for length in lengths]
-        came = tf.function(primitives.exchange)(parts, lengths, "parts").numpy()
+        came = tf.function(primitives.exchange, autograph=False)(parts, lengths, "parts").numpy()
         expected = np.repeat(np.arange(3, dtype=np.uint8), lengths[rank])
         np.testing.assert_array_equal(came, np.repeat(expected[:, None], row, 1))
 
     # Grappler would compute a collective of constants once for all calls, and drop one whose result
     # this rank does not use; the other ranks would wait for this one.
-    @tf.function
+    @tf.function(autograph=False)
     def careless(number):
         total = primitives.allreduce(tf.ones([2]), "of_constants")
         unused = primitives.allreduce(tf.cast(tf.fill([2], number), tf.float32), "unused")

@@ -42,7 +42,7 @@ def graph_encode(
     compressor: Compressor, x: Floats, key: Key = KEY, kept: Floats | None = None
 ) -> tuple[Floats, Floats | None]:
     """Encodes in a graph, where TensorFlow's threads flush denormals."""
-    packet, new_residual = tf.function(graph.encode)(
+    packet, new_residual = tf.function(graph.encode, autograph=False)(
         compressor,
         tf.constant(x),
         seed=key.seed,
@@ -65,7 +65,7 @@ def assert_faces_agree(compressor: Compressor, x: Floats) -> None:
 
     values = bits(reference(compressor).decode(expected, x.size))
     np.testing.assert_array_equal(bits(native.decode(compressor, packet, x.size)), values)
-    decoded = tf.function(graph.decode)(compressor, tf.constant(packet), x.size)
+    decoded = tf.function(graph.decode, autograph=False)(compressor, tf.constant(packet), x.size)
     np.testing.assert_array_equal(bits(decoded.numpy()), values)
 
 
@@ -101,7 +101,7 @@ def test_shapes_are_static(compressor: Compressor) -> None:
     feedback = error_feedback(compressor)
     size = compressor.wire_bytes(35)
 
-    @tf.function(input_signature=[tf.TensorSpec([5, 7]), tf.TensorSpec([35])])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([5, 7]), tf.TensorSpec([35])])
     def shapes(x: tf.Tensor, flat: tf.Tensor) -> tf.Tensor:
         packet, _ = graph.encode(compressor, x, seed=1, step=2, tensor_id=0)
         kept, residual = graph.encode(feedback, x, seed=1, step=2, tensor_id=0, kept=x)
@@ -148,7 +148,9 @@ def test_merge_is_the_sum_in_order(compressor: Compressor, n: int) -> None:
         total = total + reference(compressor).decode(packet, n)
     merged = native.merge(compressor, packets, n)
     np.testing.assert_array_equal(bits(merged), bits(total))
-    in_graph = tf.function(graph.merge)(compressor, tf.constant(np.stack(packets)), n)
+    in_graph = tf.function(graph.merge, autograph=False)(
+        compressor, tf.constant(np.stack(packets)), n
+    )
     np.testing.assert_array_equal(bits(in_graph.numpy()), bits(total))
 
     one_by_one = native.decode(compressor, packets[0], n)
@@ -169,7 +171,7 @@ def test_merge_encode_is_merge_then_encode(compressor: Compressor, wrap: object)
     total = native.merge(compressor, packets, n)
     expected = native.encode(wrapped, total, KEY, expected_residual)
     fused = native.merge_encode(wrapped, packets, n, KEY, fused_residual)
-    in_graph, graph_residual = tf.function(graph.merge_encode)(
+    in_graph, graph_residual = tf.function(graph.merge_encode, autograph=False)(
         wrapped,
         tf.constant(np.stack(packets)),
         n,

@@ -52,6 +52,51 @@ def test_opaque_values_are_computed_and_never_folded():
     assert calls == [2.0] * 3
 
 
+def test_collectives_need_no_order():
+    """tf.function would let each operation with side effects wait for the one before."""
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import opaque, yielded
+
+    @tf.function(autograph=False)
+    def step(x):
+        [first] = opaque([x + 1.0])
+        [second] = opaque([x + 2.0])
+        return first, yielded(second), tf.cond(x > 0.0, lambda: opaque([x])[0], lambda: x)
+
+    graph = step.get_concrete_function(tf.TensorSpec([])).graph
+    waiting = {op.type: op.control_inputs for op in graph.get_operations()}
+    assert (waiting["TfHipsOpaque"], waiting["TfHipsYield"]) == ([], [])
+    assert [float(one) for one in step(tf.constant(5.0))] == [6.0, 7.0, 5.0]
+
+
+def test_what_follows_a_yield_follows():
+    import tensorflow as tf
+
+    from tf_hips.ops.flow import yielded
+
+    calls = []
+
+    def note(value):
+        calls.append(float(value))
+        return value
+
+    @tf.function(autograph=False)
+    def step(x):
+        value = x
+        for number in range(5):
+            # Nobody reads what is yielded; Grappler would drop an operation without side effects.
+            with tf.control_dependencies([yielded(value)]):
+                value = tf.numpy_function(note, [x + number], tf.float32, stateful=False)
+        return value
+
+    for _ in range(3):
+        calls.clear()
+        step(tf.constant(1.0))
+        assert calls == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert yielded(tf.constant(3.0)).numpy() == 3.0
+
+
 def test_opaque_passes_gradients_on():
     import tensorflow as tf
 

@@ -63,7 +63,7 @@ def assert_faces_agree(
     """Over the steps of a run; returns what is kept in the end."""
     n = given[0].size
     expected, here, there = (zeros(compressor, n) for _ in range(3))
-    encode = tf.function(graph.encode)
+    encode = tf.function(graph.encode, autograph=False)
     for step, x in enumerate(given):
         with np.errstate(all="ignore"):
             packet = definition.encode(x, seed=11, step=step, tensor_id=2, state=expected)
@@ -163,7 +163,7 @@ def test_without_momentum_it_is_topk_with_error_feedback() -> None:
 
 @each
 def test_shapes_are_static(compressor: Compressor) -> None:
-    @tf.function(input_signature=[tf.TensorSpec([5, 7]), tf.TensorSpec([2, 35])])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([5, 7]), tf.TensorSpec([2, 35])])
     def shapes(x: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
         packet, kept = graph.encode(compressor, x, seed=1, step=2, tensor_id=0, kept=state)
         assert packet.shape == [compressor.wire_bytes(35)]

@@ -48,7 +48,7 @@ def test_every_op_explains_itself() -> None:
             with pytest.raises(tf.errors.UnimplementedError, match=pattern) as told:
                 compiled(tf.ones([N]))
             explained.update(re.findall("`TfHips>(.*)` has no", str(told.value)))
-    others = {"finite", "firstnonfinite", "opaque", "orthonormal"}
+    others = {"finite", "firstnonfinite", "opaque", "orthonormal", "yield"}
     others |= {f"lowrank{what}" for what in ("left", "right", "product", "rest")}
     all_ops = {
         op.removeprefix("tf_hips_").replace("_", "")

@@ -82,7 +82,7 @@ def _reduce(config, worker):
             strategy.reduce(tf.distribute.ReduceOp.MEAN, means, axis=None),
         )
 
-    ways = {"eager": both, "graph": tf.function(both), "fixed": None}
+    ways = {"eager": both, "graph": tf.function(both, autograph=False), "fixed": None}
     constants = tf.function(lambda: both(values, floats))  # nothing here changes from call to call
     ways["fixed"] = lambda *_: constants()
     bits = []
@@ -106,7 +106,7 @@ def _reduce(config, worker):
     assert len({json.dumps(one[: len(kinds)]) for one in bits}) == 1
 
     # A result that one rank alone does not use, minima, maxima, and gradients.
-    @tf.function
+    @tf.function(autograph=False)
     def ignored(x):
         total = strategy.reduce(tf.distribute.ReduceOp.SUM, x, axis=None)
         return total if worker == 2 else tf.constant(0.0)
@@ -127,7 +127,7 @@ def _reduce(config, worker):
             loss = (1.0 + worker) * context.all_reduce(tf.distribute.ReduceOp.SUM, x) ** 2
         return tape.gradient(loss, x)
 
-    for step in (slope, tf.function(slope)):
+    for step in (slope, tf.function(slope, autograph=False)):
         found = strategy.run(step, (tf.constant(1.0 + worker),))
         assert float(found) == sum((1.0 + of) * 2 * 6 for of in range(3))
 
@@ -256,7 +256,7 @@ def _wait_for_each_other(folder, config, worker):
 
     strategy = HierarchicalPS(config=config)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
         return strategy.run(
             lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x)

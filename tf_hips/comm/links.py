@@ -141,9 +141,7 @@ def _built(kind: str, count: int) -> Any:
         return [getattr(primitives, kind)(given, name) for name in names]
 
     dtype = tf.float32 if kind == "allreduce" else tf.uint8
-    return run.get_concrete_function(
-        tf.TensorSpec([None], dtype), tf.TensorSpec([None], tf.int32)
-    )
+    return run.get_concrete_function(tf.TensorSpec([None], dtype), tf.TensorSpec([None], tf.int32))
 
 
 def _call(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:

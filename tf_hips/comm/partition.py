@@ -15,7 +15,6 @@ import heapq
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 
-
 _RAMP = 2  # buckets before those of full size, each half as large as the next one
 
 

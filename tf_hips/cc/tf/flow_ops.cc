@@ -65,7 +65,9 @@ class Caller {
   }
 
  private:
-  Caller() { std::thread([this] { Run(); }).detach(); }
+  Caller() {
+    std::thread([this] { Run(); }).detach();
+  }
 
   void Run() {
     while (true) {
