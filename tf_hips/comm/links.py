@@ -145,7 +145,7 @@ def _built(kind: str, count: int) -> Any:
 
 
 def _call(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:
-    """Runs `count` collectives of a tensor of `num_bytes` bytes; `alltoall` sends it to one rank."""
+    """Runs `count` collectives of `num_bytes` bytes each; `alltoall` sends them to one rank."""
     size = primitives.size()
     given = tf.zeros([num_bytes // 4]) if kind == "allreduce" else tf.zeros([num_bytes], tf.uint8)
     target = (primitives.rank() + 1) % size

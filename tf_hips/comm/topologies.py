@@ -38,8 +38,8 @@ from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ops.flow import first_nonfinite, opaque, yielded
 
-# Groups of at least this many elements are encoded two at a time, and other work may go before each:
-# whatever becomes ready meanwhile, a collective to begin or packets to merge, waits for one group.
+# Groups of at least this many elements are encoded two at a time, and other work may go before
+# each: whatever becomes ready meanwhile, a collective to begin or packets to merge, waits for one.
 _TURN_ELEMENTS = CHUNK
 _TURNS_AT_ONCE = 2
 

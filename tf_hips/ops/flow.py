@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that no optimiser looks through, work that lets other work go first, and one look at many
-gradients.
+"""Values that no optimiser looks through, work that goes last, and one look at many gradients.
 
 To TensorFlow an operation of Horovod is a pure function. It drops one whose result this rank does
 not use, and computes one of constants when it optimises a graph, once for all steps; the other
