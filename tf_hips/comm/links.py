@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.comm.profile import Collective, Point, fit
+from tf_hips.comm.profile import Collective
 
 KINDS = ("allreduce", "alltoall", "allgather", "broadcast")
 LEAST_REPEATS, MOST_REPEATS = 2, 9
@@ -77,8 +77,7 @@ class Links:
         together = self._together(kind)
         # What one more costs where others run; the rest of a lonely one is waiting.
         occupied = min(alone, max(0.0, (together - alone) / (_AT_ONCE - 1)))
-        points: list[Point] = [([1.0, _moved(kind, _BYTES[0], size)], alone)]
-        cpu = 0.0
+        cpu, largest = 0.0, _BYTES[0]
         last = alone
         for place, num_bytes in enumerate(_BYTES[1:], 1):
             left = self._share_s - (time.perf_counter() - begin)
@@ -95,11 +94,14 @@ class Links:
             if repeats == 0:
                 break
             last, cpu = self._seconds(kind, num_bytes, repeats)
-            points.append(([1.0, _moved(kind, num_bytes, size)], last))
-        # Large ones tell the link's speed, and the smallest one what a call costs.
-        fixed, per_byte = fit(points)
+            largest = num_bytes
+        # The smallest one tells what a call costs and the largest the link's speed. Those between
+        # tell too much of it: a link that was idle takes its first bytes at once.
+        least, most = (_moved(kind, one, size) for one in (_BYTES[0], largest))
+        per_byte = max(0.0, last - alone) / (most - least)
         delay = max(0.0, alone - occupied)
-        return Collective(delay, max(0.0, fixed - delay), per_byte, min(1.0, cpu))
+        fixed = max(0.0, alone - delay - least * per_byte)
+        return Collective(delay, fixed, per_byte, min(1.0, cpu))
 
     def _seconds(self, kind: str, num_bytes: int, repeats: int) -> tuple[float, float]:
         """Seconds of one call, back to back, of the slowest rank; share of the cores in it."""

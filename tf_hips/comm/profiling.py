@@ -5,8 +5,8 @@ Every rank makes the same calls in the same order, whatever its clock says: wher
 far to go on, rank 0 decides and tells the others. The slowest rank counts. All ranks of a machine
 encode at the same time, as they will in training, so what they cost each other is in the figures.
 
-Each figure is a median, and each cost a line through figures of several sizes, fitted to relative
-errors with slopes and fixed parts that are not negative.
+Each figure of a codec is a mean without the longest, and each cost a line through figures of
+several sizes, fitted to relative errors with slopes and fixed parts that are not negative.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import tensorflow as tf
 import tf_hips
 from tf_hips.comm import primitives
 from tf_hips.comm.links import KINDS, LEAST_REPEATS, MOST_REPEATS, Links, timed, traced
-from tf_hips.comm.profile import Codec, Cost, MergeCost, Point, Profile, fit
+from tf_hips.comm.profile import Codec, Cost, MergeCost, Profile, fit
 from tf_hips.errors import print_in_one_line
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor, check_makes_packets, parse
@@ -34,11 +34,13 @@ from tf_hips.ops.flow import opaque
 
 DEFAULT_BUDGET_S = 8.0
 
-# Calls of codecs in one step of a graph, and elements of each: what a call costs, one chunk, and
-# several at once.
-_CALLS = ((8, 1 << 10), (1, CHUNK), (3, CHUNK))
+# Calls of codecs in one step of a graph, and elements of each: what a call costs, and so many at
+# once that memory is what they wait for, as with a model's gradients.
+_CALLS = ((16, 1 << 10), (4, CHUNK), (24, CHUNK))
+# Gradients are decoded whole.
+_DECODED = ((16, 1 << 10), (4, CHUNK), (1, 24 * CHUNK))
 # The same and packets, for merging.
-_MERGES = ((8, 1 << 10, 2), (2, CHUNK, 2), (2, CHUNK, 4))
+_MERGES = ((16, 1 << 10, 2), (4, CHUNK, 2), (4, CHUNK, 4))
 _CODECS_SHARE = 0.4  # of the budget
 
 _Call = tuple[list[float], Callable[[], Any]]
@@ -121,16 +123,19 @@ class _Clock:
         """Spends about `share_s` seconds on each series of calls."""
         self._share_s = share_s
         self._counts = itertools.count()
+        self._nothing = _repeated(1, _same, tf.zeros([1]))
 
-    def series(self, calls: Sequence[_Call]) -> list[Point]:
-        """Measures calls.
+    def costs(self, calls: Sequence[_Call]) -> list[float]:
+        """Measures calls, on all ranks at once.
 
         Args:
             calls: of each the factors of its cost (calls, elements, ...), and what to call.
 
         Returns:
-            The same with the seconds of the slowest rank's median.
+            Seconds of each factor, for the slowest rank.
         """
+        # What a step costs that does nothing is no part of a call's cost.
+        calls = [([0.0] * len(calls[0][0]), self._nothing), *calls]
         number = next(self._counts)
         primitives.barrier("a profile of codecs")
         first = []
@@ -141,24 +146,30 @@ class _Clock:
         total = max(sum(first), 1e-9)
         repeats = int(min(max(self._share_s / total, LEAST_REPEATS), MOST_REPEATS))
         repeats = primitives.broadcast_object(repeats, what=f"repetitions of series {number}")
-        medians = [statistics.median(timed(call) for _ in range(repeats)) for _, call in calls]
-        everyone = primitives.gather_objects(medians, f"seconds of series {number}")
+        means = [_mean([timed(call) for _ in range(repeats)]) for _, call in calls]
+        everyone = primitives.gather_objects(means, f"seconds of series {number}")
         slowest = [max(of) for of in zip(*everyone, strict=True)]
-        return [(unit, found) for (unit, _), found in zip(calls, slowest, strict=True)]
+        points = [([1.0, *unit], found) for (unit, _), found in zip(calls, slowest, strict=True)]
+        return fit(points)[1:]
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    """Of all but the longest: ranks take turns on cores that they share, which no median tells."""
+    return statistics.mean(sorted(seconds)[:-1])
 
 
 def _codec(text: str, compressor: Compressor, clock: _Clock) -> Codec:
     sums = compressor.for_sums
-    decode = _line(clock.series(_decodings(compressor)))
+    decode = Cost(*clock.costs(_decodings(compressor)))
     return Codec(
         text,
         _packet(compressor),
         _packet(sums),
-        encode=_line(clock.series(_encodings(compressor))),
+        encode=Cost(*clock.costs(_encodings(compressor))),
         decode=decode,
-        decode_sum=decode if sums == compressor else _line(clock.series(_decodings(sums))),
-        merge=MergeCost(*fit(clock.series(_mergings(compressor, recodes=False)))),
-        recode=MergeCost(*fit(clock.series(_mergings(compressor, recodes=True)))),
+        decode_sum=decode if sums == compressor else Cost(*clock.costs(_decodings(sums))),
+        merge=MergeCost(*clock.costs(_mergings(compressor, recodes=False))),
+        recode=MergeCost(*clock.costs(_mergings(compressor, recodes=True))),
     )
 
 
@@ -174,17 +185,22 @@ def _packet_of(compressor: Compressor, n: int) -> tf.Tensor:
     return graph.encode(compressor, _vector(n), **_KEY, kept=kept)[0]
 
 
+def _same(value: tf.Tensor, place: int) -> tf.Tensor:
+    del place
+    return value
+
+
 def _repeated(
     count: int, call: Callable[[tf.Tensor, int], Any], given: tf.Tensor
 ) -> Callable[[], Any]:
     """One step of a graph that makes `count` calls, as side by side as they are in training."""
 
     @tf.function(autograph=False)
-    def step(value: tf.Tensor) -> list[Any]:
-        # Each has an input of its own, else they would be computed once.
-        return [call(one, place) for place, one in enumerate(opaque([value] * count))]
+    def step(values: tf.Tensor) -> list[Any]:
+        # Of its own memory each: the same values again would come from a cache.
+        return [call(one, place) for place, one in enumerate(opaque(tf.unstack(values)))]
 
-    return traced(step, given)
+    return traced(step, tf.stack([given] * count))
 
 
 def _encodings(compressor: Compressor) -> list[_Call]:
@@ -211,10 +227,10 @@ def _decodings(compressor: Compressor) -> list[_Call]:
         return _repeated(
             count,
             lambda packet, place: graph.decode(compressor, packet, n),
-            _packet_of(compressor, n),
+            tf.concat([_packet_of(compressor, min(n, CHUNK))] * max(1, n // CHUNK), 0),
         )
 
-    return [([count, count * n], decoding(count, n)) for count, n in _CALLS]
+    return [([count, count * n], decoding(count, n)) for count, n in _DECODED]
 
 
 def _mergings(compressor: Compressor, recodes: bool) -> list[_Call]:
@@ -248,7 +264,7 @@ def _add(clock: _Clock) -> Cost:
     def adding(count: int, n: int) -> Callable[[], Any]:
         return _repeated(count, lambda one, place: one + float(place), _vector(n))
 
-    return _line(clock.series([([count, count * n], adding(count, n)) for count, n in _CALLS]))
+    return Cost(*clock.costs([([count, count * n], adding(count, n)) for count, n in _CALLS]))
 
 
 def _copy(clock: _Clock) -> Cost:
@@ -256,18 +272,13 @@ def _copy(clock: _Clock) -> Cost:
 
     def copying(count: int, n: int) -> Callable[[], Any]:
         @tf.function(autograph=False)
-        def step(value: tf.Tensor) -> list[tf.Tensor]:
-            [joined] = opaque([tf.concat(opaque([value] * count), 0)])
+        def step(values: tf.Tensor) -> list[tf.Tensor]:
+            [joined] = opaque([tf.concat(opaque(tf.unstack(values)), 0)])
             return opaque(tf.split(joined, count))
 
-        return traced(step, _vector(n))
+        return traced(step, tf.stack([_vector(n)] * count))
 
-    calls = [(count, n) for count, n in _CALLS if count > 1]
-    return _line(clock.series([([count, count * n], copying(count, n)) for count, n in calls]))
-
-
-def _line(points: Sequence[Point]) -> Cost:
-    return Cost(*fit(points))
+    return Cost(*clock.costs([([count, count * n], copying(count, n)) for count, n in _CALLS]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
