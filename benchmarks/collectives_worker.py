@@ -101,12 +101,17 @@ class Worker:
             seconds.append(time.perf_counter() - began)
         return {"seconds": seconds, "cpu": time.process_time() - used}
 
-    def measure(self, candidates: list[str], seconds: float) -> dict[str, Any]:
-        """Measures the profile that predictions and plans are made from."""
-        from tf_hips.comm import profiling
+    def measure(self, candidates: list[str], seconds: float | None = None) -> dict[str, Any]:
+        """Measures the profile that predictions and plans are made from.
+
+        Args:
+            candidates: of the plans.
+            seconds: what it may take; None: as long as with `plan="auto"`.
+        """
+        from tf_hips.comm import auto, profiling
 
         began = time.perf_counter()
-        self._profile = profiling.measure(candidates, seconds)
+        self._profile = profiling.measure(candidates, seconds or auto.BUDGET_S)
         return {"seconds": time.perf_counter() - began}
 
     def predict(self, choices: list[list[Any]] | None = None) -> dict[str, Any]:
