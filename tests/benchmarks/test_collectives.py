@@ -68,7 +68,8 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     named |= {f"collectives-faster-{name}" for name in ("onebit", "tbq")}
     named |= {f"collectives-loopback-{model}" for model in shapes.MODELS}
     named |= {f"collectives-auto-{model}-100" for model in shapes.MODELS}
-    named |= {f"collectives-{one}" for one in ("predicted", "train-images", "train-accuracy")}
+    others = ("predicted", "auto-seconds", "train-images", "train-accuracy")
+    named |= {f"collectives-{one}" for one in others}
     known = {one["id"] for one in TARGETS["target"] if one["command"] == collectives.COMMAND}
     assert known == named
 

@@ -64,7 +64,7 @@ def test_data_of_unequal_length_is_an_error_on_both_ranks():
 @pytest.mark.heavy
 @pytest.mark.timeout(240)
 def test_no_mistake_hangs(tmp_path):
-    _run(tmp_path, "unequal_loops", "caught_error", "normal_end")
+    _run(tmp_path, "unequal_loops", "caught_error", "normal_end", "death_in_a_ring")
 
 
 @pytest.mark.slow
@@ -99,6 +99,7 @@ def _case(folder):
         "other_order": _other_order,
         "caught_error": _caught_error,
         "normal_end": _normal_end,
+        "death_in_a_ring": _death_in_a_ring,
         "late": _late,
     }
     cases[case](strategy, model, arrays, primitives.rank(), Path(folder) / case)
@@ -243,6 +244,41 @@ def _normal_end(strategy, model, arrays, rank, done):
         PeerError,
         "Another rank of this party ended in the middle of a step: rank 1 ended, without an error.",
         attempt=lambda: training_of(model, arrays),
+    )
+
+
+def _death_in_a_ring(strategy, model, arrays, rank, done):
+    """Rank 1 dies when it has what came in the hops, in the third step."""
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import PeerError
+    from tf_hips.strategies import CompressedRing
+
+    steps = []
+    gather = primitives.allgather
+
+    def die(packets):
+        steps.append(len(packets))
+        if len(steps) == 3:
+            os._exit(0)
+        return packets
+
+    def gather_or_die(tensor, name):
+        if rank == 1 and name.endswith(".merged"):
+            tensor = tf.numpy_function(die, [tensor], tf.uint8)
+        return gather(tensor, name)
+
+    primitives.allgather = gather_or_die
+    with CompressedRing("error_feedback(onebit)", topology="ring").scope():
+        other = training.build()
+    _error(
+        PeerError,
+        "Another rank of this party ended in the middle of a step",
+        "the sum of the gradients of",
+        "/kernel and 3 more",
+        attempt=lambda: training_of(other, arrays),
     )
 
 

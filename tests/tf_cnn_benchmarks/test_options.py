@@ -73,6 +73,9 @@ def test_a_plan_of_columns_says_less_than_one_in_yaml(tmp_path: Path) -> None:
     found, _ = options.parse([*DIRECTORY, "--comp_plan", str(yaml)])
     assert (found.sums, found.compressor, found.has_columns) == (True, None, False)
     assert found.description == "plan plan.yaml"
+    found, _ = options.parse([*DIRECTORY, "--comp_plan", "auto"])
+    assert (found.sums, found.plan, found.has_columns) == (True, "auto", False)
+    assert found.description == "plan auto"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,7 @@ def test_a_plan_of_columns_says_less_than_one_in_yaml(tmp_path: Path) -> None:
         ([*DIRECTORY, "--comp_plan", __file__], "--comp_plan must go with a --comp_alg"),
         ([*DIRECTORY, "--comp_plan", YAML, "--comp_alg", "dgc"], "must go without --comp_alg"),
         ([*DIRECTORY, "--comp_plan", YAML, "--comp_topology", "ps"], "without --comp_topology"),
+        ([*DIRECTORY, "--comp_plan", "auto", "--comp_alg", "dgc"], "must go without --comp_alg"),
         (
             [*DIRECTORY, "--comp_plan", __file__, "--comp_alg", "dgc", "--comp_threshold", "7"],
             "its lines say y or n",

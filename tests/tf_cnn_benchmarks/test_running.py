@@ -44,6 +44,8 @@ def run(*flags, variable_update="horovod"):
 
 @ranks(2, deadline_s=300.0)
 def test_runs_of_the_stand_in(tmp_path):
+    import functools
+    import os
     import shutil
 
     import pytest
@@ -51,6 +53,7 @@ def test_runs_of_the_stand_in(tmp_path):
     from tf_hips.comm import primitives
     from tf_hips.comm.plan import Choice, Plan
     from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import in_party
 
     rank = primitives.rank()
 
@@ -75,6 +78,13 @@ def test_runs_of_the_stand_in(tmp_path):
     code, error, _ = run("--comp_plan", tmp_path / "other.yaml")
     assert code == 2
     assert "gradient 0 of the model, v0/conv/kernel, has 216 elements" in error.splitlines()[-1]
+
+    # A plan that is measured first; where the link is memory, it compresses nothing or little.
+    os.environ["TF_HIPS_CACHE"] = str(tmp_path / "cache")
+    in_party.auto_plan = functools.partial(in_party.auto_plan, budget_seconds=0.5)
+    _, text, _ = run("--comp_plan", "auto")
+    assert "Compression: plan auto\n" in text
+    assert len([*(tmp_path / "cache").rglob("profiles/*.yaml")]) == 1
 
     # What codecs do to NaN and infinities, they do alike everywhere, whatever the way is.
     lines = [f"{name},{size},{'y' if size > 100 else 'n'},1\n" for name, size in sizes.items()]

@@ -20,6 +20,8 @@ from tf_hips import config
 from tf_hips.errors import ConfigError, LibraryError
 from tf_hips.ops import compressor as compressors
 
+AUTO = "auto"
+"""In place of a plan: one that is made from measurements before the first step."""
 EXACT = "allreduce"
 """The topology of sums that are not compressed."""
 

@@ -204,6 +204,7 @@ class Link:
         """
         patience = Patience(patience_s)
         attempt = 0
+        reason = ""  # why the connection before this one was lost, or never made
         while True:
             self._check(method)
             began = time.monotonic()
@@ -214,12 +215,12 @@ class Link:
             except (grpc.RpcError, grpc.FutureCancelledError) as error:
                 code = error.code() if isinstance(error, grpc.RpcError) else None
                 if code == grpc.StatusCode.UNAVAILABLE:
-                    self._pause(method, attempt, patience)
+                    reason = self._pause(method, attempt, patience)
                 elif _is_busy(error):
                     self._rest(method, attempt, patience)
                 else:
                     self._has_connected = True
-                    raise self._translate(method, error, patience, began) from None
+                    raise self._translate(method, error, patience, began, reason) from None
             attempt += 1
 
     def _check(self, method: str) -> None:
@@ -271,8 +272,8 @@ class Link:
                 self._channel = None
                 self.meter.settle()
 
-    def _pause(self, method: str, attempt: int, patience: Patience) -> None:
-        """After a broken connection: finds out why, and waits a moment or raises."""
+    def _pause(self, method: str, attempt: int, patience: Patience) -> str:
+        """After a broken connection: says why, having waited a moment, or raises."""
         self._disconnect()
         self._check(method)
         name = tls.server_name(tls.SERVER_ROLE)
@@ -291,6 +292,7 @@ class Link:
                 found.text,
             )
         self._wake.wait(_pause_s(attempt))
+        return found.text
 
     def _rest(self, method: str, attempt: int, patience: Patience) -> None:
         """After a server had no thread to spare: waits a moment or raises."""
@@ -302,13 +304,15 @@ class Link:
         self._wake.wait(_pause_s(attempt))
 
     def _translate(
-        self, method: str, error: Exception, patience: Patience, began: float
+        self, method: str, error: Exception, patience: Patience, began: float, reason: str
     ) -> TfHipsError:
         code = error.code() if isinstance(error, grpc.RpcError) else grpc.StatusCode.CANCELLED
         text = detail(error)
         waited_s = time.monotonic() - began
         if code == grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in text:
             text = f"no answer within {waited_s:.0f} s."
+            if reason:
+                text += f" Before that: {reason}"
         elif code == grpc.StatusCode.CANCELLED and self._closed.is_set():
             text = "this party has left the run."
         elif code == grpc.StatusCode.CANCELLED and patience.is_over:

@@ -15,7 +15,7 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.auto import auto_plan
 from tf_hips.comm.compressed import Complain, MakeVariable
-from tf_hips.comm.plan import EXACT, Choice, Plan
+from tf_hips.comm.plan import AUTO, EXACT, Choice, Plan
 from tf_hips.comm.planned import PlannedSum
 from tf_hips.comm.planner import DEFAULT_CANDIDATES
 from tf_hips.comm.reducers import complains, make_reducer
@@ -25,9 +25,6 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Summing
-
-AUTO = "auto"
-
 
 class InParty:
     """What a strategy was told, and the sums that come of it."""
@@ -184,7 +181,7 @@ class InParty:
     def _plan_of(self, gradients: Sequence[Gradient]) -> Plan | None:
         """What is done with each gradient, if not the same with all of them."""
         if self._is_auto:
-            return _automatic(gradients)
+            return automatic_plan(gradients)
         if self._plan is not None:
             # An empty gradient is one that travels apart (see `large_tables`).
             known = [
@@ -228,8 +225,11 @@ class InParty:
                 )
 
 
-def _automatic(gradients: Sequence[Gradient]) -> Plan:
-    """A plan from measurements of some seconds, or of an earlier run, and a line about it."""
+def automatic_plan(gradients: Sequence[Gradient]) -> Plan:
+    """A plan from measurements of some seconds, or of an earlier run, and a line about it.
+
+    Eager; called by all ranks alike.
+    """
     plan = auto_plan([(gradient.name, gradient.num_elements) for gradient in gradients])
     if primitives.rank() == 0:
         chosen = [choice for choice in plan.choices if choice.compression is not None]

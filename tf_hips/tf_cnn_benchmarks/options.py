@@ -42,7 +42,8 @@ class Options:
         threshold: gradients of fewer elements are summed exactly.
         topology: which way packets take; None: as a strategy chooses.
         plan: file that says what is done with each gradient: YAML, which says everything, or
-            SeCoPa's columns, which say how what is compressed is cut.
+            SeCoPa's columns, which say how what is compressed is cut; or `plan.AUTO`: measured
+            before the first step.
     """
 
     directory: Path
@@ -50,19 +51,19 @@ class Options:
     compressor: Compressor | None
     threshold: int = 0
     topology: str | None = None
-    plan: Path | None = None
+    plan: Path | str | None = None
 
     @property
     def has_columns(self) -> bool:
         """Whether the plan is SeCoPa's."""
-        return self.plan is not None and not is_yaml(self.plan)
+        return self.plan is not None and not says_all(self.plan)
 
     @property
     def description(self) -> str:
         """What is done to gradients, for people."""
         parts = [] if self.compressor is None else [self.compressor.text]
         if self.plan is not None:
-            parts.append(f"plan {self.plan.name}")
+            parts.append(f"plan {Path(self.plan).name}")
         if self.topology is not None:
             parts.append(f"topology {self.topology}")
         if self.threshold:
@@ -105,8 +106,9 @@ def add_ways(made: argparse.ArgumentParser) -> None:
         "--comp_plan",
         type=_plan,
         metavar="FILE",
-        help="what is done with each gradient: YAML of `tf-hips plan`, instead of --comp_alg; or "
-        "SeCoPa's lines `name,elements,y|n,partitions`, where y is what --comp_alg says",
+        help="what is done with each gradient: YAML of `tf-hips plan`, instead of --comp_alg; "
+        "auto: a plan that is measured first, instead of it, too; or SeCoPa's lines "
+        "`name,elements,y|n,partitions`, where y is what --comp_alg says",
     )
     made.add_argument(
         "--comp_topology",
@@ -129,11 +131,11 @@ def check_ways(reader: argparse.ArgumentParser, found: argparse.Namespace) -> No
         "--comp_topology": found.comp_topology is not None,
         "--comp_threshold": found.comp_threshold > 0,
     }
-    if found.comp_plan is not None and is_yaml(found.comp_plan):
+    if found.comp_plan is not None and says_all(found.comp_plan):
         others = [name for name, is_given in given.items() if is_given]
         if others:
             reader.error(
-                f"--comp_plan must go without {others[0]}, which a plan in YAML says itself"
+                f"--comp_plan must go without {others[0]}: a plan in YAML, or auto, says it itself"
             )
         return
     if found.comp_plan is not None and given["--comp_threshold"]:
@@ -148,9 +150,9 @@ def check_ways(reader: argparse.ArgumentParser, found: argparse.Namespace) -> No
         reader.error(f"{needs} must go with a --comp_alg that encodes. Received: {received}")
 
 
-def is_yaml(path: Path) -> bool:
-    """Whether a plan is in YAML; else it has SeCoPa's columns."""
-    return path.suffix in _YAML
+def says_all(given: Path | str) -> bool:
+    """Whether a plan is `plan.AUTO` or in YAML; else it has SeCoPa's columns."""
+    return given == plan.AUTO or Path(given).suffix in _YAML
 
 
 def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
@@ -201,10 +203,12 @@ def algorithm(text: str) -> Compressor | str:
         raise argparse.ArgumentTypeError(f"{error}") from error
 
 
-def _plan(text: str) -> Path:
+def _plan(text: str) -> Path | str:
+    if text == plan.AUTO:
+        return text
     path = Path(text)
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"must be a file. Received: {text!r}")
+        raise argparse.ArgumentTypeError(f'must be a file or "{plan.AUTO}". Received: {text!r}')
     return path
 
 

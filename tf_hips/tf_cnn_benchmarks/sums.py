@@ -24,9 +24,9 @@ from tensorflow.python.eager import context
 
 from tf_hips import config
 from tf_hips.comm import primitives
-from tf_hips.comm.plan import Plan
+from tf_hips.comm.plan import AUTO, Plan
 from tf_hips.strategies.gradients import Gradient
-from tf_hips.strategies.in_party import InParty
+from tf_hips.strategies.in_party import InParty, automatic_plan
 from tf_hips.tf_cnn_benchmarks.options import Options
 
 _LABEL = "cnn"
@@ -144,6 +144,9 @@ def _plan(gradients: Sequence[Gradient], options: Options) -> Plan | None:
     """The plan of the flags."""
     if options.plan is None:
         return None
+    if options.plan == AUTO:
+        with eager():
+            return automatic_plan(gradients)
     if not options.has_columns or options.compressor is None:
         return Plan.read(options.plan)
     return Plan.from_secopa(
