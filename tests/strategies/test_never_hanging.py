@@ -267,7 +267,7 @@ def _death_in_a_ring(strategy, model, arrays, rank, done):
 
     def gather_or_die(tensor, name):
         if rank == 1 and name.endswith(".merged"):
-            tensor = tf.numpy_function(die, [tensor], tf.uint8)
+            tensor = tf.ensure_shape(tf.numpy_function(die, [tensor], tf.uint8), tensor.shape)
         return gather(tensor, name)
 
     primitives.allgather = gather_or_die

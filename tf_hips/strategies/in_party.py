@@ -26,6 +26,7 @@ from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Summing
 
+
 class InParty:
     """What a strategy was told, and the sums that come of it."""
 
