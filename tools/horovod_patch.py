@@ -69,7 +69,7 @@ def patch(source: Path) -> None:
     texts: dict[Path, str] = {}
     for change in CHANGES:
         path = source / change.file
-        text = texts.get(path) or path.read_text(encoding="utf-8")
+        text = texts[path] if path in texts else path.read_text(encoding="utf-8")
         lines = re.compile(f"^{re.escape(change.old)}", re.MULTILINE)
         found = len(lines.findall(text))
         if found != 1:

@@ -131,4 +131,14 @@ def test_two_ranks_obey(tmp_path):
     own[1][40 if rank else 0, 0] = np.nan if rank else 0.0
     with pytest.raises(NonFiniteError, match=r"Gradient 0 .* of rank 1 must be .* in step 5$"):
         train(CompressedRing(ONEBIT))
+    # Also beside other groups and exact sums; who catches it may go on.
+    ways = [("terngrad", "ps", 1), exact, (ONEBIT, "ring", 1), exact]
+    with CompressedRing(plan=_plan(ways)).scope():
+        model = training.build()
+    for _ in range(3):
+        with pytest.raises(NonFiniteError, match=r"Gradient 0 .* of rank 1 must be "):
+            training.fit(model, own)
+    own[1][40 if rank else 0, 0] = 0.0
+    training.fit(model, own)
+    training.assert_same_on_all_ranks(model)
     primitives.shutdown()

@@ -96,7 +96,7 @@ class Travelled:
         packets: of the sum, for each piece: uint8 [bytes]; where a way gathers, those of all ranks,
             uint8 [ranks, bytes], whose merged values are the sum.
         notes: int64 [ranks], 0 or what `culprit` reads; empty where nothing was noted.
-        sent: of what goes into the first collective, what is encoded last.
+        sent: what is there when the bucket has been encoded, or has begun to travel.
     """
 
     packets: list[tf.Tensor]

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.comm import looks
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.comm.staged import Reducer
@@ -240,17 +241,23 @@ class GradientSum:
         apart = sorted(self._apart - set(sparse))
         aside = {*sparse, *apart}
         vectors = [tf.zeros([0]) if place in aside else one for place, one in enumerate(own)]
-        sums: list[Summable] = list(self._reducer(vectors, step))
-        rows = sparse_sum(
-            [own[place] for place in sparse],
-            [self.gradients[place].shape for place in sparse],
-            f"{self._label}.sparse",
-            is_additive=is_additive(optimizer),
-        )
-        exact = plain([own[place] for place in apart], f"{self._label}.exact")
+        with looks.together() as waiting:
+            sums: list[Summable] = list(self._reducer(vectors, step))
+            rows = sparse_sum(
+                [own[place] for place in sparse],
+                [self.gradients[place].shape for place in sparse],
+                f"{self._label}.sparse",
+                is_additive=is_additive(optimizer),
+            )
+            exact = plain([own[place] for place in apart], f"{self._label}.exact")
         for place, total in zip([*sparse, *apart], [*rows, *exact], strict=True):
             sums[place] = total
-        return sums
+        if not waiting:
+            return sums
+        with tf.control_dependencies([part for total in sums for part in _parts(total)]):
+            passed = [one for look in waiting for one in look()]
+        with tf.control_dependencies(passed):
+            return _with_all_values(sums, opaque([_values(total) for total in sums]))
 
     def _finished(self, total: Summable, gradient: Gradient) -> Summable:
         if not isinstance(total, tf.IndexedSlices):

@@ -85,9 +85,9 @@ class Caller {
   std::deque<AsyncOpKernel::DoneCallback> waiting_;
 };
 
-// A value out as it came in; what follows is queued behind all that could be run already. What a
-// kernel makes ready on TensorFlow's own threads goes to the front of their queues, what another
-// thread makes ready to the back.
+// A value out as it came in; what follows is queued behind what could be run already. What a kernel
+// makes ready on TensorFlow's own threads goes to the front of their queues, what another thread
+// makes ready to the back.
 class YieldKernel : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
