@@ -78,6 +78,7 @@ def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
     found = Profile.read(kept)
     assert again.predicted_seconds == pytest.approx(step_seconds(again.choices, found))
     auto._TRUSTED = 2.0
+    primitives.barrier("both have read the profile")
     if rank == 0:
         slow = dataclasses.replace(found.allreduce, per_byte=1.0)
         dataclasses.replace(found, allreduce=slow).write(kept)
