@@ -122,7 +122,7 @@ def test_horovod_is_built_once_as_patched(clone: Clone) -> None:
     # Says where to receive before it sends, wherever it did both.
     for name, text in files("new").items():
         assert ("send(" in text) == name.endswith("v.cc")
-        calls = [one for one in re.findall(r"(send|recv)\(", text)]
+        calls = re.findall(r"(send|recv)\(", text)
         assert calls == ["recv", "send"] * (len(calls) // 2)
     assert Path(wheel).is_relative_to(clone.cache)
     assert clone.run()[:2] == (0, wheel)

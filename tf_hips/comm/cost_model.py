@@ -24,8 +24,8 @@ from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
 
 BUCKET_ELEMENTS = 1 << 24
-"""The most elements of a bucket, the first ones' a part of it; an exact sum's gradients are never
-cut."""
+"""The most elements of a bucket; the first ones of packets have less (see `partition`), and an
+exact sum's gradients are never cut."""
 
 PS = "ps"
 ALLGATHER = "allgather"

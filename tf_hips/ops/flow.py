@@ -36,7 +36,7 @@ def yielded(value: Tensor) -> Tensor:
 
     TensorFlow's threads run what became ready last: a long series of operations, each of which
     makes the next one ready, keeps waiting whatever else came to be ready meanwhile. Eagerly, where
-    nothing waits, it does nothing. Costs about ten microseconds.
+    nothing waits, it does nothing. Costs a change of threads.
     """
     if tf.executing_eagerly():
         return value

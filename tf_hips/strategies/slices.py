@@ -85,9 +85,9 @@ def _sources(tensor: tf.Tensor) -> list[tf.Tensor] | None:
     return inputs
 
 
-def _captured(placeholder: tf.Tensor) -> list[tf.Tensor] | None:
+def _captured(given: tf.Tensor) -> list[tf.Tensor] | None:
     """What a function captured from outside; None for an argument of the function."""
-    for outer, inner in getattr(placeholder.graph, "captures", ()):
-        if inner is placeholder:
+    for outer, inner in getattr(given.graph, "captures", ()):
+        if inner is given:
             return [outer] if hasattr(outer, "graph") else []
     return None
