@@ -16,7 +16,7 @@ from tf_hips.comm.cost_model import Backward, buckets_of, step_seconds, tasks_of
 from tf_hips.comm.overlap import Chain, Task, simulate
 from tf_hips.comm.partition import piece_buckets, pieces
 from tf_hips.comm.plan import Choice
-from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile, fit
+from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile, Tiers, fit
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
 
@@ -101,8 +101,8 @@ def test_no_simulation_beats_its_resources(chains: list[Chain], on_cores: bool) 
 
 
 def test_buckets_are_those_of_the_runtime() -> None:
-    sizes = [300, CHUNK + 5, 0, 40 * CHUNK, 7]
-    made = buckets_of(ONEBIT, "ps", sizes, {3: 4}, 4)
+    sizes, four = [300, CHUNK + 5, 0, 40 * CHUNK, 7], profile(4, 1e8)
+    made = buckets_of(ONEBIT, "ps", sizes, {3: 4}, four)
     groups = piece_buckets(pieces(sizes, CHUNK), cost_model.BUCKET_ELEMENTS, {3: 4})
     assert len(made) == len(groups) == 6
     assert [bucket.load.pieces for bucket in made] == [len(group) for group in groups]
@@ -110,9 +110,9 @@ def test_buckets_are_those_of_the_runtime() -> None:
     assert made[1].load.elements == 10 * CHUNK
     assert max(load.elements for load in made[1].segments) == 3 * CHUNK
     # Exact sums: tensors are never cut, unless the plan says so.
-    exact = buckets_of(None, "allreduce", sizes, {3: 4}, 4)
+    exact = buckets_of(None, "allreduce", sizes, {3: 4}, four)
     assert [bucket.load.elements for bucket in exact] == [*[10 * CHUNK] * 4, CHUNK + 312]
-    exact = buckets_of(None, "allreduce", sizes, {}, 4)
+    exact = buckets_of(None, "allreduce", sizes, {}, four)
     assert sorted(bucket.load.elements for bucket in exact) == [7, CHUNK + 305, 40 * CHUNK]
 
 
@@ -138,6 +138,7 @@ _APART = dataclasses.replace(
             recode=MergeCost(0, 1e-7, 1e-8),
         ),
     ),
+    tiers=Tiers(2, 2, 2, Collective(per_byte=4e-3), Collective(per_byte=5e-3)),
 )
 _M = 4 * CHUNK  # one bucket
 _SHARE = _M // _N
@@ -158,14 +159,36 @@ _SHARE = _M // _N
             [_M / 2 * 1e-9, _M / 2 * 1.01e-6, _M / 4 * 1e-9, _M / 4 * 1.01e-6, _SHARE * 1e-9],
             [_M / 2 * 0.5 * 2e-3, _M / 4 * 0.5 * 2e-3, 3 * _SHARE * 0.5 * 3e-3],
         ),
+        # Half of it to the other rank of the host, a quarter to the other host and back.
+        (
+            "hierarchical",
+            [_M * 5e-6, _M / 2 * 1.001e-6, _SHARE * 1.2e-7],
+            [
+                _M / 2 * 4 * 4e-3,
+                _SHARE * 0.5 * 5e-3,
+                _SHARE * 0.25 * 5e-3,
+                _M / 2 * 0.25 * 4e-3,
+            ],
+        ),
+        (
+            "hierarchical_fp16",
+            [_M * 1e-5, _M / 2 * 1.001e-6 + _M * 5e-6, _SHARE * 1.2e-7],
+            [
+                _M / 2 * 2 * 4e-3,
+                _SHARE * 0.5 * 5e-3,
+                _SHARE * 0.25 * 5e-3,
+                _M / 2 * 0.25 * 4e-3,
+            ],
+        ),
     ],
 )
 def test_the_formula_of_a_topology(topology: str, work: list[float], sent: list[float]) -> None:
-    [bucket] = buckets_of(ONEBIT, topology, [_M], {}, _N)
+    [bucket] = buckets_of(ONEBIT, topology, [_M], {}, _APART)
     found = tasks_of(bucket, _APART)
     assert [task.seconds for task in found if not task.is_link] == pytest.approx(work)
     assert [task.seconds for task in found if task.is_link] == pytest.approx(sent)
-    decoded = {"ps": 2e-8, "allgather": 3e-8}.get(topology, 1e-8) * _M
+    sums = ("ps", *cost_model.HIERARCHICAL)
+    decoded = _M * (2e-8 if topology in sums else 3e-8 if topology == "allgather" else 1e-8)
     total = step_seconds([Choice("a", _M, ONEBIT, topology)], _APART)
     assert total == pytest.approx(sum(work) + sum(sent) + decoded)
 
@@ -180,19 +203,19 @@ def test_large_messages_go_in_rounds() -> None:
     """What a collective costs whatever it carries counts once per receiver, or once."""
     costs = dataclasses.replace(_APART, alltoall=Collective(1e-2, 1.0, 2e-3, 0.5))
     for size, rounds in ((_M, 3), (4 * 1000, 1)):
-        [bucket] = buckets_of(ONEBIT, "ps", [size] if rounds == 3 else [1000] * 4, {}, _N)
+        [bucket] = buckets_of(ONEBIT, "ps", [size] if rounds == 3 else [1000] * 4, {}, costs)
         exchange, _ = [task for task in tasks_of(bucket, costs) if task.is_link]
         assert exchange.seconds == pytest.approx(rounds + 3 * size / _N * 0.5 * 2e-3)
         assert (exchange.cpu, exchange.delay) == (0.5, 1e-2)
     two = costs.for_ranks(2)
-    [bucket] = buckets_of(ONEBIT, "ps", [_M], {}, 2)
+    [bucket] = buckets_of(ONEBIT, "ps", [_M], {}, two)
     exchange, _ = [task for task in tasks_of(bucket, two) if task.is_link]
     assert exchange.seconds == pytest.approx(two.alltoall.fixed + _M / 2 * 0.5 * 2e-3)
 
 
 def test_binary_blocks_of_three_ranks() -> None:
     three = _APART.for_ranks(3)
-    [bucket] = buckets_of(ONEBIT, "blocks", [_M], {}, 3)
+    [bucket] = buckets_of(ONEBIT, "blocks", [_M], {}, three)
     # Halves inside the pair; meanwhile nobody hands on; then the third rank's half goes to each.
     sent = [task.seconds for task in tasks_of(bucket, three) if task.is_link]
     assert sent[-1] == pytest.approx(2 * _M / 2 * 0.5 * three.allgather.per_byte)
@@ -202,12 +225,33 @@ def test_binary_blocks_of_three_ranks() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 7, 8, 16])
 def test_any_number_of_ranks_has_costs(num_ranks: int) -> None:
     costs = profile(num_ranks, 1e8)
-    for topology in topologies(num_ranks):
+    for topology in topologies(costs):
         choices = [Choice(str(size), size, ONEBIT, topology, 2) for size in (0, 1, CHUNK * 3)]
         assert 0 < step_seconds(choices, costs) < 10
     if num_ranks == 1:
-        assert topologies(1) == ()
+        assert topologies(costs) == ()
         assert step_seconds([Choice("a", 7), Choice("b", 8, ONEBIT, "ps")], costs) == 0
+
+
+def test_two_kinds_of_links() -> None:
+    flat = profile(4, 1e8)
+    tiered = dataclasses.replace(flat, tiers=_APART.tiers)
+    assert set(topologies(tiered)) - set(topologies(flat)) == {"hierarchical", "hierarchical_fp16"}
+    with pytest.raises(ConfigError, match="Received: hierarchical, and a profile of hosts with"):
+        step_seconds([Choice("a", 8, ONEBIT, "hierarchical")], flat)
+    # Of other numbers of ranks: three on two hosts have no second slice, five have 2, 2 and 1.
+    assert tiered.for_ranks(3).tiers is None
+    assert tiered.for_ranks(5).tiers is None
+    assert tiered.for_ranks(2).tiers is None
+    assert tiered.for_ranks(1).tiers is None
+    six = tiered.for_ranks(6).tiers
+    assert six is not None
+    assert (six.hosts, six.per_host, six.slices) == (3, 2, 2)
+    assert six.between.per_byte == 5e-3
+    three = dataclasses.replace(_APART.tiers, per_host=3, slices=3)
+    five = dataclasses.replace(flat, num_ranks=6, tiers=three).for_ranks(5).tiers
+    assert five is not None
+    assert (five.hosts, five.per_host, five.slices) == (2, 3, 2)
 
 
 def test_unknown_costs_are_refused() -> None:
@@ -227,7 +271,7 @@ def test_unknown_costs_are_refused() -> None:
 def test_a_faster_link_is_never_slower(
     size: int, num_ranks: int, speeds: tuple[float, float], data: st.DataObject
 ) -> None:
-    kind = data.draw(st.sampled_from([None, *topologies(num_ranks)]))
+    kind = data.draw(st.sampled_from([None, *topologies(profile(num_ranks, 1e8))]))
     choice = Choice("a", size) if kind is None else Choice("a", size, ONEBIT, kind)
     slow, fast = (step_seconds([choice], profile(num_ranks, one)) for one in sorted(speeds))
     assert fast <= slow * (1 + 1e-9)
@@ -256,7 +300,9 @@ def test_a_backward_pass_hides_what_is_ready_early() -> None:
 def test_profiles_as_files(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     costs = dataclasses.replace(
-        profile(3, 1e7, codecs=(codec(ONEBIT, 0.125), codec(DGC, 0.065))), facts={"hosts": "a, b"}
+        profile(3, 1e7, codecs=(codec(ONEBIT, 0.125), codec(DGC, 0.065))),
+        facts={"hosts": "a, b"},
+        tiers=Tiers(2, 2, 2, Collective(1.0), Collective(2.0)),
     )
     costs.write(path)
     assert Profile.read(path) == costs
@@ -268,6 +314,7 @@ def test_profiles_as_files(tmp_path: Path) -> None:
         ("each: 0.125", "each: .nan", r"at `codecs\[0\]\.packet`: `each` must .* Received: nan"),
         ("each: 0.125", "each: many", r"`codecs\[0\]\.packet\.each` must be of type float"),
         (f"'{DGC}'", ONEBIT, "must have each compressor once"),
+        ("slices: 2", "slices: 1", r"at `tiers`: `slices` must be an integer in \[2, "),
         ("version: 2", "version: 9", "`version` must be 2. Received: 9"),
     ):
         assert old in text

@@ -12,7 +12,7 @@ from tests.comm.profiles import DGC, ONEBIT, VGG19, codec, named, profile
 from tf_hips.comm.cost_model import Backward, step_seconds
 from tf_hips.comm.plan import EXACT, Choice, Plan
 from tf_hips.comm.planner import MARGIN, exact_seconds, make_plan, predicted, ways
-from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile
+from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile, Tiers
 from tf_hips.errors import ConfigError
 
 MBIT = 1e6 / 8
@@ -73,6 +73,21 @@ def test_the_plan_of_equal_input_is_equal() -> None:
     assert plans[0] == plans[1]
 
 
+def test_hosts_of_several_ranks() -> None:
+    """Where links inside of hosts are fast and those between are slow, sums inside are exact."""
+    flat = profile(8, 100 * MBIT)
+    fast, slow = Collective(per_byte=1e-10), Collective(per_byte=1 / (25 * MBIT))
+    tiers = Tiers(2, 4, 4, fast, slow)
+    tiered = dataclasses.replace(flat, ranks_per_host=4, tiers=tiers)
+    used = {choice.topology for choice in make_plan(tiered, named(VGG19)).choices}
+    assert used & {"hierarchical", "hierarchical_fp16"}
+    # Not where all links are alike: nothing is gained by another two collectives.
+    alike = Collective(per_byte=1 / (25 * MBIT))
+    tiered = dataclasses.replace(tiered, tiers=dataclasses.replace(tiers, inside=alike))
+    used = {choice.topology for choice in make_plan(tiered, named(VGG19)).choices}
+    assert not used & {"hierarchical", "hierarchical_fp16"}
+
+
 def test_candidates_are_what_was_named() -> None:
     both = profile(4, 100 * MBIT, codecs=(codec(ONEBIT, 1 / 8), codec(DGC, 0.065)))
     assert {choice.compression for choice in make_plan(both, named(SMALL_MODEL)).choices} == {
@@ -85,8 +100,8 @@ def test_candidates_are_what_was_named() -> None:
     freely = make_plan(both, named(SMALL_MODEL), [ONEBIT, "dgc"])
     assert DGC in {choice.compression for choice in freely.choices}
     # A momentum must not be applied again at every hop.
-    assert ways(DGC, 4) == ["ps", "allgather"]
-    assert ways(ONEBIT, 4) == ["ps", "ring", "allgather", "butterfly"]
+    assert ways(DGC, both) == ["ps", "allgather"]
+    assert ways(ONEBIT, both) == ["ps", "ring", "allgather", "butterfly"]
     assert {choice.topology for choice in chosen.choices} <= {"ps", "allgather", EXACT}
     only = make_plan(both, named(SMALL_MODEL), [ONEBIT], topologies=["ring"])
     assert {choice.topology for choice in only.choices} == {"ring", EXACT}

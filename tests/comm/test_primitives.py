@@ -59,6 +59,16 @@ def test_collectives_on_three_ranks():
         expected = np.repeat(np.arange(3, dtype=np.uint8), lengths[rank])
         np.testing.assert_array_equal(came, np.repeat(expected[:, None], row, 1))
 
+    # Some of the ranks among each other; one that is not of them only comes along.
+    has_rounds = primitives.schedules.has_rounds
+    for one in (True, False):
+        primitives.schedules.has_rounds = lambda *_, one=one: one
+        lengths = [] if rank == 1 else [2, 3]
+        parts = [tf.fill([length], rank) for length in lengths]
+        came = primitives.exchange(parts, lengths, "group", groups=[[0, 2]], largest=3)
+        assert came.numpy().tolist() == [[0, 0, 2, 2], [], [0, 0, 0, 2, 2, 2]][rank]
+    primitives.schedules.has_rounds = has_rounds
+
     # Grappler would compute a collective of constants once for all calls, and drop one whose result
     # this rank does not use; the other ranks would wait for this one.
     @tf.function(autograph=False)

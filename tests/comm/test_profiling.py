@@ -17,7 +17,7 @@ def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
     import dataclasses
     import time
 
-    from tf_hips.comm import auto, primitives, profiling
+    from tf_hips.comm import auto, links, primitives, profiling
     from tf_hips.comm.cost_model import step_seconds
     from tf_hips.comm.profile import Profile
     from tf_hips.errors import ConfigError
@@ -47,6 +47,12 @@ def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
         cost = getattr(profile, kind)
         assert 0 < cost.delay + cost(2**20) < 4, (kind, cost)
         assert 0 <= cost.cpu <= 1
+    assert profile.tiers is None
+    # The other rank, of this host and of another one.
+    for kind, nodes in ((links.INSIDE, [[0, 1]]), (links.BETWEEN, [[0], [1]])):
+        primitives._nodes = nodes
+        cost = links.Links(0.2, 0.5).measure(kind)
+        assert 0 < cost.delay + cost(2**20) < 4, (kind, cost)
     path = tmp_path / f"profile-{rank}.yaml"
     profile.write(path)
     assert Profile.read(path) == profile
@@ -101,6 +107,26 @@ def test_ranks_measure_and_plan_together(tmp_path: Path) -> None:
         measure([["onebit"], ["terngrad"]][rank], 0.3)
 
 
+@pytest.mark.slow
+@ranks(4, deadline_s=240)
+def test_two_hosts_of_two_ranks(tmp_path: Path) -> None:
+    from tf_hips.comm import primitives, profiling
+    from tf_hips.comm.planner import make_plan
+    from tf_hips.comm.profile import Profile
+
+    primitives._nodes = [[0, 2], [1, 3]]
+    profile = profiling.measure(["error_feedback(onebit)"], 2.0)
+    assert profile.tiers is not None
+    assert (profile.tiers.hosts, profile.tiers.per_host, profile.tiers.slices) == (2, 2, 2)
+    for cost in (profile.tiers.inside, profile.tiers.between):
+        assert 0 < cost.delay + cost(2**20) < 4
+    path = tmp_path / f"profile-{primitives.rank()}.yaml"
+    profile.write(path)
+    assert Profile.read(path) == profile
+    plan = make_plan(profile, [("a", 2**22)], topologies=["hierarchical_fp16"])
+    assert {one.topology for one in plan.choices} <= {"allreduce", "hierarchical_fp16"}
+
+
 @ranks(1)
 def test_the_cost_model_knows_the_runtime() -> None:
     from tf_hips.comm import allreduce, compressed, cost_model, plan, ways
@@ -108,8 +134,8 @@ def test_the_cost_model_knows_the_runtime() -> None:
     assert cost_model.BUCKET_ELEMENTS == compressed.BUCKET_ELEMENTS
     assert cost_model.BUCKET_ELEMENTS * 4 == allreduce.BUCKET_BYTES
     assert {plan.EXACT, *ways.COMPRESSED} == set(plan.TOPOLOGIES)
-    modelled = {cost_model.PS, cost_model.ALLGATHER, *cost_model.HOPS}
-    assert set(ways.COMPRESSED) - modelled == {"hierarchical"}
+    modelled = {cost_model.PS, cost_model.ALLGATHER, *cost_model.HOPS, *cost_model.HIERARCHICAL}
+    assert set(ways.COMPRESSED) == modelled
 
 
 @ranks(1)

@@ -8,6 +8,7 @@ forked without an exec have no such variable in /proc; they are found as childre
 
 import contextlib
 import os
+import time
 import uuid
 
 import psutil
@@ -15,6 +16,7 @@ import psutil
 VARIABLE = "TF_HIPS_TEST_SESSION"
 # Python's own helper: it lives as long as the interpreter that started it and ends with it.
 _HELPER = "multiprocessing.resource_tracker"
+_EXEC_S = 0.01  # a process that becomes another program can be read by then
 _kept: set[int] = set()
 
 
@@ -32,12 +34,13 @@ def left_behind() -> list[psutil.Process]:
     """Live processes that this process or its descendants started since `mark_environment`."""
     mark = os.environ[VARIABLE]
     found = {process.pid: process for process in psutil.Process().children(recursive=True)}
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(VARIABLE) == mark:
-                found[process.pid] = process
-        except (psutil.Error, OSError):
-            pass  # it ended just now, or is another user's: not ours either way
+    unknown = list(psutil.process_iter())
+    for _ in range(2):
+        environments = [(process, _environment(process)) for process in unknown]
+        found |= {one.pid: one for one, of in environments if of.get(VARIABLE) == mark}
+        # Nothing to read: it belongs to the kernel, or just now becomes another program.
+        unknown = [process for process, of in environments if not of]
+        time.sleep(_EXEC_S)
     return [
         process for pid, process in sorted(found.items()) if pid != os.getpid() and _counts(process)
     ]
@@ -61,6 +64,13 @@ def wait_until_gone(seconds: float) -> list[psutil.Process]:
     processes = left_behind()
     psutil.wait_procs(processes, timeout=seconds)
     return [process for process in processes if process.is_running() and _counts(process)]
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return dict(process.environ())
+    except (psutil.Error, OSError):
+        return {}  # it ended just now, or is another user's: not ours either way
 
 
 def _counts(process: psutil.Process) -> bool:

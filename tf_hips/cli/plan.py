@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
                 f"--compression must be one of the profile's: {', '.join(known) or 'none'}. "
                 f"Received: {text!r}"
             )
-    ways = cost_model.topologies(profile.num_ranks)
+    ways = cost_model.topologies(profile)
     for name in options.topology or []:
         if name not in ways:
             raise arguments.UsageError(

@@ -18,7 +18,7 @@ from tf_hips.comm import schedules
 from tf_hips.comm.overlap import Chain, Task, simulate
 from tf_hips.comm.partition import buckets, piece_buckets, pieces, spread
 from tf_hips.comm.plan import Choice
-from tf_hips.comm.profile import Codec, Profile
+from tf_hips.comm.profile import Codec, Collective, Profile, Tiers
 from tf_hips.comm.schedules import Schedule
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
@@ -29,6 +29,8 @@ exact sum's gradients are never cut."""
 
 PS = "ps"
 ALLGATHER = "allgather"
+HIERARCHICAL = {"hierarchical": 4, "hierarchical_fp16": 2}
+"""Bytes of an element inside of a host."""
 HOPS: dict[str, Callable[[int], Schedule]] = {
     "ring": schedules.ring,
     "butterfly": schedules.butterfly,
@@ -105,12 +107,14 @@ class Group:
     decoding: tuple[Task, ...]
 
 
-def topologies(num_ranks: int) -> tuple[str, ...]:
-    """Ways of compressed sums, for so many ranks, whose costs are known."""
+def topologies(profile: Profile) -> tuple[str, ...]:
+    """Ways of compressed sums whose costs a profile tells."""
+    num_ranks = profile.num_ranks
     if num_ranks == 1:
         return ()
     is_power = num_ranks & (num_ranks - 1) == 0
-    return PS, "ring", ALLGATHER, "butterfly" if is_power else "blocks"
+    tiers = tuple(HIERARCHICAL) if profile.tiers else ()
+    return PS, "ring", ALLGATHER, "butterfly" if is_power else "blocks", *tiers
 
 
 def buckets_of(
@@ -118,7 +122,7 @@ def buckets_of(
     topology: str,
     sizes: Sequence[int],
     partitions: dict[int, int],
-    num_ranks: int,
+    profile: Profile,
 ) -> list[Bucket]:
     """The buckets of one group, as the runtime makes them, in the order in which they travel.
 
@@ -127,20 +131,30 @@ def buckets_of(
         topology: of the group.
         sizes: elements of each gradient of the model; 0 for those of other groups.
         partitions: positions of gradients that travel in so many buckets of their own.
-        num_ranks: ranks of the job.
+        profile: of the job's ranks.
 
     Raises:
-        ConfigError: there is no such topology, or it does not take so many ranks.
+        ConfigError: there is no such topology, it does not take so many ranks, or the profile does
+            not tell its costs.
     """
     if compression is None:
         return _exact_buckets(topology, sizes, partitions)
-    if topology not in {*topologies(num_ranks), "blocks"}:
+    if topology not in {*topologies(profile), "blocks"}:
         raise ConfigError(
-            f"`topology` must be one of {', '.join(topologies(num_ranks))} for {num_ranks} ranks. "
-            f"Received: {topology}"
+            f"`topology` must be one of {', '.join(topologies(profile))} for "
+            f"{profile.num_ranks} ranks. Received: {topology}"
+            + (
+                ", and a profile of hosts with one rank, or of one host"
+                if topology in HIERARCHICAL
+                else ""
+            )
         )
     everything = pieces(sizes, CHUNK)
-    count = len(HOPS[topology](num_ranks).owners) if topology in HOPS else num_ranks
+    count = profile.num_ranks
+    if topology in HOPS:
+        count = len(HOPS[topology](count).owners)
+    elif topology in HIERARCHICAL and profile.tiers:
+        count = profile.tiers.hosts * profile.tiers.slices
     segments = spread([piece.num_elements for piece in everything], count)
     found = []
     for places in piece_buckets(everything, BUCKET_ELEMENTS, partitions):
@@ -195,10 +209,12 @@ def tasks_of(bucket: Bucket, profile: Profile) -> list[Task]:
         gathered = codec.sum_packet(most.elements, most.pieces)
         return [
             encode,
-            _exchange(profile, sent),
+            _exchange(profile.alltoall, size, sent),
             _work(codec.recode(most.elements, size, most.pieces)),
             _send(profile, "allgather", (size - 1) * gathered),
         ]
+    if profile.tiers and bucket.topology in HIERARCHICAL:
+        return _hierarchical(bucket, codec, profile, profile.tiers)
     tasks = _hops(bucket, codec, profile)
     gathered = codec.packet(most.elements, most.pieces)
     return [*tasks, _send(profile, "allgather", (size - 1) * gathered)]
@@ -230,6 +246,35 @@ def _hops(bucket: Bucket, codec: Codec, profile: Profile) -> list[Task]:
     return [*tasks, _work(codec.encode(most.elements, most.pieces))]
 
 
+def _hierarchical(bucket: Bucket, codec: Codec, profile: Profile, tiers: Tiers) -> list[Task]:
+    """Exact sums inside of hosts; between them packets, to an owner and back."""
+    whole, others = bucket.load, tiers.per_host - 1
+    most = max(bucket.segments, key=lambda one: one.elements)
+    slices = (
+        sum(bucket.segments[number * tiers.hosts : (number + 1) * tiers.hosts], Load())
+        for number in range(tiers.slices)
+    )
+    widest = max(slices, key=lambda one: one.elements)
+    each = HIERARCHICAL[bucket.topology]
+    join = profile.copy(whole.elements, whole.pieces)
+    add = profile.add(others * widest.elements, others)
+    if each < _BYTES:  # to the smaller type, and back
+        join += profile.copy(whole.elements)
+        add += profile.copy((others + 1) * widest.elements)
+    packets = codec.packet(most.elements, most.pieces)
+    merged = codec.sum_packet(most.elements, most.pieces)
+    everyone = codec.sum_packet(widest.elements, widest.pieces)
+    return [
+        _work(join),
+        _task(tiers.inside, others * each * widest.elements),
+        _work(add + codec.encode(widest.elements, widest.pieces)),
+        _exchange(tiers.between, tiers.hosts, packets),
+        _work(codec.recode(most.elements, tiers.hosts, most.pieces)),
+        _exchange(tiers.between, tiers.hosts, merged),
+        _task(tiers.inside, others * everyone),
+    ]
+
+
 def decoding_of(
     compression: str | None, topology: str, load: Load, profile: Profile
 ) -> tuple[Task, ...]:
@@ -239,7 +284,7 @@ def decoding_of(
     codec = profile.codec(compression)
     if topology == ALLGATHER:
         return (_work(codec.merge(load.elements, profile.num_ranks, load.pieces)),)
-    cost = codec.decode_sum if topology == PS else codec.decode
+    cost = codec.decode_sum if topology in {PS, *HIERARCHICAL} else codec.decode
     return (_work(cost(load.elements, load.pieces)),)
 
 
@@ -298,7 +343,7 @@ class Model:
             for place, choice in members.items():
                 sizes[place] = choice.num_elements
             parts = {place: one.partitions for place, one in members.items() if one.partitions > 1}
-            made = buckets_of(*kind, sizes, parts, self._profile.num_ranks)
+            made = buckets_of(*kind, sizes, parts, self._profile)
             whole = Load(sum(sizes), sum(size > 0 for size in sizes))
             self._groups[key] = Group(
                 tuple((one.first, tuple(tasks_of(one, self._profile))) for one in made),
@@ -320,14 +365,17 @@ def _work(seconds: float) -> Task:
     return Task(False, seconds)
 
 
-def _exchange(profile: Profile, num_bytes: float) -> Task:
-    """A message of so many bytes from each rank to each other one."""
-    cost, others = profile.alltoall, profile.num_ranks - 1
-    if not schedules.has_rounds(profile.num_ranks, round(num_bytes)):
-        return _send(profile, "alltoall", others * num_bytes)
+def _exchange(cost: Collective, num_ranks: int, num_bytes: float) -> Task:
+    """A message of so many bytes from each of so many ranks to each other one."""
+    others = num_ranks - 1
+    if not schedules.has_rounds(num_ranks, round(num_bytes)):
+        return _task(cost, others * num_bytes)
     return Task(True, others * cost(num_bytes), cost.cpu, cost.delay)
 
 
 def _send(profile: Profile, kind: str, num_bytes: float) -> Task:
-    cost = getattr(profile, kind)
+    return _task(getattr(profile, kind), num_bytes)
+
+
+def _task(cost: Collective, num_bytes: float) -> Task:
     return Task(True, cost(num_bytes), cost.cpu, cost.delay)

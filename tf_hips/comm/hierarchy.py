@@ -10,8 +10,13 @@ machines only. With H nodes, the smallest of which has G ranks, chunks are sprea
     merged     the owner merges, encodes the sum, and sends it to the g-th ranks of all nodes
     everyone   the g-th rank of a node hands all packets of its slice to the ranks of its node
 
-Each is one alltoall in which most ranks send each other nothing: links between nodes carry packets
-only, each once per node, and the ranks of a node share that work.
+Each is an alltoall in which most ranks send each other nothing (between nodes one for each round of
+a large exchange, see `schedules.has_rounds`): links between nodes carry packets only, each once per
+node, and the ranks of a node share that work.
+
+Gradients may be sent as float16 inside of a node, half as many bytes; they are added in float32.
+What float16 does not reach is sent as its largest number, 65504, with the sign, so that what is
+finite stays finite; with `nonfinite="propagate"`, as an infinity.
 
 A codec's residuals are those of a node's sum, on the ranks that encode it.
 
@@ -25,20 +30,23 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.comm.topologies import Bucket, Codec, Travelled, Way, joined, merge, split
+from tf_hips.ops.compressor import Compressor
 
 
 class Hierarchy(Way):
-    """`hierarchical`."""
+    """`hierarchical`, and `hierarchical_fp16`."""
 
     gathers = False
     encodes_sums = False
 
-    def __init__(self, nodes: Sequence[Sequence[int]]) -> None:
+    def __init__(self, nodes: Sequence[Sequence[int]], inside: tf.DType = tf.float32) -> None:
         """Plans the slices.
 
         Args:
             nodes: the ranks of each node, ascending; each rank is in one of them.
+            inside: what gradients are sent as inside of a node, float32 or float16.
         """
+        self._inside_type = inside
         self._nodes = [tuple(node) for node in nodes]
         self._num_slices = min(len(node) for node in self._nodes)
         self.num_segments = self._num_slices * len(self._nodes)
@@ -69,32 +77,39 @@ class Hierarchy(Way):
         node, number = self._node_of[rank], self._slice_of(rank)
         slices = [self._places(bucket, one) for one in range(self._num_slices)]
         sent = tf.concat([values[place] for places in slices for place in places], 0)
+        if self._inside_type != sent.dtype:
+            # Where nobody would look at an infinity, too large a gradient becomes one.
+            cast = tf.cast if note is None else tf.saturate_cast
+            sent = cast(sent, self._inside_type)
         sums = self._inside(bucket, sent, slices, node, number)
         own = [] if number is None else self._places(bucket, number)
         packets = [
             codec.encode(bucket.pieces[place], value, step)
             for place, value in zip(own, sums, strict=True)
         ]
-        holders = () if number is None else self._holders(number)
-        shares = (
-            {} if number is None else dict(zip(holders, self._shares(bucket, number), strict=True))
-        )
-        received = primitives.alltoall(
-            joined(packets),
-            self._lengths({one: bucket.length(shares[one], codec.compressor) for one in holders}),
+        shares = [] if number is None else self._by_rank(bucket, number)
+        groups = [sorted(self._holders(one)) for one in range(self._num_slices)]
+        owned = [] if number is None else shares[groups[number].index(rank)]
+        received = primitives.exchange(
+            [joined([packets[own.index(one)] for one in share]) for share in shares],
+            [bucket.length(share, codec.compressor) for share in shares],
             f"{bucket.label}.packets",
+            groups=groups,
+            largest=self._largest(bucket, codec.compressor),
         )
-        merged = merge(bucket, shares.get(rank, []), received, len(holders), codec, step)
+        merged = merge(bucket, owned, received, len(shares), codec, step)
         compressor = codec.compressor.for_sums
-        mine = joined([merged[place] for place in shares.get(rank, [])])
-        of_slice = primitives.alltoall(
-            joined([mine] * len(holders)),
-            self._lengths(dict.fromkeys(holders, bucket.length(shares.get(rank, []), compressor))),
+        mine = joined([merged[one] for one in owned])
+        of_slice = primitives.exchange(
+            [mine] * len(shares),
+            [bucket.length(owned, compressor)] * len(shares),
             f"{bucket.label}.merged",
+            groups=groups,
+            largest=self._largest(bucket, compressor),
         )
         everything = primitives.alltoall(
-            joined([of_slice] * len(node)) if holders else of_slice,
-            self._lengths(dict.fromkeys(node, bucket.length(own, compressor)) if holders else {}),
+            joined([of_slice] * len(node)) if shares else of_slice,
+            self._lengths(dict.fromkeys(node, bucket.length(own, compressor)) if shares else {}),
             f"{bucket.label}.everyone",
         )
         order = [
@@ -123,7 +138,7 @@ class Hierarchy(Way):
         received = primitives.alltoall(sent, self._lengths(lengths), f"{bucket.label}.inside")
         if number is None:
             return []
-        rows = tf.reshape(received, [len(node), sum(sizes[number])])
+        rows = tf.cast(tf.reshape(received, [len(node), sum(sizes[number])]), tf.float32)
         return split(tf.reduce_sum(rows, 0), sizes[number])
 
     def _slice_of(self, rank: int) -> int | None:
@@ -137,18 +152,20 @@ class Hierarchy(Way):
         """The rank of each node that has slice `number`."""
         return tuple(node[number] for node in self._nodes)
 
-    def _shares(self, bucket: Bucket, number: int) -> list[list[int]]:
-        """Places of the pieces that each holder of a slice owns."""
-        return [bucket.of(segment) for segment in self._segments(number)]
-
     def _by_rank(self, bucket: Bucket, number: int) -> list[list[int]]:
-        """The same, in the order of the holders' ranks, in which packets come."""
-        shares = zip(self._holders(number), self._shares(bucket, number), strict=True)
-        return [share for _, share in sorted(shares)]
+        """Places of the pieces that each holder of a slice owns, in the order of their ranks."""
+        owners = zip(self._holders(number), self._segments(number), strict=True)
+        return [bucket.of(segment) for _, segment in sorted(owners)]
 
     def _places(self, bucket: Bucket, number: int) -> list[int]:
         """Places of all pieces of a slice, as its packets are sent: in the order of the owners."""
         return [place for share in self._by_rank(bucket, number) for place in share]
+
+    def _largest(self, bucket: Bucket, compressor: Compressor) -> int:
+        """Bytes of the packets of the segment that has most."""
+        return max(
+            bucket.length(bucket.of(segment), compressor) for segment in range(self.num_segments)
+        )
 
     @staticmethod
     def _lengths(of_target: dict[int, int]) -> list[int]:

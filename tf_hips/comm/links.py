@@ -7,7 +7,7 @@ Every rank makes the same collectives whatever its clock says: rank 0 decides ho
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,9 @@ from tf_hips.comm import primitives
 from tf_hips.comm.profile import Collective
 
 KINDS = ("allreduce", "alltoall", "allgather", "broadcast")
+INSIDE, BETWEEN = "inside", "between"
+"""Kinds of alltoall: see `profile.Tiers`."""
+_ALLTOALLS = ("alltoall", INSIDE, BETWEEN)
 LEAST_REPEATS, MOST_REPEATS = 2, 9
 
 # Bytes of collectives; a slow link stops where the next size would take too long.
@@ -123,6 +126,28 @@ class Links:
         return float(max(primitives.gather_objects(found, f"seconds of several {kind}")))
 
 
+def slices(nodes: Sequence[Sequence[int]]) -> int:
+    """Into how many slices gradients are spread: ranks of the node that has least."""
+    return min(len(node) for node in nodes)
+
+
+def has_tiers(nodes: Sequence[Sequence[int]]) -> bool:
+    """Whether there are links of two kinds to measure."""
+    return len(nodes) > 1 and slices(nodes) > 1
+
+
+def _target(kind: str) -> int | None:
+    """To whom this rank sends in an alltoall; None: to nobody."""
+    rank, nodes = primitives.rank(), primitives.nodes()
+    if kind == "alltoall":
+        return (rank + 1) % primitives.size()
+    [(number, node)] = ((number, node) for number, node in enumerate(nodes) if rank in node)
+    place = node.index(rank)
+    if kind == INSIDE:
+        return node[(place + 1) % len(node)]
+    return nodes[(number + 1) % len(nodes)][place] if place < slices(nodes) else None
+
+
 def _moved(kind: str, num_bytes: int, size: int) -> float:
     """What `Collective.per_byte` counts, of a tensor of so many bytes on each rank."""
     return float(num_bytes * (size - 1) if kind == "allgather" else num_bytes)
@@ -138,7 +163,7 @@ def _built(kind: str, count: int) -> Any:
     @tf.function(autograph=False)
     def run(given: tf.Tensor, splits: tf.Tensor) -> list[tf.Tensor]:
         names = [f"profile.{kind}.{count}.{index}" for index in range(count)]
-        if kind == "alltoall":
+        if kind in _ALLTOALLS:
             return [primitives.alltoall(given, splits, name) for name in names]
         return [getattr(primitives, kind)(given, name) for name in names]
 
@@ -147,9 +172,14 @@ def _built(kind: str, count: int) -> Any:
 
 
 def _call(kind: str, num_bytes: int, count: int) -> Callable[[], Any]:
-    """Runs `count` collectives of `num_bytes` bytes each; `alltoall` sends them to one rank."""
-    size = primitives.size()
-    given = tf.zeros([num_bytes // 4]) if kind == "allreduce" else tf.zeros([num_bytes], tf.uint8)
-    target = (primitives.rank() + 1) % size
-    splits = tf.constant([num_bytes if rank == target else 0 for rank in range(size)], tf.int32)
-    return functools.partial(_built(kind, count), given, splits)
+    """Runs `count` collectives of `num_bytes` bytes each; an alltoall sends them to one rank."""
+    splits: list[int] = []
+    if kind == "allreduce":
+        given = tf.zeros([num_bytes // 4])
+    else:
+        if kind in _ALLTOALLS:
+            target = _target(kind)
+            splits = [num_bytes if rank == target else 0 for rank in range(primitives.size())]
+            num_bytes = sum(splits)
+        given = tf.zeros([num_bytes], tf.uint8)
+    return functools.partial(_built(kind, count), given, tf.constant(splits, tf.int32))

@@ -25,7 +25,16 @@ AUTO = "auto"
 EXACT = "allreduce"
 """The topology of sums that are not compressed."""
 
-TOPOLOGIES = (EXACT, "ps", "ring", "allgather", "butterfly", "blocks", "hierarchical")
+TOPOLOGIES = (
+    EXACT,
+    "ps",
+    "ring",
+    "allgather",
+    "butterfly",
+    "blocks",
+    "hierarchical",
+    "hierarchical_fp16",
+)
 
 _VERSION = 1
 _MAX_ELEMENTS = 1 << 48

@@ -80,7 +80,7 @@ def make_plan(
     kinds = [
         _Option(text, one)
         for text in dict.fromkeys(texts)
-        for one in ways(text, profile.num_ranks)
+        for one in ways(text, profile)
         if chosen is None or one in chosen
     ]
     search = _Search(profile, gradients, backward)
@@ -114,7 +114,7 @@ def _with_seconds(choices: Sequence[Choice], profile: Profile) -> tuple[Choice, 
     )
 
 
-def ways(compression: str, num_ranks: int) -> list[str]:
+def ways(compression: str, profile: Profile) -> list[str]:
     """The topologies that a compressor may take, `ps` first.
 
     Hops encode partial sums, which must not go through a momentum once more.
@@ -122,7 +122,7 @@ def ways(compression: str, num_ranks: int) -> list[str]:
     compressor = parse(compression)
     return [
         one
-        for one in cost_model.topologies(num_ranks)
+        for one in cost_model.topologies(profile)
         if one not in HOPS or compressor.for_sums == compressor
     ]
 

@@ -25,7 +25,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -195,28 +195,52 @@ def alltoall(tensor: tf.Tensor, splits: Sequence[int] | tf.Tensor, name: str) ->
     )
 
 
-def exchange(parts: Sequence[tf.Tensor], lengths: Sequence[int], name: str) -> tf.Tensor:
-    """Sends part r to each rank r; large parts in rounds (see `schedules.has_rounds`).
+def exchange(
+    parts: Sequence[tf.Tensor],
+    lengths: Sequence[int],
+    name: str,
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    largest: int | None = None,
+) -> tf.Tensor:
+    """Sends part i to rank i of this rank's group; large parts in rounds.
+
+    See `schedules.has_rounds`.
 
     Args:
-        parts: one for each rank; rows of the same shape and type.
-        lengths: rows of each part. The same on all ranks: who sends to a rank, sends as much as all
-            others do.
+        parts: one for each rank of the group; rows of the same shape and type.
+        lengths: rows of each part.
         name: see `allreduce`; those of rounds begin so.
+        groups: who exchange parts among each other, ascending; as many in each group, each rank in
+            one at most. A rank that is in none has no parts. None: all ranks.
+        largest: rows of the largest part of all ranks; None: the lengths are the same on all.
 
     Returns:
-        What came, `size() * lengths[rank()]` rows, in rank order; this rank's own part among it.
+        What came from the ranks of the group, this rank's own part among it, in their order.
     """
-    count, own = size(), rank()
-    row_bytes = parts[0].dtype.size * parts[0].shape[1:].num_elements()
-    if not schedules.has_rounds(count, max(lengths) * row_bytes):
-        return alltoall(tf.concat(parts, 0), lengths, name)
-    came = {own: parts[own]}
+    groups = groups or [range(size())]
+    group = next((list(one) for one in groups if rank() in one), [])
+    largest = max(lengths) if largest is None else largest
+    nothing = tf.zeros([0], tf.uint8)
+    row_bytes = parts[0].dtype.size * parts[0].shape[1:].num_elements() if parts else 1
+    count = len(groups[0])
+    if not schedules.has_rounds(count, largest * row_bytes):
+        sent = tf.concat(parts, 0) if parts else nothing
+        return alltoall(sent, _splits(dict(zip(group, lengths, strict=True))), name)
+    own = group.index(rank()) if group else None
+    came = {own: parts[own]} if own is not None else {}
     for number in range(1, count):
+        label = f"{name}.round_{number}"
+        if own is None:
+            alltoall(nothing, _splits({}), label)
+            continue
         target, source = (own + number) % count, (own - number) % count
-        splits = [lengths[one] if one == target else 0 for one in range(count)]
-        came[source] = alltoall(parts[target], splits, f"{name}.round_{number}")
-    return tf.concat([came[one] for one in range(count)], 0)
+        came[source] = alltoall(parts[target], _splits({group[target]: lengths[target]}), label)
+    return tf.concat([came[one] for one in sorted(came)], 0) if came else nothing
+
+
+def _splits(rows: Mapping[int, int]) -> list[int]:
+    return [rows.get(one, 0) for one in range(size())]
 
 
 def broadcast(tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:

@@ -88,6 +88,29 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tiers:
+    """The two kinds of links of ranks on several hosts, where a host has several.
+
+    Attributes:
+        hosts: how many.
+        per_host: ranks of the host that has most.
+        slices: ranks of the host that has least.
+        inside: an `alltoall` in which each rank sends to one other of its host, all hosts at once.
+        between: one in which `slices` ranks of each host send to one of another host each, at once.
+    """
+
+    hosts: int
+    per_host: int
+    slices: int
+    inside: Collective
+    between: Collective
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "per_host", "slices"):
+            _check_count(name, getattr(self, name), 2)
+
+
+@dataclasses.dataclass(frozen=True)
 class Codec:
     """What one compressor costs on these cores, all ranks of the machine at work.
 
@@ -124,6 +147,7 @@ class Profile:
         add: of one vector to another.
         copy: of joining vectors, and of cutting the result.
         codecs: of each compressor that was measured.
+        tiers: links inside of hosts and between them; None: there is one kind.
         facts: where and when, for people.
 
     Raises:
@@ -140,16 +164,12 @@ class Profile:
     add: Cost
     copy: Cost
     codecs: tuple[Codec, ...] = ()
+    tiers: Tiers | None = None
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "ranks_per_host", "cores"):
-            value = getattr(self, name)
-            if not 1 <= value <= _MAX_RANKS:
-                raise ConfigError(
-                    f"`{name}` must be an integer in [1, {_MAX_RANKS}]. "
-                    f"Received: {config.shown(value)}"
-                )
+            _check_count(name, getattr(self, name), 1)
         names = [codec.compression for codec in self.codecs]
         if len(set(names)) != len(names):
             raise ConfigError(f"`codecs` must have each compressor once. Received: {names}")
@@ -209,6 +229,7 @@ class Profile:
                 alltoall=none,
                 allgather=none,
                 broadcast=none,
+                tiers=None,
             )
         peers = (num_ranks - 1) / (self.num_ranks - 1)
         depth = math.ceil(math.log2(num_ranks)) / math.ceil(math.log2(self.num_ranks))
@@ -221,6 +242,7 @@ class Profile:
             alltoall=_scaled(self.alltoall, peers, 1.0),
             allgather=_scaled(self.allgather, peers, 1.0),
             broadcast=_scaled(self.broadcast, depth, depth),
+            tiers=_tiers(self.tiers, num_ranks),
             facts={**self.facts, "scaled": f"from {self.num_ranks} ranks to {num_ranks}"},
         )
 
@@ -255,10 +277,30 @@ def fit(points: Sequence[Point]) -> list[float]:
     return best
 
 
+def _tiers(tiers: Tiers | None, num_ranks: int) -> Tiers | None:
+    """Tiers of another number of ranks: hosts are filled one after the other."""
+    if tiers is None:
+        return None
+    hosts, rest = divmod(num_ranks, tiers.per_host)
+    slices, hosts = (rest, hosts + 1) if rest else (tiers.per_host, hosts)
+    if hosts < 2 or slices < 2:
+        return None
+    between = _scaled(tiers.between, (hosts - 1) / (tiers.hosts - 1), 1.0)
+    return Tiers(hosts, tiers.per_host, slices, tiers.inside, between)
+
+
 def _scaled(cost: Collective, latency: float, per_byte: float) -> Collective:
     return Collective(
         cost.delay * latency, cost.fixed * latency, cost.per_byte * per_byte, cost.cpu
     )
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if not least <= value <= _MAX_RANKS:
+        raise ConfigError(
+            f"`{name}` must be an integer in [{least}, {_MAX_RANKS}]. "
+            f"Received: {config.shown(value)}"
+        )
 
 
 def _check_numbers(costs: Cost | MergeCost | Collective) -> None:

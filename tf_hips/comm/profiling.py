@@ -25,8 +25,19 @@ import tensorflow as tf
 
 import tf_hips
 from tf_hips.comm import primitives
-from tf_hips.comm.links import KINDS, LEAST_REPEATS, MOST_REPEATS, Links, timed, traced
-from tf_hips.comm.profile import Codec, Cost, MergeCost, Profile, fit
+from tf_hips.comm.links import (
+    BETWEEN,
+    INSIDE,
+    KINDS,
+    LEAST_REPEATS,
+    MOST_REPEATS,
+    Links,
+    has_tiers,
+    slices,
+    timed,
+    traced,
+)
+from tf_hips.comm.profile import Codec, Cost, MergeCost, Profile, Tiers, fit
 from tf_hips.errors import print_in_one_line
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import CHUNK, Compressor, check_makes_packets, parse
@@ -85,8 +96,14 @@ def measure(
         _codec(text, compressor, clock) for text, compressor in zip(texts, compressors, strict=True)
     )
     add, copy = _add(clock), _copy(clock)
-    links = Links(budget_seconds * (1 - _CODECS_SHARE) / len(KINDS), per_host / cores)
-    costs = {kind: links.measure(kind) for kind in KINDS}
+    nodes = primitives.nodes()
+    kinds = (*KINDS, INSIDE, BETWEEN) if has_tiers(nodes) else KINDS
+    links = Links(budget_seconds * (1 - _CODECS_SHARE) / len(kinds), per_host / cores)
+    costs = {kind: links.measure(kind) for kind in kinds}
+    tiers = None
+    if has_tiers(nodes):
+        most = max(len(node) for node in nodes)
+        tiers = Tiers(len(nodes), most, slices(nodes), costs.pop(INSIDE), costs.pop(BETWEEN))
     return Profile(
         primitives.size(),
         per_host,
@@ -95,6 +112,7 @@ def measure(
         add=add,
         copy=copy,
         codecs=codecs,
+        tiers=tiers,
         facts=primitives.broadcast_object(
             {
                 "measured": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

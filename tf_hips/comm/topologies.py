@@ -7,8 +7,8 @@
                hop by hop (see `schedules`) a rank decodes the partial sum that it gets, adds its
                own gradient and encodes the result; the owner does so last
     allgather  every rank sends all of its packets to everyone; nothing is encoded a second time
-    hierarchical
-               exact sums inside a node, `ps` between the nodes (see `hierarchy`)
+    hierarchical, hierarchical_fp16
+               sums of float32 or float16 inside a node, `ps` between the nodes (see `hierarchy`)
 
 Packets of sums are handed on unchanged, by one allgather (hierarchical: between nodes and inside of
 them). What is handed on also says, where that is asked for, which gradient of which rank was not

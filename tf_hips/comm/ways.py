@@ -3,6 +3,8 @@
 
 from collections.abc import Callable
 
+import tensorflow as tf
+
 from tf_hips.comm import primitives, schedules
 from tf_hips.comm.hierarchy import Hierarchy
 from tf_hips.comm.topologies import Gather, Hops, Owners, Way
@@ -17,6 +19,7 @@ _WAYS: dict[str, Callable[[], Way]] = {
     "blocks": lambda: Hops(schedules.blocks(primitives.size())),
     "allgather": Gather,
     "hierarchical": lambda: Hierarchy(primitives.nodes()),
+    "hierarchical_fp16": lambda: Hierarchy(primitives.nodes(), tf.float16),
 }
 COMPRESSED = tuple(_WAYS)
 

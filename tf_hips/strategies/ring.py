@@ -29,6 +29,8 @@ class CompressedRing(PartyStrategy):
                    of two of ranks, `blocks` (binary blocks) any number
         hierarchical
                    exact sums inside each machine, `ps` between machines
+        hierarchical_fp16
+                   the same, and gradients are sent as float16 inside each machine
 
     Start one process per worker with `horovodrun` or `tf-hips run --parties 1`; without a launcher
     it is one worker, and training is bit for bit what plain Keras does.
