@@ -64,7 +64,7 @@ def test_collectives_on_three_ranks():
     for one in (True, False):
         primitives.schedules.has_rounds = lambda *_, one=one: one
         lengths = [] if rank == 1 else [2, 3]
-        parts = [tf.fill([length], rank) for length in lengths]
+        parts = [tf.fill([length], tf.cast(rank, tf.uint8)) for length in lengths]
         came = primitives.exchange(parts, lengths, "group", groups=[[0, 2]], largest=3)
         assert came.numpy().tolist() == [[0, 0, 2, 2], [], [0, 0, 0, 2, 2, 2]][rank]
     primitives.schedules.has_rounds = has_rounds

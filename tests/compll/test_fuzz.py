@@ -107,8 +107,15 @@ def test_accepted_programs_are_the_same_in_c(batch):
         for n in (0, 1, fuzzing.N, 1500):
             x = fuzzing.sample(n)
             if program.encode is not None:
-                packet = reference.encode(x, seed=9, step=2)
-                assert compiled.encode(x, seed=9, step=2).tobytes() == packet.tobytes()
+                names = program.state_names
+                states = [np.zeros((len(names), n), np.float32) if names else None for _ in "rc"]
+                # Twice: what the first call keeps, the second one reads.
+                for step in (2, 3):
+                    packet = reference.encode(x, seed=9, step=step, state=states[0])
+                    again = compiled.encode(x, seed=9, step=step, state=states[1])
+                    assert again.tobytes() == packet.tobytes()
+                if names:
+                    assert_same_floats(*states)
             if program.encode is not None and program.decode is not None:
                 assert_same_floats(compiled.decode(packet, n), reference.decode(packet, n))
             if program.decode is not None:

@@ -15,8 +15,8 @@ a large exchange, see `schedules.has_rounds`): links between nodes carry packets
 node, and the ranks of a node share that work.
 
 Gradients may be sent as float16 inside of a node, half as many bytes; they are added in float32.
-What float16 does not reach is sent as its largest number, 65504, with the sign, so that what is
-finite stays finite; with `nonfinite="propagate"`, as an infinity.
+What float16 does not reach is sent as its largest number, 65504, with the sign: what is finite
+stays finite, and what is infinite stays infinite.
 
 A codec's residuals are those of a node's sum, on the ranks that encode it.
 
@@ -78,9 +78,7 @@ class Hierarchy(Way):
         slices = [self._places(bucket, one) for one in range(self._num_slices)]
         sent = tf.concat([values[place] for places in slices for place in places], 0)
         if self._inside_type != sent.dtype:
-            # Where nobody would look at an infinity, too large a gradient becomes one.
-            cast = tf.cast if note is None else tf.saturate_cast
-            sent = cast(sent, self._inside_type)
+            sent = _narrowed(sent, self._inside_type)
         sums = self._inside(bucket, sent, slices, node, number)
         own = [] if number is None else self._places(bucket, number)
         packets = [
@@ -170,3 +168,9 @@ class Hierarchy(Way):
     @staticmethod
     def _lengths(of_target: dict[int, int]) -> list[int]:
         return [of_target.get(rank, 0) for rank in range(primitives.size())]
+
+
+def _narrowed(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """`values` as another type of floats, nearest to what they were."""
+    nearest = tf.clip_by_value(values, -dtype.max, dtype.max)
+    return tf.cast(tf.where(tf.math.is_inf(values), values, nearest), dtype)

@@ -208,7 +208,8 @@ def exchange(
     See `schedules.has_rounds`.
 
     Args:
-        parts: one for each rank of the group; rows of the same shape and type.
+        parts: one for each rank of the group; rows of the same shape and type, bytes (uint8 [n])
+            where there are groups.
         lengths: rows of each part.
         name: see `allreduce`; those of rounds begin so.
         groups: who exchange parts among each other, ascending; as many in each group, each rank in
