@@ -56,7 +56,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=output,
             bufsize=0,
-            start_new_session=True,
+            process_group=0,  # not a session, see docs/decisions/0024
         )
         self._processes.append(process)
         if core is not None:

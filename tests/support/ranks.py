@@ -65,7 +65,7 @@ def process_groups() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(command, start_new_session=True, **options)
+        process = subprocess.Popen(command, process_group=0, **options)
         started.append(process)
         return process
 

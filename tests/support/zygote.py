@@ -2,7 +2,7 @@
 """A process that has imported TensorFlow and forks: ranks of tests start in a tenth of a second.
 
 Importing TensorFlow, Keras and Horovod takes seconds of a processor, which is most of what a launch
-of ranks costs. The zygote does it once for a session of pytest. A child has a session, environment,
+of ranks costs. The zygote does it once for a session of pytest. A child has a group, environment,
 folder and output of its own, and runs and ends like a program that was started.
 
 Forking is safe as long as the zygote only imports: TensorFlow and Horovod make their threads when
@@ -72,7 +72,7 @@ class Zygote:
             env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # NumPy's threads, made on import
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,
+            process_group=0,
         )
         children.keep(self._process.pid)
         atexit.register(self.end)
@@ -112,7 +112,7 @@ def _poll(pid: int) -> int | None:
 
 def _become(command: dict[str, Any]) -> list[str]:
     """Makes this forked child a program of its own; returns its arguments."""
-    os.setsid()
+    os.setpgid(0, 0)
     os.chdir(command["folder"])
     os.environ.clear()
     os.environ.update(command["environment"])

@@ -5,9 +5,9 @@ One thread and one selector: the pipes of all children, and a socket that carrie
 of the children, SIGINT and SIGTERM of the user). So lines never interleave and exits are seen in
 the order in which they happen.
 
-Every child leads a session of its own. When it ends, what is left of its process group is killed;
-when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG). The child
-that failed first is the one to name: its peers mostly fail because it did.
+Every child leads a process group of its own (docs/decisions/0024). When it ends, what is left of it
+is killed; when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG).
+The child that failed first is the one to name: its peers mostly fail because it did.
 """
 
 import contextlib
@@ -166,6 +166,9 @@ class Job:
         launcher = os.getpid()
 
         def tie_to_launcher() -> None:  # between fork and exec: looks nothing up
+            # In a group of its own the terminal would stop it, where it now gets an error.
+            signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             _PRCTL(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
             if os.getppid() != launcher:  # it died between fork and prctl
                 os._exit(128 + death_signal)
@@ -176,7 +179,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
+            process_group=0,  # not a session, see docs/decisions/0024
             preexec_fn=tie_to_launcher,
         )
         child = _Child(role, process, is_service)

@@ -221,7 +221,8 @@ class Hops(Way):
                 for target in range(primitives.size())
             ]
             sent = joined([encoded[place] for place in order])
-            first = sent if first is None else first
+            if first is None and order:
+                first = sent
             received = primitives.alltoall(sent, lengths, f"{bucket.label}.hop_{number}")
             arrived = [place for source in sorted(comes) for place in comes[source]]
             parts = split(received, bucket.lengths(arrived, codec.compressor))

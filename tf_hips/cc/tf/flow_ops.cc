@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -22,6 +23,8 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tf_hips/cc/tf/pool.h"
+#include "tsl/platform/denormal.h"
+#include "tsl/platform/setround.h"
 
 namespace tf_hips {
 namespace {
@@ -70,6 +73,9 @@ class Caller {
   }
 
   void Run() {
+    // As in TensorFlow's own threads: where their queues are full, it computes here.
+    const tsl::port::ScopedFlushDenormal flush;
+    const tsl::port::ScopedSetRound round(FE_TONEAREST);
     while (true) {
       std::unique_lock<std::mutex> lock(mutex_);
       came_.wait(lock, [this] { return !waiting_.empty(); });
