@@ -14,7 +14,7 @@ from typing import Protocol
 
 from compll.backends.c_common import Expressions, Lines, float_literal
 from compll.ir import nodes
-from compll.ir.types import BOOL, FLOAT, UInt
+from compll.ir.types import BOOL, FLOAT, INT, UInt
 from compll.ir.walk import walk
 
 _COMPARISONS = {"<": "less", "<=": "at_most", ">": "more", ">=": "at_least", "==": "equal"}
@@ -92,16 +92,16 @@ class RowCode:
         `top`: C++ for the largest code; `begin`: where in the tile of the blocks the codes begin.
         """
         value = self._root(self.part.value)
-        if not isinstance(value, nodes.Convert) or value.operand.type != FLOAT:
+        if not isinstance(value, nodes.Convert) or value.operand.type not in (FLOAT, INT):
             return None
         try:
-            body = [*self._declared(), f"code[k] = row_codes({self._row(value.operand)}, top);"]
+            body = [*self._declared(), f"code[k] = {self._code_of(value)};"]
         except _NoRowsError:
             return None
         largest = self._argument("float", top)
         lines = [
             "if (count % 64 != 0) return false;",
-            f"const Row top = row_of({largest});",
+            f"[[maybe_unused]] const Row top = row_of({largest});",
             "for (int64_t j = 0; j < count; j += 64) {",
             "  RowCodes code[4];",
             "  for (int64_t k = 0; k < 4; ++k) {",
@@ -293,6 +293,26 @@ class RowCode:
         if begin is None:
             raise _NoRowsError
         return f"row_bytes({self._argument('const uint8_t*', begin)} + at)"
+
+    def _code_of(self, value: nodes.Convert) -> str:
+        if value.operand.type == FLOAT:
+            return f"row_codes({self._row(value.operand)}, top)"
+        if not isinstance(value.type, UInt) or not isinstance(value.type.bits, int):
+            raise _NoRowsError
+        low = (1 << value.type.bits) - 1
+        return f"row_low_bits({self._integers(value.operand)}, row_of_number({low}))"
+
+    def _integers(self, expr: nodes.Expr) -> str:
+        """Numbers of which only the low bits are wanted, so that 32 bits are enough for all."""
+        match expr:
+            case nodes.Const() if expr.type == INT:
+                return f"row_of_number({int(expr.value)})"
+            case nodes.Convert() if expr.operand.type == BOOL:
+                return f"row_of_flags({self._flags(expr.operand)})"
+            case nodes.Binary() if expr.op in "+-":
+                function = {"+": "row_sum", "-": "row_difference"}[expr.op]
+                return f"{function}({self._integers(expr.left)}, {self._integers(expr.right)})"
+        raise _NoRowsError
 
     def _flags(self, expr: nodes.Expr) -> str:
         match expr:

@@ -118,7 +118,7 @@ def test_ranks_and_a_backward_pass(capsys: pytest.CaptureFixture[str]) -> None:
         (["--profile", "nowhere"], 1, "nowhere cannot be read: No such file"),
         (["--model", "nowhere"], 1, "nowhere cannot be read: No such file"),
         (["--model", "p.yaml"], 1, "p.yaml:1: expected `name,num_elements`"),
-        (["--profile", "m.csv"], 1, "m.csv: expected a mapping with `version: 2`"),
+        (["--profile", "m.csv"], 1, "m.csv: expected a mapping with `version: 3`"),
         (["-o", "no/folder.yaml"], 1, "No such file or directory"),
     ],
 )

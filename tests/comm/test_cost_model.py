@@ -138,7 +138,9 @@ _APART = dataclasses.replace(
             recode=MergeCost(0, 1e-7, 1e-8),
         ),
     ),
-    tiers=Tiers(2, 2, 2, Collective(per_byte=4e-3), Collective(per_byte=5e-3)),
+)
+_TIERED = dataclasses.replace(
+    _APART, tiers=Tiers(2, 2, 2, Collective(per_byte=4e-3), Collective(per_byte=5e-3))
 )
 _M = 4 * CHUNK  # one bucket
 _SHARE = _M // _N
@@ -168,6 +170,7 @@ _SHARE = _M // _N
                 _SHARE * 0.5 * 5e-3,
                 _SHARE * 0.25 * 5e-3,
                 _M / 2 * 0.25 * 4e-3,
+                3 * 8 * 3e-3,
             ],
         ),
         (
@@ -178,18 +181,20 @@ _SHARE = _M // _N
                 _SHARE * 0.5 * 5e-3,
                 _SHARE * 0.25 * 5e-3,
                 _M / 2 * 0.25 * 4e-3,
+                3 * 8 * 3e-3,
             ],
         ),
     ],
 )
 def test_the_formula_of_a_topology(topology: str, work: list[float], sent: list[float]) -> None:
-    [bucket] = buckets_of(ONEBIT, topology, [_M], {}, _APART)
-    found = tasks_of(bucket, _APART)
+    costs = _TIERED if topology in cost_model.HIERARCHICAL else _APART
+    [bucket] = buckets_of(ONEBIT, topology, [_M], {}, costs)
+    found = tasks_of(bucket, costs)
     assert [task.seconds for task in found if not task.is_link] == pytest.approx(work)
     assert [task.seconds for task in found if task.is_link] == pytest.approx(sent)
     sums = ("ps", *cost_model.HIERARCHICAL)
     decoded = _M * (2e-8 if topology in sums else 3e-8 if topology == "allgather" else 1e-8)
-    total = step_seconds([Choice("a", _M, ONEBIT, topology)], _APART)
+    total = step_seconds([Choice("a", _M, ONEBIT, topology)], costs)
     assert total == pytest.approx(sum(work) + sum(sent) + decoded)
 
 
@@ -235,10 +240,22 @@ def test_any_number_of_ranks_has_costs(num_ranks: int) -> None:
 
 def test_two_kinds_of_links() -> None:
     flat = profile(4, 1e8)
-    tiered = dataclasses.replace(flat, tiers=_APART.tiers)
+    tiered = dataclasses.replace(flat, tiers=_TIERED.tiers)
     assert set(topologies(tiered)) - set(topologies(flat)) == {"hierarchical", "hierarchical_fp16"}
     with pytest.raises(ConfigError, match="Received: hierarchical, and a profile of hosts with"):
         step_seconds([Choice("a", 8, ONEBIT, "hierarchical")], flat)
+    # Flat ways cross from host to host, too: in `ps` one message inside, two between; the first hop
+    # of a butterfly between, both ranks of a host at once, the second inside; a ring leaves a host
+    # with one rank at a time.
+    expected = {
+        "ps": [_SHARE * 0.5 * (4e-3 + 2 * 5e-3), 3 * _SHARE * 0.25 * 3e-3],
+        "butterfly": [_M / 2 * 0.5 * 5e-3, _M / 4 * 0.5 * 4e-3, 3 * _SHARE * 0.5 * 3e-3],
+        "ring": [*[_SHARE * 0.5 * 2e-3] * 3, 3 * _SHARE * 0.5 * 3e-3],
+    }
+    for topology, sent in expected.items():
+        [bucket] = buckets_of(ONEBIT, topology, [_M], {}, _TIERED)
+        found = [task.seconds for task in tasks_of(bucket, _TIERED) if task.is_link]
+        assert found == pytest.approx(sent)
     # Of other numbers of ranks: three on two hosts have no second slice, five have 2, 2 and 1.
     assert tiered.for_ranks(3).tiers is None
     assert tiered.for_ranks(5).tiers is None
@@ -248,7 +265,12 @@ def test_two_kinds_of_links() -> None:
     assert six is not None
     assert (six.hosts, six.per_host, six.slices) == (3, 2, 2)
     assert six.between.per_byte == 5e-3
-    three = dataclasses.replace(_APART.tiers, per_host=3, slices=3)
+    assert tiered.for_ranks(6).alltoall.delay / flat.alltoall.delay == pytest.approx(5 / 3)
+    late = Collective(1.0, 2.0, 5e-3)
+    later = dataclasses.replace(tiered, tiers=Tiers(2, 2, 2, late, late)).for_ranks(6).tiers
+    assert later is not None
+    assert later.inside == later.between == Collective(5 / 3, 10 / 3, 5e-3)
+    three = dataclasses.replace(_TIERED.tiers, per_host=3, slices=3)
     five = dataclasses.replace(flat, num_ranks=6, tiers=three).for_ranks(5).tiers
     assert five is not None
     assert (five.hosts, five.per_host, five.slices) == (2, 3, 2)
@@ -315,7 +337,7 @@ def test_profiles_as_files(tmp_path: Path) -> None:
         ("each: 0.125", "each: many", r"`codecs\[0\]\.packet\.each` must be of type float"),
         (f"'{DGC}'", ONEBIT, "must have each compressor once"),
         ("slices: 2", "slices: 1", r"at `tiers`: `slices` must be an integer in \[2, "),
-        ("version: 2", "version: 9", "`version` must be 2. Received: 9"),
+        ("version: 3", "version: 9", "`version` must be 3. Received: 9"),
     ):
         assert old in text
         path.write_text(text.replace(old, new, 1))

@@ -80,12 +80,16 @@ def test_hosts_of_several_ranks() -> None:
     tiers = Tiers(2, 4, 4, fast, slow)
     tiered = dataclasses.replace(flat, ranks_per_host=4, tiers=tiers)
     used = {choice.topology for choice in make_plan(tiered, named(VGG19)).choices}
-    assert used & {"hierarchical", "hierarchical_fp16"}
-    # Not where all links are alike: nothing is gained by another two collectives.
-    alike = Collective(per_byte=1 / (25 * MBIT))
-    tiered = dataclasses.replace(tiered, tiers=dataclasses.replace(tiers, inside=alike))
+    assert "hierarchical" in used
+    # What rounds gradients before they are encoded is never chosen unasked.
+    assert "hierarchical_fp16" not in used
+    asked = make_plan(tiered, named(VGG19), topologies=["hierarchical_fp16"]).choices
+    assert {choice.topology for choice in asked} - {EXACT} == {"hierarchical_fp16"}
+    # Not where all links are alike: inside it sends whole floats.
+    alike = Collective(per_byte=1 / (100 * MBIT))
+    tiered = dataclasses.replace(tiered, tiers=Tiers(2, 4, 4, alike, alike))
     used = {choice.topology for choice in make_plan(tiered, named(VGG19)).choices}
-    assert not used & {"hierarchical", "hierarchical_fp16"}
+    assert "hierarchical" not in used
 
 
 def test_candidates_are_what_was_named() -> None:

@@ -22,6 +22,12 @@ PROGRAMS = {
     }
     uint<5>* few = map(range(gradient.size), f);
     out = concat(few);""",
+    "numbers of comparisons": """
+    lambda_func f = [&](float g) -> uint<3> {
+        return 5 - (g >= 0.5) + (g < 2.0 && g == g) - (1 - (g <= -0.25 || g != g));
+    }
+    uint<3>* few = map(gradient, f);
+    out = concat(few);""",
     "blocks": """
     lambda_func half = [&](float g) -> float { return g * 0.5; }
     float* sums = block_reduce(map(gradient, half), 64, 1, sum);

@@ -150,6 +150,8 @@ def _main() -> int:
             if pid == 0:
                 answers.close()
                 return ranks.main(*_become(command))
+            with contextlib.suppress(OSError):  # the child was faster, or has ended
+                os.setpgid(pid, pid)
             answers.write(json.dumps(pid) + "\n")
     return 0
 

@@ -99,7 +99,7 @@ def _agreed(texts: list[str], sizes: list[int]) -> str:
                 f"gradients and {theirs[0]} on rank {rank}"
                 + ("" if theirs[:2] != everyone[0][0][:2] else ", of other sizes")
             )
-    facts = [texts, [entry[1:] for entry in everyone]]
+    facts = [texts, primitives.nodes(), [entry[1:] for entry in everyone]]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 

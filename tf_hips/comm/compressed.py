@@ -4,7 +4,8 @@
 Gradients are cut into chunks, chunks are joined in buckets, and each bucket is summed on its own
 (see `topologies`): while one is encoded another travels, and the first begins as soon as the
 gradients in it are there, while the backward pass goes on. What encoding drops stays in a residual
-where it was dropped, so over the steps nothing is lost.
+where it was dropped, so over the steps nothing is lost (but by `hierarchical_fp16`, which rounds
+before it encodes).
 
 Invariant: all ranks decode the same bytes in the same order, so their sums are equal bit for bit.
 Invariant: what is sent for an element depends on the topology and the number of ranks, not on the

@@ -11,6 +11,7 @@ Follows SeCoPa of HiPress (SOSP 2021), whose cost of a gradient is a straight su
 tasks; here the time of the whole step counts, with overlap and contention.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -19,7 +20,7 @@ from tf_hips.comm.overlap import Chain, Task, simulate
 from tf_hips.comm.partition import buckets, piece_buckets, pieces, spread
 from tf_hips.comm.plan import Choice
 from tf_hips.comm.profile import Codec, Collective, Profile, Tiers
-from tf_hips.comm.schedules import Schedule
+from tf_hips.comm.schedules import Schedule, Transfer
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import CHUNK
 
@@ -31,11 +32,16 @@ PS = "ps"
 ALLGATHER = "allgather"
 HIERARCHICAL = {"hierarchical": 4, "hierarchical_fp16": 2}
 """Bytes of an element inside of a host."""
+ROUNDING = {"hierarchical_fp16"}
+"""Ways that lose more than their codec does, and keep no residual of it."""
 HOPS: dict[str, Callable[[int], Schedule]] = {
     "ring": schedules.ring,
     "butterfly": schedules.butterfly,
     "blocks": schedules.blocks,
 }
+
+NOTE_BYTES = 8
+"""Of what each rank says about what is not finite; the other ways carry it along."""
 
 _BYTES = 4  # of a float32
 
@@ -209,7 +215,7 @@ def tasks_of(bucket: Bucket, profile: Profile) -> list[Task]:
         gathered = codec.sum_packet(most.elements, most.pieces)
         return [
             encode,
-            _exchange(profile.alltoall, size, sent),
+            _to_owners(profile, sent),
             _work(codec.recode(most.elements, size, most.pieces)),
             _send(profile, "allgather", (size - 1) * gathered),
         ]
@@ -234,7 +240,7 @@ def _hops(bucket: Bucket, codec: Codec, profile: Profile) -> list[Task]:
         busiest = max(sent, came, key=lambda one: one.elements)
         tasks += [
             _work(codec.encode(sent.elements, sent.pieces)),
-            _send(profile, "alltoall", codec.packet(busiest.elements, busiest.pieces)),
+            _task(_links_of(hop, profile), codec.packet(busiest.elements, busiest.pieces)),
             _work(
                 codec.decode(came.elements, came.pieces) + profile.add(came.elements, came.pieces)
             ),
@@ -244,6 +250,21 @@ def _hops(bucket: Bucket, codec: Codec, profile: Profile) -> list[Task]:
         owned[owner] += load
     most = max(owned, key=lambda one: one.elements)
     return [*tasks, _work(codec.encode(most.elements, most.pieces))]
+
+
+def _links_of(hop: Sequence[Transfer], profile: Profile) -> Collective:
+    """What a hop costs: it may stay inside of hosts, or several ranks of a host may leave it."""
+    tiers = profile.tiers
+    if tiers is None:
+        return profile.alltoall
+    leaving = collections.Counter(
+        one.source // tiers.per_host
+        for one in hop
+        if one.source // tiers.per_host != one.target // tiers.per_host
+    )
+    if not leaving:
+        return tiers.inside
+    return tiers.between if max(leaving.values()) > 1 else profile.alltoall
 
 
 def _hierarchical(bucket: Bucket, codec: Codec, profile: Profile, tiers: Tiers) -> list[Task]:
@@ -272,6 +293,7 @@ def _hierarchical(bucket: Bucket, codec: Codec, profile: Profile, tiers: Tiers) 
         _work(codec.recode(most.elements, tiers.hosts, most.pieces)),
         _exchange(tiers.between, tiers.hosts, merged),
         _task(tiers.inside, others * everyone),
+        _send(profile, "allgather", (profile.num_ranks - 1) * NOTE_BYTES),
     ]
 
 
@@ -371,6 +393,16 @@ def _exchange(cost: Collective, num_ranks: int, num_bytes: float) -> Task:
     if not schedules.has_rounds(num_ranks, round(num_bytes)):
         return _task(cost, others * num_bytes)
     return Task(True, others * cost(num_bytes), cost.cpu, cost.delay)
+
+
+def _to_owners(profile: Profile, num_bytes: float) -> Task:
+    """A message of so many bytes from each rank to each other one, be it of its host or not."""
+    size, tiers = profile.num_ranks, profile.tiers
+    if tiers is None or not schedules.has_rounds(size, round(num_bytes)):
+        return _exchange(profile.alltoall, size, num_bytes)
+    near, cost = tiers.per_host - 1, tiers.between
+    seconds = near * tiers.inside(num_bytes) + (size - 1 - near) * cost(num_bytes)
+    return Task(True, seconds, cost.cpu, cost.delay)
 
 
 def _send(profile: Profile, kind: str, num_bytes: float) -> Task:

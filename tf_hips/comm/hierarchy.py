@@ -15,6 +15,7 @@ a large exchange, see `schedules.has_rounds`): links between nodes carry packets
 node, and the ranks of a node share that work.
 
 Gradients may be sent as float16 inside of a node, half as many bytes; they are added in float32.
+That rounds them once more, and no residual keeps the rest: what is below 6e-8 is lost.
 What float16 does not reach is sent as its largest number, 65504, with the sign: what is finite
 stays finite, and what is infinite stays infinite.
 

@@ -64,7 +64,8 @@ def make_plan(
         gradients: name and number of elements of each, in the order of the trainable variables.
         candidates: texts of the compressors that may be used.
         backward: when gradients become ready; None: all at once.
-        topologies: those that may be used; None: all that the profile tells the costs of.
+        topologies: those that may be used; None: all that the profile tells the costs of, but for
+            those that round what a codec never sees.
 
     Returns:
         A plan whose predicted time is at most that of exact sums.
@@ -81,7 +82,7 @@ def make_plan(
         _Option(text, one)
         for text in dict.fromkeys(texts)
         for one in ways(text, profile)
-        if chosen is None or one in chosen
+        if (one in chosen if chosen is not None else one not in cost_model.ROUNDING)
     ]
     search = _Search(profile, gradients, backward)
     options, seconds = search.run(kinds)

@@ -23,8 +23,8 @@ from tf_hips.errors import ConfigError
 Point: TypeAlias = tuple[list[float], float]
 """Factors of each coefficient of a cost, and the seconds that were measured."""
 
-# 2: `alltoall` is what one receiver costs.
-_VERSION = 2
+# 2: `alltoall` is what one receiver costs. 3: `tiers`, where there are two kinds of links.
+_VERSION = 3
 _MAX_RANKS = 1 << 20
 
 
@@ -242,7 +242,7 @@ class Profile:
             alltoall=_scaled(self.alltoall, peers, 1.0),
             allgather=_scaled(self.allgather, peers, 1.0),
             broadcast=_scaled(self.broadcast, depth, depth),
-            tiers=_tiers(self.tiers, num_ranks),
+            tiers=_tiers(self.tiers, num_ranks, peers),
             facts={**self.facts, "scaled": f"from {self.num_ranks} ranks to {num_ranks}"},
         )
 
@@ -277,16 +277,16 @@ def fit(points: Sequence[Point]) -> list[float]:
     return best
 
 
-def _tiers(tiers: Tiers | None, num_ranks: int) -> Tiers | None:
-    """Tiers of another number of ranks: hosts are filled one after the other."""
+def _tiers(tiers: Tiers | None, num_ranks: int, peers: float) -> Tiers | None:
+    """Tiers of another number of ranks, `peers` times as many others: hosts are filled in turn."""
     if tiers is None:
         return None
     hosts, rest = divmod(num_ranks, tiers.per_host)
     slices, hosts = (rest, hosts + 1) if rest else (tiers.per_host, hosts)
     if hosts < 2 or slices < 2:
         return None
-    between = _scaled(tiers.between, (hosts - 1) / (tiers.hosts - 1), 1.0)
-    return Tiers(hosts, tiers.per_host, slices, tiers.inside, between)
+    inside, between = (_scaled(one, peers, 1.0) for one in (tiers.inside, tiers.between))
+    return Tiers(hosts, tiers.per_host, slices, inside, between)
 
 
 def _scaled(cost: Collective, latency: float, per_byte: float) -> Collective:

@@ -155,6 +155,19 @@ TF_HIPS_AVX512_INLINE RowCodes row_codes(Row x, Row top) {
   return _mm512_cvttps_epi32(_mm512_min_ps(top, x));
 }
 
+// Numbers of which codes are the low bits.
+TF_HIPS_AVX512_INLINE RowCodes row_low_bits(RowCodes numbers, RowCodes low) {
+  return _mm512_and_si512(numbers, low);
+}
+TF_HIPS_AVX512_INLINE RowCodes row_of_number(int32_t x) { return _mm512_set1_epi32(x); }
+TF_HIPS_AVX512_INLINE RowCodes row_of_flags(RowFlags flags) {
+  return _mm512_maskz_set1_epi32(flags, 1);
+}
+TF_HIPS_AVX512_INLINE RowCodes row_sum(RowCodes a, RowCodes b) { return _mm512_add_epi32(a, b); }
+TF_HIPS_AVX512_INLINE RowCodes row_difference(RowCodes a, RowCodes b) {
+  return _mm512_sub_epi32(a, b);
+}
+
 // Codes of up to 8 bits of four rows, a byte each.
 TF_HIPS_AVX512_INLINE void store_codes(const RowCodes* rows, uint8_t* codes) {
   const __m512i first = _mm512_packus_epi32(rows[0], rows[1]);
