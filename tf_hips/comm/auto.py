@@ -24,7 +24,7 @@ from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import check_makes_packets, parse
 from tf_hips.ops.jit import cache_folder
 
-BUDGET_S = 4.0
+BUDGET_S = 3.0
 
 _CHECKED_BYTES = 1 << 20
 # A kept profile is measured again where the link is this much faster or slower than it says.

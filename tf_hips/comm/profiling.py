@@ -47,9 +47,9 @@ DEFAULT_BUDGET_S = 8.0
 
 # Calls of codecs in one step of a graph, and elements of each: what a call costs, and so many at
 # once that memory is what they wait for, as with a model's gradients.
-_CALLS = ((16, 1 << 10), (4, CHUNK), (24, CHUNK))
+_CALLS = ((16, 1 << 10), (24, CHUNK))
 # Gradients are decoded whole.
-_DECODED = ((16, 1 << 10), (4, CHUNK), (1, 24 * CHUNK))
+_DECODED = ((16, 1 << 10), (1, 24 * CHUNK))
 # The same and packets, for merging.
 _MERGES = ((16, 1 << 10, 2), (4, CHUNK, 2), (4, CHUNK, 4))
 _CODECS_SHARE = 0.4  # of the budget
@@ -164,12 +164,21 @@ class _Clock:
         total = max(sum(first), 1e-9)
         repeats = int(min(max(self._share_s / total, LEAST_REPEATS), MOST_REPEATS))
         repeats = primitives.broadcast_object(repeats, what=f"repetitions of series {number}")
-        means = [_mean([timed(call) for _ in range(repeats)]) for _, call in calls]
+        means = [_mean([_together(call) for _ in range(repeats)]) for _, call in calls]
         everyone = primitives.gather_objects(means, f"seconds of series {number}")
         slowest = [max(of) for of in zip(*everyone, strict=True)]
         slowest[0] = min(slowest)  # whatever disturbed it, nothing takes no longer than something
         points = [([1.0, *unit], found) for (unit, _), found in zip(calls, slowest, strict=True)]
         return fit(points)[1:]
+
+
+def _together(call: Callable[[], Any]) -> float:
+    """Seconds of one call that all ranks begin together, as they do in training.
+
+    Else a rank that is ahead leaves the others cores that they will not have.
+    """
+    primitives.barrier("a call of a profile")
+    return timed(call)
 
 
 def _mean(seconds: Sequence[float]) -> float:
