@@ -98,10 +98,10 @@ class RowCode:
             body = [*self._declared(), f"code[k] = {self._code_of(value)};"]
         except _NoRowsError:
             return None
-        largest = self._argument("float", top)
-        lines = [
-            "if (count % 64 != 0) return false;",
-            f"[[maybe_unused]] const Row top = row_of({largest});",
+        lines = ["if (count % 64 != 0) return false;"]
+        if value.operand.type == FLOAT:
+            lines.append(f"const Row top = row_of({self._argument('float', top)});")
+        lines += [
             "for (int64_t j = 0; j < count; j += 64) {",
             "  RowCodes code[4];",
             "  for (int64_t k = 0; k < 4; ++k) {",
