@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.comm.profiles import DGC, ONEBIT, VGG19, codec, named, profile
+from tf_hips.comm import planner
 from tf_hips.comm.cost_model import Backward, step_seconds
 from tf_hips.comm.plan import EXACT, Choice, Plan
 from tf_hips.comm.planner import MARGIN, exact_seconds, make_plan, predicted, ways
@@ -90,6 +91,24 @@ def test_hosts_of_several_ranks() -> None:
     tiered = dataclasses.replace(tiered, tiers=Tiers(2, 4, 4, alike, alike))
     used = {choice.topology for choice in make_plan(tiered, named(VGG19)).choices}
     assert "hierarchical" not in used
+
+
+def test_another_way_must_promise_more_than_predictions_err(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs = profile(4, 100 * MBIT, latency=2e-3)
+
+    def best(topologies: list[str] | None = None) -> tuple[float, set[str]]:
+        plan = make_plan(costs, named(SMALL_MODEL), topologies=topologies)
+        assert plan.predicted_seconds is not None
+        return plan.predicted_seconds, {choice.topology for choice in plan.choices} - {EXACT}
+
+    gain = 1 - best(["butterfly"])[0] / best(["ps"])[0]
+    assert MARGIN < gain < 2 * MARGIN
+    assert best()[1] == {"butterfly"}
+    # Were it asked to promise more than that, the usual way would stay.
+    monkeypatch.setattr(planner, "MARGIN", gain + 0.01)
+    assert best() == best(["ps"])
 
 
 def test_candidates_are_what_was_named() -> None:

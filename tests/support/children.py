@@ -35,12 +35,12 @@ def left_behind() -> list[psutil.Process]:
     mark = os.environ[VARIABLE]
     found = {process.pid: process for process in psutil.Process().children(recursive=True)}
     unknown = list(psutil.process_iter())
-    for _ in range(2):
+    for pause_s in (0.0, _EXEC_S):
+        time.sleep(pause_s)
         environments = [(process, _environment(process)) for process in unknown]
         found |= {one.pid: one for one, of in environments if of.get(VARIABLE) == mark}
         # Nothing to read: it belongs to the kernel, or just now becomes another program.
         unknown = [process for process, of in environments if not of]
-        time.sleep(_EXEC_S)
     return [
         process for pid, process in sorted(found.items()) if pid != os.getpid() and _counts(process)
     ]
