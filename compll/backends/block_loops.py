@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop over tiles that reductions of blocks share with the sweeps that use them (blocks.py)."""
 
-from compll.backends.c_common import max_bits
+from compll.backends.c_common import Lines, max_bits
 from compll.backends.loops import Loops, Stored, parts_of
-from compll.backends.row_code import Apart, RowCode, RowResult, can_fold, results_of_rows
+from compll.backends.row_code import (
+    Apart,
+    Rest,
+    RowCode,
+    RowResult,
+    can_fold,
+    results_of_rows,
+)
 from compll.backends.stored import is_in_memory, is_of_floats, tile_bytes
+from compll.backends.tile_feedback import NO_FEEDBACK, TileFeedback
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.sizes import blocks_in
@@ -25,9 +33,7 @@ class BlockLoops(Loops):
         stores: list[nodes.Store],
         sweeps: list[nodes.Sweep],
         targets: dict[int, str],
-        *,
-        first: tuple[str, ...] = (),
-        last: tuple[str, ...] = (),
+        feedback: TileFeedback = NO_FEEDBACK,
     ) -> None:
         """One loop over tiles for reductions of blocks and the sweeps that use them (blocks.py).
 
@@ -35,8 +41,8 @@ class BlockLoops(Loops):
             stores: the reductions, of one vector length and size of blocks.
             sweeps: what follows, of that length or of the number of blocks.
             targets: where each field is written to.
-            first: statements at the beginning of each tile.
-            last: statements at the end of each tile.
+            feedback: what is done about feedback, first by the first reduction and last by the
+                last sweep.
         """
         source, block = block_source(stores[0])
         size = self.number(source.size, "size")
@@ -46,25 +52,29 @@ class BlockLoops(Loops):
         self._size, self._step = source.size, "kTile"
         head = f"for_tiles<kTile>(0, {size}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
-        self.lines.add(*first)
+        if len(stores) > 1:
+            self.lines.add(*feedback.first)
         # Half of what the next tiles read is asked for before their blocks are known, half after.
         ahead = self._read_in_order([block_source(store)[0] for store in stores])
-        ahead = ["gradient" if first and pointer == "in" else pointer for pointer in ahead]
+        is_first = bool(feedback.first)
+        ahead = ["gradient" if is_first and pointer == "in" else pointer for pointer in ahead]
         self.lines.add(*(f"prefetch_part<0, 4>({pointer} + base, count);" for pointer in ahead))
         for store, init in zip(stores, inits, strict=True):
             part, _ = block_source(store)
             self._prepare([part])
-            self._reduce_blocks(store, length, init)
+            self._reduce_blocks(store, length, init, feedback if len(stores) == 1 else NO_FEEDBACK)
         self.lines.add(*(f"prefetch_part<1, 4>({pointer} + base, count);" for pointer in ahead))
         self._forget()
         for sweep in sweeps:
             if sweep.size == source.size:
-                self._steps_of_tile(sweep, targets, ahead)
+                is_last = sweep is sweeps[-1]
+                self._steps_of_tile(sweep, targets, ahead, feedback if is_last else NO_FEEDBACK)
             else:
                 self._sweep_of_blocks(sweep, length, targets)
             # Their tiles ended with that scope.
             self._forget()
-        self.lines.add(*last)
+        if sweeps[-1].size != source.size:
+            self.lines.add(*feedback.last_lines())
         self.lines.close("});")
         self._forget()
 
@@ -79,12 +89,21 @@ class BlockLoops(Loops):
         self._run_shared()
         self.lines.close("});")
 
-    def _steps_of_tile(self, sweep: nodes.Sweep, targets: dict[int, str], ahead: list[str]) -> None:
+    def _steps_of_tile(
+        self,
+        sweep: nodes.Sweep,
+        targets: dict[int, str],
+        ahead: list[str],
+        feedback: TileFeedback,
+    ) -> None:
         """What a sweep does for a tile whose blocks are reduced, a step at a time."""
         self._size, self._step = sweep.size, "kTile"
         for part in parts_of(sweep):
             self._position = part.position
             self._hoist(part)
+        done = self.names.fresh("done") if feedback.held is not None else ""
+        if done:
+            self.lines.add(f"[[maybe_unused]] int64_t {done} = 0;")
         self._step, self._begin = "kStep", "at"
         head = "for_steps(base, count, [&](int64_t base, [[maybe_unused]] int64_t at, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
@@ -92,11 +111,14 @@ class BlockLoops(Loops):
         self._fetched |= {vector.var for vector in self.stored.values()}
         self._prepare(parts_of(sweep))
         self._is_single = len(sweep.writes) == 1
+        if done:
+            self._codes_and_left(sweep, targets, feedback, is_first=False, done=done)
         for write in sweep.writes:
             self._write(write, targets[write.field])
         self._run_shared()
         self.lines.close("});")
         self._begin = "0"
+        self.lines.add(*feedback.last_lines(done))
 
     def _block_init(self, store: nodes.Store) -> str:
         value = store.value
@@ -107,7 +129,9 @@ class BlockLoops(Loops):
         self.lines.add(f"const {kind} {init} = {self.c(value.init)};")
         return init
 
-    def _reduce_blocks(self, store: nodes.Store, length: str, init: str) -> None:
+    def _reduce_blocks(
+        self, store: nodes.Store, length: str, init: str, feedback: TileFeedback
+    ) -> None:
         """Reduces the blocks of a tile to a vector of its own."""
         value = store.value
         if not isinstance(value, nodes.BlockReduce):
@@ -117,9 +141,20 @@ class BlockLoops(Loops):
         pointer = self.names.of(store.var)
         self.lines.add(f"alignas(64) {self.c.type(value.init.type)} {pointer}[kMaxBlocks];")
         self._position = part.position
-        call = None
+        call = summed = None
         if self.apart is not None and value.init.type == FLOAT:
+            if feedback.first and feedback.gradient is not None:
+                rows = RowCode(self.c, self, part, sums=feedback.gradient)
+                summed = rows.blocks(self.apart, value.reducer, Rest(is_first=True))
             call = RowCode(self.c, self, part).blocks(self.apart, value.reducer)
+        if summed is not None:
+            is_done = self.names.fresh("is_summed")
+            self.lines.add(f"[[maybe_unused]] bool {is_done} = false;")
+            self.lines.open("if constexpr (kFeedback) {")
+            self.lines.add(f"{is_done} = {summed}{length}, {init}, {pointer});")
+            self.lines.close()
+            self.lines.open(f"if (!{is_done}) {{")
+        self.lines.add(*feedback.first)
         self.run_spreads()
         if call is not None:
             self.lines.open(f"if (!({call}{length}, {init}, {pointer}))) {{")
@@ -127,6 +162,9 @@ class BlockLoops(Loops):
         self.lines.add(f"{function}({tile}, count, {length}, {init}, {pointer});")
         if call is not None:
             self.lines.close()
+        if summed is not None:
+            self.lines.close()
+        if call is not None or summed is not None:
             # It was made in a scope of its own.
             self._made.clear()
         size = blocks_in(part.size, value.block)
@@ -223,15 +261,96 @@ class BlockLoops(Loops):
             "}",
         )
 
-    def _sweep_rows(self, sweep: nodes.Sweep, results: list[str], targets: dict[int, str]) -> None:
-        """Reduces and writes a step in rows where the machine has them, if all of it can be."""
+    def row_of_held(
+        self, sweep: nodes.Sweep, codes: nodes.Var, arguments: dict[str, tuple[str, str]]
+    ) -> RowCode | None:
+        """How the one sweep of a decode computes a row of codes in a register; None: it cannot."""
+        part = sweep.writes[0].value
+        if not isinstance(part, nodes.Elementwise):
+            return None
+        self._size, self._position = sweep.size, part.position
+        rows = RowCode(self.c, self, part, letter="w", held=codes, arguments=arguments)
+        return rows if rows.prepare_value() and not rows.uses_bytes else None
+
+    def _feedback_rows(
+        self,
+        sweep: nodes.Sweep,
+        results: list[str],
+        targets: dict[int, str],
+        feedback: TileFeedback,
+    ) -> None:
+        """Does a step with feedback in rows where the machine has them, if all of it can be."""
+        if self.apart is None or feedback.gradient is None:
+            return
+        if feedback.has_last:
+            self._codes_and_left(sweep, targets, feedback, is_first=bool(feedback.first))
+        elif feedback.first:
+            self._sweep_rows(sweep, results, targets, sums=feedback.gradient)
+
+    def _codes_and_left(
+        self,
+        sweep: nodes.Sweep,
+        targets: dict[int, str],
+        feedback: TileFeedback,
+        *,
+        is_first: bool,
+        done: str = "",
+    ) -> None:
+        """Writes codes and what they leave of the sum, and ends the step; `done` counts it."""
+        write = sweep.writes[0]
+        part, target = write.value, targets[write.field]
+        kind = part.type.element if isinstance(part.type, Array) else part.type
+        if feedback.held is None or sweep.reduces or not isinstance(part, nodes.Elementwise):
+            return
+        if not isinstance(kind, UInt) or not self._can_write_rows(part, kind):
+            return
+        if self._code_rows(part).codes(Apart(Lines(), ""), self._top(kind)) is None:
+            return
+        needs: dict[str, tuple[str, str]] = {}
+        left = feedback.held(needs)
+        if left is None or self.apart is None:
+            return
+        rows = self._code_rows(part, sums=feedback.gradient, arguments=needs)
+        call = rows.codes(self.apart, self._top(kind), Rest(is_first=is_first, left=left))
+        bits = self.bits(kind)
+        at = f"{target} + {tile_bytes(bits)}"
+        self._open_feedback(is_first)
+        if kind.bits == 8:
+            self.lines.open(f"if ({call}{at})) {{")
+        else:
+            name = self.names.fresh("tile")
+            self.lines.add(f"alignas(64) {self.c.type(kind)} {name}[{self._step}];")
+            self.lines.open(f"if ({call}{name})) {{")
+            self.lines.add(f"pack_codes({name}, count, {bits}, {at});")
+        self.lines.add(*[f"{done} += count;"] * bool(done), "return;")
+        self.lines.close()
+        self.lines.close()
+
+    def _open_feedback(self, is_first: bool) -> None:
+        self.lines.open("if constexpr (kFeedback) {")
+        if is_first:
+            self.lines.add(
+                "prefetch_tile(gradient + base, count);", "prefetch_tile(residual + base, count);"
+            )
+
+    def _sweep_rows(
+        self,
+        sweep: nodes.Sweep,
+        results: list[str],
+        targets: dict[int, str],
+        sums: nodes.Var | None = None,
+    ) -> None:
+        """Reduces and writes a step in rows where the machine has them, if all of it can be.
+
+        `sums`: what the encoder reads, of which the rows of an encoder with feedback form the sum.
+        """
         if self.apart is None or not sweep.reduces:
             return
         found: list[RowResult] = []
         trees = []
         needs: dict[str, tuple[str, str]] = {}
         for (_, reduce), result in zip(sweep.reduces, results, strict=True):
-            rows = self._rows_of(reduce.source, needs)
+            rows = self._rows_of(reduce.source, needs, sums)
             if rows is not None and reduce.type == FLOAT and can_fold(reduce.reducer):
                 if rows.prepare_value():
                     trees.append(result)
@@ -239,38 +358,36 @@ class BlockLoops(Loops):
             elif rows is not None and reduce.reducer == "sum" and rows.prepare_flags():
                 found.append(RowResult(rows, None, f"&{result}", is_count=True))
         for write in sweep.writes:
-            rows = self._rows_of(write.value, needs)
+            rows = self._rows_of(write.value, needs, sums)
             if rows is not None and rows.prepare_flags():
                 at = f"{targets[write.field]} + {tile_bytes('1')}"
                 found.append(RowResult(rows, None, at))
         is_plain = not any(row.code.uses_bytes or row.code.uses_blocks for row in found)
         if not is_plain or len(found) != len(sweep.reduces) + len(sweep.writes):
             return
-        self.lines.open(f"if ({results_of_rows(self.apart, found)}) {{")
+        rest = None if sums is None else Rest(is_first=True)
+        if sums is not None:
+            self._open_feedback(is_first=True)
+        self.lines.open(f"if ({results_of_rows(self.apart, found, rest)}) {{")
         self.lines.add(*(f"{tree}.taken(count);" for tree in trees), "return;")
         self.lines.close()
+        if sums is not None:
+            self.lines.close()
 
-    def _rows_of(self, part: nodes.Expr, needs: dict[str, tuple[str, str]]) -> RowCode | None:
+    def _rows_of(
+        self, part: nodes.Expr, needs: dict[str, tuple[str, str]], sums: nodes.Var | None
+    ) -> RowCode | None:
         """`needs`: the arguments of the function that the part belongs to."""
         if not isinstance(part, nodes.Elementwise):
             return None
         self._position = part.position
-        return RowCode(self.c, self, part, frozenset(self._hoisted), arguments=needs)
+        return RowCode(self.c, self, part, frozenset(self._hoisted), arguments=needs, sums=sums)
 
     def _write_rows(self, part: nodes.Elementwise, kind: UInt, target: str) -> bool:
         """Writes the codes of a tile, made in rows where the machine has them, if they can be."""
-        if self.apart is None or not self._is_single or self._step != "kStep":
+        if self.apart is None or not self._can_write_rows(part, kind):
             return False
-        if max_bits(kind, self.params) > 8 or part.value.type != kind:
-            return False
-        self._position = part.position
-        top = (
-            self._bound(float((1 << kind.bits) - 1))
-            if isinstance(kind.bits, int)
-            else f"{self.widths[kind]}.top"
-        )
-        rows = RowCode(self.c, self, part, frozenset(self._hoisted))
-        call = rows.codes(self.apart, top, self._begin)
+        call = self._code_rows(part).codes(self.apart, self._top(kind))
         if call is None:
             return False
         name = self.names.fresh("tile")
@@ -286,6 +403,34 @@ class BlockLoops(Loops):
         self.lines.close()
         self.lines.add(*[pack] * is_packed)
         return True
+
+    def _can_write_rows(self, part: nodes.Elementwise, kind: UInt) -> bool:
+        """Whether rows may make the codes of a step."""
+        is_small = max_bits(kind, self.params) <= 8 and part.value.type == kind
+        return is_small and self._is_single and self._step == "kStep"
+
+    def _code_rows(
+        self,
+        part: nodes.Elementwise,
+        sums: nodes.Var | None = None,
+        arguments: dict[str, tuple[str, str]] | None = None,
+    ) -> RowCode:
+        self._position = part.position
+        return RowCode(
+            self.c,
+            self,
+            part,
+            frozenset(self._hoisted),
+            begin=self._begin,
+            sums=sums,
+            arguments={} if arguments is None else arguments,
+        )
+
+    def _top(self, kind: UInt) -> str:
+        """C++ for the largest code."""
+        if isinstance(kind.bits, int):
+            return self._bound(float((1 << kind.bits) - 1))
+        return f"{self.widths[kind]}.top"
 
 
 def block_source(store: nodes.Store) -> tuple[nodes.Elementwise, nodes.Expr]:

@@ -148,6 +148,14 @@ class Lines:
         self._lines.append(found := Lines(self._depth))
         return found
 
+    def same_depth(self) -> "Lines":
+        """No lines, at the present depth, that may become a part of these."""
+        return Lines(self._depth)
+
+    def include(self, lines: "Lines") -> None:
+        """Adds what has been written apart."""
+        self._lines.append(lines)
+
     def _flat(self) -> list[str]:
         return [
             line

@@ -33,8 +33,9 @@ from compll.backends.layout import emit_layout, emit_params, unpack_params
 from compll.backends.loops import Stored
 from compll.backends.masks import Masks, masks
 from compll.backends.rooms import rooms
-from compll.backends.row_code import Apart
+from compll.backends.row_code import Apart, RowCode
 from compll.backends.rows import ROWS, emit_rows
+from compll.backends.tile_feedback import NO_FEEDBACK, HeldRows, TileFeedback
 from compll.ir import nodes
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
 from compll.ir.walk import free_vars, walk
@@ -239,11 +240,12 @@ class _Emitter:
         for group in encode_groups(self._plan) if masked is None else []:
             steps = range(number, number + len(group))
             number += len(group)
+            held = None
             if fusion.last in steps:
                 self._store_scalars(scalars, function)
-            first = fusion.first_lines() if fusion.first in steps else ()
-            last = fusion.last_lines() if fusion.last in steps else ()
-            self._steps(group, function, targets, first=first, last=last)
+                held = self._held(function, _vars(roots))
+            feedback = fusion.of_steps(steps, encode.gradient, held)
+            self._steps(group, function, targets, feedback=feedback)
         if fusion.last is None:
             self._store_scalars(scalars, function)
         if masked is not None:
@@ -365,27 +367,63 @@ class _Emitter:
         *,
         begin: str = "0",
         end: str = "n",
-        first: tuple[str, ...] = (),
-        last: tuple[str, ...] = (),
+        feedback: TileFeedback = NO_FEEDBACK,
     ) -> None:
         if is_shared(steps):
             stores = [step for step in steps if isinstance(step, nodes.Store)]
             sweeps = [step for step in steps if isinstance(step, nodes.Sweep)]
-            function.loops.blocks_sweep(stores, sweeps, targets, first=first, last=last)
+            function.loops.blocks_sweep(stores, sweeps, targets, feedback)
             return
         for step in steps:
             if isinstance(step, nodes.Let):
-                self._lines.add(function.c.let(step))
+                function.lines.add(function.c.let(step))
                 continue
             if isinstance(step, nodes.Store):
-                function.kept.store(step, is_first=bool(first))
+                function.kept.store(step, is_first=bool(feedback.first))
                 continue
             scatter = step.writes[0].value if step.writes else None
             if isinstance(scatter, nodes.Scatter):
                 function.kept.decode(scatter)
                 continue
             count = end if begin != "0" else function.loops.number(step.size, "size")
-            function.loops.sweep(step, count, targets, begin=begin, first=first, last=last)
+            function.loops.sweep(step, count, targets, begin=begin, feedback=feedback)
+
+    def _held(self, encoder: _Function, declared: set[nodes.Var]) -> HeldRows | None:
+        """What decodes codes in registers in the function of an encoder; None: nothing can.
+
+        `declared`: parameters that are local variables of that function.
+        """
+        decode, sweep, last = self._program.decode, self._plan.decode[-1], self._plan.encode[-1]
+        if decode is None or not isinstance(sweep, nodes.Sweep):
+            return None
+        if not isinstance(last, nodes.Sweep):
+            return None
+        roots = _roots(self._plan.decode)
+        is_random = any(isinstance(e, nodes.Random) for root in roots for e in walk(root))
+        if is_random or len(last.writes) != 1:
+            return None
+        codes = decode.fields[last.writes[0].field].var
+        lines = self._lines.later()
+
+        def rows(arguments: dict[str, tuple[str, str]]) -> RowCode | None:
+            inside = lines.same_depth()
+            decoder = _Function(
+                self._program, inside, encoder.names.fork(), widths=dict(encoder.widths)
+            )
+            decoder.c.sizes[decode.gradient] = "n"
+            element = codes.type.element if isinstance(codes.type, Array) else codes.type
+            kinds = [kind for kind in self._widths_in(roots) if kind != element]
+            unpack_params(self._program, _vars(roots) - declared, decoder.c, inside)
+            self._make_widths(kinds, decoder)
+            self._read_fields(decode, decoder, skipped=codes)
+            for step in self._plan.decode[:-1]:
+                self._steps((step,), decoder, {})
+            found = decoder.loops.row_of_held(sweep, codes, arguments)
+            if found is not None:
+                lines.include(inside)
+            return found
+
+        return rows
 
     # Decode.
 
@@ -407,9 +445,15 @@ class _Emitter:
         self._make_widths(kinds, function)
         return function
 
-    def _read_fields(self, decode: nodes.Decode, function: _Function, body: str = "body") -> None:
-        """Declares the fields of a body that decoding needs."""
-        read = _vars(_roots(self._plan.decode))
+    def _read_fields(
+        self,
+        decode: nodes.Decode,
+        function: _Function,
+        body: str = "body",
+        skipped: nodes.Var | None = None,
+    ) -> None:
+        """Declares the fields of a body that decoding needs, but for one."""
+        read = _vars(_roots(self._plan.decode)) - {skipped}
         for number, item in enumerate(decode.fields):
             if item.var in read:
                 self._read_field(number, item, function, body)
@@ -473,7 +517,7 @@ class _Emitter:
         bits = self._bits(element, function) if isinstance(element, UInt) else None
         if item.size is not None:
             pointer = function.names.of(var)
-            self._lines.add(f"const uint8_t* {pointer} = {at};")
+            function.lines.add(f"const uint8_t* {pointer} = {at};")
             stored = Stored(
                 var, item.size, f"layout.count[{number}]", pointer, is_field=True, bits=bits
             )
@@ -483,4 +527,4 @@ class _Emitter:
         kind = function.c.type(element)
         if bits is not None:
             text = f"static_cast<{kind}>(load_code({at}, {bits}))"
-        self._lines.add(f"const {kind} {function.names.of(var)} = {text};")
+        function.lines.add(f"const {kind} {function.names.of(var)} = {text};")

@@ -19,16 +19,12 @@ from dataclasses import dataclass
 from compll.backends.blocks import encode_groups, is_shared
 from compll.backends.kept import decode_fails, encode_fails
 from compll.backends.rooms import rooms
+from compll.backends.tile_feedback import HeldRows, TileFeedback
 from compll.ir import nodes
 from compll.ir.walk import children, walk
 
 _ADD_TILE = (
     "if constexpr (kFeedback) add_tile(gradient + base, residual + base, count, value + base);",
-)
-_DECODE_TILE = (
-    "if constexpr (kFeedback) {",
-    "  decode_fields(params, body, layout, value + base, n, TF_HIPS_RESIDUAL, base, base + count);",
-    "}",
 )
 # The same for encoders that can fail; `all_finite` says whether the sums so far are.
 _SUM_TILE = (
@@ -133,14 +129,17 @@ class Fusion:
             lines.append(f"if constexpr (kFeedback) {add}(gradient, residual, n, value);")
         return tuple(lines)
 
-    def first_lines(self) -> tuple[str, ...]:
-        """What the first step does at the beginning of a tile."""
-        return _SUM_TILE if self.is_checked else _ADD_TILE
-
-    @staticmethod
-    def last_lines() -> tuple[str, ...]:
-        """What the last step does at the end of a tile."""
-        return _DECODE_TILE
+    def of_steps(
+        self, steps: range, gradient: nodes.Var, held: HeldRows | None = None
+    ) -> TileFeedback:
+        """What the loop of some steps does; `held` is for the last one."""
+        has_last = self.last in steps
+        return TileFeedback(
+            (_SUM_TILE if self.is_checked else _ADD_TILE) if self.first in steps else (),
+            has_last,
+            None if self.is_checked else gradient,
+            held if has_last else None,
+        )
 
     def end_lines(self, *, decode_fails: bool) -> tuple[str, ...]:
         """What is left to do behind all steps; `decode_fails`: decoding returns a status."""

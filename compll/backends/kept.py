@@ -28,6 +28,7 @@ from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 _ADD_RUN = (
     "[[maybe_unused]] float held[kTopGroup];",
     "if constexpr (kFeedback) {",
+    "  prefetch_tile(gradient + base, count);",
     "  if (run.is_sample) std::copy(residual + base, residual + base + count, held);",
     "  if (!run.is_again) {",
     "    all_finite &= sum_tile(gradient + base, residual + base, count, value + base);",

@@ -65,7 +65,14 @@ class _Codec(ctypes.Structure):
                 *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32),
             ),
         ),
-        ("encode_feedback", ctypes.c_void_p),
+        (
+            "encode_feedback",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int64,
+                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+                *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
+            ),
+        ),
         ("merge", ctypes.c_void_p),
         ("num_states", ctypes.c_int32),
         ("state_names", ctypes.c_void_p),
@@ -134,6 +141,36 @@ class CompiledCodec:
             size = self._codec.encode_state(*head, _pointers(state), _pointers(new_state), *tail)
         else:
             size = self._codec.encode(*head, *tail)
+        return body[: self._checked(int(size))]
+
+    def encode_feedback_body(
+        self,
+        x: Floats,
+        residual: Floats,
+        new_residual: Floats,
+        seed: int = 0,
+        step: int = 0,
+        tensor_id: int = 0,
+        offset: int = 0,
+    ) -> Bytes:
+        """The body of the sum of `x` and `residual`, contiguous float32 [n].
+
+        What decoding it misses of the sum is written to `new_residual`, which may be `residual`.
+
+        Raises:
+            ValueError: the program cannot encode with feedback.
+        """
+        if not self._codec.encode_feedback:
+            raise ValueError(
+                f"`program` must encode with feedback. Received: {self.program.name}, which lacks "
+                "an Encode or a Decode, or has state"
+            )
+        body = np.empty(self.body_bytes(x.size), np.uint8)
+        key = _Key(seed, step, tensor_id, offset)
+        vectors = (x.ctypes.data, residual.ctypes.data, new_residual.ctypes.data)
+        size = self._codec.encode_feedback(
+            self._values, ctypes.byref(key), *vectors, x.size, body.ctypes.data, body.size
+        )
         return body[: self._checked(int(size))]
 
     def decode_body(self, body: Bytes, out: Floats, add: bool = False) -> None:

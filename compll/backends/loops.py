@@ -16,130 +16,30 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from compll.backends.blocks import block_lets
-from compll.backends.c_common import Expressions, Lines, Names, float_literal
-from compll.backends.stored import Stored, is_in_memory, parts_of, tile_bytes, uses_position
+from compll.backends.stored import Stored, parts_of, tile_bytes, uses_position
+from compll.backends.tile_feedback import NO_FEEDBACK, TileFeedback
+from compll.backends.tile_needs import TileNeeds
 from compll.ir import nodes
-from compll.ir.blocks import block_of
 from compll.ir.types import FLOAT, INT, Array, Type, UInt
-from compll.ir.walk import is_same, walk
+from compll.ir.walk import is_same
 
 __all__ = ["Loops", "Stored", "parts_of"]
 
 
 @dataclass
-class Loops:
-    """Emits the sweeps of one function; also the `Access` of the expressions in them.
+class Loops(TileNeeds):
+    """Emits the sweeps of one function.
 
     Attributes:
-        stored: vectors that can be read.
-        widths: names of the Width of each type that depends on parameters.
-        blocks: numbers of elements of blocks that depend on parameters.
         floats: targets of writes that are vectors of float in memory, and no fields of a body.
     """
 
-    lines: Lines
-    names: Names
-    params: tuple[nodes.Param, ...]
-    stored: dict[nodes.Var, Stored]
-    widths: dict[UInt, str]
-    _size: nodes.Expr | None = None
-    _step: str = "kTile"
-    _position: nodes.Var | None = None
-    blocks: tuple[nodes.Expr, ...] = ()
     floats: set[str] = field(default_factory=set)
-    _noise: dict[int, str] = field(default_factory=dict)
-    _tiles: dict[nodes.Var, str] = field(default_factory=dict)
-    _fetched: set[nodes.Var] = field(default_factory=set)
-    _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
     _made: list[tuple[nodes.Elementwise, Type, str]] = field(default_factory=list)
-    _in_blocks: bool = False
-    _begin: str = "0"
-    _block_values: dict[nodes.Var, tuple[str, str]] = field(default_factory=dict)
-    _block_lets: dict[nodes.Var, str] = field(default_factory=dict)
-    _hoisted: set[nodes.Var] = field(default_factory=set)
     _shared: list[str] = field(default_factory=list)
     _stores: list[str] = field(default_factory=list)
     _after: list[str] = field(default_factory=list)
-    _declared: Lines | None = None
-    _unpacks: list[str] = field(default_factory=list)
-    _spreads: list[str] = field(default_factory=list)
     _is_single: bool = False
-    _bounds: dict[float, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Makes the printer of expressions, which reads vectors through this object."""
-        self.c = Expressions(self.names, self, self.params, bound=self._bound)
-
-    def begin(self) -> None:
-        """Says that a function begins here: what all its loops need is declared here."""
-        self._declared = self.lines.later()
-
-    def _bound(self, value: float) -> str:
-        """A constant of a minimum or maximum (hidden, convert.h)."""
-        if self._declared is None:
-            return float_literal(value)
-        if value not in self._bounds:
-            self._bounds[value] = name = self.names.fresh("bound")
-            self._declared.add(
-                f"[[maybe_unused]] const float {name} = hidden({float_literal(value)});"
-            )
-        return self._bounds[value]
-
-    # Access.
-
-    def _is_here(self, index: nodes.Expr) -> bool:
-        return (
-            isinstance(index, nodes.Ref)
-            and index.var is self._position
-            and self._position is not None
-        )
-
-    def index(self, array: nodes.Var, index: nodes.Expr, c: Expressions) -> str:
-        """Element `index` of a stored vector, from the tile when it is the loop's own element."""
-        vector = self.stored[array]
-        if vector.is_local and self._is_here(index):
-            return f"{vector.pointer}[j]"
-        if self._is_here(index) and self._size == vector.size:
-            return f"{self._tiles[array]}[j]" if vector.is_field else f"{vector.pointer}[base + j]"
-        block = block_of(index, self._position, self.blocks)
-        if block is not None and self._in_blocks:
-            return self._of_block(vector)
-        if block is not None:
-            return f"{self._spread[array, block]}[j]"
-        return self._anywhere(vector, c(index))
-
-    def _of_block(self, vector: Stored) -> str:
-        """What block k of the tile has in a vector."""
-        return f"{vector.pointer}[k]" if vector.is_local else self._anywhere(vector, "first + k")
-
-    def _anywhere(self, vector: Stored, index: str) -> str:
-        """Element `index`, C++ for any number, of a stored vector."""
-        if vector.bits is not None:
-            return f"code_at({vector.pointer}, {vector.count}, {vector.bits}, {index})"
-        if vector.beyond is not None:
-            return f"value_or({vector.pointer}, {vector.count}, {index}, {vector.beyond})"
-        function = "float_at" if vector.is_field else "value_at"
-        return f"{function}({vector.pointer}, {vector.count}, {index})"
-
-    def noise(self, expr: nodes.Random, c: Expressions) -> str:
-        """The random bits of an element, from the tile when it is the loop's own element."""
-        if self._is_here(expr.position):
-            return f"{self._noise[expr.site]}[j]"
-        wide = "" if expr.bits == 16 else "wide_"
-        return f"{wide}noise_at(key, {expr.site}, {c(expr.position)})"
-
-    def width(self, kind: UInt) -> str:
-        """Name of the Width of a type."""
-        return self.widths[kind]
-
-    def reads_in_order(self, array: nodes.Var) -> bool:
-        """Whether the loop's own element of a vector is found without its number."""
-        return self.stored[array].size == self._size
-
-    def bits(self, kind: UInt) -> str:
-        """C++ for the width of a type."""
-        return str(kind.bits) if isinstance(kind.bits, int) else f"{self.widths[kind]}.bits"
 
     # Sweeps.
 
@@ -185,6 +85,8 @@ class Loops:
         """What is done for each tile of a loop, which ends with it."""
         self._size = size
         self._step = "kTile"
+        ahead = self._read_in_order(parts)
+        self.lines.add(*(f"prefetch_tile({pointer} + base, count);" for pointer in ahead))
         self._prepare(parts)
         self.run_spreads()
         yield
@@ -204,8 +106,7 @@ class Loops:
         targets: dict[int, str],
         *,
         begin: str = "0",
-        first: tuple[str, ...] = (),
-        last: tuple[str, ...] = (),
+        feedback: TileFeedback = NO_FEEDBACK,
     ) -> None:
         """One loop over tiles.
 
@@ -214,8 +115,7 @@ class Loops:
             count: C++ for the element that it ends before.
             targets: where each field is written to.
             begin: C++ for the element that it begins with.
-            first: statements at the beginning of each tile.
-            last: statements at the end of each tile.
+            feedback: what is done about feedback.
         """
         self._size = sweep.size
         parts = parts_of(sweep)
@@ -223,17 +123,18 @@ class Loops:
         self._step = "kStep"
         head = f"for_tiles<kStep>({begin}, {count}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
-        self.lines.add(*first)
         self._prepare(parts)
         self._is_single = len(parts) == 1
-        if not last:
+        self._feedback_rows(sweep, results, targets, feedback)
+        self.lines.add(*feedback.first)
+        if not feedback.has_last:
             self._sweep_rows(sweep, results, targets)
         for (_, reduce), result in zip(sweep.reduces, results, strict=True):
             self._reduce(reduce, result)
         for write in sweep.writes:
             self._write(write, targets[write.field])
         self._run_shared()
-        self.lines.add(*last)
+        self.lines.add(*feedback.last_lines())
         self.lines.close("});")
         for (var, reduce), result in zip(sweep.reduces, results, strict=True):
             self._finish(var, reduce, result)
@@ -259,154 +160,14 @@ class Loops:
         self._size, self._step = sweep.size, "kTile"
         self._prepare(parts_of(sweep))
 
-    def _prepare(self, parts: list[nodes.Elementwise]) -> None:
-        """Draws the noise and unpacks the fields that the loops of a tile read in order.
-
-        What they read from memory is asked for ahead of time.
-        """
-        for part in parts:
-            self._position = part.position
-            self._hoist(part)
-            self._spread_lets(part)
-            for expr in self._inside(part):
-                if isinstance(expr, nodes.Random) and self._is_here(expr.position):
-                    self._prepare_noise(expr.site, expr.bits)
-                elif (
-                    isinstance(expr, nodes.Index)
-                    and isinstance(expr.array, nodes.Ref)
-                    and self._is_here(expr.index)
-                ):
-                    self._prepare_field(self.stored[expr.array.var])
-                    self._prefetch(self.stored[expr.array.var])
-                elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
-                    block = block_of(expr.index, self._position, self.blocks)
-                    if block is not None:
-                        self._prepare_block(self.stored[expr.array.var], block)
-        self._position = None
-
-    def _inside(self, part: nodes.Elementwise) -> list[nodes.Expr]:
-        """What is computed for each element: everything but what is for its block."""
-        found = list(walk(part.value))
-        for let in part.lets:
-            if let.var not in self._hoisted:
-                found += walk(let.value)
-        return found
-
-    def _hoist(self, part: nodes.Elementwise) -> None:
-        """Computes once per block the lets that need nothing else of the element.
-
-        Quotients, such as inverse scales, would otherwise cost more than all the rest.
-        """
-        hoisted, block = block_lets(part, self.blocks, self._hoisted)
-        if block is None:
-            return
-        self._hoisted |= set(hoisted)
-        needed = {e.var for e in self._inside(part) if isinstance(e, nodes.Ref)}
-        made = {var: self.names.fresh(f"{var.name}_blocks") for var in hoisted if var in needed}
-        for var, name in made.items():
-            self.lines.add(f"alignas(64) {self.c.type(var.type)} {name}[kMaxBlocks];")
-        length = self.c(block)
-        self.lines.open("{")
-        self.lines.add(f"[[maybe_unused]] const int64_t first = first_block(base, {length});")
-        self.lines.open(f"for (int64_t k = 0; k < num_blocks(count, {length}); ++k) {{")
-        self._in_blocks = True
-        self.lines.add(*map(self.c.let, hoisted.values()))
-        self._in_blocks = False
-        self.lines.add(*(f"{name}[k] = {self.names.of(var)};" for var, name in made.items()))
-        self.lines.close()
-        self.lines.close()
-        self._block_values |= {var: (name, length) for var, name in made.items()}
-
-    def _spread_lets(self, part: nodes.Elementwise) -> None:
-        """Gives every element what was computed for its block."""
-        for var in [let.var for let in part.lets]:
-            if var not in self._block_values or var in self._block_lets:
-                continue
-            name, length = self._block_values[var]
-            tile = self._block_lets[var] = self.names.fresh(f"{var.name}_tile")
-            spread = f"spread_blocks<{self._step}>([&](int64_t k) {{ return {name}[k]; }},"
-            self._spreads += [
-                f"alignas(64) {self.c.type(var.type)} {tile}[{self._step}];",
-                f"{spread} {self._begin}, {length}, count, {tile});",
-            ]
-
-    def _prepare_noise(self, site: int, bits: int) -> None:
-        if site in self._noise:
-            return
-        noise, buffer = self.names.fresh("noise"), self.names.fresh("noise_buffer")
-        self._noise[site] = noise
-        self.lines.add(
-            f"alignas(64) uint{bits}_t {buffer}[kNoiseSize];",
-            f"const uint{bits}_t* {noise} = "
-            f"{'' if bits == 16 else 'wide_'}noise_tile(key, {site}, base, count, {buffer});",
-        )
-
-    def _prepare_field(self, vector: Stored) -> None:
-        if not vector.is_field or vector.var in self._tiles or vector.size != self._size:
-            return
-        tile = self._tiles[vector.var] = self.names.fresh(f"{vector.var.name}_tile")
-        kind = vector.var.type
-        element = self.c.type(kind.element if isinstance(kind, Array) else kind)
-        self._unpacks.append(f"alignas(64) {element} {tile}[{self._step}];")
-        if vector.bits is None:
-            self._unpacks.append(f"load_floats({vector.pointer} + base * 4, count, {tile});")
-        else:
-            at = f"{vector.pointer} + {tile_bytes(vector.bits)}"
-            self._unpacks.append(f"unpack_codes({at}, count, {vector.bits}, {tile});")
-
-    def _prefetch(self, vector: Stored) -> None:
-        """Asks for what short tiles of a vector need soon; see prefetch_tile."""
-        if vector.var in self._fetched or not is_in_memory(vector):
-            return
-        if self._step == "kStep" and vector.size == self._size:
-            self._fetched.add(vector.var)
-            self.lines.add(f"prefetch_tile({vector.pointer} + base, count);")
-
-    def _read_in_order(self, parts: list[nodes.Elementwise]) -> list[str]:
-        """C++ for the vectors of floats in memory that parts read element by element."""
-        found: dict[str, None] = {}
-        for part in parts:
-            for expr in walk(part):
-                if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
-                    vector = self.stored[expr.array.var]
-                    is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is part.position
-                    if is_here and is_in_memory(vector):
-                        found[vector.pointer] = None
-        return list(found)
-
-    def _prepare_block(self, vector: Stored, block: nodes.Expr) -> None:
-        """Gives every element of a tile what belongs to its block, so that loops stay simple."""
-        if (vector.var, block) in self._spread:
-            return
-        tile = self.names.fresh(f"{vector.var.name}_tile")
-        self._spread[vector.var, block] = tile
-        kind = vector.var.type
-        element = self.c.type(kind.element if isinstance(kind, Array) else kind)
-        begin, found = (
-            (self._begin, f"{vector.pointer}[k]")
-            if vector.is_local
-            else (
-                "base",
-                self._anywhere(vector, "k"),
-            )
-        )
-        self._spreads += [
-            f"alignas(64) {element} {tile}[{self._step}];",
-            f"spread_blocks<{self._step}>([&](int64_t k) {{",
-            f"  return static_cast<{element}>({found});",
-            f"}}, {begin}, {self.c(block)}, count, {tile});",
-        ]
-
-    def _run_unpacks(self) -> None:
-        """Unpacks the fields of a tile, before what needs them."""
-        self.lines.add(*self._unpacks)
-        self._unpacks.clear()
-
-    def run_spreads(self) -> None:
-        """The same, and gives elements what belongs to their blocks."""
-        self._run_unpacks()
-        self.lines.add(*self._spreads)
-        self._spreads.clear()
+    def _feedback_rows(
+        self,
+        sweep: nodes.Sweep,
+        results: list[str],
+        targets: dict[int, str],
+        feedback: TileFeedback,
+    ) -> None:
+        """Does a step of an encoder with feedback another way, if there is one, and ends it."""
 
     def _sweep_rows(self, sweep: nodes.Sweep, results: list[str], targets: dict[int, str]) -> None:
         """Reduces and writes a step another way, if there is one, and ends it then."""

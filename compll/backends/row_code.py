@@ -21,6 +21,7 @@ _COMPARISONS = {"<": "less", "<=": "at_most", ">": "more", ">=": "at_least", "==
 _COMPARISONS |= {"!=": "unequal"}
 _FOLDS = {"max": "row_maximum({a}, x)", "min": "row_minimum({a}, x)"}
 _FOLDS |= {"sum": "{a} + x", "prod": "{a} * x"}
+_SUMMED = ("gradient", "residual")
 
 
 class _NoRowsError(Exception):
@@ -68,8 +69,12 @@ class RowCode:
         part: what is computed for each.
         hoisted: lets of it that are computed once for each block.
         tag: what the names of parameters begin with.
+        letter: what the names of lets begin with.
         uses_bits: codes of a bit are taken from memory as they are, for decisions alone.
         uses_bytes: codes are taken from a tile of bytes; found by `prepare_value`.
+        begin: C++ for the element, of those that blocks are counted from, that a tile begins with.
+        sums: the vector whose rows are in a register named `sum`; None: there is none.
+        held: codes that are in a register named `held`, not in memory; None: there are none.
         arguments: what callers give for each parameter, whose name and type follow.
         body: computes x, a row of a decode; made by `prepare_value`.
     """
@@ -79,28 +84,34 @@ class RowCode:
     part: nodes.Elementwise
     hoisted: frozenset[nodes.Var] = frozenset()
     tag: str = "p"
+    letter: str = "v"
     uses_bits: bool = False
     uses_bytes: bool = False
+    begin: str = "base"
+    sums: nodes.Var | None = None
+    held: nodes.Var | None = None
     body: list[str] = field(default_factory=list)
     arguments: dict[str, tuple[str, str]] = field(default_factory=dict)
     _lets: dict[nodes.Var, str] = field(default_factory=dict)
     uses_blocks: bool = False
 
-    def codes(self, apart: Apart, top: str, begin: str) -> str | None:
+    def codes(self, apart: Apart, top: str, rest: "Rest | None" = None) -> str | None:
         """Writes the function that makes codes; returns the call of it, but for the target.
 
-        `top`: C++ for the largest code; `begin`: where in the tile of the blocks the codes begin.
+        `top`: C++ for the largest code; `rest`: what is done about feedback.
         """
         value = self._root(self.part.value)
         if not isinstance(value, nodes.Convert) or value.operand.type not in (FLOAT, INT):
             return None
         try:
-            body = [*self._declared(), f"code[k] = {self._code_of(value)};"]
+            before = rest.before(self) if rest is not None else []
+            body = [*before, *self._declared(), f"code[k] = {self._code_of(value)};"]
+            body += rest.after(self) if rest is not None else []
         except _NoRowsError:
             return None
         lines = ["if (count % 64 != 0) return false;"]
         if value.operand.type == FLOAT:
-            lines.append(f"const Row top = row_of({self._argument('float', top)});")
+            lines.append(f"const Row top = row_of({self.argument('float', top)});")
         lines += [
             "for (int64_t j = 0; j < count; j += 64) {",
             "  RowCodes code[4];",
@@ -111,7 +122,7 @@ class RowCode:
             "}",
             "return true;",
         ]
-        return _emit([self], apart, lines, "uint8_t* to", begin)
+        return _emit([self], apart, lines, "uint8_t* to")
 
     def prepare_value(self) -> bool:
         """Finds how a row of values is computed; False: there is no way."""
@@ -148,17 +159,19 @@ class RowCode:
             loop = ["for (int64_t at = 0; at < count; at += 16) {"]
             loop += [f"  {line}" for line in [*body, store]]
             lines += [condition, *(f"  {line}" for line in [*loop, "}"])]
-        return _emit(
-            [self], apart, [*lines, "}", "return true;"], "int32_t mode, float* to", "base"
-        )
+        return _emit([self], apart, [*lines, "}", "return true;"], "int32_t mode, float* to")
 
-    def blocks(self, apart: Apart, reducer: str) -> str | None:
-        """Writes the function that reduces blocks; returns the call of it, but for the target."""
+    def blocks(self, apart: Apart, reducer: str, rest: "Rest | None" = None) -> str | None:
+        """Writes the function that reduces blocks; returns the call of it, but for the target.
+
+        `rest`: what is done about feedback.
+        """
         value = self._root(self.part.value)
         if value.type != FLOAT or reducer not in _FOLDS:
             return None
         try:
-            body = [*self._declared(), f"const Row x = {self._row(value)};"]
+            before = rest.before(self) if rest is not None else []
+            body = [*before, *self._declared(), f"const Row x = {self._row(value)};"]
         except _NoRowsError:
             return None
         if self.uses_blocks:
@@ -177,7 +190,7 @@ class RowCode:
             "}",
             "return true;",
         ]
-        return _emit([self], apart, lines, "int64_t length, float init, float* to", None)
+        return _emit([self], apart, lines, "int64_t length, float init, float* to")
 
     def _root(self, value: nodes.Expr) -> nodes.Expr:
         """A value without the names that it was given last."""
@@ -193,7 +206,7 @@ class RowCode:
             is_row = let.var.type in (FLOAT, BOOL) or isinstance(let.var.type, UInt)
             if not is_row or let.var in self.hoisted or not self._is_used(let.var):
                 continue
-            name = f"v{len(self._lets)}"
+            name = f"{self.letter}{len(self._lets)}"
             if isinstance(let.var.type, UInt) and self.uses_bits:
                 lines.append(f"const RowFlags {name} = {self._bits(let.value)};")
             elif isinstance(let.var.type, UInt):
@@ -209,7 +222,7 @@ class RowCode:
         roots = [self.part.value, *(let.value for let in self.part.lets)]
         return any(isinstance(e, nodes.Ref) and e.var is var for root in roots for e in walk(root))
 
-    def _argument(self, kind: str, text: str) -> str:
+    def argument(self, kind: str, text: str) -> str:
         """The name of a parameter, for which callers give `text`."""
         if text not in self.arguments:
             self.arguments[text] = (f"{self.tag}{len(self.arguments)}", kind)
@@ -229,7 +242,7 @@ class RowCode:
         if isinstance(expr, nodes.Const):
             return f"row_of({float_literal(float(expr.value))})"
         if self._is_same_for_all(expr):
-            return f"row_of({self._argument('float', self.c(expr))})"
+            return f"row_of({self.argument('float', self.c(expr))})"
         match expr:
             case nodes.Ref() if expr.var in self._lets:
                 return self._lets[expr.var]
@@ -237,8 +250,12 @@ class RowCode:
                 return self._read(expr)
             case nodes.Unary(op="-"):
                 return f"(-{self._row(expr.operand)})"
+            case nodes.Binary(op="+", right=nodes.Random() as noise) if _is_unit(noise):
+                return f"row_plus_noise({self._row(expr.left)}, {self._noise(noise)})"
             case nodes.Binary() if expr.op in "+-*/":
                 return f"({self._row(expr.left)} {expr.op} {self._row(expr.right)})"
+            case nodes.Select() if _is_number_or_0(expr):
+                return f"row_number({self._row(expr.yes)})"
             case nodes.Select():
                 parts = self._flags(expr.condition), self._row(expr.yes), self._row(expr.no)
                 return f"row_select({', '.join(parts)})"
@@ -250,30 +267,46 @@ class RowCode:
             case nodes.Convert() if isinstance(expr.operand.type, UInt):
                 return f"row_of_codes({self._codes(expr.operand)})"
             case nodes.Random() if _is_unit(expr):
-                if (begin := self.sources.row_noise(expr)) is not None:
-                    return f"row_noise({self._argument('const uint16_t*', begin)} + at)"
+                return f"row_noise({self._noise(expr)})"
         raise _NoRowsError
+
+    def _noise(self, expr: nodes.Random) -> str:
+        begin = self.sources.row_noise(expr)
+        if begin is None:
+            raise _NoRowsError
+        return f"{self.argument('const uint16_t*', begin)} + at"
 
     def _read(self, expr: nodes.Ref | nodes.Index) -> str:
         blocks = self.sources.row_of_blocks(expr)
         if blocks is not None:
             self.uses_blocks = True
-            values = self._argument("const float*", blocks[0])
-            return (
-                f"row_of({values}[first_block(first + at, {self._argument('int64_t', blocks[1])})])"
-            )
+            values = self.argument("const float*", blocks[0])
+            return f"row_of({values}[{self._block(blocks[1])}])"
         if not isinstance(expr, nodes.Index):
             raise _NoRowsError
         blocks = self.sources.row_of_field(expr)
         if blocks is not None:
             self.uses_blocks = True
-            values = self._argument("const uint8_t*", blocks[0])
-            block = f"first_block(first + at, {self._argument('int64_t', blocks[1])})"
-            return f"row_of(load_float({values} + 4 * {block}))"
+            values = self.argument("const uint8_t*", blocks[0])
+            return f"row_of(load_float({values} + 4 * {self._block(blocks[1])}))"
+        if self._is_of(expr, self.sums):
+            return "sum"
         begin = self.sources.row_in_memory(expr)
         if begin is None:
             raise _NoRowsError
-        return f"row_at({self._argument('const float*', begin)} + at)"
+        return f"row_at({self.argument('const float*', begin)} + at)"
+
+    def _block(self, length: str) -> str:
+        """The number of a row's block."""
+        first = self.argument("int64_t", self.begin)
+        return f"first_block({first} + at, {self.argument('int64_t', length)})"
+
+    def _is_of(self, expr: nodes.Expr, array: nodes.Var | None) -> bool:
+        """Whether an expression is the part's own element of a vector."""
+        if not isinstance(expr, nodes.Index) or not isinstance(expr.array, nodes.Ref):
+            return False
+        is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is self.part.position
+        return expr.array.var is array and is_here
 
     def _bits(self, expr: nodes.Expr) -> str:
         if isinstance(expr, nodes.Ref) and expr.var in self._lets:
@@ -281,18 +314,20 @@ class RowCode:
         begin = self.sources.row_of_bits(expr) if isinstance(expr, nodes.Index) else None
         if begin is None:
             raise _NoRowsError
-        return f"row_bits({self._argument('const uint8_t*', begin)} + at / 8)"
+        return f"row_bits({self.argument('const uint8_t*', begin)} + at / 8)"
 
     def _codes(self, expr: nodes.Expr) -> str:
         if self.uses_bits:
             raise _NoRowsError
-        self.uses_bytes = True
         if isinstance(expr, nodes.Ref) and expr.var in self._lets:
             return self._lets[expr.var]
+        if self._is_of(expr, self.held):
+            return "held"
+        self.uses_bytes = True
         begin = self.sources.row_of_codes(expr) if isinstance(expr, nodes.Index) else None
         if begin is None:
             raise _NoRowsError
-        return f"row_bytes({self._argument('const uint8_t*', begin)} + at)"
+        return f"row_bytes({self.argument('const uint8_t*', begin)} + at)"
 
     def _code_of(self, value: nodes.Convert) -> str:
         if value.operand.type == FLOAT:
@@ -331,9 +366,38 @@ class RowCode:
         raise _NoRowsError
 
 
-def _emit(
-    rows: list[RowCode], apart: Apart, body: list[str], target: str, begin: str | None
-) -> str:
+@dataclass(frozen=True)
+class Rest:
+    """What a function of rows does beside, in an encoder with feedback (feedback.py).
+
+    Attributes:
+        is_first: the function forms the sum, which `RowCode.sums` names; else it is in memory.
+        left: decodes codes that are held, so that what they miss is left; None: that comes later.
+    """
+
+    is_first: bool
+    left: RowCode | None = None
+
+    def before(self, code: RowCode) -> list[str]:
+        """What is done before a row is computed."""
+        value = code.argument("float*", "value + base")
+        if not self.is_first:
+            return [f"const Row sum = row_at({value} + at);"]
+        parts = [code.argument("const float*", f"{name} + base") for name in _SUMMED]
+        lines = [f"const Row sum = row_at({parts[0]} + at) + row_at({parts[1]} + at);"]
+        return lines if self.left is not None else [*lines, f"row_store({value} + at, sum);"]
+
+    def after(self, code: RowCode) -> list[str]:
+        """What is done when the codes of a row are there."""
+        if self.left is None:
+            return []
+        value = code.argument("float*", "value + base")
+        lines = ["const RowCodes held = row_held(code[k]);", *self.left.body]
+        lines += [f"row_store({value} + at, row_left(sum, x));"]
+        return ["{", *(f"  {line}" for line in lines), "}"]
+
+
+def _emit(rows: list[RowCode], apart: Apart, body: list[str], target: str) -> str:
     """Writes a function with what several rows need; returns the call of it, but for `target`."""
     name = f"{apart.name}{apart.number}"
     apart.number += 1
@@ -341,9 +405,6 @@ def _emit(
     needs = dict.fromkeys((text, *found) for row in rows for text, found in row.arguments.items())
     parameters = [f"{kind} {parameter}" for _, parameter, kind in needs]
     given = [text for text, _, _ in needs]
-    if begin is not None and any(row.uses_blocks for row in rows):
-        parameters += ["int64_t first"]
-        given += [begin]
     lines = apart.lines
     lines.add(
         "#if defined(TF_HIPS_HAS_VECTORS)",
@@ -385,9 +446,13 @@ def can_fold(reducer: str) -> bool:
     return reducer in _FOLDS
 
 
-def results_of_rows(apart: Apart, results: list[RowResult]) -> str:
-    """Writes the function that reduces and writes a step; returns its call, but for the end."""
-    parameters, given, before, each, after = [], [], [], [], []
+def results_of_rows(apart: Apart, results: list[RowResult], rest: Rest | None = None) -> str:
+    """Writes the function that reduces and writes a step; returns its call, but for the end.
+
+    `rest`: what is done about feedback.
+    """
+    parameters, given, before, after = [], [], [], []
+    each = [f"  {line}" for line in rest.before(results[0].code)] if rest is not None else []
     for number, result in enumerate(results):
         to, a = f"to{number}", f"all{number}"
         given.append(result.target)
@@ -408,7 +473,7 @@ def results_of_rows(apart: Apart, results: list[RowResult]) -> str:
     lines = ["if (count % 16 != 0) return false;", *before]
     lines += ["for (int64_t at = 0; at < count; at += 16) {", *each, "}", *after, "return true;"]
     rows = [result.code for result in results]
-    return f"{_emit(rows, apart, lines, ', '.join(parameters), 'base')}{', '.join(given)})"
+    return f"{_emit(rows, apart, lines, ', '.join(parameters))}{', '.join(given)})"
 
 
 def sum_of_rows(apart: Apart, rows: list[RowCode]) -> str:
@@ -436,7 +501,17 @@ def sum_of_rows(apart: Apart, rows: list[RowCode]) -> str:
         "if (late != nullptr) rows.finish();",
         "return true;",
     ]
-    return _emit(rows, apart, lines, "bool is_first, float* to, float* late", "base")
+    return _emit(rows, apart, lines, "bool is_first, float* to, float* late")
+
+
+def _is_number_or_0(expr: nodes.Select) -> bool:
+    """Whether it is `x == x ? x : 0`: 0 for NaN, and else the number that it is."""
+    test, no = expr.condition, expr.no
+    if not isinstance(test, nodes.Binary) or test.op != "==" or not isinstance(no, nodes.Const):
+        return False
+    refs = [e for e in (test.left, test.right, expr.yes) if isinstance(e, nodes.Ref)]
+    is_one = len(refs) == 3 and all(e.var is refs[0].var for e in refs)
+    return is_one and str(float(no.value)) == "0.0"
 
 
 def _is_unit(expr: nodes.Random) -> bool:

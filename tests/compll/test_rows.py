@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import compll
-from tests.compll.support import compiled, encoder, gradients
+from tests.compll.support import assert_same_floats, compiled, encoder, gradients
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 
@@ -75,6 +75,101 @@ void CutDecode(uint8* in, float* gradient) {
     gradient = map(range(gradient.size), value);
 }
 """
+
+
+# Encoders and decoders whose residual is made in the rows of the encoder: where its sum is formed
+# there too, where blocks come first, and where a loop over all elements does, with scalars.
+WITH_FEEDBACK = {
+    "at once": """
+void PairEncode(float* gradient, uint8* out) {
+    uint2* codes = map(gradient, [&](float g) -> uint2 { return 1 + (g >= 0.5) - (g <= -0.5); });
+    out = concat(codes);
+}
+void PairDecode(uint8* in, float* gradient) {
+    uint2* codes;
+    extract(in, codes);
+    gradient = map(codes, [&](uint2 c) -> float { float level = c; return (level - 1) * 0.5; });
+}""",
+    "blocks": """
+void PairEncode(float* gradient, uint8* out) {
+    float* top = block_reduce(gradient, 32, 0.25, max);
+    float* steps = map(top, [&](float t) -> float { return t / 9; });
+    lambda_func code = [&](int i) -> uint<5> {
+        return gradient[i] / steps[i / 32] + 9 + random<float>(0, 1);
+    }
+    uint<5>* codes = map(range(gradient.size), code);
+    out = concat(steps, codes);
+}
+void PairDecode(uint8* in, float* gradient) {
+    float* steps;
+    uint<5>* codes;
+    extract(in, steps, codes);
+    lambda_func value = [&](int i) -> float {
+        float level = codes[i];
+        return codes[i] ? (level - 9) * steps[i / 32] : -steps[i / 32];
+    }
+    gradient = map(range(gradient.size), value);
+}""",
+    "bytes of blocks": """
+void PairEncode(float* gradient, uint8* out) {
+    float* top = block_reduce(map(gradient, [&](float g) -> float { return abs(g); }), 16, 0, max);
+    lambda_func code = [&](int i) -> uint8 { return gradient[i] / top[i / 16] * 100 + 128.5; }
+    uint8* codes = map(range(gradient.size), code);
+    out = concat(top, codes);
+}
+void PairDecode(uint8* in, float* gradient) {
+    float* top;
+    uint8* codes;
+    extract(in, top, codes);
+    lambda_func value = [&](int i) -> float {
+        float level = codes[i];
+        return (level - 128) * top[i / 16];
+    }
+    gradient = map(range(gradient.size), value);
+}""",
+    "scalars": """
+param Pair { int bits in [1, 7] = 3; }
+void PairEncode(float* gradient, uint8* out, int bits) {
+    float most = reduce(gradient, -1, max);
+    float least = reduce(gradient, 1, min);
+    float gap = (most - least) / ((1 << bits) - 1);
+    lambda_func code = [&](float g) -> uint<bits> { return (g - least) / gap + 0.5; }
+    uint<bits>* codes = map(gradient, code);
+    out = concat(least, gap, codes);
+}
+void PairDecode(uint8* in, float* gradient, int bits) {
+    float least;
+    float gap;
+    uint<bits>* codes;
+    extract(in, least, gap, codes);
+    float half = gap / 2;
+    lambda_func value = [&](uint<bits> c) -> float { float level = c; return level * half * 2; }
+    gradient = map(codes, [&](uint<bits> c) -> float { return value(c) + least; });
+}""",
+}
+
+
+@pytest.mark.parametrize("name", WITH_FEEDBACK)
+def test_what_is_left_agrees(name):
+    program = compll.compile_text(WITH_FEEDBACK[name], "pair")
+    source = compll.generate(program)["pair.codec.cc"]
+    assert "row_left(sum, x)" in source
+    assert "row_at(p1 + at) + row_at(p2 + at)" in source  # a sum is formed in rows
+    reference, codec = compll.Reference(program), compiled(program)
+    key = {"seed": 5, "offset": 3}
+    for n in LENGTHS:
+        residual = np.random.default_rng(n + 1).normal(size=n).astype(np.float32)
+        for kind, x in gradients(n).items():
+            with np.errstate(all="ignore"):
+                total = x + residual
+                packets = reference.encode(total, **key)
+                missed = total - reference.decode(packets, n)
+            expected = np.where(np.isfinite(missed), missed, np.float32(0))
+            apart, in_place = np.empty_like(x), residual.copy()
+            for old, new in ((residual, apart), (in_place, in_place)):
+                body = codec.encode_feedback_body(x, old, new, **key)
+                assert body.tobytes() == packets.tobytes()[16:], (n, kind)
+                assert_same_floats(new, expected)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

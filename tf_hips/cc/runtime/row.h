@@ -143,10 +143,23 @@ TF_HIPS_AVX512_INLINE Row row_select(RowFlags flags, Row yes, Row no) {
   return _mm512_mask_blend_ps(flags, no, yes);
 }
 
+// x == x ? x : 0.
+TF_HIPS_AVX512_INLINE Row row_number(Row x) {
+  // In the table two kinds of NaN become +0, and all else stays.
+  return _mm512_fixupimm_ps(x, x, _mm512_set1_epi32(0x88), 0);
+}
+
+TF_HIPS_AVX512_INLINE Row row_whole_noise(const uint16_t* noise) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(noise));
+  return _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(words));
+}
 // random_float(0, 1, noise) of 16 elements.
 TF_HIPS_AVX512_INLINE Row row_noise(const uint16_t* noise) {
-  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(noise));
-  return _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(words)) * _mm512_set1_ps(0x1p-16f);
+  return row_whole_noise(noise) * _mm512_set1_ps(0x1p-16f);
+}
+// x + row_noise(noise): the product is exact, so one rounding is what two would be.
+TF_HIPS_AVX512_INLINE Row row_plus_noise(Row x, const uint16_t* noise) {
+  return _mm512_fmadd_ps(row_whole_noise(noise), _mm512_set1_ps(0x1p-16f), x);
 }
 
 // float_to_code but for what is below 0, NaN included: it becomes a negative number, which
@@ -168,6 +181,11 @@ TF_HIPS_AVX512_INLINE RowCodes row_difference(RowCodes a, RowCodes b) {
   return _mm512_sub_epi32(a, b);
 }
 
+// Codes as store_codes stores them.
+TF_HIPS_AVX512_INLINE RowCodes row_held(RowCodes codes) {
+  return _mm512_max_epi32(codes, _mm512_setzero_si512());
+}
+
 // Codes of up to 8 bits of four rows, a byte each.
 TF_HIPS_AVX512_INLINE void store_codes(const RowCodes* rows, uint8_t* codes) {
   const __m512i first = _mm512_packus_epi32(rows[0], rows[1]);
@@ -178,11 +196,12 @@ TF_HIPS_AVX512_INLINE void store_codes(const RowCodes* rows, uint8_t* codes) {
 }
 
 // What residual_tile leaves of a row.
-TF_HIPS_AVX512_INLINE Row row_left(const float* sum, Row x) {
-  const Row left = row_at(sum) - x;
+TF_HIPS_AVX512_INLINE Row row_left(Row sum, Row x) {
+  const Row left = sum - x;
   const Row most = row_of(std::numeric_limits<float>::max());
   return _mm512_maskz_mov_ps(row_is_at_most(row_abs(left), most), left);
 }
+TF_HIPS_AVX512_INLINE Row row_left(const float* sum, Row x) { return row_left(row_at(sum), x); }
 
 // What the lanes of a block and the initial value of its reduction combine to.
 template <typename Reducer>
