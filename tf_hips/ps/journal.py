@@ -203,7 +203,7 @@ class Recovery:
                 f"{self._folder.path} must hold the beginning of a run or a snapshot. Received: "
                 f"journals {journals}. Nothing was changed."
             )
-        expected = list(range(number, max(*journals, number) + 1))
+        expected = list(range(number, max([*journals, number]) + 1))
         if [one for one in journals if one >= number] != expected:
             raise StateError(
                 f"{self._folder.path} must hold the journals {expected}. Received: {journals}. "
@@ -219,7 +219,8 @@ class Recovery:
                 reader.close()
                 raise StateError(
                     f"{reader.path} must be of a server with {name}={getattr(wanted, name)}, as "
-                    f"this one. Received: {name}={getattr(found, name)}. Nothing was changed."
+                    f"this one. Received: {name}={getattr(found, name)}. Nothing was changed; "
+                    "give the new run another name or folder."
                 )
         return reader
 
@@ -352,6 +353,9 @@ class Journal:
             self._lock.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
+        with self._lock:
+            self.failure = self.failure or "The server has closed its journal."
+            self._lock.notify_all()
         os.close(self._descriptor)
 
     def _run(self) -> None:
@@ -434,13 +438,15 @@ class SnapshotWriter:
 
 def write(descriptor: int, pieces: Sequence[Buffer]) -> int:
     """Writes all of `pieces`, views of any type; how many bytes they have."""
+    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     total = 0
-    left = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-    while left:
-        done = os.writev(descriptor, left[:_MAX_PIECES])
-        total += done
-        while left and done >= len(left[0]):
-            done -= len(left.pop(0))
-        if done:
-            left[0] = left[0][done:]
+    for start in range(0, len(views), _MAX_PIECES):
+        left = views[start : start + _MAX_PIECES]
+        while left:
+            done = os.writev(descriptor, left)
+            total += done
+            while left and done >= len(left[0]):
+                done -= len(left.pop(0))
+            if done:
+                left[0] = left[0][done:]
     return total
