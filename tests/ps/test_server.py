@@ -13,9 +13,9 @@ import pytest
 
 from tests.ps.parties import (
     FEEDBACK,
-    SHAPES,
     SITES,
     Party,
+    expected_rounds,
     parties,
     serving,
     together,
@@ -30,29 +30,6 @@ from tf_hips.ops.compressor import CHUNK
 from tf_hips.ps.model import Model
 from tf_hips.ps.server import ServerConfig, serve
 from tf_hips.ps.sockets import WireBytes
-from tf_hips.ps.store import Store
-
-
-def expected_rounds(num_rounds: int, text: str = FEEDBACK) -> list[bytes]:
-    """What the rounds of two parties must give, from the store alone."""
-    model = Model(SHAPES)
-    compressor = compressors.parse(text)
-    store = Store(model, SITES, compressor, compressor.for_sums, 7)
-    members = [Party("127.0.0.1:1", site, None, compression=text) for site in SITES]
-    results = []
-    for number in range(num_rounds):
-        store.begin(number)
-        for child, member in enumerate(members):
-            member.child = child
-            packets = member.packets(number)
-            at = 0
-            for chunk, size in enumerate(store.packet_limits(number)):
-                store.add(number, child, [(chunk, packets[at : at + size])])
-                at += size
-        merged = sorted(store.results(number, 0)[1], key=lambda pair: pair[0])
-        results.append(b"".join(packet.tobytes() for _, packet in merged))
-    return results
-
 
 WARMUPS = (
     "warmup(error_feedback(topk(ratio=0.1)), steps=3, stages=2)",
