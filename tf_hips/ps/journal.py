@@ -46,6 +46,8 @@ class Folder:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
+            for parent in (self.path.parent, self.path.parent.parent):
+                sync_folder(parent)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigError(
@@ -104,11 +106,7 @@ class Folder:
 
     def sync(self) -> None:
         """Makes names and deletions durable."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(self.path)
 
     def remove_before(self, number: int) -> None:
         """Deletes what a state that begins with `number` does not need."""
@@ -434,6 +432,15 @@ class SnapshotWriter:
     def close(self) -> None:
         """Closes the file; one that was not finished does not count."""
         os.close(self._descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write(descriptor: int, pieces: Sequence[Buffer]) -> int:
