@@ -25,6 +25,7 @@ from tests.ps.served import (
     rounds,
     undisturbed,
 )
+from tf_hips import log
 from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, StateError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
@@ -346,3 +347,24 @@ def test_a_large_chunk_is_kept_and_restored(tmp_path: Path) -> None:
         one_round(store, 2)
         assert second.session._recorder.settle() is None
         assert one_round(store, 2) == expected[2]
+
+
+def test_an_event_log_outlives_a_full_disk_and_a_cut_line(tmp_path: Path) -> None:
+    facts = {"run": "job", "role": "server", "site": "x", "rank": 0}
+    events = log.EventLog(tmp_path, **facts)
+    events.write("one")
+    path = tmp_path / "server-x-0.jsonl"
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        events._file, kept = full, events._file
+        events.write("dropped")
+        events.write("dropped, too")
+    assert kept is not None
+    kept.close()
+    events.close()
+    with path.open("a") as file:
+        file.write('{"event": "cut o')
+    events = log.EventLog(tmp_path, **facts)
+    events.write("two")
+    events.close()
+    assert [event["event"] for event in log.read_events(tmp_path)] == ["one", "two"]
+    assert path.read_text().count("\n") == 3

@@ -3,6 +3,7 @@
 
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from tf_hips import log
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops.compressor import CHUNK
+from tf_hips.ps.diagnosis import _diagnose_plain
 from tf_hips.ps.model import Model
 from tf_hips.ps.server import ServerConfig, serve
 from tf_hips.ps.sockets import WireBytes
@@ -413,3 +415,18 @@ def test_a_server_process_is_small_and_knows_no_tensorflow() -> None:
 
 def test_wire_bytes_add_up() -> None:
     assert WireBytes(1, 2) + WireBytes(3, 4) == WireBytes(4, 6)
+
+
+def test_a_server_that_dies_under_the_probe_may_come_back() -> None:
+    """Its reset leaves a socket that knows no address any more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        probe = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        other.close()
+    with probe:
+        with pytest.raises(OSError):
+            probe.recv(1)
+            probe.getpeername()
+        found = _diagnose_plain(probe, "127.0.0.1:1")
+    assert found.may_pass

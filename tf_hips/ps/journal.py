@@ -369,6 +369,7 @@ class Journal:
             except OSError as error:
                 self.fail(f"{error.filename or path}", error)
                 continue
+            batch = []  # packets that are on disk and merged need no memory
             with self._lock:
                 self._durable = position
                 self._lock.notify_all()

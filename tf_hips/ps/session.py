@@ -110,7 +110,9 @@ class Session:
                 if kind == Kind.ENDED:
                     self._waiting.end(fields["reason"])
                 elif kind == Kind.FAILED:
-                    self._waiting.note_failure(fields["child"], fields["text"])
+                    # It may have called since, and has to find its way back to say so.
+                    grace_s = self._terms.lost_after_s
+                    self._waiting.note_failure(fields["child"], fields["text"], grace_s)
                 else:
                     self._state.apply(kind, fields, data)
             if self.is_started and not self.is_over:

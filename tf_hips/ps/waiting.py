@@ -94,10 +94,10 @@ class Waiting:
         """The children whose last step ended with an error, and what it was."""
         return {child: text for child, (text, _) in self._failures.items()}
 
-    def note_failure(self, child: int, text: str) -> None:
-        """The last step of a child ended with an error."""
+    def note_failure(self, child: int, text: str, grace_s: float = 0.0) -> None:
+        """The last step of a child ended with an error, which counts after `grace_s` seconds."""
         self._last_call = time.monotonic()
-        self._failures[child] = text[:_FAILURE_CHARACTERS], self._last_call
+        self._failures[child] = text[:_FAILURE_CHARACTERS], self._last_call + grace_s
         self._changed.notify_all()  # those that wait for it look at the clock
 
     def until(self, caller: Caller, wait: Wait) -> None:
