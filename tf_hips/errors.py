@@ -43,6 +43,10 @@ class ProtocolError(TfHipsError, RuntimeError):
     """Two sides disagree about the run; names what was expected and what came."""
 
 
+class StateError(TfHipsError, RuntimeError):
+    """What a server keeps on disk is damaged, another's, or in use; names the file and the byte."""
+
+
 class NonFiniteError(TfHipsError, ArithmeticError):
     """A gradient holds NaN or an infinity and `nonfinite="raise"` is set."""
 

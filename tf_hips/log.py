@@ -9,7 +9,9 @@ Every event has `time_us` (wall clock, microseconds), `run`, `role`, `site`, `ra
 rest is the event's own.
 """
 
+import contextlib
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -36,16 +38,29 @@ class EventLog:
         if folder is not None:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
-            self._file = (path / f"{role}-{site}-{rank}.jsonl").open("a", encoding="utf-8")
+            path /= f"{role}-{site}-{rank}.jsonl"
+            self._file = path.open("a", encoding="utf-8")
+            if not _ends_a_line(path):
+                self._file.write("\n")
 
     def write(self, event: str, **values: Any) -> None:
-        """Writes one event with `values`, which must be JSON values."""
-        if self._file is None:
-            return
-        record = {"time_us": time.time_ns() // 1000, **self._facts, "event": event, **values}
+        """Writes one event with `values`, which must be JSON values.
+
+        A disk that is full ends no run: there is a warning, and later events are dropped.
+        """
         with self._lock:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
+            file = self._file
+            if file is None:
+                return
+            record = {"time_us": time.time_ns() // 1000, **self._facts, "event": event, **values}
+            try:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+            except OSError as failure:
+                self._file = None
+                with contextlib.suppress(OSError):
+                    file.close()
+                warning("Events are no longer written to %s: %s", file.name, failure)
 
     def close(self) -> None:
         """Closes the file; later events are dropped."""
@@ -54,10 +69,24 @@ class EventLog:
             self._file = None
 
 
+def _ends_a_line(path: Path) -> bool:
+    """Whether no crash and no full disk has cut off the last line of a file."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
-    """All events of all processes and runs under `folder`, in order of time."""
+    """All events of all processes and runs under `folder`, in order of time.
+
+    A line that a crash or a full disk has cut off is left out.
+    """
     events = []
     for path in sorted(Path(folder).glob("*.jsonl")):
         with path.open(encoding="utf-8") as lines:
-            events += [json.loads(line) for line in lines]
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    events.append(json.loads(line))
     return sorted(events, key=lambda event: event["time_us"])

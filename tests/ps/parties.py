@@ -17,7 +17,9 @@ from tf_hips.ops import native
 from tf_hips.ps import tls, wire
 from tf_hips.ps.client import Client
 from tf_hips.ps.link import CHANNEL_OPTIONS
+from tf_hips.ps.model import Model
 from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps.store import Store
 
 FEEDBACK = "error_feedback(onebit)"
 SHAPES = ((3, 3, 1, 8), (8,), (72, 10), (10,))
@@ -143,6 +145,27 @@ def train_all(members: Sequence[Party], first: int, last: int) -> list[bytes]:
     results = together(*(lambda m=member: m.train(first, last) for member in members))
     assert all(result == results[0] for result in results)
     return results[0]
+
+
+def expected_rounds(num_rounds: int, text: str = FEEDBACK) -> list[bytes]:
+    """What the rounds of two parties must give, from the store alone."""
+    model = Model(SHAPES)
+    compressor = compressors.parse(text)
+    store = Store(model, SITES, compressor, compressor.for_sums, 7)
+    members = [Party("127.0.0.1:1", site, None, compression=text) for site in SITES]
+    results = []
+    for number in range(num_rounds):
+        store.begin(number)
+        for child, member in enumerate(members):
+            member.child = child
+            packets = member.packets(number)
+            at = 0
+            for chunk, size in enumerate(store.packet_limits(number)):
+                store.add(number, child, [(chunk, packets[at : at + size])])
+                at += size
+        merged = sorted(store.results(number, 0)[1], key=lambda pair: pair[0])
+        results.append(b"".join(packet.tobytes() for _, packet in merged))
+    return results
 
 
 @contextlib.contextmanager

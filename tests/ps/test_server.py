@@ -3,6 +3,7 @@
 
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -13,9 +14,9 @@ import pytest
 
 from tests.ps.parties import (
     FEEDBACK,
-    SHAPES,
     SITES,
     Party,
+    expected_rounds,
     parties,
     serving,
     together,
@@ -27,32 +28,10 @@ from tf_hips import log
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops.compressor import CHUNK
+from tf_hips.ps.diagnosis import _diagnose_plain
 from tf_hips.ps.model import Model
 from tf_hips.ps.server import ServerConfig, serve
 from tf_hips.ps.sockets import WireBytes
-from tf_hips.ps.store import Store
-
-
-def expected_rounds(num_rounds: int, text: str = FEEDBACK) -> list[bytes]:
-    """What the rounds of two parties must give, from the store alone."""
-    model = Model(SHAPES)
-    compressor = compressors.parse(text)
-    store = Store(model, SITES, compressor, compressor.for_sums, 7)
-    members = [Party("127.0.0.1:1", site, None, compression=text) for site in SITES]
-    results = []
-    for number in range(num_rounds):
-        store.begin(number)
-        for child, member in enumerate(members):
-            member.child = child
-            packets = member.packets(number)
-            at = 0
-            for chunk, size in enumerate(store.packet_limits(number)):
-                store.add(number, child, [(chunk, packets[at : at + size])])
-                at += size
-        merged = sorted(store.results(number, 0)[1], key=lambda pair: pair[0])
-        results.append(b"".join(packet.tobytes() for _, packet in merged))
-    return results
-
 
 WARMUPS = (
     "warmup(error_feedback(topk(ratio=0.1)), steps=3, stages=2)",
@@ -436,3 +415,18 @@ def test_a_server_process_is_small_and_knows_no_tensorflow() -> None:
 
 def test_wire_bytes_add_up() -> None:
     assert WireBytes(1, 2) + WireBytes(3, 4) == WireBytes(4, 6)
+
+
+def test_a_server_that_dies_under_the_probe_may_come_back() -> None:
+    """Its reset leaves a socket that knows no address any more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        probe = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        other.close()
+    with probe:
+        with pytest.raises(OSError):
+            probe.recv(1)
+            probe.getpeername()
+        found = _diagnose_plain(probe, "127.0.0.1:1")
+    assert found.may_pass

@@ -73,6 +73,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--once", action="store_true", help="end with the run")
     parser.add_argument("--announce", metavar="FILE", help="write HOST:PORT to FILE when listening")
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        help="keep the run in DIR; started again with the same options, the server goes on with it",
+    )
     arguments.add_identity(parser, "the server")
     parser.set_defaults(run=run)
 
@@ -103,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
         insecure=options.insecure,
         once=options.once,
         log_dir=options.log_dir,
+        state_dir=options.state,
         **{name: value for name, value in limits.items() if value is not None},
     )
     flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults

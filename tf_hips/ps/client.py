@@ -37,6 +37,8 @@ from tf_hips.ps.weights import cut_weights, kind_of, restore_weights
 # Seconds that a client waits for longer than the server: its answer has to travel.
 _MARGIN_S = 10.0
 _LEAVE_S = 10.0
+# The same of a server that keeps its runs: started again, it must hear who has left.
+_LEAVE_DURABLE_S = 60.0
 
 _Packets = npt.NDArray[np.uint8]
 
@@ -101,6 +103,7 @@ class Client:
         self._link = Link(uplink, address, credentials, run, self._process)
         self._wait_s = uplink.deadline_s
         self._max_gather_bytes = 0
+        self._is_durable = False
         self._is_synced = False
         self._welcome: Welcome | None = None
         self._agreed: _Agreed | None = None
@@ -131,7 +134,9 @@ class Client:
             join_timeout_s=float,
             round_timeout_s=float,
             max_gather_bytes=int,
+            is_durable=bool,
         )
+        self._is_durable = terms["is_durable"]
         self._max_gather_bytes = terms["max_gather_bytes"]
         self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
         request = wire.to_json(
@@ -370,13 +375,17 @@ class Client:
     def leave(self, reason: str | None = None) -> None:
         """Leaves the run and closes the connection; with a reason, the run ends for all.
 
-        A server that is gone by then is no error: the run is over either way. A second call does
-        nothing.
+        A server that is gone by then is no error: the run is over either way. One that keeps its
+        runs may be starting again, so it is tried for a minute. A second call does nothing.
         """
         try:
             if self._welcome is not None and not self._link.is_closed and self._link.ended is None:
                 timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
-                self._link.once("Leave", wire.to_json(reason=reason), 0, timeout_s)
+                request = wire.to_json(reason=reason)
+                if self._is_durable:
+                    self._link.control("Leave", request, max(timeout_s, _LEAVE_DURABLE_S))
+                else:
+                    self._link.once("Leave", request, 0, timeout_s)
         except (grpc.RpcError, TfHipsError) as error:
             log.warning(
                 "Leaving the run was not heard by %s: %s", self._uplink.server, detail(error)

@@ -70,17 +70,18 @@ def diagnose(
 
 
 def _diagnose_plain(connection: socket.socket, where: str) -> Diagnosis:
-    try:
+    address = None
+    answer = b""
+    with contextlib.suppress(OSError):  # it may die just now
+        address = connection.getpeername()[:2]
         connection.sendall(_CLIENT_PREFACE)
         answer = connection.recv(9)
-    except OSError:
-        answer = b""
     if len(answer) >= 4 and answer[3] == 4 and answer[0] == 0:
         return Diagnosis(
             f"{where} answers in plain text now; the connection was lost before.", may_pass=True
         )
     if answer[:1] == bytes((_TLS_ALERT,)) or (
-        not answer and _speaks_tls(connection.getpeername()[:2])
+        not answer and address is not None and _speaks_tls(address)
     ):
         return Diagnosis(
             f"{where} speaks TLS and this side plain text. Give this side certificates "

@@ -160,8 +160,11 @@ class Gathers:
         """What each child that has come calls gather `number`."""
         return self._gathers[number].labels if number in self._gathers else {}
 
-    def deliver(self, child: int, number: int, label: str, payload: memoryview) -> None:
+    def deliver(self, child: int, number: int, label: str, payload: memoryview) -> bool:
         """Takes the payload of a child, the first time.
+
+        Returns:
+            Whether it was new.
 
         Raises:
             ProtocolError: the child has delivered something else under this number before. Others
@@ -169,7 +172,7 @@ class Gathers:
         """
         gather = self._gathers.get(number)
         if gather is None:
-            return
+            return False
         if child in gather.payloads:
             before = gather.labels[child], gather.payloads[child]
             if before != (label, payload):
@@ -178,10 +181,27 @@ class Gathers:
                     f"`{before[0]}`, {len(before[1])} bytes. Received: `{label}`, {len(payload)} "
                     "other bytes"
                 )
-            return
+            return False
         gather.labels[child], gather.payloads[child] = label, payload
         if not self.missing(number):
             self._gathers.pop(number - 1, None)  # all have asked for more
+        return True
+
+    def kept(self) -> list[tuple[int, int, str, memoryview]]:
+        """Child, number, label and payload of all that is there, oldest gather first."""
+        return [
+            (child, number, gather.labels[child], payload)
+            for number, gather in sorted(self._gathers.items())
+            for child, payload in gather.payloads.items()
+        ]
+
+    def restore(self, child: int, number: int, label: str, payload: memoryview) -> None:
+        """Takes a payload that was kept; gathers before the first of them are over."""
+        if number not in self._gathers:
+            if not any(gather.payloads for gather in self._gathers.values()):
+                self._gathers.clear()
+            self._gathers[number] = _Gather()
+        self.deliver(child, number, label, payload)
 
     def missing(self, number: int) -> set[int]:
         """The children whose payload has not come."""

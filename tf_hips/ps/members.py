@@ -28,6 +28,14 @@ class Terms:
     lost_after_s: float = 120.0
     max_gather_bytes: int = 64 << 20
 
+    def check_bytes(self, what: str, num_bytes: int) -> None:
+        """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
+        if num_bytes > self.max_model_bytes:
+            raise ProtocolError(
+                f"The {what} must have at most {self.max_model_bytes} bytes, the server's "
+                f"`max_model_bytes`. Received: {num_bytes} bytes"
+            )
+
 
 @dataclasses.dataclass
 class Caller:

@@ -15,7 +15,8 @@ certificate is `party/<site>` and the site is one of the run's. Plain text has n
 it binds loopback only and must be asked for.
 
 A server whose children have all left is ready for them to come again, unless it serves one run only
-(`once`). Imports no TensorFlow: a server starts in about a second.
+(`once`). One with a `state_dir` goes on with the run that it finds there (`durable`), and answers
+when what it has accepted is durable. Imports no TensorFlow: a server starts in about a second.
 """
 
 import concurrent.futures
@@ -42,6 +43,7 @@ from tf_hips.errors import (
 )
 from tf_hips.ps import tls, wire
 from tf_hips.ps.diagnosis import check_server
+from tf_hips.ps.durable import Keeper
 from tf_hips.ps.members import Caller
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig, terms_of
@@ -80,6 +82,7 @@ class Server:
         self._terms = terms_of(config)
         self._lock = threading.Lock()
         self._session = Session(self._terms)
+        self._keeper: Keeper | None = None
         self._stopped = threading.Event()
         self._events = log.EventLog(
             config.log_dir, run=config.run, role=tls.SERVER_ROLE, site=tls.SERVER_ROLE, rank=0
@@ -103,36 +106,26 @@ class Server:
 
         Raises:
             ConfigError: the address is taken or not this machine's, or a certificate cannot be
-                used.
+                used, or another server holds the state.
+            StateError: the state is damaged, or another run's.
+            PeerError: the state cannot be written.
         """
         if self._config.tls is not None:
             check_server(self._config.tls)
         _check_free(self._config.bind)
-        children = len(self._config.parties)
-        # Per child: a watch and an exchange, the same again whose connection is gone and which have
-        # not noticed, control calls.
-        self._pool = concurrent.futures.ThreadPoolExecutor(
-            6 * children + 4, thread_name_prefix="tf_hips-server"
-        )
-        server = grpc.server(
-            self._pool,
-            handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, self._handlers()),),
-            options=(*SERVER_OPTIONS, *_keepalive(self._config.lost_after_s)),
-            maximum_concurrent_rpcs=8 * children + 8,
-        )
+        if self._config.state_dir is not None:
+            self._keeper = Keeper(
+                self._config.state_dir, self._config.run, self._terms, self._events
+            )
         try:
-            if self._config.tls is None:
-                self._port = server.add_insecure_port(self._config.bind)
-            else:
-                self._port = server.add_secure_port(
-                    self._config.bind, tls.server_credentials(self._config.tls)
-                )
-        except RuntimeError as error:
-            raise ConfigError(
-                f"`bind` must be a free address of this machine. Received: {self._config.bind}"
-            ) from error
-        server.start()
-        self._server = server
+            if self._keeper is not None:
+                self._session = self._keeper.restore() or self._keeper.begin()
+            self._listen()
+        except BaseException:
+            if self._keeper is not None:
+                self._keeper.close()  # the run is as it was
+                self._keeper = None
+            raise
         self._events.write("listen", address=self.address, parties=list(self._config.parties))
         log.info(
             "Global server of run %s listens at %s for the parties %s",
@@ -169,7 +162,37 @@ class Server:
             self._server = None
         if self._pool is not None:
             self._pool.shutdown(wait=False)
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
         self._events.close()
+
+    def _listen(self) -> None:
+        children = len(self._config.parties)
+        # Per child: a watch and an exchange, the same again whose connection is gone and which have
+        # not noticed, control calls.
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            6 * children + 4, thread_name_prefix="tf_hips-server"
+        )
+        server = grpc.server(
+            self._pool,
+            handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, self._handlers()),),
+            options=(*SERVER_OPTIONS, *_keepalive(self._config.lost_after_s)),
+            maximum_concurrent_rpcs=8 * children + 8,
+        )
+        try:
+            if self._config.tls is None:
+                self._port = server.add_insecure_port(self._config.bind)
+            else:
+                self._port = server.add_secure_port(
+                    self._config.bind, tls.server_credentials(self._config.tls)
+                )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"`bind` must be a free address of this machine. Received: {self._config.bind}"
+            ) from error
+        server.start()
+        self._server = server
 
     def _is_done(self, session: Session) -> bool:
         return self._stopped.is_set() or (self._config.once and session.is_over)
@@ -194,7 +217,11 @@ class Server:
     ) -> Callable[[Any, Any], bytes]:
         def run(request: Any, context: grpc.ServicerContext) -> bytes:
             with self._translated(context):
-                return handle(request, *self._identify(context, is_join=handle == self._join))
+                call, caller, session = self._identify(context, is_join=handle == self._join)
+                with _settling(session):
+                    answer = handle(request, call, caller, session)
+                session.settle()
+                return answer
             raise AssertionError("abort returned")
 
         return run
@@ -204,7 +231,9 @@ class Server:
     ) -> Callable[[Any, Any], Iterator[bytes]]:
         def run(request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
             with self._translated(context):
-                yield from handle(request, *self._identify(context), context)
+                call, caller, session = self._identify(context)
+                with _settling(session):
+                    yield from handle(request, call, caller, session, context)
 
         return run
 
@@ -255,18 +284,34 @@ class Server:
             limit = min(limit, left - min(1.0, 0.1 * left))
         caller = Caller(self._config.parties.index(call.site), call.process, limit)
         with self._lock:
-            if is_join and self._session.is_over and not self._config.once:
-                self._session = Session(self._terms)
+            if is_join:
+                self._renew(call, caller)
             session = self._session
+        session.meet(caller)
         if not context.add_callback(lambda: session.hang_up(caller)):
             caller.is_gone = True
         return call, caller, session
+
+    def _renew(self, call: Call, caller: Caller) -> None:
+        """Begins a new session where a process that joins finds none that it could join."""
+        if self._session.gives_way(caller):
+            reason = (
+                f"Site `{call.site}` has come as a new process, and no process of the run that was "
+                "restored has come back. That run is given up."
+            )
+            log.warning("%s", reason)
+            self._events.write("given_up", child=caller.child, child_site=call.site)
+            self._session.end(reason)
+        elif not self._session.is_over or self._config.once:
+            return
+        self._session = self._keeper.begin() if self._keeper else Session(self._terms)
 
     def _tell_terms(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         return wire.to_json(
             join_timeout_s=float(self._config.join_timeout_s),
             round_timeout_s=float(self._config.round_timeout_s),
             max_gather_bytes=self._config.max_gather_bytes,
+            is_durable=self._keeper is not None,
         )
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -363,7 +408,9 @@ class Server:
                 upload.feed(message)
         except grpc.RpcError as error:
             raise PeerError(f"Site `{call.site}` was cut off in a gather.") from error
-        for message in wire.bundle(session.wait_gather(caller, call.number, upload, have)):
+        payloads = session.wait_gather(caller, call.number, upload, have)
+        session.settle()
+        for message in wire.bundle(payloads):
             sent_bytes += len(message)
             yield message
         self._events.write(
@@ -463,11 +510,21 @@ class _Reader(threading.Thread):
 
     def _check_complete(self) -> None:
         owed = self._store.missing(self._number).get(self._site)
-        if owed is not None and not self._store.refusals(self._number):
+        if owed is not None and not self._store.has_refused(self._number):
             total = len(self._store.model.chunks)
             raise ProtocolError(
                 f"A round has {total} chunks. The stream ended with {owed} delivered."
             )
+
+
+@contextlib.contextmanager
+def _settling(session: Session) -> Iterator[None]:
+    """An error is told when what the session had accepted before it is durable."""
+    try:
+        yield
+    except TfHipsError:
+        session.settle()
+        raise
 
 
 def _tell_held(context: grpc.ServicerContext, held: Iterable[int], limit: int) -> set[int]:

@@ -6,47 +6,61 @@
                   gathers, any time
 
 No gRPC here: `server` turns calls into these methods and their errors into status codes. Who has
-joined is kept by `members`, payloads by `gather`, packets by `store`. All waiting goes through
-`waiting`. Only `watch` waits longer: a child holds it open to show that it is there, and to hear
-why the run has ended whatever it is doing.
+joined is kept by `members`, payloads by `gather`, packets by `store`, and these by `state`; the
+calls of the first synchronisation are in `first_sync`. All waiting goes through `waiting`. Only
+`watch` waits longer: a child holds it open to show that it is there, and to hear why the run has
+ended whatever it is doing.
+
+A session with a recorder tells it what it accepts, and answers when that is durable: results of a
+chunk wait for its packets, other answers for `settle`. `restore` makes the session of a server
+that has ended from what was recorded.
 
 Invariant: a call that is refused changes nothing, so the children that behave can go on.
 """
 
-import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
-from tf_hips.ops import compressor as compressors
 from tf_hips.ps import wire
-from tf_hips.ps.gather import Gathers, Upload
-from tf_hips.ps.members import Caller, Child, Members, Terms
+from tf_hips.ps.first_sync import FirstSync
+from tf_hips.ps.gather import Upload
+from tf_hips.ps.members import Caller, Child, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.presence import Presence
+from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.state import State
 from tf_hips.ps.store import Packet, Store
 from tf_hips.ps.waiting import Wait, Waiting
-from tf_hips.ps.weights import FirstWeights
 
 # Numbers of rounds are steps of keys, which have 32 bits.
 MAX_ROUND = 1 << 31
-_FIRST_WEIGHTS = "the first weights"
 
 
 class Session:
     """The state of one run. Thread-safe; one condition guards it and its store."""
 
-    def __init__(self, terms: Terms) -> None:
-        """A session that nobody has joined."""
+    def __init__(self, terms: Terms, recorder: Recorder | None = None) -> None:
+        """A session that nobody has joined; `recorder` is told what it accepts."""
         self.changed = threading.Condition()
-        self.store: Store | None = None
         self._terms = terms
-        self._members = Members(terms)
+        self._recorder = recorder if recorder is not None else Recorder()
+        self._state = State(terms, self.changed, self._recorder)
+        self._members = self._state.members
+        self._gathers = self._state.gathers
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
-        self._waiting = Waiting(self.changed, self._members, self._presence.stop)
+        self._waiting = Waiting(self.changed, self._members, self._note_end)
+        sync = FirstSync(self._state, self.changed, self._waiting, self._joined)
+        self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self._told: set[int] = set()
-        self._weights = FirstWeights()
-        self._gathers = Gathers(len(terms.parties), terms.max_gather_bytes)
+        self._is_deserted = False  # restored, and no child has called since
+
+    @property
+    def store(self) -> Store | None:
+        """The rounds, once all children have agreed on the model."""
+        return self._state.store
 
     @property
     def is_started(self) -> bool:
@@ -83,6 +97,52 @@ class Session:
         with self.changed:
             return self._waiting.idle_s()
 
+    def restore(self, records: Iterable[tuple[Kind, dict[str, Any], wire.Buffer]]) -> None:
+        """Does what records say, oldest first; then the children have time to come back.
+
+        Raises:
+            Exception: a record says what cannot be.
+        """
+        with self.changed:
+            for kind, fields, data in records:
+                if "child" in fields:
+                    self._waiting.note_call(fields["child"])
+                if kind == Kind.ENDED:
+                    self._waiting.end(fields["reason"])
+                elif kind == Kind.FAILED:
+                    # It may have called since, and has to find its way back to say so.
+                    grace_s = self._terms.lost_after_s
+                    self._waiting.note_failure(fields["child"], fields["text"], grace_s)
+                else:
+                    self._state.apply(kind, fields, data)
+            if self.is_started and not self.is_over:
+                children = self._members.children
+                self._presence.expect(one for one in children if not children[one].has_left)
+                self._is_deserted = True
+
+    def meet(self, caller: Caller) -> None:
+        """Notes that a child of a restored session has come back, if it is one."""
+        with self.changed:
+            child = self._members.children.get(caller.child)
+            if child is not None and child.process == caller.process:
+                self._is_deserted = False
+
+    def gives_way(self, caller: Caller) -> bool:
+        """Whether a new process of a site finds a restored session to which no child came back."""
+        with self.changed:
+            child = self._members.children.get(caller.child)
+            return self._is_deserted and child is not None and child.process != caller.process
+
+    def settle(self) -> None:
+        """Waits until all that was accepted before is durable; the lock must be free.
+
+        Raises:
+            PeerError: it cannot be made durable, which ends the run.
+        """
+        failure = self._recorder.settle()
+        if failure is not None:
+            raise PeerError(f"The run has ended. {failure}")
+
     def hang_up(self, caller: Caller) -> None:
         """Notes that the other end of a call is gone."""
         with self.changed:
@@ -113,7 +173,7 @@ class Session:
             self._waiting.check(caller)
             known = members.admit(caller.child, child)
             if members.are_complete and not members.is_started:
-                members.is_started = True
+                self._state.start()
                 self._presence.expect(members.children)
             self.changed.notify_all()
             known.num_joining += 1
@@ -157,7 +217,7 @@ class Session:
             raise ProtocolError(
                 f"`round` must be from 0 to 2^31. Received: round={str(first_round)[:40]}"
             )
-        self._check_bytes("model's gradients", model.dense_bytes)
+        self._terms.check_bytes("model's gradients", model.dense_bytes)
         with self.changed:
             child = self._joined(caller)
             told = (child.model, child.first_round)
@@ -168,108 +228,8 @@ class Session:
                 raise ProtocolError(
                     "The model cannot change: all parties have agreed on another one."
                 )
-            child.model, child.first_round = model, first_round
-            if not self._members.without_model():
-                self.store = Store(
-                    model,
-                    self._terms.parties,
-                    compressors.parse(child.compression),
-                    compressors.parse(child.downlink),
-                    child.seed,
-                    first_round=first_round,
-                    changed=self.changed,
-                )
+            self._state.agree(caller.child, model, first_round)
             self.changed.notify_all()
-
-    def begin_sync(self, caller: Caller, kinds: list[object], num_bytes: int) -> int:
-        """Compares a child's description of its weights with that of child 0, once it is there.
-
-        Args:
-            caller: the call.
-            kinds: for each weight its type and shape in one text.
-            num_bytes: bytes of all weights.
-
-        Returns:
-            How many of the bytes the server holds.
-
-        Raises:
-            ProtocolError: the weights differ or are larger than the server's limit.
-        """
-        if not all(isinstance(kind, str) for kind in kinds):
-            raise ProtocolError("`kinds` must hold texts.")
-        weights = tuple(str(kind) for kind in kinds)
-        self._check_bytes("model's weights", num_bytes)
-        with self.changed:
-            self._joined(caller)
-            if caller.child == 0:
-                self._weights.describe(weights, num_bytes)
-                self.changed.notify_all()
-                return self._weights.held
-            self._waiting.until(
-                caller,
-                Wait(
-                    _FIRST_WEIGHTS,
-                    lambda: self._weights.is_described,
-                    lambda: f"site `{self._site(0)}` has not begun to send the first weights",
-                    lambda: [0],
-                ),
-            )
-            text = self._weights.difference(weights, num_bytes)
-            if text is not None:
-                raise ProtocolError(
-                    f"All parties must begin with the same weights. Site `{self._site(0)}` (there) "
-                    f"and site `{self._site(caller.child)}` (here) differ: {text}"
-                )
-            return self._weights.held
-
-    def upload(self, caller: Caller, position: int, data: wire.Buffer) -> int:
-        """Takes bytes `position` ... of the weights from child 0; bytes it has are skipped.
-
-        Returns:
-            The position after them.
-
-        Raises:
-            ProtocolError: the call comes from another child, leaves a gap or goes beyond the end.
-        """
-        with self.changed:
-            self._joined(caller)
-            if caller.child != 0:
-                raise ProtocolError(
-                    f"Site `{self._site(0)}` sends the first weights. "
-                    f"Received: weights of site `{self._site(caller.child)}`"
-                )
-            end = self._weights.take(position, data)
-            self.changed.notify_all()
-            return end
-
-    def download(self, caller: Caller, position: int) -> Iterator[bytes]:
-        """The weights of child 0 from byte `position`, in messages, as they come in."""
-        weights = self._weights
-        while True:
-            with self.changed:
-                self._joined(caller)
-                if position > weights.num_bytes:
-                    raise ProtocolError(
-                        f"The weights have {weights.num_bytes} bytes. Received: byte {position}"
-                    )
-                if position == weights.num_bytes:
-                    return
-                self._waiting.until(
-                    caller,
-                    Wait(
-                        _FIRST_WEIGHTS,
-                        functools.partial(weights.has_message, position),
-                        lambda: (
-                            f"site `{self._site(0)}` has sent {weights.held} of "
-                            f"{weights.num_bytes} bytes of the first weights"
-                        ),
-                        lambda: [0],
-                        lambda: weights.held,
-                    ),
-                )
-                message = weights.message(position)
-            yield message
-            position += len(message)
 
     def begin_round(self, caller: Caller, number: int) -> Store:
         """The store, with round `number` ready for packets of the caller.
@@ -295,9 +255,8 @@ class Session:
             )
             if self.store is None:
                 raise ProtocolError("The model is not agreed on.")
-            self.store.begin(number)
-            if number > self.store.first_round and self._weights.held:
-                self._weights.forget()  # all have merged a round, so all have the weights
+            if self._state.begin_round(self.store, number):
+                self._recorder.begin_round(self._capture, self.store.release)
             return self.store
 
     def wait_results(
@@ -343,9 +302,12 @@ class Session:
                     is_ready,
                     lambda: (
                         f"in round {number} these have not delivered their packets: "
-                        + ", ".join(
-                            f"site `{site}` ({count} of {len(store.model.chunks)} chunks came)"
-                            for site, count in store.missing(number).items()
+                        + (
+                            ", ".join(
+                                f"site `{site}` ({count} of {len(store.model.chunks)} chunks came)"
+                                for site, count in store.missing(number).items()
+                            )
+                            or "none; the server's disk is late"
                         )
                     ),
                     needs,
@@ -407,7 +369,10 @@ class Session:
                 if any(other != label for other in others.values()):
                     whats = {child: _gather(number, other) for child, other in others.items()}
                     self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
-                gathers.deliver(caller.child, number, label, payload)
+                if gathers.deliver(caller.child, number, label, payload):
+                    self._recorder.add(
+                        Kind.GATHERED, payload, child=caller.child, number=number, label=label
+                    )
                 self.changed.notify_all()
             elif not gathers.has(caller.child, number):
                 raise ProtocolError("A gather has one packet of each site. Received: none")
@@ -440,15 +405,18 @@ class Session:
         with self.changed:
             self._joined(caller)
             self._waiting.note_failure(caller.child, text)
+            self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
 
     def leave(self, caller: Caller, reason: str | None) -> None:
         """Notes that a child leaves; with a reason, before the others, it ends the run for all."""
         with self.changed:
             child = self._members.children.get(caller.child)
-            if child is None:
+            if child is None or not self.is_started:
                 raise ProtocolError(f"Site `{self._site(caller.child)}` has not joined this run.")
             if child.process != caller.process:
                 raise self._members.second_process(caller.child)
+            if not child.has_left:
+                self._recorder.add(Kind.LEFT, child=caller.child, reason=reason)
             child.has_left = True
             self._waiting.note_call(caller.child)
             self._presence.release(caller.child)
@@ -481,12 +449,24 @@ class Session:
             reason = self.ended
         if reason is None:
             return
+        self._recorder.settle()
         try:
             yield reason, self._waiting.error
         finally:
             with self.changed:
                 self._told.add(caller.child)
                 self.changed.notify_all()
+
+    def _capture(self) -> Iterator[Entry]:
+        failures = self._waiting.failures().items()
+        return itertools.chain(
+            self._state.capture(),
+            [(Kind.FAILED, {"child": child, "text": text}, b"") for child, text in failures],
+        )
+
+    def _note_end(self) -> None:
+        self._presence.stop()
+        self._recorder.add(Kind.ENDED, reason=self.ended)
 
     def _member(self, caller: Caller) -> Child:
         self._waiting.check(caller)
@@ -514,14 +494,6 @@ class Session:
             f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
             f"within {self._terms.lost_after_s:g} s."
         )
-
-    def _check_bytes(self, what: str, num_bytes: int) -> None:
-        limit = self._terms.max_model_bytes
-        if num_bytes > limit:
-            raise ProtocolError(
-                f"The {what} must have at most {limit} bytes, the server's `max_model_bytes`. "
-                f"Received: {num_bytes} bytes"
-            )
 
     def _site(self, child: int) -> str:
         return self._members.site(child)

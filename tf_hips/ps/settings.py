@@ -33,6 +33,8 @@ class ServerConfig:
         idle_timeout_s: seconds without any call after which a run that has started is given up.
         once: stop when the run is over.
         log_dir: folder for the event log, or None.
+        state_dir: folder in which the run is kept, so that a server that was killed goes on with it
+            when it is started again; None: in memory only.
     """
 
     parties: tuple[str, ...]
@@ -50,6 +52,7 @@ class ServerConfig:
     idle_timeout_s: float = 3600.0
     once: bool = False
     log_dir: str | None = None
+    state_dir: str | None = None
 
     def __post_init__(self) -> None:
         """Checks all values.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synchronous rounds: packets of all children in, one merged packet per chunk out.
 
-No socket, no clock, no file.
+No socket, no clock, no file. Packets are told to a recorder; a result, or the refusal of a sum, is
+seen when the packets that it was made of are durable.
 
     child 0 --packet--+
     child 1 --packet--+--> rule (sum in child order) --> residual + sum --> encode --> result, kept
@@ -21,8 +22,9 @@ Invariants:
   Its sender may deliver a better one; the others notice nothing.
 """
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,7 @@ from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
+from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.rule import RuleFactory, Sum
 from tf_hips.ps.wire import Buffer
 
@@ -47,9 +50,10 @@ class _Round:
         self.packets: list[dict[int, Packet]] = [{} for _ in range(num_chunks)]
         self.delivered: list[set[int]] = [set() for _ in range(num_children)]
         self.results: list[Packet | None] = [None] * num_chunks
+        self.positions = [0] * num_chunks  # of the record of each chunk's newest packet
         self.num_merged = 0
         self.order: list[int] = []  # chunk numbers in the order in which they were merged
-        self.refusals: list[str] = []
+        self.refusals: list[tuple[int, str]] = []  # each with the chunk's position
 
 
 class Store:
@@ -66,6 +70,7 @@ class Store:
         first_round: int = 0,
         rule: RuleFactory = Sum,
         changed: threading.Condition | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """A store with all residuals zero.
 
@@ -81,6 +86,7 @@ class Store:
             rule: makes the update rule of one chunk.
             changed: notified, with its lock held, whenever a result or a refusal is new; its lock
                 is the store's.
+            recorder: is told each packet that is taken.
         """
         self.model = model
         self.first_round = first_round
@@ -91,7 +97,10 @@ class Store:
         self._rule = rule
         self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
         self.changed = changed if changed is not None else threading.Condition()
+        self._recorder = recorder if recorder is not None else Recorder()
         self._rounds = {first_round: self._new_round(first_round)}
+        self._is_held = False
+        self._waiting: list[tuple[_Round, int, dict[int, Packet]]] = []  # complete, not merged
         self._scratch = threading.local()
 
     @property
@@ -104,8 +113,11 @@ class Store:
         """Greatest length of a packet of round `number` in bytes, by chunk number."""
         return self.model.packet_bytes(self._uplink.at(number))
 
-    def begin(self, number: int) -> None:
+    def begin(self, number: int) -> bool:
         """Makes round `number` ready for packets; one that is there already is left as it is.
+
+        Returns:
+            Whether it is new.
 
         Raises:
             ProtocolError: the round is neither kept nor the next one, or the round before it is not
@@ -113,7 +125,7 @@ class Store:
         """
         with self.changed:
             if number in self._rounds:
-                return
+                return False
             newest = max(self._rounds)
             if number != newest + 1:
                 raise ProtocolError(
@@ -127,6 +139,7 @@ class Store:
                 )
             self._rounds[number] = self._new_round(number)
             self._rounds.pop(number - KEPT_ROUNDS, None)
+            return True
 
     def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
         """Takes packets of `child` for round `number`: pairs of chunk number and packet.
@@ -162,10 +175,16 @@ class Store:
                     continue
                 current.delivered[child].add(chunk)
                 current.packets[chunk][child] = packet
+                current.positions[chunk] = self._recorder.add(
+                    Kind.PACKET, packet.data, round=number, child=child, chunk=chunk
+                )
                 num_new += 1
                 if len(current.packets[chunk]) < len(self._sites):
                     continue
                 complete = current.packets[chunk]
+                if self._is_held:
+                    self._waiting.append((current, chunk, complete))
+                    continue
             self._merge(current, chunk, complete)
         return num_new
 
@@ -180,14 +199,26 @@ class Store:
             news: list[tuple[int, Packet]] = []
             for chunk in current.order[after:]:
                 result = current.results[chunk]
+                if not self._recorder.is_durable(current.positions[chunk]):
+                    break
+                after += 1
                 if result is not None:
                     news.append((chunk, result))
-            return len(current.order), news
+            return after, news
 
     def refusals(self, number: int) -> list[str]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""
         with self.changed:
-            return list(self._get(number).refusals)
+            return [
+                text
+                for position, text in self._get(number).refusals
+                if self._recorder.is_durable(position)
+            ]
+
+    def has_refused(self, number: int) -> bool:
+        """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""
+        with self.changed:
+            return bool(self._get(number).refusals)
 
     def delivered(self, number: int, child: int) -> frozenset[int]:
         """The chunks that `child` has delivered in round `number`."""
@@ -195,15 +226,74 @@ class Store:
             return frozenset(self._get(number).delivered[child])
 
     def is_merged(self, number: int) -> bool:
-        """Whether all chunks of round `number` are merged."""
+        """Whether all chunks of round `number` are merged and may be told."""
         with self.changed:
-            return self._get(number).num_merged == len(self.model.chunks)
+            current = self._get(number)
+            is_merged = current.num_merged == len(self.model.chunks)
+            return is_merged and self._recorder.is_durable(max(current.positions, default=0))
 
     def missing(self, number: int) -> dict[str, int]:
         """Children that owe chunks of round `number`, by name, with how many have come."""
         with self.changed:
             counts = zip(self._sites, self._get(number).delivered, strict=True)
             return {site: len(got) for site, got in counts if len(got) < len(self.model.chunks)}
+
+    def hold(self) -> tuple[int, list[tuple[int, Packet]]]:
+        """Holds merges back until `release`; a round has begun, and nothing of it is merged.
+
+        Returns:
+            The round, and the results of the one before it: pairs of chunk number and packet.
+        """
+        with self.changed:
+            self._is_held = True
+            newest = max(self._rounds)
+            before = self._rounds.get(newest - 1)
+            results = before.results if before is not None else []
+            return newest, [
+                (one, packet) for one, packet in enumerate(results) if packet is not None
+            ]
+
+    def residuals(self) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+        """Pairs of chunk number and residual, as they are; while merges are held they stay so."""
+        for chunk, residual in enumerate(self._residuals):
+            if residual is not None:
+                yield chunk, residual
+
+    def release(self) -> None:
+        """Merges what was held back, in the thread that calls, and what comes from now on."""
+        with self.changed:
+            self._is_held = False
+            waiting, self._waiting = self._waiting, []
+        for current, chunk, packets in waiting:
+            # The children are told of a sum that is refused when they look for results.
+            with contextlib.suppress(NonFiniteError):
+                self._merge(current, chunk, packets)
+            with self.changed:
+                self.changed.notify_all()
+
+    def restore_round(self, number: int) -> None:
+        """Makes `number` the newest round, and the one before it, if there was one, merged."""
+        with self.changed:
+            self._rounds = {number: self._new_round(number)}
+            if number > self.first_round:
+                before = self._rounds[number - 1] = self._new_round(number - 1)
+                everything = range(len(self.model.chunks))
+                before.delivered = [set(everything) for _ in self._sites]
+
+    def restore_result(self, number: int, chunk: int, packet: Buffer) -> None:
+        """Gives a chunk of a merged round its result."""
+        with self.changed:
+            current = self._get(number)
+            current.results[chunk] = np.frombuffer(packet, np.uint8)
+            current.order.append(chunk)
+            current.num_merged += 1
+
+    def restore_residual(self, chunk: int, values: Buffer) -> None:
+        """Gives a chunk its residual, float32 as bytes."""
+        residual = np.frombuffer(values, np.float32).copy()
+        if residual.size != self.model.chunks[chunk].size:
+            raise ValueError(f"the residual of chunk {chunk} has {residual.size} elements")
+        self._residuals[chunk] = residual
 
     def _new_round(self, number: int) -> _Round:
         return _Round(number, len(self.model.chunks), len(self._sites))
@@ -262,7 +352,7 @@ class Store:
         if not np.isfinite(merged).all():
             text = self._describe_overflow(current.number, chunk, packets)
             with self.changed:
-                current.refusals.append(text)
+                current.refusals.append((current.positions[chunk], text))
             raise NonFiniteError(text)
         residual = self._residuals[chunk]
         if self._downlink.has_state and residual is None:

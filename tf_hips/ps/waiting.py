@@ -55,7 +55,7 @@ class Waiting:
         Args:
             changed: the session's lock, notified whenever something may be ready.
             members: the children.
-            at_end: called when the run has ended.
+            at_end: called when the run ends.
         """
         self.ended: str | None = None
         self.error: type[TfHipsError] = PeerError
@@ -71,7 +71,7 @@ class Waiting:
         """Ends the run for all, by `error`; the first reason stands."""
         if self.ended is None:
             self.ended, self.error = reason, error
-        self._at_end()
+            self._at_end()
         self._changed.notify_all()
 
     def check(self, caller: Caller) -> None:
@@ -90,10 +90,14 @@ class Waiting:
         self._last_call = time.monotonic()
         self._failures.pop(child, None)
 
-    def note_failure(self, child: int, text: str) -> None:
-        """The last step of a child ended with an error."""
+    def failures(self) -> dict[int, str]:
+        """The children whose last step ended with an error, and what it was."""
+        return {child: text for child, (text, _) in self._failures.items()}
+
+    def note_failure(self, child: int, text: str, grace_s: float = 0.0) -> None:
+        """The last step of a child ended with an error, which counts after `grace_s` seconds."""
         self._last_call = time.monotonic()
-        self._failures[child] = text[:_FAILURE_CHARACTERS], self._last_call
+        self._failures[child] = text[:_FAILURE_CHARACTERS], self._last_call + grace_s
         self._changed.notify_all()  # those that wait for it look at the clock
 
     def until(self, caller: Caller, wait: Wait) -> None:

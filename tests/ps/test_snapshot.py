@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of a run: what they hold, what waits for them, what a full disk leaves of them."""
+
+import errno
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.ps.served import (
+    FEEDBACK,
+    MODEL,
+    NOISE,
+    PATIENCE_S,
+    Served,
+    rounds,
+    undisturbed,
+)
+from tf_hips import log
+from tf_hips.errors import PeerError
+from tf_hips.ps import durable, wire
+from tf_hips.ps import journal as journals
+from tf_hips.ps.recorder import Kind
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot at the beginning of every round."""
+    monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 0)
+    monkeypatch.setattr(durable, "SNAPSHOT_AFTER_SNAPSHOTS", 0)
+
+
+def finished(served: Served) -> None:
+    """Waits until no snapshot is being written."""
+    writer = served.session._recorder._writer  # type: ignore[attr-defined]
+    if writer is not None:
+        writer.join(PATIENCE_S)
+        assert not writer.is_alive()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("texts", [(FEEDBACK, FEEDBACK), ("fp32", NOISE)], ids=["onebit", "noise"])
+def test_a_snapshot_is_the_state(tmp_path: Path, texts: tuple[str, str]) -> None:
+    expected = undisturbed(5, texts)
+    with Served(tmp_path, texts=texts) as first:
+        first.join()
+        first.agree()
+        first.gather(0, 0, b"", wait=False)
+        first.gather(0, 1, b"one", wait=True)
+        first.gather(1, 1, b"more", wait=False)
+        for number in range(4):
+            first.begin(number)
+            finished(first)
+            first.deliver(rounds(number, number))
+        first.killed(tmp_path / "merged")
+        first.begin(4)
+        first.session.fail(first.caller(1), "tired")
+        finished(first)
+        first.killed(tmp_path / "begun")
+    files = sorted(path.name for path in (tmp_path / "begun/state/job").iterdir())
+    assert files == ["journal-000005", "lock", "snapshot-000005"]
+    with Served(tmp_path / "merged", texts=texts) as second:
+        assert second.results(3) == expected[3]
+        assert second.train(3, 5) == expected[3:]
+        assert second.gather(1, 0, b"", wait=True) == [b"more"]
+    with Served(tmp_path / "begun", texts=texts) as third:
+        assert third.session._waiting.failures() == {1: "tired"}
+        assert third.results(3) == expected[3]  # a slow child asks
+        assert third.train(4, 5) == expected[4:]
+    events = log.read_events(tmp_path / "events")
+    written = [event for event in events if event["event"] == "snapshot"]
+    assert [event["round"] for event in written] == [1, 2, 3, 4]
+    assert all(event["bytes"] > 0 < event["duration_us"] for event in written)
+    restored = log.read_events(tmp_path / "begun/events")[0]
+    assert (restored["event"], restored["round"], restored["cut_bytes"]) == ("restored", 4, 0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_merges_wait_for_a_snapshot_and_packets_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go = threading.Event()
+    add = journals.SnapshotWriter.add
+
+    def slow(self: journals.SnapshotWriter, kind: int, pieces: list[wire.Buffer]) -> None:
+        if kind == Kind.RESIDUAL:
+            assert may_go.wait(30)
+        add(self, kind, pieces)
+
+    monkeypatch.setattr(journals.SnapshotWriter, "add", slow)
+    with Served(tmp_path, texts=("fp32", NOISE)) as first:
+        first.join()
+        first.agree()
+        first.deliver(rounds(0, 0))
+        first.deliver(rounds(1, 1))
+        store = first.session.store
+        assert store is not None
+        assert store.delivered(1, 1) == set(range(len(MODEL.chunks)))
+        assert store._rounds[1].num_merged == 0
+        first.killed(tmp_path / "writing")
+        may_go.set()
+        expected = undisturbed(2, first.texts)
+        assert first.results(1) == expected[1]
+        finished(first)
+        first.killed(tmp_path / "written")
+    for name, snapshots in (("writing", 0), ("written", 1)):
+        found = list((tmp_path / name / "state/job").glob("snapshot-*"))
+        assert len(found) == snapshots
+        with Served(tmp_path / name, texts=("fp32", NOISE)) as second:
+            assert second.results(1) == expected[1]
+            assert second.train(2, 2) == expected[2:]
+
+
+def test_a_journal_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 4000)
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        largest = 0
+        for number in range(60):
+            first.begin(number)
+            finished(first)
+            first.deliver(rounds(number, number))
+            assert first.session._recorder.settle() is None
+            files = (tmp_path / "state/job").iterdir()
+            largest = max(largest, sum(path.stat().st_size for path in files))
+        snapshot = max(
+            event["bytes"]
+            for event in log.read_events(tmp_path / "events")
+            if event["event"] == "snapshot"
+        )
+        # The journal before the snapshot, the one since, both snapshots.
+        assert largest < 2 * max(4000, 4 * snapshot) + 3 * snapshot
+
+
+def full(descriptor: int, pieces: list[memoryview]) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_ends_the_run_and_the_last_state_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        first.deliver(rounds(0, 0))
+        first.killed(tmp_path / "before")
+        with monkeypatch.context() as patch:
+            patch.setattr(journals.os, "writev", full)
+            first.deliver([(1, 0, 0)])
+            reason = (
+                f"The server cannot keep the run: {tmp_path}/state/job/journal-000001: "
+                "No space left on device."
+            )
+            with pytest.raises(PeerError, match="No space left on device"):
+                first.session.settle()
+            with first.session.changed:
+                assert first.session.changed.wait_for(lambda: first.session.is_over, PATIENCE_S)
+            assert first.session.ended == reason
+            with pytest.raises(PeerError, match=r"The run has ended\. The server cannot keep"):
+                first.begin(1)
+            with pytest.raises(PeerError, match="The server cannot keep a run in"):
+                first.keeper.begin()
+        shutil.copytree(tmp_path / "state", tmp_path / "after" / "state")
+    for name in ("before", "after"):
+        with Served(tmp_path / name) as second:
+            assert second.is_restored
+            second.deliver(rounds(1, 1))
+            assert second.results(1) == undisturbed(1, second.texts)[1]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_disk_that_is_full_of_a_snapshot_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: journals.SnapshotWriter, kind: int, pieces: list[wire.Buffer]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journals.SnapshotWriter, "add", broken)
+    with Served(tmp_path) as first:
+        first.join()
+        first.agree()
+        first.deliver(rounds(0, 0))
+        first.begin(1)
+        finished(first)
+        assert first.session.ended == (
+            f"The server cannot keep the run: {tmp_path}/state/job/snapshot-000002: "
+            "No space left on device."
+        )
+        shutil.copytree(tmp_path / "state", tmp_path / "after" / "state")
+    with Served(tmp_path / "after") as second:
+        assert second.results(0) == undisturbed(0, second.texts)[0]

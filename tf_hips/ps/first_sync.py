@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of the first synchronisation: child 0 sends its weights, the others fetch them.
+
+Part of a session, and under its lock. The bytes are kept by `weights`.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+
+from tf_hips.errors import ProtocolError
+from tf_hips.ps import wire
+from tf_hips.ps.members import Caller
+from tf_hips.ps.recorder import Kind
+from tf_hips.ps.state import State
+from tf_hips.ps.waiting import Wait, Waiting
+
+_FIRST_WEIGHTS = "the first weights"
+
+
+class FirstSync:
+    """The first synchronisation of one run."""
+
+    def __init__(
+        self,
+        state: State,
+        changed: threading.Condition,
+        waiting: Waiting,
+        check: Callable[[Caller], object],
+    ) -> None:
+        """Nobody has begun.
+
+        Args:
+            state: of the run.
+            changed: the session's lock.
+            waiting: the session's waiting calls.
+            check: called first by each call, with the lock held; raises if the caller may not.
+        """
+        self._state = state
+        self._changed = changed
+        self._waiting = waiting
+        self._joined = check
+        self._site = state.members.site
+
+    def begin(self, caller: Caller, kinds: list[object], num_bytes: int) -> int:
+        """Compares a child's description of its weights with that of child 0, once it is there.
+
+        Args:
+            caller: the call.
+            kinds: for each weight its type and shape in one text.
+            num_bytes: bytes of all weights.
+
+        Returns:
+            How many of the bytes the server holds.
+
+        Raises:
+            ProtocolError: the weights differ or are larger than the server's limit.
+        """
+        if not all(isinstance(kind, str) for kind in kinds):
+            raise ProtocolError("`kinds` must hold texts.")
+        weights = tuple(str(kind) for kind in kinds)
+        self._state.members.terms.check_bytes("model's weights", num_bytes)
+        with self._changed:
+            self._joined(caller)
+            if caller.child == 0:
+                is_new = not self._state.weights.is_described
+                self._state.weights.describe(weights, num_bytes)
+                if is_new:
+                    self._state.recorder.add(Kind.DESCRIBED, kinds=weights, bytes=num_bytes)
+                self._changed.notify_all()
+                return self._state.weights.held
+            self._waiting.until(
+                caller,
+                Wait(
+                    _FIRST_WEIGHTS,
+                    lambda: self._state.weights.is_described,
+                    lambda: f"site `{self._site(0)}` has not begun to send the first weights",
+                    lambda: [0],
+                ),
+            )
+            text = self._state.weights.difference(weights, num_bytes)
+            if text is not None:
+                raise ProtocolError(
+                    f"All parties must begin with the same weights. Site `{self._site(0)}` (there) "
+                    f"and site `{self._site(caller.child)}` (here) differ: {text}"
+                )
+            return self._state.weights.held
+
+    def upload(self, caller: Caller, position: int, data: wire.Buffer) -> int:
+        """Takes bytes `position` ... of the weights from child 0; bytes it has are skipped.
+
+        Returns:
+            The position after them.
+
+        Raises:
+            ProtocolError: the call comes from another child, leaves a gap or goes beyond the end.
+        """
+        with self._changed:
+            self._joined(caller)
+            if caller.child != 0:
+                raise ProtocolError(
+                    f"Site `{self._site(0)}` sends the first weights. "
+                    f"Received: weights of site `{self._site(caller.child)}`"
+                )
+            held = self._state.weights.held
+            end = self._state.weights.take(position, data)
+            if end > held:
+                self._state.recorder.add(
+                    Kind.WEIGHTS, memoryview(data)[held - position :], position=held
+                )
+            self._changed.notify_all()
+            return end
+
+    def download(self, caller: Caller, position: int) -> Iterator[bytes]:
+        """The weights of child 0 from byte `position`, in messages, as they come in."""
+        weights = self._state.weights
+        while True:
+            with self._changed:
+                self._joined(caller)
+                if position > weights.num_bytes:
+                    raise ProtocolError(
+                        f"The weights have {weights.num_bytes} bytes. Received: byte {position}"
+                    )
+                if position == weights.num_bytes:
+                    return
+                self._waiting.until(
+                    caller,
+                    Wait(
+                        _FIRST_WEIGHTS,
+                        functools.partial(weights.has_message, position),
+                        lambda: (
+                            f"site `{self._site(0)}` has sent {weights.held} of "
+                            f"{weights.num_bytes} bytes of the first weights"
+                        ),
+                        lambda: [0],
+                        lambda: weights.held,
+                    ),
+                )
+                message = weights.message(position)
+            self._state.recorder.settle()
+            yield message
+            position += len(message)

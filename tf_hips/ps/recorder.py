@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session accepts, in the words of a journal; and the recorder that keeps nothing.
+
+A record is what a child has brought and the session has taken in, never what the session made of
+it: who has joined, models, first weights, values of gathers, packets, who has left, how the run
+ended. Fed to another session in the same order, they make the same state, bit for bit. A snapshot
+adds what would take all rounds to make again: residuals, and the results of the last round.
+
+    payload = u32 bytes of JSON | JSON, an object | bytes
+"""
+
+import enum
+import json
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tf_hips.ps.wire import Buffer
+
+_LENGTH = struct.Struct("<I")
+
+
+class Kind(enum.IntEnum):
+    """What a record says. Numbers are part of the format."""
+
+    JOINED = 1  # all children, when the last one has come
+    MODEL = 2  # shapes and first round of one child
+    DESCRIBED = 3  # what the first weights are
+    WEIGHTS = 4  # bytes of them
+    GATHERED = 5  # the payload of one child
+    ROUND = 6  # a round has begun
+    PACKET = 7  # of one child and chunk
+    FAILED = 8  # a step of one child ended with an error
+    LEFT = 9  # one child
+    ENDED = 10  # the run, for a reason
+    # Of snapshots only:
+    NEWEST = 20  # the round that begins
+    RESULT = 21  # a chunk of the round before it
+    RESIDUAL = 22  # of a chunk
+
+
+Entry = tuple[Kind, dict[str, Any], Buffer]
+
+
+def to_payload(fields: dict[str, Any], data: Buffer) -> list[Buffer]:
+    """The pieces of a record's payload."""
+    head = json.dumps(fields, separators=(",", ":")).encode()
+    return [_LENGTH.pack(len(head)), head, data]
+
+
+def from_payload(payload: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Reads what `to_payload` wrote.
+
+    Raises:
+        ValueError: `payload` is something else.
+    """
+    if len(payload) < _LENGTH.size:
+        raise ValueError(f"a record must have {_LENGTH.size} bytes or more")
+    end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
+    fields = json.loads(payload[_LENGTH.size : end])
+    if not isinstance(fields, dict):
+        raise ValueError("a record must begin with an object")
+    return fields, memoryview(payload)[end:]
+
+
+class Recorder:
+    """Where a session tells what it accepts; this one keeps nothing, so everything is kept."""
+
+    def add(self, kind: Kind, data: Buffer = b"", **fields: Any) -> int:
+        """Takes down one record; a position for `is_durable`. `data` must not change later."""
+        return 0
+
+    def is_durable(self, position: int) -> bool:
+        """Whether what depends on the record at `position` may be told."""
+        return True
+
+    def settle(self) -> str | None:
+        """Waits until all that was taken down is durable; why it will never be, or None."""
+        return None
+
+    def begin_round(self, capture: Callable[[], Iterator[Entry]], done: Callable[[], None]) -> None:
+        """A round has begun, and nothing was delivered in it: the time for a snapshot, if any.
+
+        Args:
+            capture: the whole state. What may change is copied when it is called; what it yields
+                later does not change until `done` is called.
+            done: called, by any thread, when all of it was read; not called without `capture`.
+        """

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run consists of: members, first weights, gathers, rounds. What a server has to keep.
+
+A session changes it on behalf of calls; `apply` changes it in the same way on behalf of records,
+without waiting and without limits, for what was accepted once is accepted again. Who is connected,
+who waits and how long belongs to the session: it begins anew with every server.
+
+Not thread-safe: the session's lock guards it.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from tf_hips.errors import NonFiniteError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ps.gather import Gathers
+from tf_hips.ps.members import Child, Members, Terms
+from tf_hips.ps.model import Model
+from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.store import Store
+from tf_hips.ps.weights import FirstWeights
+from tf_hips.ps.wire import Buffer
+
+
+class State:
+    """The state of one run, and what is told of its changes."""
+
+    def __init__(self, terms: Terms, changed: threading.Condition, recorder: Recorder) -> None:
+        """Nobody has joined.
+
+        Args:
+            terms: what the server was told.
+            changed: the session's lock, and the store's.
+            recorder: what is told of everything that is accepted.
+        """
+        self.members = Members(terms)
+        self.weights = FirstWeights()
+        self.gathers = Gathers(len(terms.parties), terms.max_gather_bytes)
+        self.store: Store | None = None
+        self.recorder = recorder
+        self._changed = changed
+
+    def start(self) -> None:
+        """All children have joined."""
+        self.members.is_started = True
+        self.recorder.add(Kind.JOINED, children=self._joined())
+
+    def agree(self, position: int, model: Model, first_round: int) -> None:
+        """Takes a child's model; with the last one's there is a store."""
+        child = self.members.children[position]
+        if (child.model, child.first_round) == (model, first_round):
+            return
+        child.model, child.first_round = model, first_round
+        self.recorder.add(Kind.MODEL, child=position, shapes=model.shapes, round=first_round)
+        if not self.members.without_model():
+            self.store = Store(
+                model,
+                self.members.terms.parties,
+                compressors.parse(child.compression),
+                compressors.parse(child.downlink),
+                child.seed,
+                first_round=first_round,
+                changed=self._changed,
+                recorder=self.recorder,
+            )
+
+    def begin_round(self, store: Store, number: int) -> bool:
+        """Makes a round ready for packets; whether it is new."""
+        if not store.begin(number):
+            return False
+        self.recorder.add(Kind.ROUND, round=number)
+        self._forget_weights(store, number)
+        return True
+
+    def apply(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
+        """Does what a record says.
+
+        Raises:
+            Exception: it says what cannot be.
+        """
+        match kind:
+            case Kind.JOINED:
+                for position, child in enumerate(fields["children"]):
+                    self.members.children[position] = Child(**child)
+                self.members.is_started = True
+            case Kind.MODEL:
+                model = Model.from_json(fields["shapes"])
+                self.agree(fields["child"], model, fields["round"])
+            case Kind.DESCRIBED:
+                self.weights.describe(fields["kinds"], fields["bytes"])
+            case Kind.WEIGHTS:
+                self.weights.take(fields["position"], data)
+            case Kind.GATHERED:
+                self.gathers.restore(
+                    fields["child"], fields["number"], fields["label"], memoryview(data)
+                )
+            case Kind.LEFT:
+                self.members.children[fields["child"]].has_left = True
+            case _:
+                self._apply_to_rounds(kind, fields, data)
+
+    def capture(self) -> Iterator[Entry]:
+        """What `apply` makes this state of, just after a round has begun; holds merges back.
+
+        Only the residuals are read later; until then no chunk may be merged: `Store.release`.
+        """
+        store = self.store
+        if store is None:
+            raise ValueError("A snapshot needs a round.")
+        children = self.members.children
+        small: list[Entry] = [(Kind.JOINED, {"children": self._joined()}, b"")]
+        for position, child in sorted(children.items()):
+            fields = {"shapes": store.model.shapes, "round": child.first_round}
+            small.append((Kind.MODEL, {"child": position, **fields}, b""))
+            if child.has_left:
+                small.append((Kind.LEFT, {"child": position}, b""))
+        small += [
+            (Kind.GATHERED, {"child": child, "number": number, "label": label}, payload)
+            for child, number, label, payload in self.gathers.kept()
+        ]
+        number, results = store.hold()
+        small.append((Kind.NEWEST, {"round": number}, b""))
+        small += [
+            (Kind.RESULT, {"round": number - 1, "chunk": chunk}, packet.data)
+            for chunk, packet in results
+        ]
+        return itertools.chain(
+            small,
+            (
+                (Kind.RESIDUAL, {"chunk": chunk}, residual.data.cast("B"))
+                for chunk, residual in store.residuals()
+            ),
+        )
+
+    def _apply_to_rounds(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
+        store = self.store
+        if store is None:
+            raise ValueError("it comes before the model")
+        match kind:
+            case Kind.ROUND:
+                store.begin(fields["round"])
+                self._forget_weights(store, fields["round"])
+            case Kind.PACKET:
+                # A sum that is refused now was refused then, and its packets with it.
+                with contextlib.suppress(NonFiniteError):
+                    store.add(fields["round"], fields["child"], [(fields["chunk"], data)])
+            case Kind.NEWEST:
+                store.restore_round(fields["round"])
+            case Kind.RESULT:
+                store.restore_result(fields["round"], fields["chunk"], data)
+            case Kind.RESIDUAL:
+                store.restore_residual(fields["chunk"], data)
+            case _:
+                raise ValueError(f"its kind is {kind!r}")
+
+    def _forget_weights(self, store: Store, number: int) -> None:
+        if number > store.first_round and self.weights.held:
+            self.weights.forget()  # all have merged a round, so all have the weights
+
+    def _joined(self) -> list[dict[str, Any]]:
+        names = ("process", "workers", "compression", "downlink", "seed")
+        children = self.members.children
+        return [{name: getattr(children[one], name) for name in names} for one in sorted(children)]
