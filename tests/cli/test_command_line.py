@@ -66,12 +66,13 @@ WRONG = {
         ["party", "--hostfile", "no", "--", "{script}"],
         "--hostfile no cannot be read",
     ),
-    "certificate for nobody": (["certs", "--out", "x"], "--server and --party"),
-    "no days": (["certs", "--out", "x", "--party", "a", "--days", "0"], "number >= 1. Received"),
+    "certificate for nobody": (["certs", "issue", "x"], "--server and --party"),
+    "no days": (["certs", "issue", "x", "--party", "a", "--days", "0"], "number >= 1. Received"),
     "longer than the authority": (
-        ["certs", "--out", "x", "--party", "a", "--days", "9999"],
+        ["certs", "issue", "x", "--party", "a", "--days", "9999"],
         "at most 3650",
     ),
+    "no authority": (["certs", "issue", "x", "--party", "a"], "`tf-hips certs init x` makes one"),
     "deadline for nothing": (["party", "--deadline", "5", "--", "{script}"], "needs --server"),
     "no time": (["run", "--deadline", "0", "x.py"], "seconds > 0. Received: '0'"),
     "bad run": (["party", "--run", "a/b", "--", "x.py"], "Received: 'a/b'"),
@@ -254,15 +255,18 @@ def test_info_has_a_line_for_everything() -> None:
         assert name in names
 
 
-def test_certs_are_made_once_and_added_to(tmp_path: Path) -> None:
+def test_certs_are_made_once_and_renewed(tmp_path: Path) -> None:
     folder = tmp_path / "certificates"
-    first = tf_hips("certs", "--out", str(folder), "--server", "hub", "--party", "west")
+    assert tf_hips("certs", "init", str(folder)).returncode == 0
+    first = tf_hips("certs", "issue", str(folder), "--server", "hub", "--party", "west")
     assert first.returncode == 0
     authority = (folder / "authority.pem").read_bytes()
+    west = (folder / "party-west.pem").read_bytes()
     made = {path.name for path in folder.iterdir()}
     assert made == {
         "authority.pem",
         "authority.key",
+        "issued.txt",
         "global-server-hub.pem",
         "global-server-hub.key",
         "party-west.pem",
@@ -270,14 +274,61 @@ def test_certs_are_made_once_and_added_to(tmp_path: Path) -> None:
     }
     assert (folder.stat().st_mode | (folder / "party-west.key").stat().st_mode) & 0o077 == 0
 
-    again = tf_hips("certs", "--out", str(folder), "--party", "west")
+    again = tf_hips("certs", "issue", str(folder), "--party", "west")
     assert again.returncode == 2
     assert "is there already" in again.stderr
+    assert (folder / "party-west.pem").read_bytes() == west
 
-    more = tf_hips("certs", "--out", str(folder), "--party", "east")
+    more = tf_hips("certs", "issue", str(folder), "--party", "west", "--party", "east", "--renew")
     assert more.returncode == 0
     assert (folder / "authority.pem").read_bytes() == authority
+    assert (folder / "party-west.pem").read_bytes() != west
     assert (folder / "party-east.pem").is_file()
+    assert tf_hips("certs", "init", str(folder)).returncode == 1
+
+
+def test_certs_are_shown_and_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["certs", *arguments])
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), output.out + output.err
+
+    folder = str(tmp_path)
+    run("init", folder)
+    run("issue", folder, "--server", "hub", "--party", "west", "--party", "east", "--days", "5")
+    code, text = run("show", folder)
+    assert code == 0
+    lines = {line.split("  ")[0].rpartition("/")[2]: line for line in text.splitlines()}
+    assert "the authority" in lines["authority.pem"]
+    assert "party/west" in lines["party-west.pem"]
+    assert "4 days left" in lines["party-west.pem"]
+
+    code, text = run("revoke", folder, "party/west", "--reason", "a lost laptop")
+    assert (code, text.count("party/west")) == (0, 1)
+    today = datetime.datetime.now(datetime.UTC).date()
+    code, text = run("show", str(tmp_path / "party-west.pem"), str(tmp_path / "party-east.pem"))
+    assert code == 1
+    assert f"revoked {today} a lost laptop" in text
+    assert "4 days left" in text
+
+    # A second time there is nothing left to revoke; what is known is not changed by the attempt.
+    before = (tmp_path / "revoked.txt").read_bytes()
+    code, text = run("revoke", folder, "party/east", "party/west")
+    assert code == 1
+    assert "`party/west` must be a certificate" in text
+    assert (tmp_path / "revoked.txt").read_bytes() == before
+    # One that has been renewed is revoked alone by its file.
+    run("issue", folder, "--party", "west", "--renew")
+    code, text = run("revoke", folder, str(tmp_path / "party-east.pem"))
+    assert (code, text.count("party/east")) == (0, 1)
+    assert run("show", str(tmp_path / "party-west.pem"))[0] == 0
+    code, text = run("show", str(tmp_path / "issued.txt"))
+    assert (code, "issued.txt must be a certificate in PEM" in text) == (1, True)
 
 
 def test_certificates_last_as_long_as_they_are_asked_to(tmp_path: Path) -> None:
@@ -288,10 +339,14 @@ def test_certificates_last_as_long_as_they_are_asked_to(tmp_path: Path) -> None:
         left = end - datetime.datetime.now(datetime.UTC)
         return round(left / datetime.timedelta(days=1), 2)
 
-    for arguments in (["--party", "west"], ["--server", "hub", "--days", "7"]):
+    for command, *arguments in (
+        ["init"],
+        ["issue", "--party", "west"],
+        ["issue", "--server", "hub", "--days", "7"],
+    ):
         with pytest.raises(SystemExit) as ended:
-            cli.main(["certs", "--out", str(tmp_path), *arguments])
+            cli.main(["certs", command, str(tmp_path), *arguments])
         assert ended.value.code == 0
-    assert days_left("party-west.pem") == 365
+    assert days_left("party-west.pem") == 30
     assert days_left("global-server-hub.pem") == 7
     assert days_left("authority.pem") == 3650

@@ -38,12 +38,8 @@ print("trained on", strategy.num_replicas_in_sync)
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     names = ("--server", "hub", "--party", "west", "--party", "east")
-    subprocess.run(
-        [*COMMAND, "certs", "--out", str(tmp_path / "pem"), *names],
-        check=True,
-        timeout=30,
-        capture_output=True,
-    )
+    for command in (["init", str(tmp_path / "pem")], ["issue", str(tmp_path / "pem"), *names]):
+        subprocess.run([*COMMAND, "certs", *command], check=True, timeout=30, capture_output=True)
     return tmp_path / "pem"
 
 

@@ -30,8 +30,8 @@ DEADLINE_S = 20.0
 @contextlib.contextmanager
 def serving(certificates: Certificates, **settings: Any) -> Iterator[Server]:
     """A server on a free port of loopback; mutual TLS unless `insecure`."""
-    if not settings.get("insecure"):
-        settings.setdefault("tls", certificates.server())
+    if not settings.get("insecure") and "tls" not in settings:
+        settings["tls"] = certificates.server()
     settings.setdefault("parties", SITES)
     settings.setdefault("round_timeout_s", DEADLINE_S)
     settings.setdefault("join_timeout_s", DEADLINE_S)

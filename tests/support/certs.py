@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tf_hips.config import Tls
-from tf_hips.ps import tls
+from tf_hips.ps import authority
 
 
 class Certificates:
@@ -17,13 +17,15 @@ class Certificates:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        tls.make_authority(folder, days=2)
+        authority.make_authority(folder, days=2)
 
     @functools.cache  # noqa: B019 - lives as long as the session
     def identity(self, role: str, site: str, days: float = 1) -> Tls:
         """The identity of `role/site`; each validity has a folder of its own."""
         folder = self._folder / f"{days}"
-        return tls.make_certificate(role, site, folder=folder, authority=self._folder, days=days)
+        return authority.make_certificate(
+            role, site, folder=folder, authority=self._folder, days=days
+        )
 
     def party(self, site: str) -> Tls:
         """The identity of a party."""

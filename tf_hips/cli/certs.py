@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf-hips certs`: an authority, and the certificates of a server and its parties."""
+"""`tf-hips certs`: an authority; certificates of servers and parties made, shown and revoked."""
 
 import argparse
+import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,24 +11,43 @@ from typing import Any
 from tf_hips.cli import arguments
 from tf_hips.config import Tls
 
-_AUTHORITY_KEY = "authority.key"
-_DAYS = 365
+# Of `ps.authority`, which is not imported to say what a command is for.
+_DAYS = 30
 _AUTHORITY_DAYS = 3650
+_DESCRIPTION = """\
+Makes certificates for mutual TLS. DIR is the folder of an authority; its authority.key never
+leaves it. Servers and parties get authority.pem, and each its own certificate and key."""
 
 
 def add(commands: Any) -> None:
-    """Declares the sub-command."""
+    """Declares the sub-command and its own."""
     parser = commands.add_parser(
-        "certs",
-        help="make an authority and certificates",
-        description="Makes certificates for mutual TLS. An authority that DIR holds already "
-        "signs the new ones, too.",
+        "certs", help="make, show and revoke certificates", description=_DESCRIPTION
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
-    parser.add_argument(
+    own = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    init = own.add_parser("init", help="make an authority", description="Makes an authority.")
+    init.add_argument("folder", metavar="DIR", help="folder to write to")
+    init.add_argument(
+        "--days",
+        type=days,
+        default=_AUTHORITY_DAYS,
+        metavar="N",
+        help=f"days that it is valid (default {_AUTHORITY_DAYS})",
+    )
+    init.set_defaults(run=_init)
+
+    issue = own.add_parser(
+        "issue",
+        help="make certificates",
+        description="Makes certificates, each with a key of its own. Without --renew a file that "
+        "is there already is an error.",
+    )
+    issue.add_argument("folder", metavar="DIR", help="folder of the authority")
+    issue.add_argument(
         "--server", type=arguments.site, metavar="NAME", help="name of the global server"
     )
-    parser.add_argument(
+    issue.add_argument(
         "--party",
         type=arguments.site,
         action="append",
@@ -35,32 +55,134 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help="a party; may be repeated",
     )
-    parser.add_argument(
+    issue.add_argument(
         "--days",
         type=days,
         default=_DAYS,
         metavar="N",
-        help=f"days that the certificates are valid (default {_DAYS}); "
-        f"a new authority is valid for {_AUTHORITY_DAYS}",
+        help=f"days that they are valid (default {_DAYS})",
     )
-    parser.set_defaults(run=run)
+    issue.add_argument(
+        "--renew",
+        action="store_true",
+        help="replace certificates and keys that are there; who uses the files goes on with them",
+    )
+    issue.set_defaults(run=_issue)
+
+    show = own.add_parser(
+        "show",
+        help="say what certificates are for, and how long",
+        description="Says what certificates are for, how long they are valid, and whether they are "
+        "revoked. Exits with 1 if one of them cannot be used now.",
+    )
+    show.add_argument("paths", nargs="+", metavar="PATH", help="a folder or a certificate")
+    show.set_defaults(run=_show)
+
+    revoke = own.add_parser(
+        "revoke",
+        help="make servers refuse certificates",
+        description="Writes certificates to DIR/revoked.txt. A server that is given the file "
+        "(--revoked) refuses the next call of their holders; it looks at the file for every call.",
+    )
+    revoke.add_argument("folder", metavar="DIR", help="folder of the authority")
+    revoke.add_argument(
+        "which",
+        nargs="+",
+        metavar="WHICH",
+        help="ROLE/SITE (all that it holds), the file or the fingerprint of a certificate",
+    )
+    revoke.add_argument("--reason", default="", metavar="TEXT", help="why, in one line")
+    revoke.set_defaults(run=_revoke)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Makes the certificates and says where they are."""
+def _init(options: argparse.Namespace) -> int:
+    from tf_hips.ps import authority
+
+    made = authority.make_authority(Path(options.folder), days=options.days)
+    sys.stdout.write(
+        f"{made}\nkeep {made.parent / authority.KEY_FILE} away from servers and parties\n"
+    )
+    return 0
+
+
+def _issue(options: argparse.Namespace) -> int:
+    from tf_hips.ps import authority
+
     if options.server is None and not options.party:
         raise arguments.UsageError("at least one of --server and --party is needed")
     if len(set(options.party)) != len(options.party):
         raise arguments.UsageError(
             f"every --party must be named once. Received: {', '.join(options.party)}"
         )
-    made = make(Path(options.out), server=options.server, parties=options.party, days=options.days)
+    folder = Path(options.folder)
+    if not (folder / authority.KEY_FILE).exists():
+        raise arguments.UsageError(
+            f"{folder} must hold an authority: `tf-hips certs init {folder}` makes one"
+        )
+    made = make(
+        folder,
+        server=options.server,
+        parties=options.party,
+        days=options.days,
+        renew=options.renew,
+    )
     for identity in made:
         sys.stdout.write(f"{identity.certificate}  {identity.key}\n")
-    sys.stdout.write(
-        f"signed by {made[0].authority}; "
-        f"keep {Path(options.out) / _AUTHORITY_KEY} away from servers and parties\n"
-    )
+    sys.stdout.write(f"signed by {made[0].authority}; valid for {options.days} days\n")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("certificate", "of", "until", "SHA-256"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("state", overflow="fold")
+    now = datetime.datetime.now(datetime.UTC)
+    is_good = True
+    for path, one, why in _shown([Path(path) for path in options.paths]):
+        left = one.ends - now
+        state = why or f"{left.days} days left"
+        if not why and left.total_seconds() < 0:
+            state = "expired"
+        elif not why and one.begins > now:
+            state = "not valid yet"
+        is_good &= state.endswith("left")
+        name = "the authority" if one.is_authority else one.name
+        table.add_row(
+            str(path), name, f"{one.ends:%Y-%m-%d %H:%M} UTC", state, one.fingerprint[:16]
+        )
+    Console(highlight=False).print(table)
+    return 0 if is_good else 1
+
+
+def _shown(paths: Sequence[Path]) -> list[tuple[Path, Any, str]]:
+    """File, certificate, and why it is revoked, of all certificates in files and folders."""
+    from tf_hips.ps import authority
+
+    found = []
+    for path in paths:
+        files = sorted(path.glob("*.pem")) if path.is_dir() else [path]
+        if not files:
+            raise arguments.UsageError(f"{path} must hold certificates (*.pem)")
+        for file in files:
+            revoked = authority.revoked(file.parent)
+            for one in authority.show(file):
+                line = revoked.get(one.fingerprint)
+                why = "" if line is None else f"revoked {line.day} {line.reason}".rstrip()
+                found.append((file, one, why))
+    return found
+
+
+def _revoke(options: argparse.Namespace) -> int:
+    from tf_hips.ps import authority
+
+    folder = Path(options.folder)
+    for line in authority.revoke(folder, options.which, options.reason):
+        sys.stdout.write(f"revoked {line.name}  {line.fingerprint[:12]}\n")
+    sys.stdout.write(f"give {folder / authority.REVOKED_FILE} to every server (--revoked)\n")
     return 0
 
 
@@ -81,6 +203,7 @@ def make(
     parties: Sequence[str],
     days: int,
     authority_days: int = _AUTHORITY_DAYS,
+    renew: bool = False,
 ) -> list[Tls]:
     """Makes the certificate of `server`, if any, then of every party; the authority if need be.
 
@@ -90,19 +213,22 @@ def make(
         parties: names of the parties.
         days: how long the certificates are valid.
         authority_days: how long an authority is valid that has to be made.
+        renew: certificates that are there are replaced.
 
     Raises:
         UsageError: a certificate is there already.
         ConfigError: the package `cryptography` is not installed.
     """
-    from tf_hips.ps import tls
+    from tf_hips.ps import authority, tls
 
     wanted = [(tls.SERVER_ROLE, server)] if server is not None else []
     wanted += [(tls.CHILD_ROLE, party) for party in parties]
     for role, site in wanted:
         path = folder / f"{role}-{site}.pem"
-        if path.exists():
-            raise arguments.UsageError(f"{path} is there already; remove it to make a new one")
-    if not (folder / _AUTHORITY_KEY).exists():
-        tls.make_authority(folder, days=authority_days)
-    return [tls.make_certificate(role, site, folder=folder, days=days) for role, site in wanted]
+        if path.exists() and not renew:
+            raise arguments.UsageError(f"{path} is there already; --renew replaces it")
+    if not (folder / authority.KEY_FILE).exists():
+        authority.make_authority(folder, days=authority_days)
+    return [
+        authority.make_certificate(role, site, folder=folder, days=days) for role, site in wanted
+    ]

@@ -78,6 +78,9 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="keep the run in DIR; started again with the same options, the server goes on with it",
     )
+    parser.add_argument(
+        "--revoked", metavar="FILE", help="certificates to refuse, as `tf-hips certs revoke` writes"
+    )
     arguments.add_identity(parser, "the server")
     parser.set_defaults(run=run)
 
@@ -105,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
         compression=options.compression,
         downlink=options.downlink,
         tls=tls,
+        revoked=options.revoked,
         insecure=options.insecure,
         once=options.once,
         log_dir=options.log_dir,

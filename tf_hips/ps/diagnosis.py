@@ -186,19 +186,10 @@ def check_server(tls: Tls) -> None:
             from another authority or is of another role.
     """
     identities.read(tls)
+    identities.check_pair(tls)
     server, child = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        child.load_verify_locations(tls.authority)
-    except ssl.SSLError as error:
-        raise ConfigError(f"`tls.authority`: {tls.authority} cannot be used: {error}.") from error
-    try:
-        server.load_cert_chain(tls.certificate, tls.key)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            text = f"the key {tls.key} does not belong to {tls.certificate}."
-        else:
-            text = f"{tls.certificate} and {tls.key} cannot be used: {error}."
-        raise ConfigError(f"`tls`: {text}") from error
+    child.load_verify_locations(tls.authority)
+    server.load_cert_chain(tls.certificate, tls.key)
     role = identities.SERVER_ROLE
     try:
         subject = _shake_hands(child, server, identities.server_name(role))

@@ -19,7 +19,14 @@ import grpc
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import NonFiniteError, PacketError, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import (
+    ConfigError,
+    NonFiniteError,
+    PacketError,
+    PeerError,
+    ProtocolError,
+    TfHipsError,
+)
 from tf_hips.ps import tls, wire
 from tf_hips.ps.diagnosis import diagnose
 from tf_hips.ps.sockets import Meter
@@ -236,6 +243,17 @@ class Link:
         stub: Callable[..., Any] = getattr(channel, kind)(f"/{wire.SERVICE}/{method}")
         return stub
 
+    def _read_credentials(self) -> None:
+        """Takes the certificate that the files hold now; they may have been replaced."""
+        identity = self._uplink.tls
+        if identity is None:
+            return
+        try:
+            tls.check_pair(identity)
+            self._credentials = tls.channel_credentials(identity)
+        except ConfigError as error:
+            log.warning("The certificate as it was before is used on: %s", error)
+
     def _connect(self, timeout_s: float) -> grpc.Channel:
         """A channel that has tried to connect; where that failed, the next call says so at once."""
         settled = threading.Event()
@@ -249,6 +267,7 @@ class Link:
                 settled.set()
 
         with self.meter.connecting():
+            self._read_credentials()
             if self._credentials is None:
                 channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
             else:

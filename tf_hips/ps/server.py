@@ -42,6 +42,7 @@ from tf_hips.errors import (
     TfHipsError,
 )
 from tf_hips.ps import tls, wire
+from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.diagnosis import check_server
 from tf_hips.ps.durable import Keeper
 from tf_hips.ps.members import Caller
@@ -87,6 +88,7 @@ class Server:
         self._events = log.EventLog(
             config.log_dir, run=config.run, role=tls.SERVER_ROLE, site=tls.SERVER_ROLE, rank=0
         )
+        self._admission = Admission(config, self._tell)
         self._server: grpc.Server | None = None
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._port = 0
@@ -185,7 +187,7 @@ class Server:
                 self._port = server.add_insecure_port(self._config.bind)
             else:
                 self._port = server.add_secure_port(
-                    self._config.bind, tls.server_credentials(self._config.tls)
+                    self._config.bind, tls.server_credentials(self._config.tls, self._tell)
                 )
         except RuntimeError as error:
             raise ConfigError(
@@ -193,6 +195,11 @@ class Server:
             ) from error
         server.start()
         self._server = server
+
+    def _tell(self, text: str) -> None:
+        """Says what has become of a file that has changed."""
+        self._events.write("changed", text=text)
+        log.warning("%s", text)
 
     def _is_done(self, session: Session) -> bool:
         return self._stopped.is_set() or (self._config.once and session.is_over)
@@ -240,8 +247,11 @@ class Server:
     @contextlib.contextmanager
     def _translated(self, context: grpc.ServicerContext) -> Iterator[None]:
         try:
+            self._admission.admit(context)
             yield
-        except _Refused as error:
+        except TurnedAwayError as error:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except RefusedError as error:
             self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
         except TfHipsError as error:
             code = next(code for kind, code in _CODES if isinstance(error, kind))
@@ -251,6 +261,10 @@ class Server:
         text = text[:2000]  # gRPC bounds a call's metadata to 8 KiB
         self._events.write("refused", code=code.name, reason=text, peer=context.peer())
         log.warning("Refused a call of %s: %s", context.peer(), text)
+        who = self._admission.note(context, code)
+        if who is not None:
+            self._events.write("turned_away", who=who)
+            log.warning("Calls of `%s` are turned away for the rest of this minute", who)
         context.abort(code, text)
         raise AssertionError("abort returned")
 
@@ -259,24 +273,7 @@ class Server:
     ) -> tuple[Call, Caller, Session]:
         metadata = dict(context.invocation_metadata() or ())
         call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
-        if self._config.tls is not None:
-            names = [
-                bytes(name).decode("utf-8", "replace")
-                for name in context.auth_context().get("x509_common_name", ())
-            ]
-            held = tls.Identity.parse(names[0]) if len(names) == 1 else None
-            wanted = tls.Identity(tls.CHILD_ROLE, call.site)
-            if held != wanted:
-                raise _Refused(
-                    f"The certificate must be `{wanted}`. Received: `{', '.join(names)[:100]}`"
-                )
-        if call.site not in self._config.parties:
-            raise _Refused(
-                f"The site must be one of {', '.join(self._config.parties)}. Received: "
-                f"`{call.site}`"
-            )
-        if call.run != self._config.run:
-            raise _Refused(f"The run must be `{self._config.run}`. Received: `{call.run}`")
+        self._admission.check(context, call)
         limit = self._config.join_timeout_s if is_join else self._config.round_timeout_s
         left = context.time_remaining()
         if left is not None:
@@ -463,10 +460,6 @@ class Server:
             sent_bytes=sent_bytes,
             duration_us=int(1e6 * (time.monotonic() - began)),
         )
-
-
-class _Refused(TfHipsError):
-    """The caller is not who it says, or not one of this run."""
 
 
 class _Reader(threading.Thread):

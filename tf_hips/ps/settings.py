@@ -25,6 +25,8 @@ class ServerConfig:
         max_model_bytes: limit of a model, gradients as float32 and weights alike.
         max_gather_bytes: limit of what a party sends in one exact sum.
         tls: identity of the server; its certificate is one of role `global-server`.
+        revoked: file of certificates that are refused (revocation.py), or None; only with `tls`.
+        max_refused: calls that may be refused of one child in a minute, before it is turned away.
         insecure: plain text; allowed on loopback only, and only without `tls`.
         round_timeout_s: seconds from a child's first packets to the end of the round.
         join_timeout_s: seconds that a child waits for the others to join.
@@ -45,6 +47,8 @@ class ServerConfig:
     max_model_bytes: int = 16 << 30
     max_gather_bytes: int = 64 << 20
     tls: Tls | None = None
+    revoked: str | None = None
+    max_refused: int = 30
     insecure: bool = False
     round_timeout_s: float = 600.0
     join_timeout_s: float = 600.0
@@ -74,11 +78,14 @@ class ServerConfig:
             )
         if self.insecure == (self.tls is not None):
             raise ConfigError("Either `tls` must be set or `insecure`, and not both.")
+        if self.revoked is not None and self.tls is None:
+            raise ConfigError(f"`revoked` needs `tls`. Received: revoked={self.revoked!r}")
         if self.insecure and not is_loopback(host):
             raise ConfigError(f"`insecure` is for loopback only. Received: bind={self.bind!r}")
         for name in (
             "max_model_bytes",
             "max_gather_bytes",
+            "max_refused",
             "round_timeout_s",
             "join_timeout_s",
             "lost_after_s",

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many refused calls a peer may make."""
+
+from tf_hips.ps.refusals import Refusals
+
+
+def test_a_peer_is_turned_away_for_the_rest_of_a_period() -> None:
+    now = [100.0]
+    refusals = Refusals(limit=3, period_s=60, clock=lambda: now[0])
+    assert [refusals.note("a") for _ in range(2)] == [False, False]
+    assert refusals.wait_s("a") == 0
+    now[0] = 110.0
+    assert refusals.note("a")  # the last one that is heard
+    assert refusals.wait_s("a") == 50
+    assert refusals.wait_s("b") == 0
+    now[0] = 159.5
+    assert refusals.wait_s("a") == 0.5
+    now[0] = 160.0
+    assert refusals.wait_s("a") == 0
+    assert not refusals.note("a")  # a new period
+    assert refusals.wait_s("a") == 0
+
+
+def test_memory_is_bounded_and_the_newest_stay() -> None:
+    refusals = Refusals(limit=1, period_s=60, clock=lambda: 0.0)
+    for number in range(5000):
+        refusals.note(str(number))
+    assert refusals.wait_s("4999") == 60
+    assert refusals.wait_s("0") == 0
+    assert len(refusals._peers) == 1024

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a call may be heard: certificate, revocation, site and run, and how often it was refused.
+
+Everything is checked for every call: a connection outlives certificates and lists.
+"""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import grpc
+
+from tf_hips.errors import TfHipsError
+from tf_hips.ps import tls
+from tf_hips.ps.refusals import Refusals
+from tf_hips.ps.revocation import Revocations
+from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.wire import Call
+
+# What a caller is to blame for. Gradients that are not finite and parties that do not come are not.
+_COUNTED = (
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+
+
+class RefusedError(TfHipsError):
+    """A call that is not heard; its text goes to the caller."""
+
+
+class TurnedAwayError(RefusedError):
+    """A call of somebody who was refused too often; not worth a line of log."""
+
+
+class Admission:
+    """Who may call a server. Thread-safe."""
+
+    def __init__(self, config: ServerConfig, on_change: Callable[[str], None]) -> None:
+        """Reads what is needed.
+
+        Args:
+            config: what the server is told.
+            on_change: told in one sentence what has become of a changed file.
+
+        Raises:
+            ConfigError: the list of revoked certificates cannot be read.
+        """
+        self._config = config
+        self._refusals = Refusals(config.max_refused)
+        self._revocations = (
+            Revocations(config.revoked, on_change) if config.revoked is not None else None
+        )
+
+    def admit(self, context: grpc.ServicerContext) -> None:
+        """Turns away who was refused too often.
+
+        Raises:
+            TurnedAwayError: the caller must wait.
+        """
+        wait_s = self._refusals.wait_s(self._peer(context))
+        if wait_s > 0:
+            raise TurnedAwayError(
+                f"{self._config.max_refused} calls of this caller were refused within a minute. "
+                f"Calls are heard again in {wait_s:.0f} s."
+            )
+
+    def check(self, context: grpc.ServicerContext, call: Call) -> None:
+        """Finds out whether a call comes from where it says.
+
+        Raises:
+            RefusedError: it does not, or its certificate is revoked, or it is for another run.
+        """
+        if self._config.tls is not None:
+            self._check_certificate(context, call)
+        if call.site not in self._config.parties:
+            _refuse(
+                f"The site must be one of {', '.join(self._config.parties)}. Received: "
+                f"`{call.site}`"
+            )
+        if call.run != self._config.run:
+            _refuse(f"The run must be `{self._config.run}`. Received: `{call.run}`")
+
+    def note(self, context: grpc.ServicerContext, code: grpc.StatusCode) -> str | None:
+        """Counts a refused call; who is turned away from now on, if this was the last one."""
+        peer = self._peer(context)
+        is_counted = self._config.tls is not None and code in _COUNTED
+        return peer if is_counted and self._refusals.note(peer) else None
+
+    def _check_certificate(self, context: grpc.ServicerContext, call: Call) -> None:
+        names = _names(context)
+        held = tls.Identity.parse(names[0]) if len(names) == 1 else None
+        wanted = tls.Identity(tls.CHILD_ROLE, call.site)
+        if held != wanted:
+            _refuse(f"The certificate must be `{wanted}`. Received: `{', '.join(names)[:100]}`")
+        if self._revocations is None:
+            return
+        pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
+        found = self._revocations.find(tls.fingerprint(pem))
+        if found is not None:
+            reason = f": {found.reason}" if found.reason else ""
+            _refuse(f"The certificate of `{wanted}` was revoked on {found.day}{reason[:200]}.")
+
+    def _peer(self, context: grpc.ServicerContext) -> str:
+        """Who is counted: in plain text, on loopback, all are one, who is never turned away."""
+        return ", ".join(_names(context)) if self._config.tls is not None else ""
+
+
+def _names(context: grpc.ServicerContext) -> list[str]:
+    names = context.auth_context().get("x509_common_name", ())
+    return [bytes(name).decode("utf-8", "replace") for name in names]
+
+
+def _refuse(text: str) -> NoReturn:
+    raise RefusedError(text)
