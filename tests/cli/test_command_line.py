@@ -303,7 +303,7 @@ def test_certs_are_shown_and_revoked(
     run("issue", folder, "--server", "hub", "--party", "west", "--party", "east", "--days", "5")
     code, text = run("show", folder)
     assert code == 0
-    lines = {line.split("  ")[0].rpartition("/")[2]: line for line in text.splitlines()}
+    lines = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "the authority" in lines["authority.pem"]
     assert "party/west" in lines["party-west.pem"]
     assert "4 days left" in lines["party-west.pem"]

@@ -151,9 +151,7 @@ def _show(options: argparse.Namespace) -> int:
             state = "not valid yet"
         is_good &= state.endswith("left")
         name = "the authority" if one.is_authority else one.name
-        table.add_row(
-            str(path), name, f"{one.ends:%Y-%m-%d %H:%M} UTC", state, one.fingerprint[:16]
-        )
+        table.add_row(path.name, name, f"{one.ends:%Y-%m-%d}", one.fingerprint[:12], state)
     Console(highlight=False).print(table)
     return 0 if is_good else 1
 
