@@ -181,7 +181,7 @@ def test_a_disk_that_is_full_of_a_snapshot_ends_the_run(
     with Served(tmp_path) as first:
         first.join()
         first.agree()
-        first.deliver(rounds(0, 0))
+        expected = first.train(0, 0)
         first.begin(1)
         finished(first)
         assert first.session.ended == (
@@ -190,4 +190,4 @@ def test_a_disk_that_is_full_of_a_snapshot_ends_the_run(
         )
         shutil.copytree(tmp_path / "state", tmp_path / "after" / "state")
     with Served(tmp_path / "after") as second:
-        assert second.results(0) == undisturbed(0, second.texts)[0]
+        assert second.results(0) == expected[0] == undisturbed(0, second.texts)[0]
