@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real servers, killed with SIGKILL and started again under children that notice nothing."""
 
+import errno
 import resource
 import shutil
 import signal
@@ -31,6 +32,7 @@ from tests.ps.parties import (
 from tests.support.certs import Certificates
 from tf_hips import log
 from tf_hips.errors import ConfigError, PeerError, StateError
+from tf_hips.ps import journal as journals
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Kind, from_payload
 from tf_hips.ps.records import Reader
@@ -290,6 +292,27 @@ def test_a_port_that_is_taken_leaves_the_run_as_it_is(tmp_path: Path) -> None:
             Server(ServerConfig(**settings, bind=bind)).start()
     with serving(None, **settings):  # type: ignore[arg-type]
         pass
+
+
+def test_a_server_whose_disk_was_full_can_serve_another_run(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, pieces: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with serving(certificates, state_dir=str(tmp_path)) as server:
+        with parties(server, certificates) as members, monkeypatch.context() as patch:
+            train_all(members, 0, 1)
+            patch.setattr(journals.os, "writev", full)
+            for later in [Later(lambda one=one: one.train(2, 2)) for one in members]:
+                with pytest.raises(PeerError, match="journal-000001: No space left on device"):
+                    later.result()
+            # A new run has no room either.
+            late = Party(server.address, "a", certificates.party("a"))
+            with pytest.raises(PeerError, match="The server cannot keep a run in"):
+                late.join()
+        with parties(server, certificates) as members:
+            assert train_all(members, 0, 2) == expected_rounds(3)
 
 
 def test_a_site_that_comes_anew_gets_a_new_run_if_nobody_came_back(

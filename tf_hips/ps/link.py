@@ -221,7 +221,11 @@ class Link:
                 return result
             except (grpc.RpcError, grpc.FutureCancelledError) as error:
                 code = error.code() if isinstance(error, grpc.RpcError) else None
-                if code == grpc.StatusCode.UNAVAILABLE:
+                # A server that stops cancels calls that have just come.
+                is_stopped = code == grpc.StatusCode.CANCELLED and not (
+                    self._closed.is_set() or patience.is_over
+                )
+                if code == grpc.StatusCode.UNAVAILABLE or is_stopped:
                     reason = self._pause(method, attempt, patience)
                 elif _is_busy(error):
                     self._rest(method, attempt, patience)

@@ -227,7 +227,8 @@ class Server:
                 call, caller, session = self._identify(context, is_join=handle == self._join)
                 with _settling(session):
                     answer = handle(request, call, caller, session)
-                session.settle()
+                if handle != self._tell_terms:  # who may begin another run must hear them
+                    session.settle()
                 return answer
             raise AssertionError("abort returned")
 
