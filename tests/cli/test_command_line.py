@@ -66,7 +66,7 @@ WRONG = {
         ["party", "--hostfile", "no", "--", "{script}"],
         "--hostfile no cannot be read",
     ),
-    "certificate for nobody": (["certs", "issue", "x"], "--server and --party"),
+    "certificate for nobody": (["certs", "issue", "x"], "--server, --party and --operator"),
     "no days": (["certs", "issue", "x", "--party", "a", "--days", "0"], "number >= 1. Received"),
     "longer than the authority": (
         ["certs", "issue", "x", "--party", "a", "--days", "9999"],

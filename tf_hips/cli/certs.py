@@ -56,6 +56,14 @@ def add(commands: Any) -> None:
         help="a party; may be repeated",
     )
     issue.add_argument(
+        "--operator",
+        type=arguments.site,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="somebody who may ask for the status of runs; may be repeated",
+    )
+    issue.add_argument(
         "--days",
         type=days,
         default=_DAYS,
@@ -108,12 +116,14 @@ def _init(options: argparse.Namespace) -> int:
 def _issue(options: argparse.Namespace) -> int:
     from tf_hips.ps import authority
 
-    if options.server is None and not options.party:
-        raise arguments.UsageError("at least one of --server and --party is needed")
-    if len(set(options.party)) != len(options.party):
-        raise arguments.UsageError(
-            f"every --party must be named once. Received: {', '.join(options.party)}"
-        )
+    if options.server is None and not options.party and not options.operator:
+        raise arguments.UsageError("at least one of --server, --party and --operator is needed")
+    for name in ("party", "operator"):
+        given = getattr(options, name)
+        if len(set(given)) != len(given):
+            raise arguments.UsageError(
+                f"every --{name} must be named once. Received: {', '.join(given)}"
+            )
     folder = Path(options.folder)
     if not (folder / authority.KEY_FILE).exists():
         raise arguments.UsageError(
@@ -123,6 +133,7 @@ def _issue(options: argparse.Namespace) -> int:
         folder,
         server=options.server,
         parties=options.party,
+        operators=options.operator,
         days=options.days,
         renew=options.renew,
     )
@@ -200,6 +211,7 @@ def make(
     server: str | None,
     parties: Sequence[str],
     days: int,
+    operators: Sequence[str] = (),
     authority_days: int = _AUTHORITY_DAYS,
     renew: bool = False,
 ) -> list[Tls]:
@@ -210,6 +222,7 @@ def make(
         server: name of the global server, or None.
         parties: names of the parties.
         days: how long the certificates are valid.
+        operators: names of operators, whose certificates come last.
         authority_days: how long an authority is valid that has to be made.
         renew: certificates that are there are replaced.
 
@@ -221,6 +234,7 @@ def make(
 
     wanted = [(tls.SERVER_ROLE, server)] if server is not None else []
     wanted += [(tls.CHILD_ROLE, party) for party in parties]
+    wanted += [(tls.OPERATOR_ROLE, operator) for operator in operators]
     for role, site in wanted:
         path = folder / f"{role}-{site}.pem"
         if path.exists() and not renew:

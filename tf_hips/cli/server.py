@@ -81,6 +81,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--revoked", metavar="FILE", help="certificates to refuse, as `tf-hips certs revoke` writes"
     )
+    parser.add_argument(
+        "--metrics",
+        type=arguments.endpoint,
+        metavar="HOST:PORT",
+        help="tell Prometheus about the run, in plain HTTP",
+    )
     arguments.add_identity(parser, "the server")
     parser.set_defaults(run=run)
 
@@ -109,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
         downlink=options.downlink,
         tls=tls,
         revoked=options.revoked,
+        metrics=options.metrics,
         insecure=options.insecure,
         once=options.once,
         log_dir=options.log_dir,

@@ -64,15 +64,23 @@ class Admission:
                 f"Calls are heard again in {wait_s:.0f} s."
             )
 
-    def check(self, context: grpc.ServicerContext, call: Call) -> None:
+    def check(
+        self, context: grpc.ServicerContext, call: Call, *, may_operate: bool = False
+    ) -> None:
         """Finds out whether a call comes from where it says.
+
+        Args:
+            context: of the call.
+            call: what it says.
+            may_operate: an operator may make this call, too.
 
         Raises:
             RefusedError: it does not, or its certificate is revoked, or it is for another run.
         """
+        is_operator = may_operate and self._config.tls is None
         if self._config.tls is not None:
-            self._check_certificate(context, call)
-        if call.site not in self._config.parties:
+            is_operator = self._check_certificate(context, call, may_operate=may_operate)
+        if not is_operator and call.site not in self._config.parties:
             _refuse(
                 f"The site must be one of {', '.join(self._config.parties)}. Received: "
                 f"`{call.site}`"
@@ -86,19 +94,23 @@ class Admission:
         is_counted = self._config.tls is not None and code in _COUNTED
         return peer if is_counted and self._refusals.note(peer) else None
 
-    def _check_certificate(self, context: grpc.ServicerContext, call: Call) -> None:
+    def _check_certificate(
+        self, context: grpc.ServicerContext, call: Call, *, may_operate: bool
+    ) -> bool:
+        """Whether it is an operator's."""
         names = _names(context)
         held = tls.Identity.parse(names[0]) if len(names) == 1 else None
         wanted = tls.Identity(tls.CHILD_ROLE, call.site)
-        if held != wanted:
+        is_operator = may_operate and held == tls.Identity(tls.OPERATOR_ROLE, call.site)
+        if held is None or (held != wanted and not is_operator):
             _refuse(f"The certificate must be `{wanted}`. Received: `{', '.join(names)[:100]}`")
-        if self._revocations is None:
-            return
-        pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
-        found = self._revocations.find(tls.fingerprint(pem))
-        if found is not None:
-            reason = f": {found.reason}" if found.reason else ""
-            _refuse(f"The certificate of `{wanted}` was revoked on {found.day}{reason[:200]}.")
+        if self._revocations is not None:
+            pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
+            found = self._revocations.find(tls.fingerprint(pem))
+            if found is not None:
+                reason = f": {found.reason}" if found.reason else ""
+                _refuse(f"The certificate of `{held}` was revoked on {found.day}{reason[:200]}.")
+        return is_operator
 
     def _peer(self, context: grpc.ServicerContext) -> str:
         """Who is counted: in plain text, on loopback, all are one, who is never turned away."""

@@ -158,15 +158,8 @@ def _own_fault(tls: Tls) -> str | None:
 
     Shows the certificate to such a server in memory, so the verdict is that of a real handshake.
     """
-    judge, shower = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    judge.verify_mode = ssl.CERT_REQUIRED
-    judge.load_verify_locations(tls.authority)
-    shower.check_hostname = False
-    shower.verify_mode = ssl.CERT_NONE
-    for context in (judge, shower):
-        context.load_cert_chain(tls.certificate, tls.key)
     try:
-        _shake_hands(shower, judge)
+        _shake_hands(*_shower_and_judge(tls))
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == _VERIFY_EXPIRED:
             return "it has expired"
@@ -192,7 +185,7 @@ def check_server(tls: Tls) -> None:
     server.load_cert_chain(tls.certificate, tls.key)
     role = identities.SERVER_ROLE
     try:
-        subject = _shake_hands(child, server, identities.server_name(role))
+        subject = _common_name(_shake_hands(child, server, identities.server_name(role))[0])
     except ssl.SSLCertVerificationError as error:
         text = _explain_verification(
             f"this server, {tls.certificate},", error, tls, identities.server_name(role)
@@ -208,8 +201,42 @@ def check_server(tls: Tls) -> None:
         )
 
 
-def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str | None = None) -> str:
-    """A handshake in memory; the common name in the server's certificate, if the client asks."""
+def own_identity(tls: Tls) -> identities.Identity:
+    """Who the certificate of a client speaks for.
+
+    Raises:
+        ConfigError: the files cannot be used, or the name is not `role/site`.
+    """
+    identities.check_pair(tls)
+    fault = _own_fault(tls)
+    if fault is not None:
+        raise ConfigError(f"The certificate {tls.certificate} cannot be used: {fault}.")
+    name = _common_name(_shake_hands(*_shower_and_judge(tls))[1])
+    found = identities.Identity.parse(name)
+    if found is None:
+        raise ConfigError(
+            f"A certificate must be for `role/site`. Received: {tls.certificate}, which is for "
+            f"`{name[:100]}`"
+        )
+    return found
+
+
+def _shower_and_judge(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A client that shows a certificate, and a server that asks whether its authority made it."""
+    judge, shower = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    judge.verify_mode = ssl.CERT_REQUIRED
+    judge.load_verify_locations(tls.authority)
+    shower.check_hostname = False
+    shower.verify_mode = ssl.CERT_NONE
+    for context in (judge, shower):
+        context.load_cert_chain(tls.certificate, tls.key)
+    return shower, judge
+
+
+def _shake_hands(
+    client: ssl.SSLContext, server: ssl.SSLContext, name: str | None = None
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Both ends of a handshake in memory."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     near = client.wrap_bio(down, up, server_hostname=name)
     far = server.wrap_bio(up, down, server_side=True)
@@ -217,7 +244,12 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str | Non
         for end in (near, far):
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-    for key, value in (pair for part in _subject(near) for pair in part):
+    return near, far
+
+
+def _common_name(end: ssl.SSLObject) -> str:
+    """The common name in the certificate of the other end, if this one asks for it."""
+    for key, value in (pair for part in _subject(end) for pair in part):
         if key == "commonName":
             return value
     return ""

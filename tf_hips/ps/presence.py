@@ -43,6 +43,10 @@ class Presence:
             self._calls[child].append(call)
             self._stop_timer(child)
 
+    def is_there(self, child: int) -> bool:
+        """Whether `child` shows that it is there."""
+        return bool(self._calls.get(child))
+
     def depart(self, child: int, call: object) -> None:
         """The end of such a call; another one, over a newer connection, may be there."""
         if child in self._calls:

@@ -7,6 +7,7 @@
                                                 as soon as they are there
     Gather                                      one payload up, the payloads of all down
     Failed                                      a step of the caller ended with an error, JSON
+    Status                                      what the run is doing, JSON; also for operators
     Watch                                       open for as long as a child takes part; brings the
                                                 reason when the run ends for one
 
@@ -23,7 +24,6 @@ import concurrent.futures
 import contextlib
 import functools
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -45,25 +45,15 @@ from tf_hips.ps import tls, wire
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.diagnosis import check_server
 from tf_hips.ps.durable import Keeper
+from tf_hips.ps.listening import SERVER_OPTIONS, check_free, keepalive
 from tf_hips.ps.members import Caller
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig, terms_of
-from tf_hips.ps.sockets import split_address
-from tf_hips.ps.store import Store
+from tf_hips.ps.status import Metrics, snapshot
+from tf_hips.ps.streams import Reader, tell_held
+from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.wire import Call
 
-# An idle child pings once a minute; a server that counts such pings as abuse would cut the
-# connection.
-SERVER_OPTIONS = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_send_message_length", wire.MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", wire.MESSAGE_BYTES),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 4 << 20),
-)
 _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
     (PacketError, grpc.StatusCode.INVALID_ARGUMENT),
     (NonFiniteError, grpc.StatusCode.OUT_OF_RANGE),
@@ -89,6 +79,8 @@ class Server:
             config.log_dir, run=config.run, role=tls.SERVER_ROLE, site=tls.SERVER_ROLE, rank=0
         )
         self._admission = Admission(config, self._tell)
+        self._traffic = Traffic(len(config.parties))
+        self._metrics: Metrics | None = None
         self._server: grpc.Server | None = None
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._port = 0
@@ -97,6 +89,11 @@ class Server:
     def port(self) -> int:
         """The port the server listens at; 0 before `start`."""
         return self._port
+
+    @property
+    def metrics_address(self) -> str | None:
+        """`host:port` of the metrics; None: there are none."""
+        return self._metrics.address if self._metrics is not None else None
 
     @property
     def address(self) -> str:
@@ -114,7 +111,7 @@ class Server:
         """
         if self._config.tls is not None:
             check_server(self._config.tls)
-        _check_free(self._config.bind)
+        check_free(self._config.bind)
         if self._config.state_dir is not None:
             self._keeper = Keeper(
                 self._config.state_dir, self._config.run, self._terms, self._events
@@ -122,8 +119,14 @@ class Server:
         try:
             if self._keeper is not None:
                 self._session = self._keeper.restore() or self._keeper.begin()
+            if self._config.metrics is not None:
+                self._metrics = Metrics(
+                    self._config.metrics,
+                    lambda: snapshot(self._config, self._session, self._traffic),
+                )
             self._listen()
         except BaseException:
+            self._stop_metrics()
             if self._keeper is not None:
                 self._keeper.close()  # the run is as it was
                 self._keeper = None
@@ -135,6 +138,10 @@ class Server:
             self.address,
             ", ".join(self._config.parties),
         )
+        if self._metrics is not None:
+            log.info("Metrics at http://%s/metrics", self._metrics.address)
+            if self._metrics.is_public:
+                log.warning("Metrics are plain HTTP for whoever reaches this address")
 
     def wait(self) -> str | None:
         """Waits until the run is over and `once` is set, or until `stop`.
@@ -164,6 +171,7 @@ class Server:
             self._server = None
         if self._pool is not None:
             self._pool.shutdown(wait=False)
+        self._stop_metrics()
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
@@ -179,7 +187,7 @@ class Server:
         server = grpc.server(
             self._pool,
             handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, self._handlers()),),
-            options=(*SERVER_OPTIONS, *_keepalive(self._config.lost_after_s)),
+            options=(*SERVER_OPTIONS, *keepalive(self._config.lost_after_s)),
             maximum_concurrent_rpcs=8 * children + 8,
         )
         try:
@@ -195,6 +203,11 @@ class Server:
             ) from error
         server.start()
         self._server = server
+
+    def _stop_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.stop()
+            self._metrics = None
 
     def _tell(self, text: str) -> None:
         """Says what has become of a file that has changed."""
@@ -214,10 +227,21 @@ class Server:
             "Upload": grpc.stream_unary_rpc_method_handler(self._unary(self._upload)),
             "Download": grpc.unary_stream_rpc_method_handler(self._stream(self._download)),
             "Watch": grpc.unary_stream_rpc_method_handler(self._stream(self._watch)),
+            "Status": grpc.unary_unary_rpc_method_handler(self._status),
             "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
             "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
         }
+
+    def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Not one of the session's calls: it waits for nothing, and shows nobody to be there."""
+        del request
+        with self._translated(context):
+            metadata = dict(context.invocation_metadata() or ())
+            call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
+            self._admission.check(context, call, may_operate=True)
+            return wire.to_json(**snapshot(self._config, self._session, self._traffic))
+        raise AssertionError("abort returned")
 
     def _unary(
         self, handle: Callable[[Any, Call, Caller, Session], bytes]
@@ -260,6 +284,7 @@ class Server:
 
     def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
         text = text[:2000]  # gRPC bounds a call's metadata to 8 KiB
+        self._traffic.refused()
         self._events.write("refused", code=code.name, reason=text, peer=context.peer())
         log.warning("Refused a call of %s: %s", context.peer(), text)
         who = self._admission.note(context, code)
@@ -286,6 +311,7 @@ class Server:
                 self._renew(call, caller)
             session = self._session
         session.meet(caller)
+        self._traffic.called(caller.child, call.attempt)
         if not context.add_callback(lambda: session.hang_up(caller)):
             caller.is_gone = True
         return call, caller, session
@@ -343,6 +369,7 @@ class Server:
         position = call.number
         try:
             for message in messages:
+                self._traffic.received(caller.child, len(message))
                 position = session.upload(caller, position, message)
         except grpc.RpcError as error:
             raise PeerError(
@@ -358,7 +385,9 @@ class Server:
         session: Session,
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
-        return session.download(caller, call.number)
+        for message in session.download(caller, call.number):
+            self._traffic.sent(caller.child, len(message))
+            yield message
 
     def _watch(
         self,
@@ -398,11 +427,12 @@ class Server:
         have: set[int] = set()
         if call.attempt > 0:
             held = {0} if session.has_payload(caller, call.number) else set()
-            have = _tell_held(context, held, len(self._config.parties))
+            have = tell_held(context, held, len(self._config.parties))
         received_bytes, sent_bytes = 0, 0
         try:
             for message in messages:
                 received_bytes += len(message)
+                self._traffic.received(caller.child, len(message))
                 upload.feed(message)
         except grpc.RpcError as error:
             raise PeerError(f"Site `{call.site}` was cut off in a gather.") from error
@@ -410,6 +440,7 @@ class Server:
         session.settle()
         for message in wire.bundle(payloads):
             sent_bytes += len(message)
+            self._traffic.sent(caller.child, len(message))
             yield message
         self._events.write(
             "gather",
@@ -432,11 +463,11 @@ class Server:
     ) -> Iterator[bytes]:
         began = time.monotonic()
         store = session.begin_round(caller, call.number)
-        reader = _Reader(messages, store, session, caller, call)
+        reader = Reader(messages, store, session, caller, call, self._traffic)
         refused = len(store.refusals(call.number))
         have: set[int] = set()
         if call.attempt > 0:
-            have = _tell_held(
+            have = tell_held(
                 context, store.delivered(call.number, caller.child), len(store.model.chunks)
             )
         reader.start()
@@ -450,7 +481,9 @@ class Server:
                 (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
             ):
                 sent_bytes += len(message)
+                self._traffic.sent(caller.child, len(message))
                 yield message
+        self._traffic.finished_round(caller.child, time.monotonic() - began)
         self._events.write(
             "round",
             round=call.number,
@@ -463,54 +496,6 @@ class Server:
         )
 
 
-class _Reader(threading.Thread):
-    """Takes in the packets of one exchange, while the call's own thread sends results."""
-
-    def __init__(
-        self, messages: Iterable[bytes], store: Store, session: Session, caller: Caller, call: Call
-    ) -> None:
-        super().__init__(name="tf_hips-reader", daemon=True)
-        self.received_bytes = 0
-        self._messages = messages
-        self._store = store
-        self._session = session
-        self._caller = caller
-        self._number = call.number
-        self._site = call.site
-        self._error: Exception | None = None
-
-    def has_failed(self) -> bool:
-        return self._error is not None
-
-    def check(self) -> None:
-        """Raises what has gone wrong."""
-        if self._error is not None:
-            raise self._error
-
-    def run(self) -> None:
-        try:
-            assembler = wire.Assembler(self._store.packet_limits(self._number))
-            for message in self._messages:
-                self.received_bytes += len(message)
-                self._store.add(self._number, self._caller.child, assembler.feed(message))
-            assembler.finish()
-            self._check_complete()
-        except grpc.RpcError:
-            return  # the connection is gone, and the call's own thread knows
-        except Exception as error:  # noqa: BLE001 - handed to the call's own thread, which raises it
-            with self._session.changed:
-                self._error = error
-                self._session.changed.notify_all()
-
-    def _check_complete(self) -> None:
-        owed = self._store.missing(self._number).get(self._site)
-        if owed is not None and not self._store.has_refused(self._number):
-            total = len(self._store.model.chunks)
-            raise ProtocolError(
-                f"A round has {total} chunks. The stream ended with {owed} delivered."
-            )
-
-
 @contextlib.contextmanager
 def _settling(session: Session) -> Iterator[None]:
     """An error is told when what the session had accepted before it is durable."""
@@ -519,44 +504,6 @@ def _settling(session: Session) -> Iterator[None]:
     except TfHipsError:
         session.settle()
         raise
-
-
-def _tell_held(context: grpc.ServicerContext, held: Iterable[int], limit: int) -> set[int]:
-    """Tells a caller that tries again what the server holds; what the caller holds."""
-    metadata = dict(context.invocation_metadata() or ())
-    have = wire.ranges_from_text(str(metadata.get(wire.HELD_KEY, "")), limit)
-    context.send_initial_metadata(((wire.HELD_KEY, wire.ranges_to_text(held)),))
-    return have
-
-
-def _keepalive(lost_after_s: float) -> tuple[tuple[str, int], ...]:
-    """Options by which a link that is silently dead is noticed within half of `lost_after_s`.
-
-    A ping goes out only where nothing has come in for a while, so traffic pays nothing for it.
-    """
-    quarter_ms = int(250 * min(120.0, max(4.0, lost_after_s)))
-    return (
-        ("grpc.keepalive_time_ms", quarter_ms),
-        ("grpc.keepalive_timeout_ms", quarter_ms),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.ping_timeout_ms", quarter_ms),
-    )
-
-
-def _check_free(bind: str) -> None:
-    """Raises ConfigError where the port is taken: gRPC would not say so in one sentence."""
-    host, port = split_address(bind)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise ConfigError(
-            f"`bind` must be a free address of this machine. Received: {bind} ({error.strerror})"
-        ) from error
 
 
 def serve(config: ServerConfig, announce: str | Path | None = None) -> None:

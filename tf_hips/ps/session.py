@@ -143,6 +143,59 @@ class Session:
         if failure is not None:
             raise PeerError(f"The run has ended. {failure}")
 
+    def describe(self) -> dict[str, Any]:
+        """What the run is doing.
+
+        Returns:
+            `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round`
+            (the newest), `tensors`, `parameters`, `compression`, `downlink`, `residual_rms`, and of
+            each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`,
+            `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in all), and `lag`,
+            the rounds that it is behind.
+        """
+        with self.changed:
+            store, known = self.store, self._members.children
+            newest = store.round if store is not None else 0
+            children = []
+            for place, site in enumerate(self._terms.parties):
+                child = known.get(place)
+                reached, chunks = store.progress(place) if store is not None else (0, 0)
+                children.append(
+                    {
+                        "site": site,
+                        "state": self._state_of(place),
+                        "workers": child.workers if child is not None else 0,
+                        "round": max(reached, 0),
+                        "chunks": chunks,
+                        "lag": max(0, newest - reached) if store is not None else 0,
+                    }
+                )
+            first = known[min(known)] if known else None
+            over = self.ended is not None or self._members.have_left
+            told = {
+                "state": "over" if over else "training" if store is not None else "waiting",
+                "ended": self.ended,
+                "round": newest,
+                "tensors": len(store.model.shapes) if store is not None else 0,
+                "parameters": store.model.dense_bytes // 4 if store is not None else 0,
+                "chunks": len(store.model.chunks) if store is not None else 0,
+                "compression": first.compression if first is not None else None,
+                "downlink": first.downlink if first is not None else None,
+                "children": children,
+            }
+        # Outside of the lock: it reads much.
+        return {**told, "residual_rms": store.residual_rms() if store is not None else 0.0}
+
+    def _state_of(self, place: int) -> str:
+        child = self._members.children.get(place)
+        if child is None:
+            return "absent"
+        if child.has_left:
+            return "left"
+        if not self.is_started:
+            return "joining"
+        return "there" if self._presence.is_there(place) else "away"
+
     def hang_up(self, caller: Caller) -> None:
         """Notes that the other end of a call is gone."""
         with self.changed:

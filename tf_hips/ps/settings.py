@@ -27,6 +27,7 @@ class ServerConfig:
         tls: identity of the server; its certificate is one of role `global-server`.
         revoked: file of certificates that are refused (revocation.py), or None; only with `tls`.
         max_refused: calls that may be refused of one child in a minute, before it is turned away.
+        metrics: `host:port` of an endpoint for Prometheus, or None.
         insecure: plain text; allowed on loopback only, and only without `tls`.
         round_timeout_s: seconds from a child's first packets to the end of the round.
         join_timeout_s: seconds that a child waits for the others to join.
@@ -49,6 +50,7 @@ class ServerConfig:
     tls: Tls | None = None
     revoked: str | None = None
     max_refused: int = 30
+    metrics: str | None = None
     insecure: bool = False
     round_timeout_s: float = 600.0
     join_timeout_s: float = 600.0
@@ -66,6 +68,8 @@ class ServerConfig:
         """
         try:
             host, _ = split_address(self.bind)
+            if self.metrics is not None:
+                split_address(self.metrics)
             wire.check_name("run", self.run)
             for site in self.parties:
                 wire.check_name("parties", site)

@@ -23,6 +23,7 @@ Invariants:
 """
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -224,6 +225,26 @@ class Store:
         """The chunks that `child` has delivered in round `number`."""
         with self.changed:
             return frozenset(self._get(number).delivered[child])
+
+    def progress(self, child: int) -> tuple[int, int]:
+        """The newest round of which `child` has delivered a chunk, and how many it has.
+
+        The round before the first where it has delivered none.
+        """
+        with self.changed:
+            for number in sorted(self._rounds, reverse=True):
+                delivered = len(self._rounds[number].delivered[child])
+                if delivered:
+                    return number, delivered
+            return min(self._rounds) - 1, 0
+
+    def residual_rms(self) -> float:
+        """Root mean square of what packets of the way down have missed so far; 0 without any.
+
+        Merges go on meanwhile, so it is a value of about now.
+        """
+        total = sum(float(np.dot(one, one)) for one in self._residuals if one is not None)
+        return math.sqrt(total / max(1, self.model.dense_bytes // 4))
 
     def is_merged(self, number: int) -> bool:
         """Whether all chunks of round `number` are merged and may be told."""

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server tells about its run: `tf-hips status` and Prometheus."""
+
+import json
+import math
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ps.parties import Party, parties, serving, together, train_all
+from tests.support.certs import Certificates
+from tf_hips import cli
+from tf_hips.cli import status
+from tf_hips.config import Tls
+from tf_hips.errors import ConfigError, PeerError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ps.diagnosis import own_identity
+from tf_hips.ps.tls import Identity
+
+
+def options_of(identity: Tls) -> list[str]:
+    return [
+        *("--authority", identity.authority),
+        *("--certificate", identity.certificate, "--key", identity.key),
+    ]
+
+
+def test_a_run_is_described_from_its_start_to_its_end(
+    certificates: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = certificates.identity("operator", "alice")
+    with serving(certificates) as server:
+
+        def ask() -> dict:
+            return status.ask(server.address, "local", operator, 10)
+
+        told = ask()
+        assert (told["state"], told["round"], told["parameters"]) == ("waiting", 0, 0)
+        assert [one["state"] for one in told["children"]] == ["absent", "absent"]
+        with parties(server, certificates) as members:
+            train_all(members, 0, 2)
+            told = ask()
+            model = sum(members[0].sizes)
+            assert (told["state"], told["round"], told["parameters"]) == ("training", 2, model)
+            assert told["compression"] == "error_feedback(onebit)"
+            assert told["rounds"] == 6
+            assert told["residual_rms"] > 0
+            packets = sum(compressors.parse("onebit").wire_bytes(size) for size in members[0].sizes)
+            for one in told["children"]:
+                assert (one["state"], one["workers"], one["round"], one["lag"]) == (
+                    "there",
+                    2,
+                    2,
+                    0,
+                )
+                assert one["chunks"] == told["chunks"] == 4
+                assert one["rounds"] == 3
+                assert 3 * packets < one["received_bytes"] < 3 * packets + 500
+                assert one["sent_bytes"] == one["received_bytes"]
+                assert 0 <= one["last_call_s"] < 20
+            # One party is a round ahead.
+            a, b = members
+            ahead = a.packets(3)
+            with pytest.raises(PeerError):
+                together(
+                    lambda: a.client.exchange(3, ahead),
+                    lambda: b.client.leave("it has other plans"),
+                )
+            told = ask()
+            assert told["state"] == "over"
+            assert "it has other plans" in told["ended"]
+            assert [one["state"] for one in told["children"]][1] == "left"
+            assert [one["lag"] for one in told["children"]][1] in (0, 1)
+            command = ["status", "--server", server.address, *options_of(operator)]
+            with pytest.raises(SystemExit) as ended:
+                cli.main(command)
+            assert ended.value.code == 1
+            text = capsys.readouterr().out
+            assert "run local: over" in text
+            assert "it has other plans" in text
+            with pytest.raises(SystemExit):
+                cli.main([*command, "--json"])
+            assert json.loads(capsys.readouterr().out)["run"] == "local"
+
+
+def test_the_residual_is_that_of_the_store(certificates: Certificates) -> None:
+    with serving(certificates) as server, parties(server, certificates) as members:
+        train_all(members, 0, 1)
+        store = server._session.store
+        assert store is not None
+        whole = np.concatenate([one for one in store._residuals if one is not None])
+        told = status.ask(server.address, "local", certificates.party("a"), 10)
+        assert math.isclose(told["residual_rms"], np.sqrt(np.mean(whole**2)), rel_tol=1e-5)
+
+
+def test_who_may_ask(certificates: Certificates, tmp_path: Path) -> None:
+    with serving(certificates) as server:
+        assert status.ask(server.address, "local", certificates.party("b"), 10)["run"] == "local"
+        for identity, text in (
+            (certificates.party("c"), "The site must be one of a, b"),
+            (certificates.identity("worker", "a"), "must be `party/a`. Received: `worker/a`"),
+            (certificates.server(), "must be `party/hq`. Received: `global-server/hq`"),
+        ):
+            with pytest.raises(PeerError, match=text):
+                status.ask(server.address, "local", identity, 10)
+        with pytest.raises(PeerError, match=r"The run must be `local`. Received: `other`"):
+            status.ask(server.address, "other", certificates.identity("operator", "x"), 10)
+        # An operator takes no part.
+        stranger = Party(server.address, "a", certificates.identity("operator", "a"))
+        with pytest.raises(PeerError, match=r"must be `party/a`. Received: `operator/a`"):
+            stranger.join()
+        told = status.ask(server.address, "local", certificates.party("a"), 10)
+        assert told["refused"] == 5
+        assert [one["state"] for one in told["children"]] == ["absent", "absent"]
+    assert own_identity(certificates.party("a")) == Identity("party", "a")
+    with pytest.raises(ConfigError, match="it has expired"):
+        own_identity(certificates.identity("party", "a", days=-1))
+    with pytest.raises(PeerError, match="Nothing listens"):
+        status.ask(server.address, "local", certificates.party("a"), 0.2)
+
+
+def test_metrics_say_the_same(certificates: Certificates) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    with (
+        serving(certificates, metrics="127.0.0.1:0") as server,
+        parties(server, certificates) as members,
+    ):
+        train_all(members, 0, 1)
+        told = status.ask(server.address, "local", certificates.party("a"), 10)
+        with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10) as page:
+            text = page.read().decode()
+        found = {
+            (sample.name, sample.labels.get("site")): sample.value
+            for family in parser.text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        for name in ("received_bytes", "sent_bytes", "rounds", "retries"):
+            for child in told["children"]:
+                assert found[f"tf_hips_child_{name}_total", child["site"]] == child[name]
+        assert found["tf_hips_round", None] == 1
+        assert found["tf_hips_parameters", None] == told["parameters"]
+        assert found["tf_hips_child_up", "b"] == 1
+        assert found["tf_hips_round_seconds_count", None] == 4
+        assert found["tf_hips_round_seconds_sum", None] == pytest.approx(told["round_s"])
+        assert found["tf_hips_refused_calls_total", None] == 0
+        with (
+            pytest.raises(ConfigError, match="`metrics` must be a free address"),
+            serving(certificates, metrics=server.metrics_address),
+        ):
+            pass
+
+
+def test_without_prometheus_the_extra_is_named(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with (
+        pytest.raises(ConfigError, match=r"tf_hips\[metrics\]"),
+        serving(certificates, metrics="127.0.0.1:0"),
+    ):
+        pass

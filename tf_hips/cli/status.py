@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips status`: what a server's run is doing, as a table or as JSON."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from tf_hips.cli import arguments
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def add(commands: Any) -> None:
+    """Declares the sub-command."""
+    parser = commands.add_parser(
+        "status",
+        help="what a server's run is doing",
+        description="Asks a server what its run is doing. The certificate is one of role operator "
+        "(`tf-hips certs issue DIR --operator NAME`) or that of a party of the run.",
+    )
+    parser.add_argument("--server", required=True, type=arguments.endpoint, metavar="HOST:PORT")
+    parser.add_argument(
+        "--run", dest="run_name", type=arguments.site, default="local", metavar="NAME"
+    )
+    parser.add_argument("--json", action="store_true", help="all of it, as JSON")
+    parser.add_argument(
+        "--timeout",
+        type=arguments.seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds to reach the server (default 10)",
+    )
+    arguments.add_identity(parser, "the caller")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Asks and prints; 1 where the run has ended for a reason."""
+    tls = arguments.identity(options)
+    told = ask(options.server, options.run_name, tls, options.timeout)
+    if options.json:
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        _show(told)
+    return 1 if told["ended"] else 0
+
+
+def ask(server: str, run_name: str, tls: Any, timeout_s: float) -> dict[str, Any]:
+    """What a server tells (`ps.status.snapshot`).
+
+    Args:
+        server: `host:port`.
+        run_name: identity of the run.
+        tls: identity of the caller; None: plain text.
+        timeout_s: seconds to reach the server.
+
+    Raises:
+        TfHipsError: it cannot be reached, or refuses the caller.
+    """
+    from tf_hips.config import Uplink
+    from tf_hips.ps import tls as identities
+    from tf_hips.ps.diagnosis import own_identity
+    from tf_hips.ps.link import Link
+    from tf_hips.ps.sockets import split_address
+
+    site = own_identity(tls).site if tls is not None else "operator"
+    credentials = identities.channel_credentials(tls) if tls is not None else None
+    link = Link(
+        Uplink(server, site, tls, timeout_s), split_address(server), credentials, run_name, "status"
+    )
+    try:
+        told: dict[str, Any] = json.loads(link.control("Status", b"", timeout_s))
+        return told
+    finally:
+        link.close()
+
+
+def _show(told: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"run {told['run']}: {told['state']}, round {told['round']}")
+    if told["ended"]:
+        console.print(f"ended: {told['ended']}")
+    if told["tensors"]:
+        console.print(f"model: {told['parameters']:,} parameters in {told['tensors']} tensors")
+        console.print(f"up: {told['compression']}; down: {told['downlink']}", end="")
+        console.print(f", which has missed {told['residual_rms']:.3g} (rms) so far")
+    per_round = told["round_s"] / told["rounds"] if told["rounds"] else 0.0
+    console.print(
+        f"server: up for {_time(told['uptime_s'])}, {per_round:.3g} s a round, "
+        f"{told['refused']} calls refused, "
+        f"{'durable' if told['is_durable'] else 'state in memory'}"
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("site", no_wrap=True)
+    table.add_column("state")
+    for column in ("workers", "round", "lag", "chunks", "received", "sent", "retries", "last call"):
+        table.add_column(column, justify="right")
+    for child in told["children"]:
+        last = child["last_call_s"]
+        table.add_row(
+            child["site"],
+            child["state"],
+            str(child["workers"]),
+            str(child["round"]),
+            str(child["lag"]),
+            f"{child['chunks']}/{told['chunks']}",
+            _bytes(child["received_bytes"]),
+            _bytes(child["sent_bytes"]),
+            str(child["retries"]),
+            "never" if last is None else f"{_time(last)} ago",
+        )
+    console.print(table)
+
+
+def _bytes(number: float) -> str:
+    for unit in _UNITS[:-1]:
+        if number < 1024:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} {_UNITS[-1]}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes in over the streams of a server's calls."""
+
+import threading
+from collections.abc import Iterable
+
+import grpc
+
+from tf_hips.errors import ProtocolError
+from tf_hips.ps import wire
+from tf_hips.ps.members import Caller
+from tf_hips.ps.session import Session
+from tf_hips.ps.store import Store
+from tf_hips.ps.traffic import Traffic
+from tf_hips.ps.wire import Call
+
+
+class Reader(threading.Thread):
+    """Takes in the packets of one exchange, while the call's own thread sends results."""
+
+    def __init__(
+        self,
+        messages: Iterable[bytes],
+        store: Store,
+        session: Session,
+        caller: Caller,
+        call: Call,
+        traffic: Traffic,
+    ) -> None:
+        """A thread that has not begun."""
+        super().__init__(name="tf_hips-reader", daemon=True)
+        self.received_bytes = 0
+        self._messages = messages
+        self._store = store
+        self._session = session
+        self._caller = caller
+        self._traffic = traffic
+        self._number = call.number
+        self._site = call.site
+        self._error: Exception | None = None
+
+    def has_failed(self) -> bool:
+        """Whether something has gone wrong."""
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raises what has gone wrong."""
+        if self._error is not None:
+            raise self._error
+
+    def run(self) -> None:
+        """Takes in all that comes."""
+        try:
+            assembler = wire.Assembler(self._store.packet_limits(self._number))
+            for message in self._messages:
+                self.received_bytes += len(message)
+                self._traffic.received(self._caller.child, len(message))
+                self._store.add(self._number, self._caller.child, assembler.feed(message))
+            assembler.finish()
+            self._check_complete()
+        except grpc.RpcError:
+            return  # the connection is gone, and the call's own thread knows
+        except Exception as error:  # noqa: BLE001 - handed to the call's own thread, which raises it
+            with self._session.changed:
+                self._error = error
+                self._session.changed.notify_all()
+
+    def _check_complete(self) -> None:
+        owed = self._store.missing(self._number).get(self._site)
+        if owed is not None and not self._store.has_refused(self._number):
+            total = len(self._store.model.chunks)
+            raise ProtocolError(
+                f"A round has {total} chunks. The stream ended with {owed} delivered."
+            )
+
+
+def tell_held(context: grpc.ServicerContext, held: Iterable[int], limit: int) -> set[int]:
+    """Tells a caller that tries again what the server holds; what the caller holds."""
+    metadata = dict(context.invocation_metadata() or ())
+    have = wire.ranges_from_text(str(metadata.get(wire.HELD_KEY, "")), limit)
+    context.send_initial_metadata(((wire.HELD_KEY, wire.ranges_to_text(held)),))
+    return have
