@@ -57,13 +57,23 @@ class ServerProcess:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.lines: list[str] = []
+        self.is_eager = False
         self.process: subprocess.Popen[str] | None = None
         self._drain: threading.Thread | None = None
 
     def command(self, *more: str) -> list[str]:
+        """Of a server that makes a snapshot in every round where `is_eager` is set."""
         options = ["--parties", ",".join(SITES), "--insecure", "--once"]
         options += ["--state", str(self.state), *more]
-        return [sys.executable, "-m", "tf_hips.cli", "server", *options]
+        if not self.is_eager:
+            return [sys.executable, "-m", "tf_hips.cli", "server", *options]
+        program = (
+            "from tf_hips import cli\n"
+            "from tf_hips.ps import durable\n"
+            "durable.SNAPSHOT_AFTER_BYTES = durable.SNAPSHOT_AFTER_SNAPSHOTS = 0\n"
+            f"cli.main({['server', *options]!r})"
+        )
+        return [sys.executable, "-c", program]
 
     def start(self) -> None:
         """Returns when it listens."""
@@ -225,6 +235,28 @@ def test_a_server_killed_while_rounds_go_on(server: ServerProcess) -> None:
     restored = [one for one in log.read_events(server.logs) if one["event"] == "restored"]
     assert all(3 <= one["round"] < last for one in restored)
     assert len(restored) == 3
+
+
+def test_a_server_killed_while_it_makes_snapshots(server: ServerProcess) -> None:
+    server.is_eager = True
+    server.restart()
+    a, b = (Party(server.address, site, None) for site in SITES)
+    together(a.join, b.join)
+    last = 59
+    training = [Later(lambda one=one: one.train(0, last)) for one in (a, b)]
+
+    def snapshots() -> list[int]:
+        events = log.read_events(server.logs)
+        return [event["round"] for event in events if event["event"] == "snapshot"]
+
+    for number in (1, 17, 40):
+        wait_for(lambda number=number: max(snapshots(), default=-1) >= number)
+        server.restart()
+    merged = [one.result() for one in training]
+    assert merged[0] == merged[1] == expected_rounds(last + 1)
+    together(a.client.leave, b.client.leave)
+    assert server.process is not None
+    assert server.process.wait(DEADLINE_S) == 0
 
 
 def test_a_full_disk_ends_the_run_for_all_in_one_line(server: ServerProcess) -> None:

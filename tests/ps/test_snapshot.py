@@ -2,9 +2,12 @@
 """Snapshots of a run: what they hold, what waits for them, what a full disk leaves of them."""
 
 import errno
+import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +77,52 @@ def test_a_snapshot_is_the_state(tmp_path: Path, texts: tuple[str, str]) -> None
     assert all(event["bytes"] > 0 < event["duration_us"] for event in written)
     restored = log.read_events(tmp_path / "begun/events")[0]
     assert (restored["event"], restored["round"], restored["cut_bytes"]) == ("restored", 4, 0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_kill_between_any_two_steps_of_a_snapshot_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each sync, name and deletion the folder is copied, as a kill would leave it."""
+    copies: list[Path] = []
+    lock = threading.RLock()
+
+    def copying(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            with lock:
+                copies.append(tmp_path / f"copy{len(copies)}")
+                shutil.copytree(tmp_path / "first/state", copies[-1] / "state")
+                return operation(*arguments)
+
+        return run
+
+    texts = (FEEDBACK, FEEDBACK)
+    expected = undisturbed(5, texts)
+    with Served(tmp_path / "first", texts=texts) as first:
+        first.join()
+        first.agree()
+        assert first.train(0, 1) == expected[:2]
+        finished(first)
+        with monkeypatch.context() as patch:
+            patch.setattr(journals.os, "fsync", copying(os.fsync))
+            for name in ("rename", "unlink"):
+                patch.setattr(Path, name, copying(getattr(Path, name)))
+            for number in (2, 3):
+                assert first.train(number, number) == expected[number : number + 1]
+                finished(first)
+    seen = {tuple(sorted(path.name for path in (one / "state/job").iterdir())) for one in copies}
+    assert len(seen) >= 8
+    for one in copies:
+        with Served(one, texts=texts) as second:
+            store = second.session.store
+            assert store is not None
+            oldest = min(store._rounds)
+            assert oldest <= 3
+            assert second.train(oldest, 5) == expected[oldest:]
+            finished(second)
+        # All but the state itself is gone.
+        names = sorted(path.name for path in (one / "state/job").iterdir())
+        assert [name.split("-")[0] for name in names] == ["journal", "lock", "snapshot"]
 
 
 @pytest.mark.usefixtures("eager")
