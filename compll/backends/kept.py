@@ -223,8 +223,12 @@ class KeptVectors:
         )
         self.slots += SLOTS_OF_TOP_K
         with loops.runs(source.size, name, [source], _ADD_RUN if is_first else ()):
-            tile = loops.tile(source, FLOAT) if masks is None else self._masked(masks)
-            lines.add(f"{name}.add({tile}, run);")
+            sized = loops.sized(source) if masks is None else None
+            if sized is not None:
+                lines.add(f"{name}.add<true>({sized}, run);")
+            else:
+                tile = loops.tile(source, FLOAT) if masks is None else self._masked(masks)
+                lines.add(f"{name}.add({tile}, run);")
             lines.add(*(_PUT_BACK if is_first else ()))
         lines.add(f"int64_t {count} = 0;", f"int64_t* {pointer} = {name}.finish(&{count});")
         return count, pointer

@@ -16,7 +16,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from compll.backends.stored import Stored, parts_of, tile_bytes, uses_position
+from compll.backends.stored import (
+    Stored,
+    is_in_memory,
+    parts_of,
+    tile_bytes,
+    unnamed,
+    uses_position,
+)
 from compll.backends.tile_feedback import NO_FEEDBACK, TileFeedback
 from compll.backends.tile_needs import TileNeeds
 from compll.ir import nodes
@@ -98,6 +105,19 @@ class Loops(TileNeeds):
         values = self._values(part, kind)
         self._run_shared()
         return values
+
+    def sized(self, part: nodes.Elementwise) -> str | None:
+        """C++ for the elements of a tile of whose sizes a part consists; None: it does not."""
+        value = unnamed(part, part.value)
+        if not isinstance(value, nodes.Math) or value.function != "abs":
+            return None
+        inner = unnamed(part, value.arguments[0])
+        if not isinstance(inner, nodes.Index) or not isinstance(inner.array, nodes.Ref):
+            return None
+        self._position = part.position
+        vector = self.stored[inner.array.var]
+        is_plain = is_in_memory(vector) and vector.size == self._size
+        return f"{vector.pointer} + base" if is_plain and self._is_here(inner.index) else None
 
     def sweep(
         self,

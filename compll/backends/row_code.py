@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from compll.backends.c_common import Expressions, Lines, float_literal
+from compll.backends.stored import unnamed
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, UInt
 from compll.ir.walk import walk
@@ -100,7 +101,7 @@ class RowCode:
 
         `top`: C++ for the largest code; `rest`: what is done about feedback.
         """
-        value = self._root(self.part.value)
+        value = unnamed(self.part, self.part.value)
         if not isinstance(value, nodes.Convert) or value.operand.type not in (FLOAT, INT):
             return None
         try:
@@ -126,7 +127,7 @@ class RowCode:
 
     def prepare_value(self) -> bool:
         """Finds how a row of values is computed; False: there is no way."""
-        value = self._root(self.part.value)
+        value = unnamed(self.part, self.part.value)
         try:
             self.body = [*self._declared(), f"const Row x = {self._row(value)};"]
         except _NoRowsError:
@@ -135,7 +136,7 @@ class RowCode:
 
     def prepare_flags(self) -> bool:
         """Finds how a row of codes of a bit is decided; False: there is no way."""
-        value = self._root(self.part.value)
+        value = unnamed(self.part, self.part.value)
         if not isinstance(value, nodes.Convert) or value.operand.type != BOOL:
             return False
         if not isinstance(value.type, UInt) or value.type.bits != 1:
@@ -166,7 +167,7 @@ class RowCode:
 
         `rest`: what is done about feedback.
         """
-        value = self._root(self.part.value)
+        value = unnamed(self.part, self.part.value)
         if value.type != FLOAT or reducer not in _FOLDS:
             return None
         try:
@@ -191,13 +192,6 @@ class RowCode:
             "return true;",
         ]
         return _emit([self], apart, lines, "int64_t length, float init, float* to")
-
-    def _root(self, value: nodes.Expr) -> nodes.Expr:
-        """A value without the names that it was given last."""
-        named = {let.var: let.value for let in self.part.lets}
-        while isinstance(value, nodes.Ref) and value.var in named:
-            value = named[value.var]
-        return value
 
     def _declared(self) -> list[str]:
         """What is computed before the value, where it is needed."""

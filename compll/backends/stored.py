@@ -51,6 +51,14 @@ def parts_of(sweep: nodes.Sweep) -> list[nodes.Elementwise]:
     return [part for part in elements if isinstance(part, nodes.Elementwise)]
 
 
+def unnamed(part: nodes.Elementwise, value: nodes.Expr) -> nodes.Expr:
+    """A value of a part without the names that it was given last."""
+    named = {let.var: let.value for let in part.lets}
+    while isinstance(value, nodes.Ref) and value.var in named:
+        value = named[value.var]
+    return value
+
+
 def tile_bytes(bits: str) -> str:
     """C++ for the bytes before a tile: tiles start at multiples of 8 codes."""
     return {"1": "base / 8", "8": "base"}.get(bits, f"base / 8 * {bits}")

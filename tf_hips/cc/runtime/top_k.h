@@ -83,6 +83,12 @@ inline __attribute__((noinline)) uint32_t kth_largest(const uint32_t* keys, int6
   return low;
 }
 
+// What is ranked of an element: itself, or its size.
+template <bool kSize>
+TF_HIPS_INLINE float ranked(float value) {
+  return kSize ? std::fabs(value) : value;
+}
+
 // Keys of elements, and their places.
 struct Candidates {
   uint32_t* keys;
@@ -92,6 +98,7 @@ struct Candidates {
 // Appends to `found` candidates the elements of a tile, the first of them at `base`, whose keys are
 // at least `least`. Writes up to 16 words behind the last one. Return how many there are then.
 #if defined(TF_HIPS_HAS_VECTORS)
+template <bool kSize>
 TF_HIPS_AVX512 inline int64_t take_avx512(const float* tile, int64_t base, int64_t count,
                                           uint32_t least, const Candidates& to, int64_t found) {
   const __m512i bottom = _mm512_set1_epi32(static_cast<int32_t>(least));
@@ -103,9 +110,11 @@ TF_HIPS_AVX512 inline int64_t take_avx512(const float* tile, int64_t base, int64
   for (int64_t j = 0; j < count; j += 16) {
     const __mmask16 inside =
         count - j >= 16 ? __mmask16{0xFFFF} : static_cast<__mmask16>((1u << (count - j)) - 1u);
-    const __m512 value = _mm512_add_ps(_mm512_maskz_loadu_ps(inside, tile + j), zero);
+    const __m512 loaded = _mm512_maskz_loadu_ps(inside, tile + j);
+    const __m512 value = kSize ? _mm512_abs_ps(loaded) : _mm512_add_ps(loaded, zero);
     const __m512i bits = _mm512_castps_si512(value);
-    const __m512i sign = _mm512_or_si512(_mm512_srai_epi32(bits, 31), top_bit);
+    // The words of sizes are in their order as they are.
+    const __m512i sign = kSize ? top_bit : _mm512_or_si512(_mm512_srai_epi32(bits, 31), top_bit);
     const __mmask16 is_number = _mm512_cmp_ps_mask(value, value, _CMP_ORD_Q);
     const __m512i key = _mm512_maskz_xor_epi32(is_number, bits, sign);
     const __mmask16 is_taken = _mm512_mask_cmpge_epu32_mask(inside, key, bottom);
@@ -145,6 +154,7 @@ TF_HIPS_AVX512 inline int64_t keep_avx512(const Candidates& in, int64_t found, u
 
 TF_HIPS_INLINE bool has_compression() { return machine() == Machine::kAvx512; }
 #else
+template <bool kSize>
 inline int64_t take_avx512(const float*, int64_t, int64_t, uint32_t, const Candidates&, int64_t) {
   return 0;
 }
@@ -153,12 +163,13 @@ TF_HIPS_INLINE bool has_compression() { return false; }
 #endif
 
 // The same on every machine. `count`: at most kTile.
+template <bool kSize>
 TF_HIPS_INLINE int64_t take_tile(const float* tile, int64_t base, int64_t count, uint32_t least,
                                  const Candidates& to, int64_t found) {
-  if (has_compression()) return take_avx512(tile, base, count, least, to, found);
+  if (has_compression()) return take_avx512<kSize>(tile, base, count, least, to, found);
   alignas(64) uint32_t keys[kTile];
   alignas(64) bool flags[kTile];
-  for (int64_t j = 0; j < count; ++j) keys[j] = rank_key(tile[j]);
+  for (int64_t j = 0; j < count; ++j) keys[j] = rank_key(ranked<kSize>(tile[j]));
   for (int64_t j = 0; j < count; ++j) flags[j] = keys[j] >= least;
   return for_flags(flags, count, found, [&](int64_t at, int64_t j) {
     to.keys[at] = keys[j];
@@ -240,13 +251,15 @@ class TopK {
     return sweep();
   }
 
+  // Takes a run of elements; with `kSize`, of whose sizes the largest are wanted.
+  template <bool kSize = false>
   TF_HIPS_INLINE void add(const float* tile, const TopRun& run) {
     if (run.is_sample) {
       uint32_t* keys = found_.keys + group_ * kTopGroup;
-      for (int64_t j = 0; j < run.count; ++j) keys[j] = rank_key(tile[j]);
+      for (int64_t j = 0; j < run.count; ++j) keys[j] = rank_key(ranked<kSize>(tile[j]));
       return;
     }
-    number_ = take_tile(tile, run.base, run.count, least_, found_, number_);
+    number_ = take_tile<kSize>(tile, run.base, run.count, least_, found_, number_);
     reached_ = std::max(reached_, number_);
     if (number_ > most_) cut();
   }
