@@ -62,6 +62,10 @@ WRONG = {
         "-np must be at most the 2 slots of the hosts. Received: 3",
     ),
     "bad host": (["party", "-H", "localhost:x", "--", "{script}"], "Received: 'localhost:x'"),
+    "interface for nothing": (
+        ["party", "--interface", "eth0", "-np", "2", "--", "{script}"],
+        "--interface is for workers on other hosts",
+    ),
     "no hostfile": (
         ["party", "--hostfile", "no", "--", "{script}"],
         "--hostfile no cannot be read",

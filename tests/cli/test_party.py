@@ -95,17 +95,18 @@ def test_other_hosts_go_through_horovodrun(tell: str, tmp_path: Path) -> None:
     programs.mkdir()
     fake = programs / "horovodrun"
     fake.write_text(
-        f"#!{sys.executable}\nimport os, sys\nprint('ARGUMENTS', *sys.argv[1:6])\n"
-        "os.execvp(sys.argv[6], sys.argv[6:])\n"
+        f"#!{sys.executable}\nimport os, sys\nprint('ARGUMENTS', *sys.argv[1:8])\n"
+        "os.execvp(sys.argv[8], sys.argv[8:])\n"
     )
     fake.chmod(0o755)
     done = party(
-        *("--server", "localhost:7070", "--site", "west", "--insecure"),
+        *("--server", "localhost:7070", "--site", "west", "--insecure", "--interface", "eth1"),
         *("-np", "3", "-H", "far.example:2,near.example:2", "--", tell, "--epochs", "3"),
         PATH=f"{programs}:{os.environ['PATH']}",
     )
     assert done.returncode == 0, done.stderr
-    assert "[west] ARGUMENTS --gloo -np 3 -H far.example:2,near.example:2" in done.stdout
+    line = "[west] ARGUMENTS --gloo -np 3 -H far.example:2,near.example:2"
+    assert f"{line} --network-interfaces eth1\n" in done.stdout
     facts = told(done.stdout, "west")
     assert facts["run"] == ["local", 0, ["localhost:7070", "west", None, 600.0]]
     assert facts["role"] == "worker"

@@ -86,6 +86,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--hostfile", metavar="FILE", help="the same as a file: one `HOST slots=N` per line"
     )
+    parser.add_argument(
+        "--interface",
+        metavar="NAME,...",
+        help="network interfaces that workers on several hosts meet over (default: those that all "
+        "of them have)",
+    )
     arguments.add_identity(parser, "the site")
     parser.add_argument("script", help="the training script, or a program")
     parser.add_argument(
@@ -112,6 +118,11 @@ def run(options: argparse.Namespace) -> int:
     if number > slots:
         raise arguments.UsageError(
             f"-np must be at most the {slots} slots of the hosts. Received: {number}"
+        )
+    if options.interface is not None and all(_is_here(host) for host, _ in hosts):
+        raise arguments.UsageError(
+            f"--interface is for workers on other hosts (-H, --hostfile). Received: "
+            f"{options.interface!r}"
         )
     told = config.Run(
         run=options.run_name,
@@ -286,6 +297,7 @@ def _start_remote_workers(
             "-np",
             str(number),
             *where,
+            *(["--network-interfaces", options.interface] if options.interface else []),
             sys.executable,
             "-m",
             worker.__name__,
