@@ -143,7 +143,7 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     options = ["--compression", "onebit", "--downlink", "same", "--join-timeout", "7"]
     options += ["--round-timeout", "8", "--lost-after", "9", "--max-model-mb", "2"]
-    options += ["--max-gather-mb", "3"]
+    options += ["--max-gather-mb", "3", "--state", "kept"]
     with pytest.raises(SystemExit) as ended:
         cli.main(["server", "--parties", "a,b", "--insecure", *options])
     assert ended.value.code == 0
@@ -152,6 +152,7 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.join_timeout_s, config.round_timeout_s, config.lost_after_s) == (7.0, 8.0, 9.0)
     assert config.max_model_bytes == 2 << 20
     assert config.max_gather_bytes == 3 << 20
+    assert config.state_dir == "kept"
 
 
 class RecordingJob:

@@ -34,6 +34,8 @@ SNAPSHOT_AFTER_SNAPSHOTS = 4
 class JournalRecorder(Recorder):
     """Tells a journal what a session accepts, and writes snapshots."""
 
+    is_keeping = True
+
     def __init__(self, folder: Folder, events: log.EventLog) -> None:
         """A recorder that keeps nothing until it has a journal, as while a session is restored."""
         self._folder = folder
@@ -53,15 +55,16 @@ class JournalRecorder(Recorder):
         journal.start(tell, session.end)
         self._journal = journal
 
+    @property
+    def durable(self) -> int:
+        """What depends on a record at this position, or one before it, may be told."""
+        return 0 if self._journal is None else self._journal.durable
+
     def add(self, kind: Kind, data: Buffer = b"", **fields: Any) -> int:
-        """Takes down one record; a position for `is_durable`. `data` must not change later."""
+        """Takes down one record; its position. `data` must not change later."""
         if self._journal is None:
             return 0
         return self._journal.append(kind, to_payload(fields, data))
-
-    def is_durable(self, position: int) -> bool:
-        """Whether what depends on the record at `position` may be told."""
-        return self._journal is None or self._journal.durable >= position
 
     def settle(self) -> str | None:
         """Waits until all that was taken down is durable; why it will never be, or None."""

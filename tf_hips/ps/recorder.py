@@ -64,15 +64,18 @@ def from_payload(payload: bytes) -> tuple[dict[str, Any], memoryview]:
 
 
 class Recorder:
-    """Where a session tells what it accepts; this one keeps nothing, so everything is kept."""
+    """Where a session tells what it accepts; this one keeps nothing, so nothing waits for it."""
 
-    def add(self, kind: Kind, data: Buffer = b"", **fields: Any) -> int:
-        """Takes down one record; a position for `is_durable`. `data` must not change later."""
+    is_keeping = False
+
+    @property
+    def durable(self) -> int:
+        """What depends on a record at this position, or one before it, may be told."""
         return 0
 
-    def is_durable(self, position: int) -> bool:
-        """Whether what depends on the record at `position` may be told."""
-        return True
+    def add(self, kind: Kind, data: Buffer = b"", **fields: Any) -> int:
+        """Takes down one record; its position. `data` must not change later."""
+        return 0
 
     def settle(self) -> str | None:
         """Waits until all that was taken down is durable; why it will never be, or None."""

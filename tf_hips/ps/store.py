@@ -176,9 +176,10 @@ class Store:
                     continue
                 current.delivered[child].add(chunk)
                 current.packets[chunk][child] = packet
-                current.positions[chunk] = self._recorder.add(
-                    Kind.PACKET, packet.data, round=number, child=child, chunk=chunk
-                )
+                if self._recorder.is_keeping:
+                    current.positions[chunk] = self._recorder.add(
+                        Kind.PACKET, packet.data, round=number, child=child, chunk=chunk
+                    )
                 num_new += 1
                 if len(current.packets[chunk]) < len(self._sites):
                     continue
@@ -197,10 +198,11 @@ class Store:
         """
         with self.changed:
             current = self._get(number)
+            durable = self._recorder.durable
             news: list[tuple[int, Packet]] = []
             for chunk in current.order[after:]:
                 result = current.results[chunk]
-                if not self._recorder.is_durable(current.positions[chunk]):
+                if current.positions[chunk] > durable:
                     break
                 after += 1
                 if result is not None:
@@ -210,11 +212,9 @@ class Store:
     def refusals(self, number: int) -> list[str]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""
         with self.changed:
-            return [
-                text
-                for position, text in self._get(number).refusals
-                if self._recorder.is_durable(position)
-            ]
+            durable = self._recorder.durable
+            refusals = self._get(number).refusals
+            return [text for position, text in refusals if position <= durable]
 
     def has_refused(self, number: int) -> bool:
         """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""
@@ -250,8 +250,11 @@ class Store:
         """Whether all chunks of round `number` are merged and may be told."""
         with self.changed:
             current = self._get(number)
-            is_merged = current.num_merged == len(self.model.chunks)
-            return is_merged and self._recorder.is_durable(max(current.positions, default=0))
+            if current.num_merged < len(self.model.chunks):
+                return False
+            return not self._recorder.is_keeping or (
+                max(current.positions, default=0) <= self._recorder.durable
+            )
 
     def missing(self, number: int) -> dict[str, int]:
         """Children that owe chunks of round `number`, by name, with how many have come."""
