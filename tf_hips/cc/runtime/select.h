@@ -85,17 +85,26 @@ TF_HIPS_INLINE bool take_indices(const int64_t* tile, int64_t count, int64_t n, 
 }
 
 // Writes a vector of n floats that is zero but for a few, in the way that a TfHipsDecodeMode asks
-// for. Zeros are written first, at the speed of memory: a range at a time, or past the caches by
-// hand, is slower.
+// for. Past the caches, a tile of it is made in them and written when indices have left it.
+// Otherwise zeros are written first: a range at a time is slower there.
 class Scattered {
  public:
   TF_HIPS_INLINE Scattered(float* out, int64_t n, int32_t mode) : out_(out), n_(n), mode_(mode) {
-    if (is_new() && n > 0) std::memset(out, 0, static_cast<size_t>(n) * 4);
+    if (mode == TF_HIPS_STREAM) {
+      std::memset(tile_, 0, sizeof tile_);
+    } else if (mode == TF_HIPS_SET && n > 0) {
+      std::memset(out, 0, static_cast<size_t>(n) * 4);
+    }
   }
 
   // The next ones; behind the indices lies memory that may be read.
   TF_HIPS_INLINE void put(const uint32_t* indices, const float* values, int64_t count) {
-    if (is_new()) {
+    if (mode_ == TF_HIPS_STREAM) {
+      for (int64_t j = 0; j < count; ++j) {
+        while (indices[j] - base_ >= kTile) write_tile();
+        tile_[indices[j] - base_] = 0.0f + values[j];
+      }
+    } else if (mode_ == TF_HIPS_SET) {
       each(indices, count, [&](float* to, int64_t j) { *to = 0.0f + values[j]; });
     } else if (mode_ == TF_HIPS_ADD) {
       each(indices, count, [&](float* to, int64_t j) { *to += values[j]; });
@@ -109,6 +118,7 @@ class Scattered {
 
   // Does what is left.
   TF_HIPS_INLINE void finish() {
+    while (mode_ == TF_HIPS_STREAM && base_ < n_) write_tile();
     if (mode_ == TF_HIPS_RESIDUAL) keep_finite(n_, out_);
   }
 
@@ -116,7 +126,11 @@ class Scattered {
   // Elements that are asked for ahead of time; less than a tile.
   static constexpr int64_t kFetched = 24;
 
-  bool is_new() const { return mode_ == TF_HIPS_SET || mode_ == TF_HIPS_STREAM; }
+  TF_HIPS_INLINE void write_tile() {
+    stream_.put(tile_, n_ - base_ < kTile ? n_ - base_ : kTile, out_ + base_);
+    std::memset(tile_, 0, sizeof tile_);
+    base_ += kTile;
+  }
 
   template <typename Change>
   TF_HIPS_INLINE void each(const uint32_t* indices, int64_t count, const Change& change) {
@@ -129,6 +143,9 @@ class Scattered {
   float* const out_;
   const int64_t n_;
   const int32_t mode_;
+  int64_t base_ = 0;  // of the tile that is made
+  alignas(64) float tile_[kTile];
+  Stream stream_;
 };
 
 }  // namespace tf_hips

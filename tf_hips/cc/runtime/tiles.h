@@ -146,6 +146,14 @@ class Stream {
   TF_HIPS_INLINE ~Stream() { std::memcpy(begin_, line_, static_cast<size_t>(held_) * 4); }
 
   TF_HIPS_INLINE void put(const float* tile, int64_t count, float* out) {
+    if (held_ != 0 && count % kLine == 0) {
+#if defined(TF_HIPS_HAS_VECTORS)
+      if (stream_on_wide(tile, count / kLine, held_, line_, begin_) != 0) {
+        begin_ += count;
+        return;
+      }
+#endif
+    }
     int64_t from = 0;
     if (held_ != 0) {
       from = count < kLine - held_ ? count : kLine - held_;

@@ -502,6 +502,31 @@ TF_HIPS_AVX512 inline int64_t stream_avx512(const float* tile, int64_t lines, fl
   return lines;
 }
 
+// Rows of 16 floats, of which each line of memory has parts of two: `line` holds the first `held` of
+// the line at `out`, and is left with those of the line that comes next. The rows are read as they
+// were written: loads that are not would wait until the stores before them are in the cache.
+TF_HIPS_AVX512 inline int64_t stream_on_avx512(const float* tile, int64_t rows, int64_t held,
+                                               float* line, float* out) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i past = _mm512_set1_epi32(static_cast<int32_t>(held));
+  // Lane k of a line is lane k of what is held, then lane k - held of the row.
+  const __mmask16 is_held = static_cast<__mmask16>((1u << held) - 1u);
+  const __m512i order = _mm512_sub_epi32(lane, past);
+  __m512 kept = _mm512_loadu_ps(line);
+  for (int64_t k = 0; k < rows; ++k) {
+    const __m512 row = _mm512_permutexvar_ps(order, _mm512_loadu_ps(tile + 16 * k));
+    _mm512_stream_ps(out + 16 * k, _mm512_mask_mov_ps(row, is_held, kept));
+    kept = row;
+  }
+  _mm512_storeu_ps(line, kept);
+  return rows;
+}
+
+TF_HIPS_INLINE int64_t stream_on_wide(const float* tile, int64_t rows, int64_t held, float* line,
+                                      float* out) {
+  return machine() == Machine::kAvx512 ? stream_on_avx512(tile, rows, held, line, out) : 0;
+}
+
 TF_HIPS_INLINE int64_t stream_wide(const float* tile, int64_t lines, float* out) {
   return machine() == Machine::kAvx512 ? stream_avx512(tile, lines, out) : 0;
 }

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large tensors are written past the caches: the same floats, wherever they begin and end."""
+
+import numpy as np
+import pytest
+
+from tests.ops.codecs import variants
+from tf_hips.ops import CHUNK, Compressor, chunk_sizes, native
+
+# More than 2^21 floats are written so; the last chunk and the last tile are not whole.
+N = 2 * CHUNK + 4099
+KEY = native.Key(5, 6, 7)
+
+
+@pytest.mark.parametrize("compressor", variants(), ids=lambda one: one.text)
+def test_large_decodes_and_merges_are_those_of_their_chunks(compressor: Compressor) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=N).astype(np.float32)
+    kept = compressor.has_state
+    state = np.zeros(compressor.state_shape((N,)), np.float32) if kept else None
+    packets = native.encode(compressor, x, KEY, state)
+    expected, at, start = np.empty(N, np.float32), 0, 0
+    for size in chunk_sizes(N):
+        end = at + compressor.wire_bytes(size)
+        expected[start : start + size] = native.decode(compressor, packets[at:end], size)
+        at, start = end, start + size
+    room = np.full(N + 64, np.float32(np.nan))
+    first = -(room.ctypes.data // 4) % 16  # where a line of memory begins
+    for skew in (0, 1, 5, 15):
+        room[:] = np.nan
+        out = room[first + skew : first + skew + N]
+        native.decode(compressor, packets, N, out=out)
+        np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+        around = np.concatenate([room[: first + skew], room[first + skew + N :]])
+        assert np.isnan(around).all()
+        total = room[first + skew : first + skew + N]
+        native.merge(compressor, [packets, packets, packets], N, out=total)
+        np.testing.assert_array_equal(total, expected + expected + expected)
