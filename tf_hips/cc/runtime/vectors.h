@@ -502,9 +502,9 @@ TF_HIPS_AVX512 inline int64_t stream_avx512(const float* tile, int64_t lines, fl
   return lines;
 }
 
-// Rows of 16 floats, of which each line of memory has parts of two: `line` holds the first `held` of
-// the line at `out`, and is left with those of the line that comes next. The rows are read as they
-// were written: loads that are not would wait until the stores before them are in the cache.
+// Rows of 16 floats, of which each line of memory has parts of two: `line` holds the first `held`
+// of the line at `out`, and is left with those of the line that comes next. The rows are read as
+// they were written: loads that are not would wait until the stores before them are in the cache.
 TF_HIPS_AVX512 inline int64_t stream_on_avx512(const float* tile, int64_t rows, int64_t held,
                                                float* line, float* out) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
