@@ -272,6 +272,7 @@ def test_certs_are_made_once_and_renewed(tmp_path: Path) -> None:
         "authority.pem",
         "authority.key",
         "issued.txt",
+        "revoked.txt",
         "global-server-hub.pem",
         "global-server-hub.key",
         "party-west.pem",
@@ -313,13 +314,14 @@ def test_certs_are_shown_and_revoked(
     assert "party/west" in lines["party-west.pem"]
     assert "4 days left" in lines["party-west.pem"]
 
-    code, text = run("revoke", folder, "party/west", "--reason", "a lost laptop")
+    code, text = run("revoke", folder, "party/west", "--reason", "[they] left")
     assert (code, text.count("party/west")) == (0, 1)
     today = datetime.datetime.now(datetime.UTC).date()
     code, text = run("show", str(tmp_path / "party-west.pem"), str(tmp_path / "party-east.pem"))
     assert code == 1
-    assert f"revoked {today} a lost laptop" in text
+    assert f"revoked {today} [they] left" in text
     assert "4 days left" in text
+    assert run("show", str(tmp_path / "party-west.pem"))[0] == 1
 
     # A second time there is nothing left to revoke; what is known is not changed by the attempt.
     before = (tmp_path / "revoked.txt").read_bytes()
@@ -332,6 +334,8 @@ def test_certs_are_shown_and_revoked(
     code, text = run("revoke", folder, str(tmp_path / "party-east.pem"))
     assert (code, text.count("party/east")) == (0, 1)
     assert run("show", str(tmp_path / "party-west.pem"))[0] == 0
+    code, text = run("revoke", folder, "global-server/hub")
+    assert (code, "parties read no such list" in text) == (0, True)
     code, text = run("show", str(tmp_path / "issued.txt"))
     assert (code, "issued.txt must be a certificate in PEM" in text) == (1, True)
 

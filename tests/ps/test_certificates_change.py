@@ -31,28 +31,33 @@ def shown_by(address: str) -> str:
 
 def test_a_list_is_read_and_followed(tmp_path: Path) -> None:
     path, told = tmp_path / "revoked.txt", []
-    path.write_text(f"# comment\n\n{MARK} party/a 2026-11-22 lost, as they say\n")
+    path.write_text(f"# comment\n\n{MARK} party/a 2026-11-22 lost, as they say\nend 1\n")
     found = Revocations(path, told.append)
     line = found.find(MARK)
     assert line is not None
     assert (line.name, line.day.isoformat()) == ("party/a", "2026-11-22")
     assert (line.reason, str(line)) == ("lost, as they say", path.read_text().splitlines()[2])
     assert found.find("cd" * 32) is None
-    replace(path, f"{'cd' * 32} party/b 2026-11-23\n")
+    replace(path, f"{'cd' * 32} party/b 2026-11-23\nend 1\n")
     assert found.find(MARK) is None
     assert found.find("cd" * 32) is not None
     assert told == [f"1 certificates are revoked by {path}"]
     # What cannot be read does not count, and is told once.
-    for broken in ("nonsense\n", f"{MARK} thief/a 2026-11-22\n", f"{MARK} party/a today\n"):
-        replace(path, broken)
+    for broken in ("nonsense", f"{MARK} thief/a 2026-11-22", f"{MARK} party/a today"):
+        replace(path, f"{broken}\nend 1\n")
         for _ in range(2):
             assert found.find("cd" * 32) is not None
-        assert f"{path}, line 1: " in told[-1]
+        assert f"{path}, entry 1: " in told[-1]
         assert "is used on" in told[-1]
+    # Neither does one that is not there to its last line, as while it is copied.
+    for cut in ("", f"{MARK} party/a 2026-11-22\n", f"{MARK} party/a 2026-11-22\nend 2\n"):
+        replace(path, cut)
+        assert found.find("cd" * 32) is not None
+        assert "must end in a line `end N`" in told[-1]
     path.unlink()
     assert found.find("cd" * 32) is not None
     assert "cannot be read" in told[-1]
-    assert len(told) == 5
+    assert len(told) == 8
 
 
 def test_a_list_must_be_there_and_needs_tls(certificates: Certificates, tmp_path: Path) -> None:
@@ -76,19 +81,19 @@ def test_a_revoked_party_is_refused_at_its_next_call(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     path = tmp_path / "revoked.txt"
-    path.write_text("")
+    path.write_text("end 0\n")
     mark = tls.fingerprint(Path(certificates.party("b").certificate).read_bytes())
     with (
         serving(certificates, revoked=str(path)) as server,
         parties(server, certificates) as members,
     ):
         train_all(members, 0, 0)
-        replace(path, f"{mark} party/b 2026-11-22 a lost laptop\n")
+        replace(path, f"{mark} party/b 2026-11-22 a lost laptop\nend 1\n")
         a, b = members
         packets = b.packets(1)
         with pytest.raises(PeerError, match=r"`party/b` was revoked on 2026-11-22: a lost laptop"):
             b.client.exchange(1, packets)
-        replace(path, "")
+        replace(path, "end 0\n")
         # Nothing of the refused call has counted; the same packets are taken now.
         first, second = together(
             lambda: a.train(1, 1), lambda: [b.client.exchange(1, packets).tobytes()]
@@ -107,7 +112,6 @@ def test_files_are_replaced_under_a_server_and_its_parties(
 
     hub, own = issue("global-server", "hq"), {site: issue("party", site) for site in "ab"}
     old = {name: tls.fingerprint(Path(one.certificate).read_bytes()) for name, one in own.items()}
-    (folder / "revoked.txt").write_text("")
     settings = {"tls": hub, "revoked": str(folder / "revoked.txt")}
     with serving(certificates, **settings) as server:
         members = [Party(server.address, site, own[site]) for site in "ab"]
@@ -122,6 +126,9 @@ def test_files_are_replaced_under_a_server_and_its_parties(
             # A key that is not the certificate's, as while files are copied one by one.
             shutil.copy(own["a"].key, hub.key)
             assert shown_by(server.address) == shown[1]
+            # A pair that fits together, and is no server's.
+            shutil.copy(own["a"].certificate, hub.certificate)
+            assert shown_by(server.address) == shown[1]
 
             issue("party", "b")
             authority.revoke(folder, [old["b"]])
@@ -131,6 +138,63 @@ def test_files_are_replaced_under_a_server_and_its_parties(
             for member in members:
                 member.client.close()
     assert [line.name for line in authority.revoked(folder).values()] == ["party/b"]
+
+
+def test_another_signature_is_the_same_certificate(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """Of an ECDSA signature (r, s) anybody can make (r, n - s), which is as good."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives.asymmetric import utils
+
+    own = certificates.party("b")
+    pem = Path(own.certificate).read_bytes()
+    signature = x509.load_pem_x509_certificate(pem).signature
+    r, s = utils.decode_dss_signature(signature)
+    order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256
+    der = ssl.PEM_cert_to_DER_cert(pem.decode())
+    front = der[: der.index(signature)]
+    other = utils.encode_dss_signature(r, order - s)
+    # Lengths before it: of the certificate, and of the bit string with the signature.
+    tail = b"\x03" + bytes((len(other) + 1, 0)) + other
+    inside = front[4:-3] + tail
+    changed = b"\x30\x82" + len(inside).to_bytes(2, "big") + inside
+    made = ssl.DER_cert_to_PEM_cert(changed).encode()
+    assert made != pem
+    assert tls.fingerprint(made) == tls.fingerprint(pem)
+    (tmp_path / "b.pem").write_bytes(made)
+    path = tmp_path / "revoked.txt"
+    path.write_text(f"{tls.fingerprint(pem)} party/b 2026-11-22\nend 1\n")
+    with serving(certificates, revoked=str(path)) as server:
+        stranger = Party(server.address, "b", Tls(own.authority, str(tmp_path / "b.pem"), own.key))
+        with pytest.raises(PeerError, match=r"`party/b` was revoked on 2026-11-22\."):
+            stranger.join()
+
+
+def test_a_revoked_certificate_does_not_shut_out_its_successor(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    stolen, renewed = certificates.identity("party", "b", days=0.5), certificates.party("b")
+    path = tmp_path / "revoked.txt"
+    mark = tls.fingerprint(Path(stolen.certificate).read_bytes())
+    path.write_text(f"{mark} party/b 2026-11-22\nend 1\n")
+    with serving(certificates, revoked=str(path), max_refused=2) as server:
+        texts = []
+        for _ in range(3):
+            with pytest.raises(PeerError) as caught:
+                Party(server.address, "b", stolen).join()
+            texts.append(str(caught.value))
+        assert "2 calls of this caller were refused" in texts[-1]
+        members = [
+            Party(server.address, "a", certificates.party("a")),
+            Party(server.address, "b", renewed),
+        ]
+        try:
+            together(*(member.join for member in members))
+            train_all(members, 0, 0)
+        finally:
+            for member in members:
+                member.client.close()
 
 
 def test_who_is_refused_too_often_is_turned_away(certificates: Certificates) -> None:

@@ -298,6 +298,52 @@ def test_a_full_disk_is_told_and_what_was_durable_stays(
     assert recovery.cut_bytes == len(b"half a record")
 
 
+def test_any_failure_of_the_writer_is_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    journal = Journal.begin(folder)
+    journal.start(lambda: None, told.append)
+
+    def no_memory(kind: int, pieces: object) -> bytes:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(journals, "to_record", no_memory)
+    journal.append(1, [b"one"])
+    assert not journal.settle()
+    assert "MemoryError: none left" in (journal.failure or "")
+    journal.close()
+    assert told == [journal.failure]
+
+
+def test_what_failed_leaves_no_files_and_no_descriptors(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = started(Journal.begin(folder))
+    before = sorted(path.name for path in folder.path.iterdir())
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+
+    def full(descriptor: int, pieces: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journals, "write", full)
+        for make in (lambda: SnapshotWriter(folder, 2), lambda: folder.make(2)):
+            with pytest.raises(OSError, match="No space"):
+                make()
+    writer = SnapshotWriter(folder, 2)
+    writer.close()
+    with monkeypatch.context() as patched:
+
+        def refuse(number: int) -> None:
+            raise OSError(errno.EACCES, "Permission denied")
+
+        patched.setattr(folder, "remove_before", refuse)
+        with pytest.raises(OSError, match="Permission denied"):
+            Journal.begin(folder)
+    assert sorted(path.name for path in folder.path.iterdir()) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    journal.close()
+
+
 def test_a_sync_that_fails_is_not_tried_again(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,7 +262,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     identity = authority.make_certificate("global-server", "hq", folder=folder)
     assert sorted(path.name for path in folder.iterdir()) == [
         "authority.key", "authority.pem", "global-server-hq.key", "global-server-hq.pem",
-        "issued.txt",
+        "issued.txt", "revoked.txt",
     ]  # fmt: skip
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

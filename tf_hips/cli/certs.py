@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips.cli import arguments
+from tf_hips.cli.output import printable
 from tf_hips.config import Tls
 
 # Of `ps.authority`, which is not imported to say what a command is for.
@@ -148,22 +149,25 @@ def _show(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("certificate", "of", "until", "SHA-256"):
+    for column in ("certificate", "of", "until", "fingerprint"):
         table.add_column(column, no_wrap=True)
     table.add_column("state", overflow="fold")
     now = datetime.datetime.now(datetime.UTC)
     is_good = True
     for path, one, why in _shown([Path(path) for path in options.paths]):
         left = one.ends - now
-        state = why or f"{left.days} days left"
-        if not why and left.total_seconds() < 0:
-            state = "expired"
-        elif not why and one.begins > now:
-            state = "not valid yet"
-        is_good &= state.endswith("left")
-        name = "the authority" if one.is_authority else one.name
-        table.add_row(path.name, name, f"{one.ends:%Y-%m-%d}", one.fingerprint[:12], state)
-    Console(highlight=False).print(table)
+        wrong = why
+        if not wrong and left.total_seconds() < 0:
+            wrong = "expired"
+        elif not wrong and one.begins > now:
+            wrong = "not valid yet"
+        is_good &= not wrong
+        state = printable(wrong) or f"{left.days} days left"
+        name = "the authority" if one.is_authority else printable(one.name)
+        table.add_row(
+            printable(path.name), name, f"{one.ends:%Y-%m-%d}", one.fingerprint[:12], state
+        )
+    Console(highlight=False, markup=False).print(table)
     return 0 if is_good else 1
 
 
@@ -186,10 +190,16 @@ def _shown(paths: Sequence[Path]) -> list[tuple[Path, Any, str]]:
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    from tf_hips.ps import authority
+    from tf_hips.ps import authority, tls
 
     folder = Path(options.folder)
-    for line in authority.revoke(folder, options.which, options.reason):
+    lines = authority.revoke(folder, options.which, options.reason)
+    if any(line.name.partition("/")[0] in tls.SERVER_ROLES for line in lines):
+        sys.stderr.write(
+            "tf-hips certs: warning: parties read no such list, so a server's certificate counts "
+            "for them until it ends\n"
+        )
+    for line in lines:
         sys.stdout.write(f"revoked {line.name}  {line.fingerprint[:12]}\n")
     sys.stdout.write(f"give {folder / authority.REVOKED_FILE} to every server (--revoked)\n")
     return 0

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from tf_hips.cli import arguments
+from tf_hips.cli.output import printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -80,10 +81,10 @@ def _show(told: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(f"run {told['run']}: {told['state']}, round {told['round']}")
     if told["ended"]:
-        console.print(f"ended: {told['ended']}")
+        console.print(f"ended: {printable(told['ended'])}")
     if told["tensors"]:
         console.print(f"model: {told['parameters']:,} parameters in {told['tensors']} tensors")
         console.print(f"up: {told['compression']}; down: {told['downlink']}", end="")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a call may be heard: certificate, revocation, site and run, and how often it was refused.
+"""Whether a call may be heard: who calls, revocation, site and run, and how often it was refused.
 
-Everything is checked for every call: a connection outlives certificates and lists.
+All of that is checked for every call. Whether a certificate is of the authority and has not ended
+is a matter of the handshake: a connection may outlive it.
 """
 
 from collections.abc import Callable
@@ -90,9 +91,10 @@ class Admission:
 
     def note(self, context: grpc.ServicerContext, code: grpc.StatusCode) -> str | None:
         """Counts a refused call; who is turned away from now on, if this was the last one."""
+        if self._config.tls is None or code not in _COUNTED:
+            return None
         peer = self._peer(context)
-        is_counted = self._config.tls is not None and code in _COUNTED
-        return peer if is_counted and self._refusals.note(peer) else None
+        return f"{', '.join(_names(context))}, {peer[:12]}" if self._refusals.note(peer) else None
 
     def _check_certificate(
         self, context: grpc.ServicerContext, call: Call, *, may_operate: bool
@@ -105,16 +107,25 @@ class Admission:
         if held is None or (held != wanted and not is_operator):
             _refuse(f"The certificate must be `{wanted}`. Received: `{', '.join(names)[:100]}`")
         if self._revocations is not None:
-            pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
-            found = self._revocations.find(tls.fingerprint(pem))
+            found = self._revocations.find(_fingerprint(context))
             if found is not None:
                 reason = f": {found.reason}" if found.reason else ""
                 _refuse(f"The certificate of `{held}` was revoked on {found.day}{reason[:200]}.")
         return is_operator
 
     def _peer(self, context: grpc.ServicerContext) -> str:
-        """Who is counted: in plain text, on loopback, all are one, who is never turned away."""
-        return ", ".join(_names(context)) if self._config.tls is not None else ""
+        """Who is counted: a certificate, so that one cannot be shut out by another of its name.
+
+        In plain text, on loopback, all are one, who is never turned away.
+        """
+        return _fingerprint(context) if self._config.tls is not None else ""
+
+
+def _fingerprint(context: grpc.ServicerContext) -> str:
+    try:
+        return tls.fingerprint(b"".join(context.auth_context().get("x509_pem_cert", ())))
+    except ValueError as error:
+        raise RefusedError(f"The certificate cannot be read: {error}") from error
 
 
 def _names(context: grpc.ServicerContext) -> list[str]:

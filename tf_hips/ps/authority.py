@@ -12,6 +12,7 @@ package `cryptography`; nothing else of `ps` does.
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import importlib
 import os
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ class Issued:
     """A certificate that an authority has made.
 
     Attributes:
-        fingerprint: its SHA-256, 64 hexadecimal digits.
+        fingerprint: 64 hexadecimal digits (tls.fingerprint).
         name: `role/site`.
         until: the day on which it ends.
     """
@@ -51,7 +52,7 @@ class Issued:
 def make_authority(
     folder: str | Path, *, name: str = "tf_hips authority", days: int = AUTHORITY_DAYS
 ) -> Path:
-    """Makes `authority.pem` and `authority.key` in `folder`.
+    """Makes `authority.pem` and `authority.key` in `folder`, and an empty list of the revoked.
 
     Args:
         folder: where to write; made, for its owner alone, if need be.
@@ -87,8 +88,9 @@ def make_authority(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
+    _replace(folder / REVOKED_FILE, revocation.to_bytes([]))
     _write(folder, "authority", certificate, key)
-    return folder / "authority.pem"
+    return folder / CERTIFICATE_FILE
 
 
 def make_certificate(
@@ -242,11 +244,8 @@ def revoke(folder: str | Path, which: Sequence[str], reason: str = "") -> list[r
             new[match.fingerprint] = revocation.Revoked(
                 match.fingerprint, match.name, today, reason.strip()
             )
-    path = Path(folder) / REVOKED_FILE
-    head = "" if path.exists() else "# Certificates that servers must refuse, by SHA-256.\n"
-    before = path.read_text(encoding="utf-8") if path.exists() else head
-    lines = "".join(f"{line}\n" for line in new.values())
-    _replace(path, (before + lines).encode("utf-8"))
+    everything = [*already.values(), *new.values()]
+    _replace(Path(folder) / REVOKED_FILE, revocation.to_bytes(everything))
     return list(new.values())
 
 
@@ -271,7 +270,7 @@ class Shown:
 
     Attributes:
         name: its common name, `role/site` where it is one of ours.
-        fingerprint: its SHA-256.
+        fingerprint: that by which it is revoked.
         begins: when it becomes valid.
         ends: when it ends.
         is_authority: whether it may sign others.
@@ -290,7 +289,7 @@ def show(path: str | Path) -> Iterator[Shown]:
     Raises:
         ConfigError: the file cannot be read or holds none.
     """
-    x509, _, hashes, _ = _cryptography()
+    x509, *_ = _cryptography()
     try:
         found = x509.load_pem_x509_certificates(Path(path).read_bytes())
     except (OSError, ValueError) as error:
@@ -304,7 +303,7 @@ def show(path: str | Path) -> Iterator[Shown]:
             is_authority = False
         yield Shown(
             str(names[0].value) if names else one.subject.rfc4514_string(),
-            one.fingerprint(hashes.SHA256()).hex(),
+            hashlib.sha256(one.tbs_certificate_bytes).hexdigest(),
             one.not_valid_before_utc,
             one.not_valid_after_utc,
             bool(is_authority),

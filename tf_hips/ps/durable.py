@@ -121,9 +121,9 @@ class JournalRecorder(Recorder):
                 return
             writer.finish()
             self._snapshot_bytes = writer.num_bytes
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - all who wait for this thread hear of it
             path = self._folder.file("snapshot", number)
-            journal.fail(f"{error.filename or path}", error)
+            journal.fail(f"{getattr(error, 'filename', None) or path}", error)
             return
         finally:
             if writer is not None:

@@ -27,6 +27,7 @@ class FirstSync:
         changed: threading.Condition,
         waiting: Waiting,
         check: Callable[[Caller], object],
+        settle: Callable[[], None],
     ) -> None:
         """Nobody has begun.
 
@@ -35,11 +36,13 @@ class FirstSync:
             changed: the session's lock.
             waiting: the session's waiting calls.
             check: called first by each call, with the lock held; raises if the caller may not.
+            settle: waits until all that was accepted is durable; raises if it never will be.
         """
         self._state = state
         self._changed = changed
         self._waiting = waiting
         self._joined = check
+        self._settle = settle
         self._site = state.members.site
 
     def begin(self, caller: Caller, kinds: list[object], num_bytes: int) -> int:
@@ -137,6 +140,6 @@ class FirstSync:
                     ),
                 )
                 message = weights.message(position)
-            self._state.recorder.settle()
+            self._settle()
             yield message
             position += len(message)

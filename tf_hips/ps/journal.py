@@ -13,6 +13,7 @@ older one and both journals are the state.
 Knows bytes and kinds of records, and no session.
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -91,6 +92,8 @@ class Folder:
             self.name(path)
         except BaseException:
             os.close(descriptor)
+            with contextlib.suppress(OSError):
+                self.remove_unnamed(path)
             raise
         return descriptor, header
 
@@ -98,6 +101,10 @@ class Folder:
         """A new file that `name` will call `path`."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         return os.open(path.with_name(f".{path.name}"), flags, 0o600)
+
+    def remove_unnamed(self, path: Path) -> None:
+        """Deletes the file that `name` would have called `path`."""
+        path.with_name(f".{path.name}").unlink(missing_ok=True)
 
     def name(self, path: Path) -> None:
         """Gives the file its name, durably."""
@@ -279,7 +286,13 @@ class Journal:
         """
         number = folder.last() + 1
         descriptor, header = folder.make(number, is_first=True)
-        folder.remove_before(number)
+        try:
+            folder.remove_before(number)
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                folder.file("journal", number).unlink()
+            raise
         return cls(folder, number, descriptor, header, len(header.to_bytes()))
 
     def start(self, on_durable: Callable[[], None], on_failure: Callable[[str], None]) -> None:
@@ -334,12 +347,14 @@ class Journal:
             self._lock.wait_for(lambda: self._durable >= wanted or self.failure is not None)
             return self._durable >= wanted
 
-    def fail(self, what: str, error: OSError) -> None:
+    def fail(self, what: str, error: Exception) -> None:
         """Gives up: nothing more is durable. What is on disk stays as it is."""
+        text = error.strerror if isinstance(error, OSError) else None
+        text = text or f"{type(error).__name__}: {error}"
         with self._lock:
             if self.failure is not None:
                 return
-            self.failure = f"The server cannot keep the run: {what}: {error.strerror or error}."
+            self.failure = f"The server cannot keep the run: {what}: {text}."
             self._queue.clear()
             self._lock.notify_all()
         self._on_failure(self.failure)
@@ -366,8 +381,8 @@ class Journal:
             path = self._folder.file("journal", self._number)
             try:
                 self._write(batch)
-            except OSError as error:
-                self.fail(f"{error.filename or path}", error)
+            except Exception as error:  # noqa: BLE001 - all who wait for this thread hear of it
+                self.fail(f"{getattr(error, 'filename', None) or path}", error)
                 continue
             batch = []  # packets that are on disk and merged need no memory
             with self._lock:
@@ -391,8 +406,7 @@ class Journal:
                 self._number += 1
                 self._size = len(header.to_bytes())
             else:
-                front, _ = to_record(*entry)
-                pieces += (front, *entry[1])
+                pieces += (to_record(*entry), *entry[1])
         self._sync(pieces)
 
     def _sync(self, pieces: Sequence[Buffer]) -> None:
@@ -414,13 +428,17 @@ class SnapshotWriter:
         self._folder = folder
         self._number = number
         self._count = 0
+        self._is_finished = False
         self._descriptor = folder.make_unnamed(self.path)
-        self.num_bytes += write(self._descriptor, [Header(folder.facts).to_bytes()])
+        try:
+            self.num_bytes += write(self._descriptor, [Header(folder.facts).to_bytes()])
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, kind: int, pieces: Sequence[Buffer]) -> None:
         """Writes one record."""
-        front, _ = to_record(kind, pieces)
-        self.num_bytes += write(self._descriptor, [front, *pieces])
+        self.num_bytes += write(self._descriptor, [to_record(kind, pieces), *pieces])
         self._count += 1
 
     def finish(self) -> None:
@@ -428,11 +446,15 @@ class SnapshotWriter:
         self.add(COMPLETE, [_COUNT.pack(self._count)])
         os.fsync(self._descriptor)
         self._folder.name(self.path)
+        self._is_finished = True
         self._folder.remove_before(self._number)
 
     def close(self) -> None:
-        """Closes the file; one that was not finished does not count."""
+        """Closes the file; one that was not finished is deleted, for the room that it takes."""
         os.close(self._descriptor)
+        if not self._is_finished:
+            with contextlib.suppress(OSError):
+                self._folder.remove_unnamed(self.path)
 
 
 def sync_folder(path: Path) -> None:

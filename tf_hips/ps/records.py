@@ -28,7 +28,6 @@ from tf_hips.ps.wire import Buffer
 VERSION = 1
 MARK = 0  # the kind of marks; others belong to who writes them
 RECORD = struct.Struct("<IIB")
-MAX_PAYLOAD_BYTES = (1 << 32) - 1
 
 _MAGIC = b"tf_hips\n"
 _FRONT = struct.Struct("<8sIII")
@@ -76,19 +75,19 @@ class Header:
         return _FRONT.pack(_MAGIC, VERSION, len(text), zlib.crc32(text)) + text
 
 
-def to_record(kind: int, pieces: Sequence[Buffer]) -> tuple[bytes, int]:
-    """What stands before `pieces` in a file, and the bytes of the whole record."""
+def to_record(kind: int, pieces: Sequence[Buffer]) -> bytes:
+    """What stands before `pieces` in a file."""
     size = sum(len(piece) for piece in pieces)
     crc = zlib.crc32(_CHECKED.pack(size, kind))
     for piece in pieces:
         crc = zlib.crc32(piece, crc)
-    return RECORD.pack(size, crc, kind), RECORD.size + size
+    return RECORD.pack(size, crc, kind)
 
 
 def to_mark(mark: bytes, offset: int) -> bytes:
     """A record at `offset` that says: all bytes before me are durable."""
     payload = _MARK.pack(mark, offset, offset)
-    return to_record(MARK, [payload])[0] + payload
+    return to_record(MARK, [payload]) + payload
 
 
 class Reader:

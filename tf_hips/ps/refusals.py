@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many refused calls a peer may make, and how many of them are worth a line in the log.
 
-A peer is who its certificate says, or, in plain text, a host. One that is refused again and again,
-by mistake or not, costs the server a line of log and a thread each time. So beyond a number of
-refusals within a minute its calls are turned away unread, until a minute has passed.
+A peer is a certificate. One that is refused again and again, by mistake or not, costs the server a
+line of log and a thread each time. So beyond a number of refusals within a minute its calls are
+turned away unread, until a minute has passed.
 
 Invariant: memory is bounded; the peers that were refused longest ago are forgotten first.
 """
@@ -13,8 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 
-LIMIT = 30
-"""Refused calls of one peer within `PERIOD_S`."""
 PERIOD_S = 60.0
 _MAX_PEERS = 1024
 
@@ -24,7 +22,7 @@ class Refusals:
 
     def __init__(
         self,
-        limit: int = LIMIT,
+        limit: int,
         period_s: float = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

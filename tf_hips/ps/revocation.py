@@ -2,7 +2,10 @@
 """Certificates that a server refuses, from a file that may change while it is used.
 
     # a comment
-    <SHA-256 of the certificate, 64 hexadecimal digits> <role/site> <day> <reason>
+    <fingerprint of the certificate (tls.fingerprint)> <role/site> <day> <reason>
+    end <number of certificates>
+
+The last line tells a whole list from one that is just being copied.
 
 The file is trusted as the server's other files are; it needs no signature. It is looked at for
 every call, and read again when it has changed. One that cannot be read then does not count: the
@@ -13,7 +16,7 @@ import dataclasses
 import datetime
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tf_hips.errors import ConfigError
@@ -29,7 +32,7 @@ class Revoked:
     """One line of the list.
 
     Attributes:
-        fingerprint: SHA-256 of the certificate.
+        fingerprint: of the certificate (tls.fingerprint).
         name: `role/site`.
         day: the day on which it was revoked.
         reason: why, in one line; may be empty.
@@ -63,18 +66,30 @@ def read(path: Path) -> dict[str, Revoked]:
         raise ConfigError(
             f"The list of revoked certificates {path} must have at most {_MAX_BYTES} bytes."
         )
-    found = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
+    found: dict[str, Revoked] = {}
+    *lines, last = [line for line in text.splitlines() if line.strip()] or [""]
+    if last.split() != ["end", str(sum(not line.startswith("#") for line in lines))]:
+        raise ConfigError(
+            f"{path} must end in a line `end N`, N being the number of certificates. "
+            f"Received: {last[:120]!r} behind {len(lines)} lines"
+        )
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#"):
             continue
         one = _parse(line)
         if one is None:
             raise ConfigError(
-                f"{path}, line {number}: `<fingerprint> <role/site> <yyyy-mm-dd> <reason>` is "
+                f"{path}, entry {number}: `<fingerprint> <role/site> <yyyy-mm-dd> <reason>` is "
                 f"expected. Received: {line[:120]!r}"
             )
         found[one.fingerprint] = one
     return found
+
+
+def to_bytes(revoked: Iterable[Revoked]) -> bytes:
+    """The bytes of a list that `read` reads."""
+    lines = ["# Certificates that servers must refuse.", *map(str, revoked)]
+    return "".join(f"{line}\n" for line in [*lines, f"end {len(lines) - 1}"]).encode()
 
 
 def _parse(line: str) -> Revoked | None:

@@ -195,7 +195,8 @@ class Server:
                 self._port = server.add_insecure_port(self._config.bind)
             else:
                 self._port = server.add_secure_port(
-                    self._config.bind, tls.server_credentials(self._config.tls, self._tell)
+                    self._config.bind,
+                    tls.server_credentials(self._config.tls, check_server, self._tell),
                 )
         except RuntimeError as error:
             raise ConfigError(

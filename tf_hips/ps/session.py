@@ -52,7 +52,7 @@ class Session:
         self._gathers = self._state.gathers
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
         self._waiting = Waiting(self.changed, self._members, self._note_end)
-        sync = FirstSync(self._state, self.changed, self._waiting, self._joined)
+        sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self._told: set[int] = set()
         self._is_deserted = False  # restored, and no child has called since
@@ -131,7 +131,8 @@ class Session:
         """Whether a new process of a site finds a restored session to which no child came back."""
         with self.changed:
             child = self._members.children.get(caller.child)
-            return self._is_deserted and child is not None and child.process != caller.process
+            is_other = child is not None and child.process != caller.process
+            return self._is_deserted and self.ended is None and is_other
 
     def settle(self) -> None:
         """Waits until all that was accepted before is durable; the lock must be free.

@@ -11,6 +11,9 @@ from tf_hips.ps import wire
 from tf_hips.ps.members import SAME, Terms
 from tf_hips.ps.sockets import is_loopback, split_address
 
+# A record's length has 32 bits, and its fields stand in it, too.
+_MAX_RECORDED_BYTES = (1 << 32) - (1 << 16)
+
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
@@ -86,6 +89,11 @@ class ServerConfig:
             raise ConfigError(f"`revoked` needs `tls`. Received: revoked={self.revoked!r}")
         if self.insecure and not is_loopback(host):
             raise ConfigError(f"`insecure` is for loopback only. Received: bind={self.bind!r}")
+        if self.state_dir is not None and self.max_gather_bytes >= _MAX_RECORDED_BYTES:
+            raise ConfigError(
+                f"`max_gather_bytes` must be less than {_MAX_RECORDED_BYTES} with a `state_dir`. "
+                f"Received: max_gather_bytes={self.max_gather_bytes}"
+            )
         for name in (
             "max_model_bytes",
             "max_gather_bytes",

@@ -6,6 +6,9 @@ once (4 bytes an element); nothing else grows with the model.
 """
 
 import importlib
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +19,8 @@ from tf_hips.ps.sockets import is_loopback, split_address
 from tf_hips.ps.traffic import Traffic
 
 Snapshot = dict[str, Any]
+# Whoever asks for metrics costs the reading of all residuals; not for every connection.
+_FRESH_S = 1.0
 
 
 def snapshot(config: ServerConfig, session: Session, traffic: Traffic) -> Snapshot:
@@ -81,11 +86,14 @@ class Metrics:
 
 
 class _Collector:
-    """Makes metrics of a snapshot whenever Prometheus asks."""
+    """Makes metrics of a snapshot whenever Prometheus asks; of the same one within a second."""
 
     def __init__(self, core: Any, read: Callable[[], Snapshot]) -> None:
         self._core = core
         self._read = read
+        self._lock = threading.Lock()
+        self._taken = -math.inf
+        self._told: Snapshot = {}
 
     def describe(self) -> list[Any]:
         """Nothing: registering must not take a snapshot."""
@@ -93,7 +101,10 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """The metrics."""
-        told = self._read()
+        with self._lock:
+            if time.monotonic() - self._taken > _FRESH_S:
+                self._told, self._taken = self._read(), time.monotonic()
+            told = self._told
         run = {"run": told["run"]}
         yield self._one("round", "Newest round that has begun.", told["round"], run)
         yield self._one("parameters", "Elements of all gradients.", told["parameters"], run)

@@ -243,7 +243,8 @@ class Store:
 
         Merges go on meanwhile, so it is a value of about now.
         """
-        total = sum(float(np.dot(one, one)) for one in self._residuals if one is not None)
+        held = [one for one in self._residuals if one is not None]
+        total = sum(float(np.square(one, dtype=np.float64).sum()) for one in held)
         return math.sqrt(total / max(1, self.model.dense_bytes // 4))
 
     def is_merged(self, number: int) -> bool:

@@ -86,7 +86,9 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(authority, key, certificate)
 
 
-def server_credentials(tls: Tls, on_change: Callable[[str], None]) -> grpc.ServerCredentials:
+def server_credentials(
+    tls: Tls, check: Callable[[Tls], None], on_change: Callable[[str], None]
+) -> grpc.ServerCredentials:
     """Credentials of a server that refuses a peer without a certificate of `tls.authority`.
 
     The files are read again when they have changed. New ones that do not go together, as when they
@@ -94,9 +96,10 @@ def server_credentials(tls: Tls, on_change: Callable[[str], None]) -> grpc.Serve
 
     Args:
         tls: the server's identity.
+        check: raises ConfigError where changed files are not good enough to be used.
         on_change: told in one sentence what has become of changed files.
     """
-    watched = _Watched(tls, on_change)
+    watched = _Watched(tls, check, on_change)
     return grpc.dynamic_ssl_server_credentials(
         watched.configuration, watched.fetch, require_client_authentication=True
     )
@@ -105,8 +108,11 @@ def server_credentials(tls: Tls, on_change: Callable[[str], None]) -> grpc.Serve
 class _Watched:
     """The configuration of a server's handshakes, as its files have it. Thread-safe."""
 
-    def __init__(self, tls: Tls, on_change: Callable[[str], None]) -> None:
+    def __init__(
+        self, tls: Tls, check: Callable[[Tls], None], on_change: Callable[[str], None]
+    ) -> None:
         self._tls = tls
+        self._check = check
         self._on_change = on_change
         self._lock = threading.Lock()
         self._stamps = self._look()
@@ -120,7 +126,7 @@ class _Watched:
                 return None
             self._stamps = stamps
             try:
-                check_pair(self._tls)
+                self._check(self._tls)
                 configuration = self._read()
             except ConfigError as error:
                 self._on_change(f"The changed certificate is not used: {error}")
@@ -165,5 +171,31 @@ def check_pair(tls: Tls) -> None:
 
 @functools.lru_cache(maxsize=256)
 def fingerprint(pem: bytes) -> str:
-    """SHA-256 of a certificate, given as PEM, as 64 hexadecimal digits."""
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))).hexdigest()
+    """SHA-256 of what the authority has signed of a certificate, as 64 hexadecimal digits.
+
+    Not of the whole: of an ECDSA signature anybody can make another one that is valid, too, so its
+    holder could give a certificate another fingerprint.
+
+    Args:
+        pem: the certificate.
+
+    Raises:
+        ValueError: it is none.
+    """
+    whole = ssl.PEM_cert_to_DER_cert(pem.decode("ascii").strip())
+    begin, end = _content(whole, 0, len(whole))
+    _, signed_end = _content(whole, begin, end)
+    return hashlib.sha256(whole[begin:signed_end]).hexdigest()
+
+
+def _content(der: bytes, at: int, limit: int) -> tuple[int, int]:
+    """Where the content of the SEQUENCE at byte `at` begins and ends."""
+    if at + 2 > limit or der[at] != 0x30:
+        raise ValueError("A certificate must be a SEQUENCE of DER.")
+    size, begin = der[at + 1], at + 2
+    if size & 0x80:
+        begin += size & 0x7F
+        size = int.from_bytes(der[at + 2 : begin], "big")
+    if begin + size > limit:
+        raise ValueError("A certificate must be whole.")
+    return begin, begin + size
