@@ -42,6 +42,7 @@ WITHOUT_TENSORFLOW = [
     "tf_hips.ops.jit",
     "tf_hips.ops.native",
     "tf_hips.ps.client",
+    "tf_hips.ps.shards",
     "tf_hips.ps.server",
     "tf_hips.cli",
 ]

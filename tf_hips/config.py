@@ -46,7 +46,8 @@ class Uplink:
     """How a party reaches the server above it.
 
     Attributes:
-        server: `host:port` of the server.
+        server: `host:port` of the server; of several that share the model all, in the order of
+            their shards, with commas between them.
         site: this party's name, as the server lists it.
         tls: identity of the party; None means plain text, which is allowed on loopback only.
         deadline_s: seconds to wait for an answer of the server. Where the server itself waits for

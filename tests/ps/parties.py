@@ -15,10 +15,10 @@ from tf_hips.config import Tls, Uplink
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import tls, wire
-from tf_hips.ps.client import Client
 from tf_hips.ps.link import CHANNEL_OPTIONS
 from tf_hips.ps.model import Model
 from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps.shards import connect
 from tf_hips.ps.store import Store
 
 FEEDBACK = "error_feedback(onebit)"
@@ -81,7 +81,7 @@ class Party:
         deadline_s: float = DEADLINE_S,
         first_round: int = 0,
     ) -> None:
-        self.client = Client(Uplink(address, site, identity, deadline_s), "local", 2)
+        self.client: Any = connect(Uplink(address, site, identity, deadline_s), "local", 2)
         self.shapes = shapes
         self.sizes = [int(np.prod(shape)) for shape in shapes]
         self.compressor = compressors.parse(compression)

@@ -92,6 +92,20 @@ def endpoint(text: str) -> str:
     return text
 
 
+def endpoints(text: str) -> str:
+    """One `HOST:PORT`, or several with commas between them."""
+    return ",".join(endpoint(part.strip()) for part in text.split(","))
+
+
+def shard(text: str) -> tuple[int, int]:
+    """`I/N`: one of N servers, I from 0 to N - 1."""
+    index, slash, number = text.partition("/")
+    is_shard = bool(slash) and index.isdecimal() and number.isdecimal()
+    if not is_shard or int(index) >= int(number):
+        raise argparse.ArgumentTypeError(f"must be I/N, I from 0 to N - 1. Received: {text!r}")
+    return int(index), int(number)
+
+
 def codec(text: str) -> str:
     """The text of a compression; returns its canonical text. Imports no TensorFlow."""
     from tf_hips.ops import compressor

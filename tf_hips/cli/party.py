@@ -39,7 +39,11 @@ def add(commands: Any) -> None:
         usage="tf-hips party [options] -- train.py ...",
     )
     parser.add_argument(
-        "--server", type=arguments.endpoint, metavar="HOST:PORT", help="the server above this site"
+        "--server",
+        type=arguments.endpoints,
+        metavar="HOST:PORT,...",
+        help="the server above this site; all of them, in the order of their shards, where several "
+        "share the model",
     )
     parser.add_argument(
         "--site",
@@ -228,7 +232,8 @@ def _identity(options: argparse.Namespace) -> config.Tls | None:
     from tf_hips.ps.sockets import is_loopback, split_address
 
     found = arguments.identity(options)
-    if found is None and not is_loopback(split_address(options.server)[0]):
+    hosts = [split_address(server)[0] for server in options.server.split(",")]
+    if found is None and not all(map(is_loopback, hosts)):
         raise arguments.UsageError(
             f"--insecure is for a --server on loopback. Received: {options.server!r}"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf-hips run`: a whole run on this machine: a global server and P parties of W workers.
+"""`tf-hips run`: a whole run on this machine: global servers and P parties of W workers.
 
 One party has nobody to meet: it gets a server only where one is asked for.
 
@@ -56,6 +56,12 @@ def add(commands: Any) -> None:
         help="start a server for one party, too, as --compression and --deadline do",
     )
     parser.add_argument(
+        "--servers",
+        type=arguments.count,
+        metavar="N",
+        help="start N servers, which share the model (default 1), for one party, too",
+    )
+    parser.add_argument(
         "--seed", type=arguments.seed, default=0, help="seed of the run (default 0)"
     )
     parser.add_argument(
@@ -104,7 +110,7 @@ def _start(
     # A server that nobody joins would wait for ever, and `CompressedRing` never joins one.
     uplinks: list[config.Uplink] | list[None] = [None]
     if _needs_server(options):
-        started = _start_server(job, options, run, sites, folder)
+        started = _start_servers(job, options, run, sites, folder)
         if started is None:
             return job.wait()
         uplinks = started
@@ -124,16 +130,16 @@ def _start(
 
 def _needs_server(options: argparse.Namespace) -> bool:
     is_asked_for = options.server or options.compression or options.deadline is not None
-    return bool(options.parties > 1 or is_asked_for)
+    return bool(options.parties > 1 or options.servers or is_asked_for)
 
 
-def _start_server(
+def _start_servers(
     job: Job, options: argparse.Namespace, run: config.Run, sites: list[str], folder: Path
 ) -> list[config.Uplink] | None:
-    """How each site reaches the server once that listens; None when it failed before.
+    """How each site reaches the servers once they listen; None when one failed before.
 
     Raises:
-        TimeoutError: it did not listen in time.
+        TimeoutError: one did not listen in time.
     """
     own, *others = certs.make(
         folder / "certificates",
@@ -142,20 +148,12 @@ def _start_server(
         days=_CERTIFICATE_DAYS,
         authority_days=_CERTIFICATE_DAYS,
     )
-    address_file = folder / "address"
-    processes = options.parties * options.workers
-
-    server = [
-        sys.executable,
-        "-m",
-        "tf_hips.cli",
-        "server",
-        "--parties",
-        ",".join(sites),
-        "--bind",
-        "127.0.0.1:0",
-    ]
-    server += ["--run", run.run, "--once", "--announce", str(address_file)]
+    environment = {
+        **os.environ,
+        **party.thread_defaults(os.environ, options.parties * options.workers),
+    }
+    server = [sys.executable, "-m", "tf_hips.cli", "server"]
+    server += ["--parties", ",".join(sites), "--bind", "127.0.0.1:0", "--run", run.run, "--once"]
     server += ["--authority", own.authority, "--certificate", own.certificate, "--key", own.key]
     server += ["--compression", options.compression] if options.compression else []
     server += ["--log-dir", run.log_dir] if run.log_dir else []
@@ -163,19 +161,22 @@ def _start_server(
     if options.deadline is not None:
         server += [f"--{name}-timeout={options.deadline}" for name in ("round", "join")]
         deadline_s = options.deadline
-    job.start(
-        _SERVER,
-        server,
-        {**os.environ, **party.thread_defaults(os.environ, processes)},
-        is_service=True,
-    )
-    try:
-        address = job.wait_for_file(address_file, _SERVER_START_S)
-    except TimeoutError as error:
-        raise TimeoutError(f"the server did not start: {error}") from error
-    if address is None:
-        return None
+    number = options.servers or 1
+    files = [folder / f"address{index}" for index in range(number)]
+    for index, file in enumerate(files):
+        role = _SERVER if number == 1 else f"{_SERVER}{index}"
+        own_part = ["--announce", str(file), "--shard", f"{index}/{number}"]
+        job.start(role, [*server, *own_part], environment, is_service=True)
+    addresses = []
+    for file in files:
+        try:
+            address = job.wait_for_file(file, _SERVER_START_S)
+        except TimeoutError as error:
+            raise TimeoutError(f"a server did not start: {error}") from error
+        if address is None:
+            return None
+        addresses.append(address)
     return [
-        config.Uplink(address, site, identity, deadline_s)
+        config.Uplink(",".join(addresses), site, identity, deadline_s)
         for site, identity in zip(sites, others, strict=True)
     ]

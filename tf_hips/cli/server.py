@@ -79,6 +79,13 @@ def add(commands: Any) -> None:
         help="keep the run in DIR; started again with the same options, the server goes on with it",
     )
     parser.add_argument(
+        "--shard",
+        type=arguments.shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="hold a part of the model: this is server I, from 0, of N that share it",
+    )
+    parser.add_argument(
         "--revoked", metavar="FILE", help="certificates to refuse, as `tf-hips certs revoke` writes"
     )
     parser.add_argument(
@@ -120,6 +127,7 @@ def run(options: argparse.Namespace) -> int:
         once=options.once,
         log_dir=options.log_dir,
         state_dir=options.state,
+        shard=options.shard,
         **{name: value for name, value in limits.items() if value is not None},
     )
     flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults

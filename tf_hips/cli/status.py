@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf-hips status`: what a server's run is doing, as a table or as JSON."""
+"""`tf-hips status`: what the run of a server, or of several, is doing, as a table or as JSON."""
 
 import argparse
+import concurrent.futures
 import json
 import sys
 from typing import Any
@@ -20,7 +21,13 @@ def add(commands: Any) -> None:
         description="Asks a server what its run is doing. The certificate is one of role operator "
         "(`tf-hips certs issue DIR --operator NAME`) or that of a party of the run.",
     )
-    parser.add_argument("--server", required=True, type=arguments.endpoint, metavar="HOST:PORT")
+    parser.add_argument(
+        "--server",
+        required=True,
+        type=arguments.endpoints,
+        metavar="HOST:PORT,...",
+        help="the server; all of them, where several share the model",
+    )
     parser.add_argument(
         "--run", dest="run_name", type=arguments.site, default="local", metavar="NAME"
     )
@@ -37,14 +44,33 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Asks and prints; 1 where the run has ended for a reason."""
+    """Asks and prints; 1 where the run has ended for a reason, or one of several is silent."""
     tls = arguments.identity(options)
-    told = ask(options.server, options.run_name, tls, options.timeout)
+    servers = options.server.split(",")
+    if len(servers) == 1:
+        told = [ask(servers[0], options.run_name, tls, options.timeout)]
+    else:
+        told = _ask_all(servers, options.run_name, tls, options.timeout)
     if options.json:
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        text = json.dumps(told if len(told) > 1 else told[0], indent=2)
+        sys.stdout.write(text + "\n")
     else:
         _show(told)
-    return 1 if told["ended"] else 0
+    return 1 if any(one.get("error") or one.get("ended") for one in told) else 0
+
+
+def _ask_all(servers: list[str], run_name: str, tls: Any, timeout_s: float) -> list[dict[str, Any]]:
+    """What each server tells, and as its `server` which it is; the `error` of one that does not."""
+    from tf_hips.errors import TfHipsError
+
+    def one(server: str) -> dict[str, Any]:
+        try:
+            return {"server": server, **ask(server, run_name, tls, timeout_s)}
+        except TfHipsError as error:
+            return {"server": server, "error": str(error)}
+
+    with concurrent.futures.ThreadPoolExecutor(len(servers)) as pool:
+        return list(pool.map(one, servers))
 
 
 def ask(server: str, run_name: str, tls: Any, timeout_s: float) -> dict[str, Any]:
@@ -77,44 +103,70 @@ def ask(server: str, run_name: str, tls: Any, timeout_s: float) -> dict[str, Any
         link.close()
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(all_told: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, markup=False)
-    console.print(f"run {told['run']}: {told['state']}, round {told['round']}")
-    if told["ended"]:
-        console.print(f"ended: {printable(told['ended'])}")
-    if told["tensors"]:
-        console.print(f"model: {told['parameters']:,} parameters in {told['tensors']} tensors")
-        console.print(f"up: {told['compression']}; down: {told['downlink']}", end="")
-        console.print(f", which has missed {told['residual_rms']:.3g} (rms) so far")
-    per_round = told["round_s"] / told["rounds"] if told["rounds"] else 0.0
-    console.print(
-        f"server: up for {_time(told['uptime_s'])}, {per_round:.3g} s a round, "
-        f"{told['refused']} calls refused, "
-        f"{'durable' if told['is_durable'] else 'state in memory'}"
-    )
     table = Table(box=None, pad_edge=False)
+    is_sharded = "server" in all_told[0]
+    if is_sharded:
+        table.add_column("shard")
     table.add_column("site", no_wrap=True)
     table.add_column("state")
     for column in ("workers", "round", "lag", "chunks", "received", "sent", "retries", "last call"):
         table.add_column(column, justify="right")
-    for child in told["children"]:
-        last = child["last_call_s"]
-        table.add_row(
-            child["site"],
-            child["state"],
-            str(child["workers"]),
-            str(child["round"]),
-            str(child["lag"]),
-            f"{child['chunks']}/{told['chunks']}",
-            _bytes(child["received_bytes"]),
-            _bytes(child["sent_bytes"]),
-            str(child["retries"]),
-            "never" if last is None else f"{_time(last)} ago",
-        )
+    is_first = True
+    for told in all_told:
+        if "error" in told:
+            console.print(f"server {told['server']}: {printable(told['error'])}")
+            continue
+        if is_first:
+            _show_run(console, told)
+            is_first = False
+        _show_server(console, told)
+        shard = ["/".join(map(str, told["shard"]))] if is_sharded else []
+        for child in told["children"]:
+            last = child["last_call_s"]
+            table.add_row(
+                *shard,
+                child["site"],
+                child["state"],
+                str(child["workers"]),
+                str(child["round"]),
+                str(child["lag"]),
+                f"{child['chunks']}/{told['chunks']}",
+                _bytes(child["received_bytes"]),
+                _bytes(child["sent_bytes"]),
+                str(child["retries"]),
+                "never" if last is None else f"{_time(last)} ago",
+            )
     console.print(table)
+
+
+def _show_run(console: Any, told: dict[str, Any]) -> None:
+    """What is the same at all servers."""
+    console.print(f"run {told['run']}: {told['state']}, round {told['round']}")
+    if told["tensors"]:
+        console.print(f"model: {told['parameters']:,} parameters in {told['tensors']} tensors")
+        console.print(f"up: {told['compression']}; down: {told['downlink']}")
+
+
+def _show_server(console: Any, told: dict[str, Any]) -> None:
+    name = ""
+    if "server" in told:
+        index, count = told["shard"]
+        name = f" {told['server']}, shard {index} of {count}"
+    if told["ended"]:
+        console.print(f"server{name} ended: {printable(told['ended'])}")
+    per_round = told["round_s"] / told["rounds"] if told["rounds"] else 0.0
+    console.print(
+        f"server{name}: up for {_time(told['uptime_s'])}, {per_round:.3g} s a round, "
+        f"{told['refused']} calls refused, "
+        f"{'durable' if told['is_durable'] else 'state in memory'}"
+    )
+    if told["tensors"]:
+        console.print(f"its way down has missed {told['residual_rms']:.3g} (rms) so far")
 
 
 def _bytes(number: float) -> str:

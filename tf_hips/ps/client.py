@@ -13,10 +13,9 @@ call in progress.
 """
 
 import dataclasses
-import itertools
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -28,9 +27,11 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import tls, wire
+from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.gather import to_packet, too_long
 from tf_hips.ps.link import Link, Patience, detail
 from tf_hips.ps.model import Model
+from tf_hips.ps.rounds import Agreed, Halt, Packets, Round
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
 from tf_hips.ps.weights import cut_weights, kind_of, restore_weights
 
@@ -39,8 +40,6 @@ _MARGIN_S = 10.0
 _LEAVE_S = 10.0
 # The same of a server that keeps its runs: started again, it must hear who has left.
 _LEAVE_DURABLE_S = 60.0
-
-_Packets = npt.NDArray[np.uint8]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +66,16 @@ class Welcome:
 
 
 class Client:
-    """A party's connection to the server above it."""
+    """A party's connection to the server above it, or to one of several that share the model."""
 
-    def __init__(self, uplink: Uplink, run: str, workers: int) -> None:
+    def __init__(self, uplink: Uplink, run: str, workers: int, shard: Shard = WHOLE) -> None:
         """A client that has not connected yet.
 
         Args:
             uplink: where the server is, and who this party is.
             run: identity of the run.
             workers: number of workers of this party.
+            shard: which of how many servers it must be.
 
         Raises:
             ConfigError: the address or a name is no such thing, a certificate cannot be read or is
@@ -97,16 +97,18 @@ class Client:
         credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
         self._uplink = uplink
         self._workers = workers
+        self._shard = shard
         # Goes with every call, so it is short: it only tells this process from one that was, or is
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
         self._link = Link(uplink, address, credentials, run, self._process)
-        self._wait_s = uplink.deadline_s
+        self._wait_s = self._join_s = uplink.deadline_s
         self._max_gather_bytes = 0
         self._is_durable = False
+        self._chunks: tuple[int, ...] = ()  # of the model, at this server
         self._is_synced = False
         self._welcome: Welcome | None = None
-        self._agreed: _Agreed | None = None
+        self._agreed: Agreed | None = None
 
     def join(self, compression: str, downlink: str, seed: int) -> Welcome:
         """Joins the run and waits for all other parties. A client that fails to is closed.
@@ -122,12 +124,19 @@ class Client:
                 come.
         """
         try:
+            self.ask_terms()
             return self._join(compression, downlink, seed)
         except BaseException:
             self.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise
 
-    def _join(self, compression: str, downlink: str, seed: int) -> Welcome:
+    def ask_terms(self) -> None:
+        """Hears what the server was told, as far as a party must know it; `join` asks by itself.
+
+        Raises:
+            ProtocolError: it is another shard than this client was told.
+            PeerError: the server cannot be reached or refuses this party.
+        """
         deadline_s = self._uplink.deadline_s
         terms = wire.from_json(
             self._link.control("Terms", b"", deadline_s),
@@ -135,17 +144,20 @@ class Client:
             round_timeout_s=float,
             max_gather_bytes=int,
             is_durable=bool,
+            shard=list,
         )
+        self._shard.check(self._uplink.server, terms["shard"])
         self._is_durable = terms["is_durable"]
         self._max_gather_bytes = terms["max_gather_bytes"]
         self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
+        self._join_s = max(deadline_s, terms["join_timeout_s"] + _MARGIN_S)
+
+    def _join(self, compression: str, downlink: str, seed: int) -> Welcome:
         request = wire.to_json(
             workers=self._workers, compression=compression, downlink=downlink, seed=seed
         )
         fields = wire.from_json(
-            self._link.control(
-                "Join", request, max(deadline_s, terms["join_timeout_s"] + _MARGIN_S)
-            ),
+            self._link.control("Join", request, self._join_s),
             child=int,
             parties=list,
             workers=list,
@@ -176,9 +188,10 @@ class Client:
         model = Model(tuple(tuple(int(size) for size in shape) for shape in shapes))
         request = wire.to_json(shapes=model.shapes, round=first_round)
         self._link.control("AgreeModel", request, self._wait_s)
-        self._agreed = _Agreed(
+        self._agreed = Agreed(
             model, compressors.parse(welcome.compression), compressors.parse(welcome.downlink)
         )
+        self._chunks = self._shard.chunks(model)
 
     def first_sync(self, weights: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Makes the weights of all parties those of child 0.
@@ -242,7 +255,7 @@ class Client:
         self._is_synced = True
         return restore_weights(content, [value.dtype for value in arrays], shapes)
 
-    def exchange(self, round: int, packets: _Packets) -> _Packets:
+    def exchange(self, round: int, packets: Packets) -> Packets:
         """Sends this party's packets of one round, returns the merged ones.
 
         Args:
@@ -259,54 +272,69 @@ class Client:
             NonFiniteError: a packet, or the sum of all, holds NaN or an infinity.
             PeerError: the server cannot be reached, or another party did not deliver or has left.
         """
+        whole = self.open_round(round, packets)
+        self.transfer(whole)
+        return whole.result
+
+    def open_round(self, round: int, packets: Packets) -> Round:
+        """What `transfer` works on, after a look at the packets; as for `exchange`."""
         if self._agreed is None:
             raise ProtocolError("`agree_model` must come before `exchange`.")
-        uplink, downlink = self._agreed.uplink.at(round), self._agreed.downlink.at(round)
-        up, down = (self._agreed.model.packet_bytes(one) for one in (uplink, downlink))
-        packets = np.ascontiguousarray(packets)
-        if packets.dtype != np.uint8 or packets.shape != (sum(up),):
-            raise ValueError(
-                f"`packets` must be uint8 of shape ({sum(up)},), the packets of the model agreed "
-                f"on, by {uplink.text} in round {round}. Received: {packets.dtype} of shape "
-                f"{packets.shape}"
-            )
-        views = _cut(packets, up)
-        result = np.empty(sum(down), np.uint8)
-        targets = _cut(result, down)
+        return self._agreed.open_round(round, packets)
+
+    def transfer(self, whole: Round, halt: Halt | None = None) -> None:
+        """Exchanges what this client's server holds of a round; results go to where they belong.
+
+        Args:
+            whole: the round; other clients may transfer theirs at the same time.
+            halt: by which another thread may end it.
+
+        Raises:
+            PeerError: it was ended, or as for `exchange`.
+        """
+        chunks, targets = self._chunks, whole.targets
+        is_here = frozenset(chunks)
+        lengths = [len(one) * (chunk in is_here) for chunk, one in enumerate(targets)]
+        halt = halt if halt is not None else Halt()
         have: set[int] = set()
 
         def attempt(number: int, patience: Patience) -> None:
-            call = _Exchange(views, resumes=number > 0)
+            halt.check(self._uplink.server)
+            call = _Exchange([(one, whole.views[one]) for one in chunks], resumes=number > 0)
             timeout_s = patience.left_s
             stream = self._link.stub("stream_stream", "Exchange", timeout_s)(
                 self._link.metered(call.messages()),
                 timeout=timeout_s,
-                metadata=(*self._link.metadata(round, number), *_held(have)),
+                metadata=(*self._link.metadata(whole.number, number), *_held(have)),
             )
             try:
+                halt.bind(stream)
                 if number > 0:
-                    call.resume(_read_held(stream.initial_metadata(), len(up)))
-                assembler = wire.Assembler(down)
+                    call.resume(_read_held(stream.initial_metadata(), len(targets)))
+                assembler = wire.Assembler(lengths)
                 for message in stream:
                     for chunk, packet in assembler.feed(message):
-                        if len(packet) != down[chunk]:
+                        if len(packet) != lengths[chunk]:
                             raise ProtocolError(
-                                f"The packet of chunk {chunk} must have {down[chunk]} bytes. "
-                                f"Received: {len(packet)}"
+                                f"The packet of chunk {chunk} must have {lengths[chunk]} bytes. "
+                                f"Received: {len(packet)} from server {self._uplink.server}"
                             )
                         targets[chunk][:] = packet
                         have.add(chunk)
                 assembler.finish()
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                halt.check(self._uplink.server)
+                raise
             finally:
                 call.resume(())
                 stream.cancel()
-            if len(have) != len(down):
+            if len(have) != len(chunks):
                 raise ProtocolError(
-                    f"Round {round} has {len(down)} chunks. The server ended it after {len(have)}."
+                    f"Round {whole.number} has {len(chunks)} chunks at server "
+                    f"{self._uplink.server}, which ended it after {len(have)}."
                 )
 
         self._link.persist("Exchange", self._wait_s, attempt)
-        return result
 
     def gather(self, number: int, label: str, payload: wire.Buffer) -> list[bytes]:
         """Sends this party's bytes to all parties, returns those of all.
@@ -333,7 +361,7 @@ class Client:
         results: dict[int, bytes] = {}
 
         def attempt(count: int, patience: Patience) -> None:
-            call = _Exchange([packet], resumes=count > 0)
+            call = _Exchange([(0, packet)], resumes=count > 0)
             timeout_s = patience.left_s
             stream = self._link.stub("stream_stream", "Gather", timeout_s)(
                 self._link.metered(call.messages()),
@@ -401,25 +429,24 @@ class Client:
         """Bytes that crossed this client's sockets so far, closed connections included."""
         return self._link.meter.read()
 
+    def ended(self, method: str) -> TfHipsError | None:
+        """What `method` raises after the run has ended; None: it has not, or was not heard to."""
+        return self._link.end_error(method) if self._link.ended is not None else None
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """From now on `tell` is called, by any thread, when this client hears of the run's end."""
+        self._link.on_end = tell
+
     def _joined(self) -> Welcome:
         if self._welcome is None:
             raise ProtocolError("`join` must come before anything else.")
         return self._welcome
 
 
-@dataclasses.dataclass(frozen=True)
-class _Agreed:
-    """What all parties have agreed on."""
-
-    model: Model
-    uplink: compressors.Compressor
-    downlink: compressors.Compressor
-
-
 class _Exchange:
     """The way up of one attempt; a repeated one waits to hear what the server has."""
 
-    def __init__(self, packets: Sequence[memoryview], *, resumes: bool) -> None:
+    def __init__(self, packets: Sequence[tuple[int, memoryview]], *, resumes: bool) -> None:
         self._packets = packets
         self._held: frozenset[int] = frozenset()
         self._may_send = threading.Event()
@@ -434,14 +461,8 @@ class _Exchange:
     def messages(self) -> Iterator[bytes]:
         self._may_send.wait()
         yield from wire.bundle(
-            (chunk, packet) for chunk, packet in enumerate(self._packets) if chunk not in self._held
+            (chunk, packet) for chunk, packet in self._packets if chunk not in self._held
         )
-
-
-def _cut(packets: _Packets, lengths: Sequence[int]) -> list[memoryview]:
-    view = memoryview(packets)
-    cuts = itertools.accumulate(lengths, initial=0)
-    return [view[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 def _held(chunks: set[int]) -> tuple[tuple[str, str], ...]:

@@ -131,6 +131,7 @@ class Link:
             process: which process of the site this is.
         """
         self.ended: str | None = None
+        self.on_end: Callable[[], None] | None = None  # called once `ended` is set, by any thread
         self._error: type[TfHipsError] = PeerError  # what `ended` is raised as
         self.meter = Meter(*address)
         self._uplink = uplink
@@ -234,11 +235,15 @@ class Link:
                     raise self._translate(method, error, patience, began, reason) from None
             attempt += 1
 
+    def end_error(self, method: str) -> TfHipsError:
+        """What a call raises after the run has ended."""
+        return self._error(f"Server {self._uplink.server}, {method}: {self.ended}")
+
     def _check(self, method: str) -> None:
         if self._closed.is_set():
             self._refuse_closed(method)
         if self.ended is not None:
-            raise self._error(f"Server {self._uplink.server}, {method}: {self.ended}")
+            raise self.end_error(method)
 
     def _refuse_closed(self, method: str) -> NoReturn:
         raise PeerError(f"{method}: this party has left the run.")
@@ -385,6 +390,8 @@ class Link:
             log.warning("%s", text)
         self._error, self.ended = error, text
         self._wake.set()
+        if self.on_end is not None:
+            self.on_end()
 
 
 def detail(error: Exception) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from tf_hips.errors import LibraryError, ProtocolError
 from tf_hips.ops import compressor as compressors
+from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
 
 SAME = "same"
@@ -27,6 +28,7 @@ class Terms:
     max_model_bytes: int
     lost_after_s: float = 120.0
     max_gather_bytes: int = 64 << 20
+    shard: Shard = WHOLE
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""

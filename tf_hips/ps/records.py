@@ -46,12 +46,14 @@ class Facts:
         parties: names of the sites, in child order.
         compression: text of the compressor that the server was told, or None.
         downlink: the same of the way down.
+        shard: which of how many servers of the run; files that do not say are of the only one.
     """
 
     run: str
     parties: tuple[str, ...]
     compression: str | None
     downlink: str | None
+    shard: tuple[int, int] = (0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +158,11 @@ class Reader:
         facts = fields["facts"]
         return (
             Header(
-                Facts(**facts | {"parties": tuple(facts["parties"])}),
+                Facts(
+                    **facts
+                    | {"parties": tuple(facts["parties"])}
+                    | {"shard": tuple(facts.get("shard", (0, 1)))}
+                ),
                 bool(fields["is_first"]),
                 bytes.fromhex(fields["mark"]),
             ),

@@ -76,7 +76,11 @@ class Server:
         self._keeper: Keeper | None = None
         self._stopped = threading.Event()
         self._events = log.EventLog(
-            config.log_dir, run=config.run, role=tls.SERVER_ROLE, site=tls.SERVER_ROLE, rank=0
+            config.log_dir,
+            run=config.run,
+            role=tls.SERVER_ROLE,
+            site=tls.SERVER_ROLE,
+            rank=self._terms.shard.index,
         )
         self._admission = Admission(config, self._tell)
         self._traffic = Traffic(len(config.parties))
@@ -131,9 +135,16 @@ class Server:
                 self._keeper.close()  # the run is as it was
                 self._keeper = None
             raise
-        self._events.write("listen", address=self.address, parties=list(self._config.parties))
+        shard = self._terms.shard
+        self._events.write(
+            "listen",
+            address=self.address,
+            parties=list(self._config.parties),
+            shard=list(shard.numbers),
+        )
         log.info(
-            "Global server of run %s listens at %s for the parties %s",
+            "Global server%s of run %s listens at %s for the parties %s",
+            "" if shard.is_whole else f", {shard},",
             self._config.run,
             self.address,
             ", ".join(self._config.parties),
@@ -337,6 +348,7 @@ class Server:
             round_timeout_s=float(self._config.round_timeout_s),
             max_gather_bytes=self._config.max_gather_bytes,
             is_durable=self._keeper is not None,
+            shard=self._terms.shard.numbers,
         )
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -473,7 +485,7 @@ class Server:
             )
         reader.start()
         after, sent_bytes = 0, 0
-        while after < len(store.model.chunks):
+        while after < len(store.chunks):
             after, news = session.wait_results(
                 caller, store, call.number, after, reader.has_failed, refused
             )

@@ -179,7 +179,7 @@ class Session:
                 "round": newest,
                 "tensors": len(store.model.shapes) if store is not None else 0,
                 "parameters": store.model.dense_bytes // 4 if store is not None else 0,
-                "chunks": len(store.model.chunks) if store is not None else 0,
+                "chunks": len(store.chunks) if store is not None else 0,
                 "compression": first.compression if first is not None else None,
                 "downlink": first.downlink if first is not None else None,
                 "children": children,
@@ -358,7 +358,7 @@ class Session:
                         f"in round {number} these have not delivered their packets: "
                         + (
                             ", ".join(
-                                f"site `{site}` ({count} of {len(store.model.chunks)} chunks came)"
+                                f"site `{site}` ({count} of {len(store.chunks)} chunks came)"
                                 for site, count in store.missing(number).items()
                             )
                             or "none; the server's disk is late"

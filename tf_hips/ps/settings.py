@@ -8,6 +8,7 @@ from tf_hips.config import Tls
 from tf_hips.errors import ConfigError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import wire
+from tf_hips.ps.assignment import Shard
 from tf_hips.ps.members import SAME, Terms
 from tf_hips.ps.sockets import is_loopback, split_address
 
@@ -41,6 +42,7 @@ class ServerConfig:
         log_dir: folder for the event log, or None.
         state_dir: folder in which the run is kept, so that a server that was killed goes on with it
             when it is started again; None: in memory only.
+        shard: which of how many servers share the model, from 0 (assignment.py).
     """
 
     parties: tuple[str, ...]
@@ -62,6 +64,7 @@ class ServerConfig:
     once: bool = False
     log_dir: str | None = None
     state_dir: str | None = None
+    shard: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
         """Checks all values.
@@ -132,4 +135,5 @@ def terms_of(config: ServerConfig) -> Terms:
         config.max_model_bytes,
         config.lost_after_s,
         config.max_gather_bytes,
+        Shard.from_numbers(config.shard),
     )

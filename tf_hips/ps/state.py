@@ -65,6 +65,7 @@ class State:
                 first_round=first_round,
                 changed=self._changed,
                 recorder=self.recorder,
+                shard=self.members.terms.shard,
             )
 
     def begin_round(self, store: Store, number: int) -> bool:

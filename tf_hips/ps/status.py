@@ -27,9 +27,10 @@ def snapshot(config: ServerConfig, session: Session, traffic: Traffic) -> Snapsh
     """What there is to tell.
 
     Returns:
-        `run`, `uptime_s`, `is_durable`, `refused` (calls), `rounds` and `round_s` (calls of rounds
-        that ended well, and their seconds), and what `Session.describe` says; of each child,
-        besides, `received_bytes`, `sent_bytes`, `rounds`, `retries` and `last_call_s` (ago).
+        `run`, `shard` (which of how many servers), `uptime_s`, `is_durable`, `refused` (calls),
+        `rounds` and `round_s` (calls of rounds that ended well, and their seconds), and what
+        `Session.describe` says; of each child, besides, `received_bytes`, `sent_bytes`, `rounds`,
+        `retries` and `last_call_s` (ago).
     """
     told = session.describe()
     children, all_of_them = traffic.read()
@@ -41,7 +42,13 @@ def snapshot(config: ServerConfig, session: Session, traffic: Traffic) -> Snapsh
             "retries": counts.retries,
             "last_call_s": counts.last_call_s,
         }
-    return {"run": config.run, "is_durable": config.state_dir is not None, **all_of_them, **told}
+    return {
+        "run": config.run,
+        "shard": list(config.shard),
+        "is_durable": config.state_dir is not None,
+        **all_of_them,
+        **told,
+    }
 
 
 class Metrics:
@@ -105,7 +112,7 @@ class _Collector:
             if time.monotonic() - self._taken > _FRESH_S:
                 self._told, self._taken = self._read(), time.monotonic()
             told = self._told
-        run = {"run": told["run"]}
+        run = {"run": told["run"], "shard": str(told["shard"][0])}
         yield self._one("round", "Newest round that has begun.", told["round"], run)
         yield self._one("parameters", "Elements of all gradients.", told["parameters"], run)
         yield self._one("uptime_seconds", "Since the server listens.", told["uptime_s"], run)
@@ -121,9 +128,11 @@ class _Collector:
         refused.add_metric(list(run.values()), told["refused"])
         yield refused
         rounds = self._core.SummaryMetricFamily(
-            "tf_hips_round_seconds", "From the call of a child to its last result.", labels=["run"]
+            "tf_hips_round_seconds",
+            "From the call of a child to its last result.",
+            labels=list(run),
         )
-        rounds.add_metric([told["run"]], count_value=told["rounds"], sum_value=told["round_s"])
+        rounds.add_metric(list(run.values()), count_value=told["rounds"], sum_value=told["round_s"])
         yield rounds
         for name, kind, text in (
             ("received_bytes", "Counter", "Messages that a child has sent."),
@@ -133,16 +142,16 @@ class _Collector:
             ("lag", "Gauge", "Rounds that a child is behind the newest one."),
         ):
             family = getattr(self._core, f"{kind}MetricFamily")(
-                f"tf_hips_child_{name}", text, labels=["run", "site"]
+                f"tf_hips_child_{name}", text, labels=[*run, "site"]
             )
             for child in told["children"]:
-                family.add_metric([told["run"], child["site"]], child[name])
+                family.add_metric([*run.values(), child["site"]], child[name])
             yield family
         there = self._core.GaugeMetricFamily(
-            "tf_hips_child_up", "1 while a child is there.", labels=["run", "site"]
+            "tf_hips_child_up", "1 while a child is there.", labels=[*run, "site"]
         )
         for child in told["children"]:
-            there.add_metric([told["run"], child["site"]], float(child["state"] == "there"))
+            there.add_metric([*run.values(), child["site"]], float(child["state"] == "there"))
         yield there
 
     def _one(self, name: str, text: str, value: float, labels: dict[str, str]) -> Any:

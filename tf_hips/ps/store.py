@@ -33,6 +33,7 @@ import numpy.typing as npt
 from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK, Compressor
+from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.rule import RuleFactory, Sum
@@ -72,6 +73,7 @@ class Store:
         rule: RuleFactory = Sum,
         changed: threading.Condition | None = None,
         recorder: Recorder | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         """A store with all residuals zero.
 
@@ -88,8 +90,11 @@ class Store:
             changed: notified, with its lock held, whenever a result or a refusal is new; its lock
                 is the store's.
             recorder: is told each packet that is taken.
+            shard: which of the model's chunks are here; the others are other servers'.
         """
         self.model = model
+        self.chunks = shard.chunks(model)
+        self._is_here = frozenset(self.chunks)
         self.first_round = first_round
         self._sites = tuple(sites)
         self._uplink = uplink
@@ -111,8 +116,11 @@ class Store:
             return max(self._rounds)
 
     def packet_limits(self, number: int) -> tuple[int, ...]:
-        """Greatest length of a packet of round `number` in bytes, by chunk number."""
-        return self.model.packet_bytes(self._uplink.at(number))
+        """Greatest length of a packet of round `number` in bytes, by chunk number; 0: not here."""
+        lengths = self.model.packet_bytes(self._uplink.at(number))
+        if len(self.chunks) == len(lengths):
+            return lengths
+        return tuple(size * (chunk in self._is_here) for chunk, size in enumerate(lengths))
 
     def begin(self, number: int) -> bool:
         """Makes round `number` ready for packets; one that is there already is left as it is.
@@ -133,10 +141,10 @@ class Store:
                     f"The round must be one of {min(self._rounds)} to {newest + 1}. "
                     f"Received: round {number}"
                 )
-            if self._rounds[newest].num_merged < len(self.model.chunks):
+            if self._rounds[newest].num_merged < len(self.chunks):
                 raise ProtocolError(
                     f"Round {number} cannot begin before round {newest} is merged: "
-                    f"{self._rounds[newest].num_merged} of {len(self.model.chunks)} chunks are."
+                    f"{self._rounds[newest].num_merged} of {len(self.chunks)} chunks are."
                 )
             self._rounds[number] = self._new_round(number)
             self._rounds.pop(number - KEPT_ROUNDS, None)
@@ -245,13 +253,14 @@ class Store:
         """
         held = [one for one in self._residuals if one is not None]
         total = sum(float(np.square(one, dtype=np.float64).sum()) for one in held)
-        return math.sqrt(total / max(1, self.model.dense_bytes // 4))
+        elements = sum(self.model.chunks[chunk].size for chunk in self.chunks)
+        return math.sqrt(total / max(1, elements))
 
     def is_merged(self, number: int) -> bool:
         """Whether all chunks of round `number` are merged and may be told."""
         with self.changed:
             current = self._get(number)
-            if current.num_merged < len(self.model.chunks):
+            if current.num_merged < len(self.chunks):
                 return False
             return not self._recorder.is_keeping or (
                 max(current.positions, default=0) <= self._recorder.durable
@@ -261,7 +270,7 @@ class Store:
         """Children that owe chunks of round `number`, by name, with how many have come."""
         with self.changed:
             counts = zip(self._sites, self._get(number).delivered, strict=True)
-            return {site: len(got) for site, got in counts if len(got) < len(self.model.chunks)}
+            return {site: len(got) for site, got in counts if len(got) < len(self.chunks)}
 
     def hold(self) -> tuple[int, list[tuple[int, Packet]]]:
         """Holds merges back until `release`; a round has begun, and nothing of it is merged.
@@ -302,8 +311,7 @@ class Store:
             self._rounds = {number: self._new_round(number)}
             if number > self.first_round:
                 before = self._rounds[number - 1] = self._new_round(number - 1)
-                everything = range(len(self.model.chunks))
-                before.delivered = [set(everything) for _ in self._sites]
+                before.delivered = [set(self.chunks) for _ in self._sites]
 
     def restore_result(self, number: int, chunk: int, packet: Buffer) -> None:
         """Gives a chunk of a merged round its result."""

@@ -68,7 +68,7 @@ class Reader(threading.Thread):
     def _check_complete(self) -> None:
         owed = self._store.missing(self._number).get(self._site)
         if owed is not None and not self._store.has_refused(self._number):
-            total = len(self._store.model.chunks)
+            total = len(self._store.chunks)
             raise ProtocolError(
                 f"A round has {total} chunks. The stream ended with {owed} delivered."
             )

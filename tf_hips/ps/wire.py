@@ -118,7 +118,7 @@ class Assembler:
     """Puts the packets of one stream together again. One per call; not thread-safe."""
 
     def __init__(self, limits: Sequence[int]) -> None:
-        """Takes `limits`, the greatest length of each chunk's packet in bytes, by chunk number."""
+        """Takes `limits`, the greatest length of a packet in bytes, by chunk number; 0: none."""
         self._limits = limits
         self._chunk = -1
         self._packet = bytearray()
@@ -172,6 +172,8 @@ class Assembler:
             raise ProtocolError(
                 f"The model has {len(self._limits)} chunks. Received: chunk {frame.chunk}"
             )
+        if self._limits[frame.chunk] == 0:
+            raise ProtocolError(f"Chunk {frame.chunk} is another server's.")
         if frame.packet_bytes > self._limits[frame.chunk]:
             raise ProtocolError(
                 f"A packet of chunk {frame.chunk} has at most {self._limits[frame.chunk]} bytes. "

@@ -43,7 +43,8 @@ from tf_hips.ops.compressor import (
     resolve,
 )
 from tf_hips.ops.native import derive_seed
-from tf_hips.ps.client import Client, Welcome
+from tf_hips.ps.client import Welcome
+from tf_hips.ps.shards import Connection, connect
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.over_parties import ExactReduction
@@ -123,7 +124,7 @@ class HierarchicalPS(PartyStrategy):
         codecs = [codec for codec in self._in_party.codecs().values() if codec is not None]
         if any(codec.for_sums != codec for codec in codecs):
             check_for_sums(self._up)
-        self._client: Client | None = None
+        self._client: Connection | None = None
         self._welcome: Welcome | None = None
         self._is_closed = False
         self._bytes = (0, 0)
@@ -185,7 +186,7 @@ class HierarchicalPS(PartyStrategy):
         if uplink is None:
             raise ProtocolError("A party joins a server only with an uplink in its configuration.")
         began = time.monotonic()
-        client = Client(uplink, self._run.run, primitives.size())
+        client = connect(uplink, self._run.run, primitives.size())
         try:
             welcome = client.join(self._up.text, self._down.text, self._run.seed)
         except BaseException:
@@ -321,7 +322,7 @@ class HierarchicalPS(PartyStrategy):
             "model", num_elements=num_elements, num_tensors=len(gradients), round=first_round
         )
 
-    def _connected(self) -> Client:
+    def _connected(self) -> Connection:
         if self._client is None or self._is_closed:
             raise ProtocolError("The strategy has left its run; make a new one to train on.")
         return self._client
@@ -346,7 +347,7 @@ class HierarchicalPS(PartyStrategy):
         count = self._connected_or_closing().wire_bytes()
         return count.sent, count.received
 
-    def _connected_or_closing(self) -> Client:
+    def _connected_or_closing(self) -> Connection:
         if self._client is None:
             raise ProtocolError("Only rank 0 of a party with an uplink counts bytes.")
         return self._client

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A party's connections to several global servers that share one model.
+
+    join, model, presence, failed steps, leaving   every shard
+    a round                                        every shard, all at once, each with its chunks
+    gathers, first weights                         shard 0
+
+A round is over when all shards have answered; one that has no chunk is asked, too, so that it knows
+the round. When one fails, the exchanges of the others are ended and their connections kept: the
+round may be tried again, as with one server.
+
+Invariant: a run that ends at one shard ends at all. Each party that hears of it leaves the others
+with that reason, and its next call says it.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from tf_hips.config import Uplink
+from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
+from tf_hips.ps import wire
+from tf_hips.ps.assignment import MAX_SHARDS, Shard
+from tf_hips.ps.client import Client, Welcome
+from tf_hips.ps.rounds import Halt, Packets
+from tf_hips.ps.sockets import WireBytes
+
+SEPARATOR = ","
+
+_Result = TypeVar("_Result")
+
+
+class ShardedClient:
+    """What `Client` is, with several servers. Methods, threads and errors are the same."""
+
+    def __init__(self, uplink: Uplink, run: str, workers: int) -> None:
+        """Clients that have not connected yet.
+
+        Args:
+            uplink: where the servers are, in the order of their shards, and who this party is.
+            run: identity of the run.
+            workers: number of workers of this party.
+
+        Raises:
+            ConfigError: as for `Client`, or there are too many servers.
+        """
+        servers = [server.strip() for server in uplink.server.split(SEPARATOR)]
+        if len(servers) > MAX_SHARDS:
+            raise ConfigError(
+                f"`server` must name at most {MAX_SHARDS} servers. Received: {len(servers)}"
+            )
+        self._servers = servers
+        self._clients = [
+            Client(
+                dataclasses.replace(uplink, server=server), run, workers, Shard(place, len(servers))
+            )
+            for place, server in enumerate(servers)
+        ]
+        self._lock = threading.Lock()
+        self._ended_at: int | None = None  # the shard at which the run has ended
+        self._is_leaving = False
+        for place, client in enumerate(self._clients):
+            client.on_end(functools.partial(self._hear, place))
+
+    def join(self, compression: str, downlink: str, seed: int) -> Welcome:
+        """Joins the run at every shard and waits for all other parties; see `Client.join`.
+
+        Raises:
+            ProtocolError: the servers are not those of one run in the order of their shards, or as
+                for `Client.join`.
+            PeerError: as for `Client.join`.
+        """
+        try:
+            # Before any server counts on this party, each must be the one that it is taken for.
+            self._all(lambda client: client.ask_terms(), self.close)
+            welcomes = self._all(
+                lambda client: client.join(compression, downlink, seed), self._give_up_join
+            )
+            self._compare(welcomes)
+        except BaseException:
+            self._give_up_join()
+            raise
+        return dataclasses.replace(welcomes[0], round=min(one.round for one in welcomes))
+
+    def agree_model(self, shapes: Sequence[Sequence[int]], first_round: int = 0) -> None:
+        """Tells every server the shapes of all gradients; see `Client.agree_model`."""
+        with self._calling("AgreeModel"):
+            self._all(lambda client: client.agree_model(shapes, first_round))
+
+    def first_sync(self, weights: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Makes the weights of all parties those of child 0, by shard 0: `Client.first_sync`."""
+        with self._calling("BeginSync"):
+            return self._clients[0].first_sync(weights)
+
+    def exchange(self, round: int, packets: Packets) -> Packets:
+        """Sends this party's packets of one round, returns the merged ones; see `Client.exchange`.
+
+        The error that is raised is that of the server that failed first.
+        """
+        with self._calling("Exchange"):
+            whole = self._clients[0].open_round(round, packets)
+            halts = [Halt() for _ in self._clients]
+            tasks = [
+                functools.partial(client.transfer, whole, halt)
+                for client, halt in zip(self._clients, halts, strict=True)
+            ]
+
+            def halt_all() -> None:
+                for halt in halts:
+                    halt.set()
+
+            _together(tasks, halt_all)
+            return whole.result
+
+    def gather(self, number: int, label: str, payload: wire.Buffer) -> list[bytes]:
+        """Sends bytes to all parties, returns those of all, by shard 0; see `Client.gather`."""
+        with self._calling("Gather"):
+            return self._clients[0].gather(number, label, payload)
+
+    def failed(self, text: str) -> None:
+        """Says that this party's last step ended with an error; see `Client.failed`.
+
+        Every shard hears it: a party that waits for this one may wait at any of them.
+        """
+        self._all(lambda client: client.failed(text))
+
+    def leave(self, reason: str | None = None) -> None:
+        """Leaves the run at every shard, also where one cannot be reached; see `Client.leave`."""
+        with self._lock:
+            self._is_leaving = True
+        self._all(lambda client: client.leave(reason))
+
+    def close(self) -> None:
+        """Closes the connections without leaving the run."""
+        for client in self._clients:
+            client.close()
+
+    def wire_bytes(self) -> WireBytes:
+        """Bytes that crossed the sockets to all shards so far, closed connections included."""
+        return sum((client.wire_bytes() for client in self._clients), WireBytes())
+
+    def _all(
+        self, call: Callable[[Client], _Result], on_error: Callable[[], object] = tuple
+    ) -> list[_Result]:
+        return _together([functools.partial(call, client) for client in self._clients], on_error)
+
+    def _give_up_join(self) -> None:
+        self.leave("It could not join all servers of the run.")
+
+    def _compare(self, welcomes: Sequence[Welcome]) -> None:
+        """Raises ProtocolError where servers were told different things."""
+        first = welcomes[0]
+        for server, other in zip(self._servers, welcomes, strict=True):
+            for field in dataclasses.fields(Welcome):
+                one, two = getattr(first, field.name), getattr(other, field.name)
+                if field.name != "round" and one != two:
+                    raise ProtocolError(
+                        f"All servers of a run must agree on `{field.name}`. Received: {one} from "
+                        f"{self._servers[0]} and {two} from {server}"
+                    )
+
+    @contextlib.contextmanager
+    def _calling(self, method: str) -> Iterator[None]:
+        """An error after the end of the run says how it ended, whichever server is called."""
+        self._check(method)
+        try:
+            yield
+        except TfHipsError:
+            self._check(method)  # the connection that failed was closed because of that
+            raise
+
+    def _check(self, method: str) -> None:
+        place = self._ended_at
+        error = self._clients[place].ended(method) if place is not None else None
+        if error is not None:
+            raise error
+
+    def _hear(self, place: int) -> None:
+        """The run has ended at a shard: the others are left with its reason."""
+        with self._lock:
+            if self._is_leaving or self._ended_at is not None:
+                return
+            self._ended_at = place
+        reason = str(self._clients[place].ended("Watch"))
+        others = [client for client in self._clients if client is not self._clients[place]]
+        tasks = [functools.partial(client.leave, reason) for client in others]
+        # The thread that calls is a connection's own, and must not wait for others.
+        threading.Thread(target=_together, args=(tasks,), name="tf_hips-leave", daemon=True).start()
+
+
+Connection = Client | ShardedClient
+
+
+def connect(uplink: Uplink, run: str, workers: int) -> Connection:
+    """The client of a party: of one server, or of all that share the model.
+
+    Args:
+        uplink: where the servers are, and who this party is.
+        run: identity of the run.
+        workers: number of workers of this party.
+
+    Raises:
+        ConfigError: as for `Client`.
+    """
+    kind = ShardedClient if SEPARATOR in uplink.server else Client
+    return kind(uplink, run, workers)
+
+
+def _together(
+    tasks: Sequence[Callable[[], _Result]], on_error: Callable[[], object] = tuple
+) -> list[_Result]:
+    """Runs tasks at the same time, each in a thread of its own, and waits for all of them.
+
+    Args:
+        tasks: what to do.
+        on_error: called once, when the first of them fails or the caller is interrupted; it makes
+            the others end.
+
+    Returns:
+        Their results; raises the error that came first.
+    """
+    results: dict[int, _Result] = {}
+    done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run(place: int) -> None:
+        try:
+            results[place] = tasks[place]()
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            done.put(error)
+        else:
+            done.put(None)
+
+    for place in range(len(tasks)):
+        threading.Thread(target=run, args=(place,), name="tf_hips-shard", daemon=True).start()
+    first: BaseException | None = None
+    try:
+        for _ in tasks:
+            error = done.get()
+            if error is not None and first is None:
+                first = error
+                on_error()
+    except BaseException:
+        on_error()
+        raise
+    if first is not None:
+        raise first
+    return [results[place] for place in range(len(tasks))]
