@@ -56,6 +56,23 @@ WRONG = {
         "--authority must be a file. Received: 'no.pem'",
     ),
     "party twice": (["server", "--parties", "a,a", "--insecure"], "Received: 'a,a'"),
+    "no such shard": (
+        ["server", "--parties", "a", "--insecure", "--shard", "3/3"],
+        "I/N, I from 0 to N - 1. Received: '3/3'",
+    ),
+    "half a shard": (
+        ["server", "--parties", "a", "--insecure", "--shard", "1"],
+        "I/N, I from 0 to N - 1. Received: '1'",
+    ),
+    "one of several is no server": (
+        ["party", "--server", "h:1,h", "--", "x.py"],
+        "HOST:PORT. Received: 'h'",
+    ),
+    "one of several is far away": (
+        ["party", "--server", "127.0.0.1:7,8.8.8.8:7", "--insecure", "--", "{script}"],
+        "--insecure is for a --server on loopback. Received: '127.0.0.1:7,8.8.8.8:7'",
+    ),
+    "no servers": (["run", "--servers", "0", "x.py"], "whole number >= 1. Received: '0'"),
     "never": (["server", "--parties", "a", "--round-timeout", "0"], "seconds > 0. Received: '0'"),
     "more workers than slots": (
         ["party", "-np", "3", "-H", "localhost:2", "--", "{script}"],
@@ -143,7 +160,7 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     options = ["--compression", "onebit", "--downlink", "same", "--join-timeout", "7"]
     options += ["--round-timeout", "8", "--lost-after", "9", "--max-model-mb", "2"]
-    options += ["--max-gather-mb", "3", "--state", "kept"]
+    options += ["--max-gather-mb", "3", "--state", "kept", "--shard", "1/3"]
     with pytest.raises(SystemExit) as ended:
         cli.main(["server", "--parties", "a,b", "--insecure", *options])
     assert ended.value.code == 0
@@ -153,6 +170,7 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.max_model_bytes == 2 << 20
     assert config.max_gather_bytes == 3 << 20
     assert config.state_dir == "kept"
+    assert config.shard == (1, 3)
 
 
 class RecordingJob:
@@ -176,7 +194,7 @@ class RecordingJob:
             self.told[role] = config.load(environment[config.CONFIG_VARIABLE])
 
     def wait_for_file(self, path: Path, seconds: float) -> str:
-        return "127.0.0.1:1"
+        return f"127.0.0.1:{path.name.removeprefix('address')}"
 
     def wait(self) -> None:
         pass
@@ -205,6 +223,25 @@ def test_a_deadline_bounds_the_server_and_the_parties(
     given = [part for part in job.commands["server"] if "-timeout" in part]
     names = [] if timeout_s is None else ["round", "join"]
     assert given == [f"--{name}-timeout={timeout_s:.1f}" for name in names]
+
+
+def test_several_servers_are_started_and_told_to_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = RecordingJob()
+    monkeypatch.setattr("tf_hips.cli.run.Job", lambda **_: job)
+    (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
+    options = ["--parties", "1", "--workers", "1", "--servers", "3"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", *options, str(tmp_path / "train.py")])
+    assert ended.value.code == 0
+    assert sorted(job.commands) == ["party0/worker0", "server0", "server1", "server2"]
+    for index in range(3):
+        command = job.commands[f"server{index}"]
+        assert command[command.index("--shard") + 1] == f"{index}/3"
+    uplink = job.told["party0/worker0"].uplink
+    assert uplink is not None
+    assert uplink.server == "127.0.0.1:0,127.0.0.1:1,127.0.0.1:2"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several global servers that share one model: who has what, the same bits, one run for all."""
+
+import contextlib
+import itertools
+import json
+import struct
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ps.parties import (
+    SHAPES,
+    SITES,
+    Party,
+    expected_rounds,
+    parties,
+    raw_channel,
+    raw_exchange,
+    serving,
+    together,
+    train_all,
+)
+from tests.ps.test_restart import Later, ServerProcess
+from tests.support.certs import Certificates
+from tf_hips import cli, log
+from tf_hips.config import Uplink
+from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError, StateError
+from tf_hips.ops.compressor import CHUNK
+from tf_hips.ps import records, wire
+from tf_hips.ps.assignment import WHOLE, Shard
+from tf_hips.ps.client import Client
+from tf_hips.ps.model import Model
+from tf_hips.ps.recorder import Kind
+from tf_hips.ps.server import Server
+from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.shards import ShardedClient, connect
+
+LARGE = ((5, 3), (CHUNK + 3,), (), (300, 7), (11,), (CHUNK // 4,), (64,))
+CODECS = (
+    ("fp32", "same"),
+    ("error_feedback(onebit)", "same"),
+    ("error_feedback(onebit)", "fp16"),
+    ("terngrad(bitwidth=2)", "same"),
+    ("error_feedback(topk(ratio=0.01))", "same"),
+    ("warmup(error_feedback(topk(ratio=0.1)), steps=2, stages=2)", "same"),
+    ("fp16", "warmup(error_feedback(onebit), steps=1)"),
+)
+
+
+@contextlib.contextmanager
+def shards(
+    certificates: Certificates, count: int, **settings: Any
+) -> Iterator[tuple[list[Server], str]]:
+    """The servers of one run, and what parties are told of them."""
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(serving(certificates, shard=(index, count), **settings))
+            for index in range(count)
+        ]
+        yield servers, ",".join(server.address for server in servers)
+
+
+@contextlib.contextmanager
+def sharded(
+    certificates: Certificates, count: int, told: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[tuple[list[Server], list[Party]]]:
+    """Servers and their parties; `told` goes to the servers, the rest to the parties."""
+    with (
+        shards(certificates, count, **(told or {})) as (servers, address),
+        parties(servers[0], certificates, address=address, **settings) as members,
+    ):
+        yield servers, members
+
+
+def wait_until(server: Server, is_so: Any) -> None:
+    session = server._session
+    with session.changed:
+        assert session.changed.wait_for(lambda: is_so(session), 20.0)
+
+
+def tables(shapes: Any, count: int) -> list[tuple[int, ...]]:
+    return [Shard(index, count).chunks(Model(shapes)) for index in range(count)]
+
+
+def test_the_table_of_shards_never_changes() -> None:
+    assert tables(SHAPES, 1) == [(0, 1, 2, 3)]
+    assert tables(SHAPES, 2) == [(2,), (0, 1, 3)]
+    assert tables(SHAPES, 3) == [(2,), (0,), (1, 3)]
+    assert tables(SHAPES, 5) == [(2,), (0,), (3,), (1,), ()]
+    assert tables(LARGE, 3) == [(1,), (6,), (0, 2, 3, 4, 5, 7)]
+    assert tables(((9 * CHUNK,), (7,)), 4) == [(0, 4, 8), (1, 5, 9), (2, 6), (3, 7)]
+    assert tables((), 2) == [(), ()]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3000), max_size=2), max_size=30),
+    st.integers(1, 9),
+)
+def test_every_chunk_is_at_one_shard_and_no_shard_has_much_more_than_another(
+    shapes: list[list[int]], count: int
+) -> None:
+    model = Model(tuple(map(tuple, shapes)))
+    held = tables(model.shapes, count)
+    assert sorted(itertools.chain(*held)) == list(range(len(model.chunks)))
+    assert all(list(table) == sorted(table) for table in held)
+    loads = [sum(model.chunks[one].size for one in table) for table in held]
+    largest = max((chunk.size for chunk in model.chunks), default=0)
+    assert max(loads) - min(loads) <= largest
+    assert bool(held[0]) == bool(model.chunks)
+
+
+@pytest.mark.parametrize("numbers", [(1, 1), (-1, 2), (0, 0), (0, 1025), (0.0, 1), (True, 2)])
+def test_there_is_no_such_shard(numbers: tuple[Any, Any]) -> None:
+    with pytest.raises(ConfigError, match="`shard` must be I of N"):
+        ServerConfig(parties=SITES, insecure=True, shard=numbers)
+    with pytest.raises(ConfigError, match="`shard` must be two numbers"):
+        ServerConfig(parties=SITES, insecure=True, shard=(1, 2, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("up", "down"), CODECS)
+def test_the_result_is_the_same_for_any_number_of_shards(
+    certificates: Certificates, up: str, down: str
+) -> None:
+    results = []
+    for count in (1, 2, 3, 5):
+        settings = {"shapes": LARGE, "compression": up, "downlink": down}
+        with sharded(certificates, count, **settings) as (servers, members):
+            results.append(train_all(members, 0, 2))
+            stores = [server._session.store for server in servers]
+            # Each has done its own part, and no more.
+            for index, store in enumerate(stores):
+                assert store is not None
+                merged = {chunk for chunk, _ in store.results(2, 0)[1]}
+                assert merged == set(Shard(index, count).chunks(Model(LARGE)))
+    assert results[1:] == results[:1] * 3
+
+
+def test_as_many_servers_as_one_likes_give_what_the_store_gives(
+    certificates: Certificates,
+) -> None:
+    """The fifth of them has no chunk at all."""
+    for count in (2, 5):
+        with sharded(certificates, count) as (servers, members):
+            assert train_all(members, 0, 4) == expected_rounds(5)
+            for member in members:
+                member.client.leave()
+            for server in servers:
+                assert server._session.is_over
+                assert server._session.ended is None
+
+
+def test_a_run_goes_on_at_a_later_round(certificates: Certificates) -> None:
+    text = "warmup(terngrad(bitwidth=2), steps=2)"
+    with sharded(certificates, 3, compression=text, first_round=1) as (_, members):
+        assert train_all(members, 1, 3) == expected_rounds(4, text)[1:]
+
+
+def test_small_packets_share_a_message(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = tuple((size,) for size in range(1, 101))
+    with sharded(certificates, 3, shapes=shapes) as (servers, (a, b)):
+        messages: list[Counter[str]] = [Counter() for _ in servers]
+        for server, count in zip(servers, messages, strict=True):
+            for way in ("received", "sent"):
+
+                def note(child: int, size: int, count: Any = count, way: str = way) -> None:
+                    count[f"{way} {child}"] += 1
+
+                monkeypatch.setattr(server._traffic, way, note)
+        early = Later(lambda: a.train(0, 0))
+        for server in servers:
+            wait_until(server, lambda one: len(one.store.delivered(0, 0)) == len(one.store.chunks))
+        assert b.train(0, 0) == early.result()
+        assert all(len(server._session.store.chunks) > 30 for server in servers)  # type: ignore[union-attr]
+        for count in messages:
+            assert (count["received 0"], count["received 1"]) == (1, 1)
+            # Who comes last sees chunks as they are merged; who waits wakes when all of them are.
+            assert count["sent 0"] <= 2
+
+
+def test_packets_are_not_copied(certificates: Certificates) -> None:
+    with sharded(certificates, 2) as (_, (a, _b)):
+        packets = a.packets(0)
+        whole = a.client._clients[0].open_round(0, packets)
+        assert all(np.shares_memory(np.asarray(view), packets) for view in whole.views)
+        assert all(np.shares_memory(np.asarray(one), whole.result) for one in whole.targets)
+
+
+def test_first_weights_and_exact_values_go_through_shard_0(certificates: Certificates) -> None:
+    weights = [np.arange(700_000, dtype=np.float32), np.ones((3, 2), np.int64)]
+    with sharded(certificates, 3) as (servers, (a, b)):
+        got, other = together(
+            lambda: a.client.first_sync(weights),
+            lambda: b.client.first_sync([0 * one for one in weights]),
+        )
+        for one, two, three in zip(weights, got, other, strict=True):
+            np.testing.assert_array_equal(one, two)
+            np.testing.assert_array_equal(one, three)
+        values = [b"from a", b"from b"]
+        gathered = together(
+            lambda: a.client.gather(0, "loss", values[0]),
+            lambda: b.client.gather(0, "loss", values[1]),
+        )
+        assert gathered == [values, values]
+        traffic = [server._traffic.read()[0] for server in servers]
+        assert traffic[0][0].received_bytes > 2_800_000
+        assert [one.received_bytes for held in traffic[1:] for one in held] == [0] * 4
+        assert train_all((a, b), 0, 1) == expected_rounds(2)
+
+
+def test_bytes_are_those_of_all_servers(certificates: Certificates) -> None:
+    with sharded(certificates, 2) as (_, (a, b)):
+        before = a.client.wire_bytes()
+        train_all((a, b), 0, 9)
+        after = a.client.wire_bytes()
+        parts = [client.wire_bytes() for client in a.client._clients]
+        payload = 10 * a.packets(10).size
+        for way in ("sent", "received"):
+            counted = getattr(after, way) - getattr(before, way)
+            assert payload < counted < payload + 10 * 2 * 550
+            assert sum(getattr(one, way) for one in parts) >= getattr(after, way)
+        assert all(one.sent > 0 < one.received for one in parts)
+
+
+WRONG_LISTS = {
+    "two are exchanged": ((1, 0, 2), r"which is shard 1 of 3, at place 0"),
+    "too few": ((0, 1), r"all servers .* Received: 2 of them, and \S+ is shard \d of 3"),
+    "only one": ((1,), r"Received: 1 of them, and \S+ is shard 1 of 3"),
+    "too many": ((0, 1, 2, 0), r"Received: 4 of them, and \S+ is shard \d of 3"),
+    "one twice": ((0, 1, 1), r"which is shard 1 of 3, at place 2"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LISTS)
+def test_a_wrong_list_of_servers_is_refused_in_one_line(
+    certificates: Certificates, name: str
+) -> None:
+    places, text = WRONG_LISTS[name]
+    with shards(certificates, 3) as (servers, right):
+        wrong = ",".join(servers[place].address for place in places)
+        late = Party(wrong, "a", certificates.party("a"))
+        with pytest.raises(ProtocolError, match=text) as caught:
+            late.join()
+        assert "\n" not in str(caught.value)
+        assert all(not server._session._members.children for server in servers)
+        with parties(servers[0], certificates, address=right) as members:
+            assert train_all(members, 0, 0) == expected_rounds(1)
+
+
+def test_servers_of_several_runs_do_not_make_one(certificates: Certificates) -> None:
+    with (
+        serving(certificates, shard=(0, 2)) as first,
+        serving(certificates, shard=(1, 3)) as other,
+        serving(certificates, shard=(1, 2), parties=tuple(reversed(SITES))) as turned,
+    ):
+        mixed = Party(f"{first.address},{other.address}", "a", certificates.party("a"))
+        with pytest.raises(ProtocolError, match=f"{other.address} is shard 1 of 3"):
+            mixed.join()
+        text = rf"agree on `child`. Received: \d from {first.address} and \d from {turned.address}"
+        members = [
+            Party(f"{first.address},{turned.address}", site, certificates.party(site))
+            for site in SITES
+        ]
+        for later in [Later(member.join) for member in members]:
+            with pytest.raises((ProtocolError, PeerError), match=f"{text}|has ended|has left"):
+                later.result()
+        for server in (first, turned):
+            wait_until(server, lambda session: session.is_over)
+
+
+@pytest.mark.parametrize(
+    "server", ["127.0.0.1:1,", "127.0.0.1:1,nowhere", ",".join(["h:1"] * 1025)]
+)
+def test_a_list_that_is_none_is_refused(server: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be host:port|at most 1024 servers"):
+        connect(Uplink(server, "a"), "local", 1)
+
+
+def test_one_server_has_a_plain_client() -> None:
+    assert isinstance(connect(Uplink("127.0.0.1:1", "a"), "local", 1), Client)
+    two = connect(Uplink("127.0.0.1:1, 127.0.0.1:2", "a"), "local", 1)
+    assert isinstance(two, ShardedClient)
+
+
+def test_a_chunk_of_another_server_is_refused(certificates: Certificates) -> None:
+    with sharded(certificates, 2) as (servers, (a, _)):
+        foreign = Shard(1, 2).chunks(Model(SHAPES))[0]
+        message = next(iter(wire.bundle([(foreign, b"x" * 20)])))
+        call = wire.Call("local", "a", a.client._clients[0]._process, 0)
+        with raw_channel(servers[0].address, certificates.party("a")) as channel:
+            code, text = raw_exchange(channel, call, [message])
+        assert code.name == "FAILED_PRECONDITION"
+        assert text == f"Chunk {foreign} is another server's."
+
+
+def test_a_run_that_ends_at_one_server_ends_at_all(certificates: Certificates) -> None:
+    """At once, though no party calls: each hears it from its watch, and leaves the others."""
+    with sharded(certificates, 3) as (servers, members):
+        train_all(members, 0, 1)
+        servers[1]._session.end("The disk is full.")
+        for server in servers:
+            wait_until(server, lambda session: session.ended is not None)
+        text = f"Server {servers[1].address}, Exchange: The run has ended. The disk is full."
+        for member in members:
+            client = member.client
+            with pytest.raises(PeerError) as caught:
+                wait_until_heard(client)
+                member.train(2, 2)
+            assert str(caught.value) == text
+            with pytest.raises(PeerError, match=r"Gather: The run has ended\. The disk is full"):
+                client.gather(0, "loss", b"x")
+        for server in (servers[0], servers[2]):
+            assert f"left the run: Server {servers[1].address}" in str(server._session.ended)
+
+
+def wait_until_heard(client: ShardedClient) -> None:
+    pause = threading.Event()
+    for _ in range(2000):
+        if client._ended_at is not None:
+            return
+        pause.wait(0.01)
+    raise AssertionError("the party does not hear that the run has ended")
+
+
+def test_a_party_in_a_round_hears_of_the_end_at_any_server(certificates: Certificates) -> None:
+    with sharded(certificates, 3) as (servers, (a, b)):
+        waiting = Later(lambda: b.train(0, 0))
+        for server in servers:
+            wait_until(server, lambda one: len(one.store.delivered(0, 1)) == len(one.store.chunks))
+        a.client.leave("worker 1 exited with 3")
+        with pytest.raises(PeerError, match=r"The run has ended.*worker 1 exited with 3"):
+            waiting.result()
+        for server in servers:
+            assert "worker 1 exited with 3" in str(server._session.ended)
+
+
+def test_a_lost_party_is_lost_for_all_servers(certificates: Certificates) -> None:
+    with sharded(certificates, 2, {"lost_after_s": 0.3}) as (servers, (a, b)):
+        train_all((a, b), 0, 0)
+        a.client.close()
+        with pytest.raises(PeerError, match="Site `a` was lost"):
+            b.train(1, 1)
+        for server in servers:
+            wait_until(server, lambda session: session.ended is not None)
+
+
+def test_a_failed_step_is_told_to_all(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tf_hips.ps.waiting.FAILED_AFTER_S", 0.2)
+    with sharded(certificates, 2) as (servers, (a, b)):
+        train_all((a, b), 0, 0)
+        a.client.failed("MemoryError: too large")
+        assert [one._session._waiting.failures() for one in servers] == [
+            {0: "MemoryError: too large"}
+        ] * 2
+        with pytest.raises(PeerError, match=r"last step ended with an error\. MemoryError"):
+            b.train(1, 1)
+
+
+def test_a_party_that_fails_at_one_server_need_not_wait_for_the_others(
+    certificates: Certificates,
+) -> None:
+    """The other party does not come, and servers and clients would wait for an hour."""
+    patient = {"round_timeout_s": 3600.0}
+    with sharded(certificates, 3, patient, compression="fp32") as (servers, (a, b)):
+        packets = a.packets(0)
+        wrong = packets.copy()
+        wrong[16 : 16 + 4 * 72] = np.full(72, np.nan, np.float32).view(np.uint8)
+        failing = Later(lambda: a.client.exchange(0, wrong))
+        address = servers[1].address  # it has the first tensor
+        with pytest.raises(NonFiniteError, match=f"Server {address}, Exchange: Site `a`, round 0"):
+            failing.result()
+        # The round is as it was, and so are the connections.
+        later = Later(lambda: a.client.exchange(0, packets).tobytes())
+        [merged] = b.train(0, 0)
+        assert later.result() == merged
+        assert [merged, *train_all((a, b), 1, 1)] == expected_rounds(2, "fp32")
+
+
+def test_a_failed_join_leaves_no_party_behind(certificates: Certificates) -> None:
+    """Shard 1 takes another compression only; at shard 0 the run may have begun by then."""
+    with (
+        serving(certificates, shard=(0, 2)) as first,
+        serving(certificates, shard=(1, 2), compression="fp16") as second,
+    ):
+        address = f"{first.address},{second.address}"
+        for later in [Later(Party(address, site, certificates.party(site)).join) for site in SITES]:
+            with pytest.raises((ProtocolError, PeerError)):
+                later.result()
+        with parties(first, certificates, address=address, compression="fp16") as members:
+            assert train_all(members, 0, 0) == expected_rounds(1, "fp16")
+
+
+def test_the_state_of_another_shard_is_refused(certificates: Certificates, tmp_path: Path) -> None:
+    settings = {"parties": SITES, "tls": certificates.server(), "state_dir": str(tmp_path)}
+    with serving(certificates, shard=(1, 3), **settings):
+        pass
+    for shard in ((0, 3), (1, 2), (0, 1)):
+        with pytest.raises(StateError, match=r"shard=\(\d, \d\), as .* shard=\(1, 3\)"):
+            Server(ServerConfig(shard=shard, **settings)).start()  # type: ignore[arg-type]
+
+
+def test_files_that_know_no_shards_are_of_the_only_server(tmp_path: Path) -> None:
+    facts = records.Facts("local", SITES, None, None, (1, 2))
+    path = tmp_path / "journal-000001"
+    path.write_bytes(records.Header(facts).to_bytes())
+    assert records.Reader(path).header.facts == facts
+    front = records._FRONT
+    fields = json.loads(path.read_bytes()[front.size :])
+    del fields["facts"]["shard"]
+    text = json.dumps(fields).encode()
+    head = struct.unpack_from("<8sI", path.read_bytes())
+    path.write_bytes(front.pack(*head, len(text), zlib.crc32(text)) + text)
+    assert records.Reader(path).header.facts.shard == WHOLE.numbers
+
+
+def test_logs_and_metrics_say_which_shard(certificates: Certificates, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    import urllib.request
+
+    told = {"log_dir": str(tmp_path), "metrics": "127.0.0.1:0"}
+    with sharded(certificates, 2, told) as (servers, members):
+        train_all(members, 0, 0)
+        for index, server in enumerate(servers):
+            with urllib.request.urlopen(f"http://{server.metrics_address}/metrics") as page:
+                text = page.read().decode()
+            assert f'tf_hips_round{{run="local",shard="{index}"}} 0.0' in text
+            assert f'tf_hips_child_up{{run="local",shard="{index}",site="a"}} 1.0' in text
+    events = log.read_events(tmp_path)
+    listening = [one for one in events if one["event"] == "listen"]
+    assert [(one["rank"], one["shard"]) for one in listening] == [(0, [0, 2]), (1, [1, 2])]
+    assert Counter(one["rank"] for one in events if one["event"] == "round") == {0: 2, 1: 2}
+
+
+def test_status_shows_all_servers(
+    certificates: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    identity = certificates.identity("operator", "alice")
+    options = [
+        *("--authority", identity.authority, "--timeout", "0.2"),
+        *("--certificate", identity.certificate, "--key", identity.key),
+    ]
+
+    def shown(*arguments: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["status", *arguments, *options])
+        return ended.value.code, capsys.readouterr().out
+
+    with sharded(certificates, 2) as (servers, members):
+        train_all(members, 0, 2)
+        address = ",".join(server.address for server in servers)
+        code, text = shown("--server", address)
+        assert code == 0
+        assert text.count("run local: training, round 2") == 1
+        for index, server in enumerate(servers):
+            assert f"server {server.address}, shard {index} of 2: up for" in text
+            for site in SITES:
+                assert f"{index}/2    {site}     there" in text
+        code, text = shown("--server", address, "--json")
+        assert [one["chunks"] for one in json.loads(text)] == [1, 3]
+        code, text = shown("--server", f"{servers[0].address},127.0.0.1:1")
+        assert code == 1
+        assert "server 127.0.0.1:1: Status: Nothing listens at 127.0.0.1:1" in text
+        assert "1/1" in text
+
+
+class ShardProcess(ServerProcess):
+    """`tf-hips server --shard --state`, which can be killed and started again."""
+
+    def __init__(self, base: Path, index: int, count: int) -> None:
+        super().__init__(base)
+        self.index = index
+        self._shard = f"{index}/{count}"
+
+    def command(self, *more: str) -> list[str]:
+        return super().command("--shard", self._shard, *more)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[list[ShardProcess]]:
+    made = [ShardProcess(tmp_path / str(index), index, 3) for index in range(3)]
+    try:
+        for one in made:
+            one.start()
+        yield made
+    finally:
+        for one in made:
+            one.end()
+
+
+def test_shards_killed_while_rounds_go_on(processes: list[ShardProcess]) -> None:
+    address = ",".join(one.address for one in processes)
+    a, b = (Party(address, site, None) for site in SITES)
+    together(a.join, b.join)
+    last = 39
+    training = [Later(lambda one=one: one.train(0, last)) for one in (a, b)]
+    for number, victim in ((2, processes[1]), (12, processes[0]), (25, processes[2])):
+        victim.wait_for(
+            Kind.PACKET, lambda found, number=number: bool(found) and found[-1]["round"] >= number
+        )
+        victim.restart()
+    merged = [one.result() for one in training]
+    assert merged[0] == merged[1] == expected_rounds(last + 1)
+    together(a.client.leave, b.client.leave)
+    for one in processes:
+        assert one.process is not None
+        assert one.process.wait(20) == 0
+        came = Counter(
+            (found["round"], found["child"], found["chunk"]) for found in one.accepted(Kind.PACKET)
+        )
+        chunks = Shard(one.index, 3).chunks(Model(SHAPES))
+        assert came == Counter(itertools.product(range(last + 1), range(2), chunks))
+        events = log.read_events(one.logs)
+        restored = [event["round"] for event in events if event["event"] == "restored"]
+        assert len(restored) == 1
+        assert 2 <= restored[0] < last
+
+
+def test_leaving_is_heard_where_it_can_be(
+    processes: list[ShardProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tf_hips.ps.client._LEAVE_DURABLE_S", 0.5)
+    address = ",".join(one.address for one in processes)
+    a, b = (Party(address, site, None, deadline_s=0.5) for site in SITES)
+    together(a.join, b.join)
+    assert train_all((a, b), 0, 1) == expected_rounds(2)
+    processes[1].kill()
+    together(a.client.leave, b.client.leave)
+    for one in (processes[0], processes[2]):
+        assert one.process is not None
+        assert one.process.wait(20) == 0
+
+
+def test_a_dead_shard_ends_the_run_when_patience_is_over(
+    processes: list[ShardProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names it, the others are told, and nobody waits for what they would wait for."""
+    address = ",".join(one.address for one in processes)
+    a, b = (Party(address, site, None, deadline_s=0.5) for site in SITES)
+    together(a.join, b.join)
+    train_all((a, b), 0, 0)
+    processes[2].kill()
+    for client in a.client._clients:
+        monkeypatch.setattr(client, "_wait_s", 1.0)
+    with pytest.raises(PeerError, match=f"Exchange: Nothing listens at {processes[2].address}"):
+        a.train(1, 1)
+    monkeypatch.setattr("tf_hips.ps.client._LEAVE_DURABLE_S", 0.5)
+    a.client.leave(f"server {processes[2].address} is gone")
+    for one in processes[:2]:
+        one.end()
+        assert any("is gone" in line for line in one.lines)
+    b.client.close()
