@@ -69,7 +69,7 @@ def _train_over_parties(folder, worker_counts):
     from tf_hips.comm import primitives
     from tf_hips.strategies import HierarchicalPS, fingerprint, local
 
-    exact, compressed, noisy, sparse, lazy = _configs()
+    exact, compressed, shared, noisy, sparse, lazy = _configs()
     child = SITES.index(exact.uplink.site)
     num_workers = sum(worker_counts)
     worker = sum(worker_counts[:child]) + primitives.rank()
@@ -96,8 +96,10 @@ def _train_over_parties(folder, worker_counts):
     strategy.close()
     strategy.close()
 
+    onebit = {"compression": "error_feedback(onebit)"}
     ways = [
-        (compressed, {"compression": "error_feedback(onebit)"}, {"steps_per_execution": 4}),
+        (compressed, onebit, {"steps_per_execution": 4}),
+        (shared, onebit, {"steps_per_execution": 4}),
         (
             noisy,
             {
@@ -180,9 +182,15 @@ def _train_a_lazy_model(run, own, worker):
 def test_two_parties_train_as_one(tmp_path, worker_counts):
     with contextlib.ExitStack() as stack:
         configs = []
-        for run in ("exact", "compressed", "noisy", "sparse", "lazy"):
-            server = stack.enter_context(serving(run, log_dir=str(tmp_path / "server")))
-            address = f"127.0.0.1:{server.port}"
+        for run in ("exact", "compressed", "shared", "noisy", "sparse", "lazy"):
+            count = 3 if run == "shared" else 1
+            servers = [
+                stack.enter_context(
+                    serving(run, log_dir=str(tmp_path / "server"), shard=(index, count))
+                )
+                for index in range(count)
+            ]
+            address = ",".join(server.address for server in servers)
             log_dir = str(tmp_path / run)
             configs.append(write_configs(tmp_path, run, address, log_dir=log_dir))
         run_parties(
@@ -195,6 +203,7 @@ def test_two_parties_train_as_one(tmp_path, worker_counts):
     results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("?.json"))]
     assert len(results) == sum(worker_counts)
     assert all(result == results[0] for result in results)
+    assert results[0][1] == results[0][2], "three servers give the weights that one gives"
 
     events = log.read_events(tmp_path / "compressed")
     for site in SITES:
