@@ -344,6 +344,38 @@ def test_a_party_in_a_round_hears_of_the_end_at_any_server(certificates: Certifi
             assert "worker 1 exited with 3" in str(server._session.ended)
 
 
+def test_only_the_first_server_gives_up_a_run_that_nobody_calls(
+    certificates: Certificates,
+) -> None:
+    """While parties make exact sums for long, the others hear nothing."""
+    with sharded(certificates, 2, {"once": True, "idle_timeout_s": 0.01}) as (servers, members):
+        train_all(members, 0, 0)
+        second = Later(servers[1].wait)  # looks once a second
+        first = Later(servers[0].wait)
+        assert first.result() == "No party called for 0.01 s."
+        assert f"left the run: Server {servers[0].address}, Watch" in second.result()
+
+
+def test_leaving_needs_no_threads(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the exit of an interpreter that starts none any more."""
+    with sharded(certificates, 2) as (servers, members):
+        train_all(members, 0, 0)
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name.startswith("tf_hips-shard"):
+                raise RuntimeError("can't create new thread at interpreter shutdown")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        for member in members:
+            member.client.leave()
+        assert all(server._session.is_over for server in servers)
+        assert not any(server._session.ended for server in servers)
+
+
 def test_a_lost_party_is_lost_for_all_servers(certificates: Certificates) -> None:
     with sharded(certificates, 2, {"lost_after_s": 0.3}) as (servers, (a, b)):
         train_all((a, b), 0, 0)

@@ -166,8 +166,11 @@ class Server:
             with session.changed:
                 # Once a second it looks whether another session has begun, or this one sleeps.
                 if not session.changed.wait_for(functools.partial(self._is_done, session), 1.0):
-                    if session.is_started and session.idle_s() > self._config.idle_timeout_s:
-                        session.end(f"No party called for {self._config.idle_timeout_s:g} s.")
+                    # Of several servers the first hears all calls; by its end the others end.
+                    is_first = self._terms.shard.index == 0
+                    limit_s = self._config.idle_timeout_s
+                    if is_first and session.is_started and session.idle_s() > limit_s:
+                        session.end(f"No party called for {limit_s:g} s.")
                     continue
                 session.changed.wait_for(session.is_known_to_all, _GRACE_S)
             return None if self._stopped.is_set() else session.ended

@@ -37,7 +37,8 @@ class ServerConfig:
         join_timeout_s: seconds that a child waits for the others to join.
         lost_after_s: seconds that a child may take to come back after its connection closed; then
             the run ends for all.
-        idle_timeout_s: seconds without any call after which a run that has started is given up.
+        idle_timeout_s: seconds without any call after which a run that has started is given up;
+            of several servers the first one says so.
         once: stop when the run is over.
         log_dir: folder for the event log, or None.
         state_dir: folder in which the run is kept, so that a server that was killed goes on with it

@@ -191,7 +191,10 @@ class ShardedClient:
         others = [client for client in self._clients if client is not self._clients[place]]
         tasks = [functools.partial(client.leave, reason) for client in others]
         # The thread that calls is a connection's own, and must not wait for others.
-        threading.Thread(target=_together, args=(tasks,), name="tf_hips-leave", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # the process ends, and leaves them itself
+            threading.Thread(
+                target=_together, args=(tasks,), name="tf_hips-leave", daemon=True
+            ).start()
 
 
 Connection = Client | ShardedClient
@@ -237,7 +240,10 @@ def _together(
             done.put(None)
 
     for place in range(len(tasks)):
-        threading.Thread(target=run, args=(place,), name="tf_hips-shard", daemon=True).start()
+        try:
+            threading.Thread(target=run, args=(place,), name="tf_hips-shard", daemon=True).start()
+        except RuntimeError:
+            run(place)  # an interpreter that ends starts no more threads: one after the other, then
     first: BaseException | None = None
     try:
         for _ in tasks:
