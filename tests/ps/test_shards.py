@@ -29,7 +29,7 @@ from tests.ps.parties import (
     together,
     train_all,
 )
-from tests.ps.test_restart import Later, ServerProcess
+from tests.ps.test_restart import Later, ServerProcess, wait_for
 from tests.support.certs import Certificates
 from tf_hips import cli, log
 from tf_hips.config import Uplink
@@ -422,11 +422,16 @@ def test_a_party_that_fails_at_one_server_need_not_wait_for_the_others(
 
 def test_a_failed_join_leaves_no_party_behind(certificates: Certificates) -> None:
     """Shard 1 takes another compression only; at shard 0 the run may have begun by then."""
+    patient = {"join_timeout_s": 3600.0}
     with (
-        serving(certificates, shard=(0, 2)) as first,
-        serving(certificates, shard=(1, 2), compression="fp16") as second,
+        serving(certificates, shard=(0, 2), **patient) as first,
+        serving(certificates, shard=(1, 2), compression="fp16", **patient) as second,
     ):
         address = f"{first.address},{second.address}"
+        alone = Later(Party(address, "a", certificates.party("a")).join)
+        with pytest.raises(ProtocolError, match=f"{second.address}, Join: `compression` must be"):
+            alone.result()  # and does not wait at shard 0 for the other party
+        wait_until(first, lambda session: not session._members.children)
         for later in [Later(Party(address, site, certificates.party(site)).join) for site in SITES]:
             with pytest.raises((ProtocolError, PeerError)):
                 later.result()
@@ -534,7 +539,11 @@ def processes(tmp_path: Path) -> Iterator[list[ShardProcess]]:
 def test_shards_killed_while_rounds_go_on(processes: list[ShardProcess]) -> None:
     address = ",".join(one.address for one in processes)
     a, b = (Party(address, site, None) for site in SITES)
-    together(a.join, b.join)
+    joining = Later(a.join)
+    wait_for(lambda: a.client._clients[1]._is_durable)  # it has its terms, and joins
+    processes[1].restart()
+    b.join()
+    joining.result()
     last = 39
     training = [Later(lambda one=one: one.train(0, last)) for one in (a, b)]
     for number, victim in ((2, processes[1]), (12, processes[0]), (25, processes[2])):
