@@ -32,6 +32,7 @@ _HOMES = {
     "int8": "tf_hips.ops",
     "load": "tf_hips.ops",
     "local": "tf_hips.strategies",
+    "mixed": "tf_hips.ops",
     "natural": "tf_hips.ops",
     "dgc": "tf_hips.ops",
     "onebit": "tf_hips.ops",

@@ -101,16 +101,16 @@ class Party:
 
     def packets(self, number: int) -> npt.NDArray[np.uint8]:
         generator = np.random.default_rng((self.child, number))
-        has_residual = self.compressor.has_residual
+        ways = [self.compressor.of_size(size) for size in self.sizes]
         return np.concatenate(
             [
                 native.encode(
-                    self.compressor,
+                    way,
                     generator.standard_normal(size).astype(np.float32),
                     native.Key(self.child, number, tensor),
-                    kept=self.residuals[tensor] if has_residual else None,
+                    kept=self.residuals[tensor] if way.has_residual else None,
                 )
-                for tensor, size in enumerate(self.sizes)
+                for tensor, (size, way) in enumerate(zip(self.sizes, ways, strict=True))
             ]
         )
 

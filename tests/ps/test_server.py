@@ -27,6 +27,7 @@ from tests.support.certs import Certificates
 from tf_hips import log
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.ps.diagnosis import _diagnose_plain
 from tf_hips.ps.model import Model
@@ -38,6 +39,37 @@ WARMUPS = (
     "warmup(error_feedback(onebit), steps=2)",
     "warmup(terngrad(bitwidth=2), steps=2)",
 )
+
+
+def test_small_tensors_travel_as_fp16_both_ways(certificates: Certificates) -> None:
+    text = "mixed(error_feedback(onebit), below=72)"
+    with (
+        serving(certificates, compression=text, downlink="same") as server,
+        parties(server, certificates, compression=text) as members,
+    ):
+        merged = train_all(members, 0, 3)
+        assert merged == expected_rounds(4, text)
+        onebit, fp16 = (compressors.parse(one) for one in ("onebit", "fp16"))
+        sizes = members[0].sizes
+        assert [len(one) for one in merged] == [
+            sum((fp16 if size < 72 else onebit).wire_bytes(size) for size in sizes)
+        ] * 4
+        # The bias of 8 elements, behind the first kernel: exact but for fp16, in every round.
+        start = onebit.wire_bytes(sizes[0])
+        for number, one in enumerate(merged):
+            packet = np.frombuffer(one, np.uint8)[start : start + fp16.wire_bytes(8)]
+            total = np.zeros(8, np.float32)
+            for child in range(2):
+                generator = np.random.default_rng((child, number))
+                generator.standard_normal(sizes[0])
+                own = generator.standard_normal(8).astype(np.float32)
+                total += own.astype(np.float16).astype(np.float32)
+            np.testing.assert_array_equal(
+                native.decode(fp16, packet, 8), total.astype(np.float16).astype(np.float32)
+            )
+        store = server._session.store
+        assert store is not None
+        assert [chunk for chunk, _ in store.residuals()] == [0, 2]
 
 
 @pytest.mark.parametrize("text", WARMUPS)

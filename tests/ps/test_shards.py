@@ -53,6 +53,7 @@ CODECS = (
     ("error_feedback(topk(ratio=0.01))", "same"),
     ("warmup(error_feedback(topk(ratio=0.1)), steps=2, stages=2)", "same"),
     ("fp16", "warmup(error_feedback(onebit), steps=1)"),
+    ("mixed(warmup(error_feedback(onebit), steps=1), below=100)", "same"),
 )
 
 

@@ -103,8 +103,8 @@ def _train_over_parties(folder, worker_counts):
         (
             noisy,
             {
-                "compression": "terngrad",
-                "downlink": None,
+                "compression": "mixed(terngrad, below=20)",
+                "downlink": "mixed(error_feedback(int8), below=20)",
                 "local_compression": "error_feedback(onebit)",
             },
             {"run_eagerly": True},

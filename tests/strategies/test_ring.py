@@ -122,6 +122,8 @@ def test_mistakes_are_errors_on_all_ranks():
     own = training.shard(training.data(), rank, 2)
     with pytest.raises(ValueError, match="nonfinite='skip'"):
         CompressedRing(nonfinite="skip")
+    with pytest.raises(ValueError, match="`compression` must not be mixed"):
+        CompressedRing("mixed(onebit, below=10)")
     joined = config.Run(uplink=config.Uplink("hub:7070", "west"))
     with pytest.raises(ConfigError, match=r"HierarchicalPS, or `tf-hips run --parties 1`.*`west`"):
         CompressedRing(config=joined)  # it would train a model for itself

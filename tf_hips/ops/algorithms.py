@@ -8,6 +8,7 @@ ops.registry.
 """
 
 from tf_hips.ops.compressor import ERROR_FEEDBACK, Compressor
+from tf_hips.ops.mixed import MIXED
 from tf_hips.ops.registry import REGISTRY, Algorithm, Parameter
 from tf_hips.ops.stages import WARMUP
 
@@ -25,6 +26,7 @@ __all__ = [
     "graddrop",
     "hips2bit",
     "int8",
+    "mixed",
     "natural",
     "onebit",
     "powersgd",
@@ -288,6 +290,27 @@ def warmup(
     """
     params = {"steps": steps, **({} if stages is None else {"stages": stages}), "start": start}
     return Compressor(WARMUP, tuple(params.items()), inner=_checked(compressor))
+
+
+def mixed(compressor: Compressor, below: int) -> Compressor:
+    """Sends small tensors as fp16 and the others by a compressor, as GeoMX's MPQ does.
+
+        tf_hips.mixed(tf_hips.error_feedback(tf_hips.onebit()), below=1000)
+
+    For packets between parties and their server, both ways: what a bias could save is little, and
+    fp16 loses little of it. Small tensors have no residual, and a value of theirs beyond 65504 is
+    refused like an infinity. `Compressor.of_size(n)` gives what a tensor of n elements gets.
+
+    Args:
+        compressor: for tensors of `below` elements and more; a warm-up stands inside, too.
+        below: elements of the smallest tensor that it is for, from 1 to 2^40.
+
+    Raises:
+        TypeError: `compressor` is not a Compressor, or `below` no whole number.
+        ValueError: `below` is out of its range, or `compressor` is mixed itself or makes no
+            packets.
+    """
+    return Compressor(MIXED, (("below", below),), inner=_checked(compressor))
 
 
 def _checked(compressor: Compressor) -> Compressor:

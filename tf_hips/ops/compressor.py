@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from tf_hips.ops import growth, jit, low_rank, native, stages
+from tf_hips.ops import growth, jit, low_rank, mixed, native, stages
+from tf_hips.ops.mixed import MIXED
 from tf_hips.ops.registry import Parameter
 from tf_hips.ops.stages import WARMUP
 
@@ -20,7 +21,7 @@ CHUNK = 1 << 20
 """Elements of one tensor that are encoded together. Frozen: it decides every packet's bytes."""
 
 ERROR_FEEDBACK = "error_feedback"
-WRAPPERS = (ERROR_FEEDBACK, WARMUP)
+WRAPPERS = (ERROR_FEEDBACK, WARMUP, MIXED)
 
 _MAX_TEXT = 320
 _MAX_FILE_TEXT = 4096
@@ -46,7 +47,7 @@ class Compressor:
 
     Attributes:
         name: an algorithm of REGISTRY, a loaded one with the hash of its specification
-            (`my@0123456789abcdef`), "error_feedback" or "warmup".
+            (`my@0123456789abcdef`), "error_feedback", "warmup" or "mixed".
         params: (name, value) of each parameter, in the order of the specification.
         inner: what is wrapped; None for a codec.
 
@@ -66,7 +67,20 @@ class Compressor:
         given = dict(self.params)
         if len(given) != len(self.params):
             raise ValueError(f"a parameter must be given once. Received: params={self.params}")
+        if self.name == MIXED:
+            if self.inner is None or self.inner.is_mixed:
+                raise ValueError(
+                    "`mixed` must wrap one compressor that is not mixed. "
+                    f"Received: inner={self.inner and self.inner.text}"
+                )
+            object.__setattr__(self, "params", mixed.checked(self.inner, given))
+            return
         if self.name == WARMUP:
+            if self.inner is not None and self.inner.is_mixed:
+                raise ValueError(
+                    "`warmup` must stand inside of `mixed`: write mixed(warmup(...), below=...). "
+                    f"Received: {self.inner.text}"
+                )
             if self.inner is None or self.inner.name == WARMUP:
                 raise ValueError(
                     "`warmup` must wrap one compressor that is no warm-up. "
@@ -90,10 +104,10 @@ class Compressor:
 
     def _check_error_feedback(self) -> None:
         inner = self.inner
-        if inner is not None and inner.name == WARMUP:
+        if inner is not None and inner.name in (WARMUP, MIXED):
             raise ValueError(
-                "`error_feedback` must stand inside of `warmup`: write "
-                f"warmup(error_feedback({inner.codec.text}), ...). Received: {inner.text}"
+                f"`error_feedback` must stand inside of `{inner.name}`: write "
+                f"{inner.name}(error_feedback({inner.codec.text}), ...). Received: {inner.text}"
             )
         if inner is None or inner.has_residual or self.params:
             raise ValueError(
@@ -121,11 +135,35 @@ class Compressor:
     @property
     def is_warmup(self) -> bool:
         """Whether it is another compressor in the first steps; see `at`."""
-        return self.name == WARMUP
+        return self.name == WARMUP or (self.is_mixed and self._mixed_with.is_warmup)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it is another compressor for small tensors; see `of_size`."""
+        return self.name == MIXED
+
+    @property
+    def _mixed_with(self) -> "Compressor":
+        return self if self.inner is None else self.inner
+
+    def of_size(self, n: int) -> "Compressor":
+        """What encodes a tensor of n elements, and decodes what was encoded of it; never mixed.
+
+        Args:
+            n: elements of the whole tensor, not of a chunk.
+        """
+        if not self.is_mixed:
+            return self
+        return mixed.small() if n < dict(self.params)["below"] else self._mixed_with
+
+    def _with_inner(self, inner: "Compressor") -> "Compressor":
+        return Compressor(self.name, self.params, inner)
 
     @functools.cached_property
     def stages(self) -> "tuple[tuple[int, Compressor], ...]":
         """First step and compressor of each stage of a warm-up; else this one, from step 0 on."""
+        if self.is_mixed:
+            return tuple((first, self._with_inner(one)) for first, one in self._mixed_with.stages)
         if not self.is_warmup or self.inner is None:
             return ((0, self),)
         return stages.of_warmup(self.inner, dict(self.params))
@@ -201,6 +239,8 @@ class Compressor:
         algorithm = jit.algorithm(self.codec.name)
         if not algorithm.state_names:
             return self
+        if self.is_mixed:
+            return self._with_inner(self._mixed_with.for_sums)
         if self.is_warmup and self.inner is not None:
             return stages.for_sums(self.inner, dict(self.params))
         return parse("fp32" if algorithm.sums is None else algorithm.sums(dict(self.params)))
@@ -218,13 +258,16 @@ class Compressor:
     @property
     def is_unbiased(self) -> bool:
         """Whether the mean of what is decoded, over seeds, is the gradient, in every stage."""
+        if self.is_mixed:
+            return self._mixed_with.is_unbiased and mixed.small().is_unbiased
         return not self.has_residual and jit.algorithm(self.codec.name).is_unbiased
 
     @property
     def text(self) -> str:
         """The text that `parse` turns into this value; the same for equal values."""
         if self.inner is not None:
-            more = f", {stages.shown(dict(self.params))}" if self.is_warmup else ""
+            shown = {WARMUP: stages.shown, MIXED: mixed.shown}.get(self.name)
+            more = f", {shown(dict(self.params))}" if shown is not None else ""
             return f"{self.name}({self.inner.text}{more})"
         known = jit.algorithm(self.name).parameters
         arguments = ", ".join(
@@ -239,6 +282,8 @@ class Compressor:
         Of a warm-up those of its last stage; `at` tells others'. What makes no packets sends, for a
         matrix that is as near to a square as can be, what `wire_bytes_of` says.
         """
+        if self.is_mixed:
+            return self.of_size(n).wire_bytes(n)
         if not self.makes_packets:
             square = self.wire_bytes_of(low_rank.square(n))
             return min(square, low_rank.BYTES_PER_FLOAT * n)
@@ -246,6 +291,8 @@ class Compressor:
 
     def wire_bytes_of(self, shape: Sequence[int]) -> int:
         """Returns the bytes that stand for a gradient of `shape`; codecs look at its size only."""
+        if self.is_mixed:
+            return self.of_size(math.prod(shape)).wire_bytes_of(shape)
         if not self.makes_packets:
             params = dict(self.codec.params)
             rank, rate = int(params["rank"]), float(params["min_compression_rate"])
@@ -263,16 +310,36 @@ class Compressor:
         return self.text
 
 
-def check_makes_packets(compressor: Compressor, name: str = "compressor") -> Compressor:
+def check_unmixed(compressor: Compressor, name: str = "compressor") -> Compressor:
+    """Passes on a compressor that is the same for tensors of all sizes.
+
+    Raises:
+        ValueError: it is mixed.
+    """
+    if compressor.is_mixed:
+        raise ValueError(
+            f"`{name}` must not be mixed: that is for packets between a party and its server "
+            "(HierarchicalPS(compression=...)); elsewhere `comp_threshold` or a plan says what "
+            f"small gradients get, and `compressor.of_size(n)` encodes. Received: {compressor.text}"
+        )
+    return compressor
+
+
+def check_makes_packets(
+    compressor: Compressor, name: str = "compressor", *, may_be_mixed: bool = False
+) -> Compressor:
     """Passes on a compressor that encodes.
 
     Args:
         compressor: any.
         name: of the argument, for the message.
+        may_be_mixed: whether each tensor is asked for by its size (`Compressor.of_size`).
 
     Raises:
-        ValueError: it makes no packets.
+        ValueError: it makes no packets, or is mixed.
     """
+    if not may_be_mixed:
+        check_unmixed(compressor, name)
     if not compressor.makes_packets:
         raise ValueError(
             f"`{name}` must make packets, which a server can merge: sums of low rank need all who "
@@ -340,7 +407,7 @@ def parse(text: str, files: bool = False) -> Compressor:
         )
     name, arguments = call.group(1), (call.group(2) or "").strip()
     if name == ERROR_FEEDBACK:
-        # Two levels are all there are, so that a hostile text cannot nest deeply.
+        # Each wrapper once is all there is, so that a hostile text cannot nest deeply.
         if arguments.startswith(ERROR_FEEDBACK) or not arguments:
             raise ValueError(f"`error_feedback` must wrap one codec. Received: {text!r}")
         return Compressor(ERROR_FEEDBACK, inner=parse(arguments, files))
@@ -354,6 +421,16 @@ def parse(text: str, files: bool = False) -> Compressor:
         inner = parse(wrapped, files)
         params = _values(WARMUP, {p.name: p for p in stages.PARAMETERS}, arguments, text)
         return _made(WARMUP, params, inner)
+    if name == MIXED:
+        wrapped, arguments = _wrapped(arguments)
+        if wrapped.partition("(")[0].strip() in ("", MIXED):
+            raise ValueError(
+                "`mixed` must wrap one compressor that is not mixed, as in "
+                f"'mixed(onebit, below=1000)'. Received: {text!r}"
+            )
+        inner = parse(wrapped, files)
+        params = _values(MIXED, {p.name: p for p in mixed.PARAMETERS}, arguments, text)
+        return _made(MIXED, params, inner)
     if file is not None:
         name = jit.load(name).name
     known = {p.name: p for p in jit.algorithm(name, also=WRAPPERS).parameters}

@@ -222,7 +222,7 @@ def _integers(value: Tensor | int, name: str) -> Tensor:
 def _stage(compressor: Compressor, step: Tensor | int) -> Compressor:
     """What a compressor is in this step."""
     if not compressor.is_warmup:
-        return compressor
+        return check_stage(compressor)
     known = step if isinstance(step, int) else tf.get_static_value(_step(step))
     if known is None:
         raise ValueError(
@@ -230,7 +230,7 @@ def _stage(compressor: Compressor, step: Tensor | int) -> Compressor:
             "`compressor.at(step)`, or choose among the stages with tf.switch_case. "
             f"Received: {compressor.text}"
         )
-    return compressor.at(int(known))
+    return check_stage(compressor.at(int(known)))
 
 
 def _check_kept(compressor: Compressor, kept: Tensor | None) -> None:

@@ -106,7 +106,7 @@ def encode(
         TypeError: an array has another dtype or layout.
         ValueError: sizes differ, or `kept` is missing or superfluous.
     """
-    compressor = compressor.at(key.step)
+    compressor = check_stage(compressor.at(key.step))
     values = _floats(x, "x")
     kept = _checked_kept(compressor, kept, values.size)
     packets = _packets_for(compressor, values.size, out)
@@ -230,7 +230,7 @@ def merge_encode(
         ValueError: `packets` is empty, sizes differ, or `kept` is missing or superfluous.
     """
     _check_size(n)
-    compressor = compressor.at(key.step)
+    compressor = check_stage(compressor.at(key.step))
     if compressor.has_state and not compressor.has_residual:
         raise ValueError(
             f"sums must be encoded without momentum, such as by {compressor.for_sums.text}. "
@@ -393,13 +393,19 @@ def _check_size(n: int) -> None:
         raise ValueError(f"`n` must be in [0, 2^48]. Received: n={n}")
 
 
-def check_stage(compressor: "Compressor") -> None:
-    """Raises ValueError for a warm-up, which never made a packet: one of its stages did."""
+def check_stage(compressor: "Compressor") -> "Compressor":
+    """Passes on what makes packets; raises ValueError for a warm-up, whose stages do, and mixed."""
     if compressor.is_warmup:
         raise ValueError(
             "packets must be decoded with the stage of the warm-up that made them: give "
             f"`compressor.at(step)`, the step being that of encoding. Received: {compressor.text}"
         )
+    if compressor.is_mixed:
+        raise ValueError(
+            "what is mixed must be asked for by the elements of a tensor: give "
+            f"`compressor.of_size(n)`. Received: {compressor.text}"
+        )
+    return compressor
 
 
 def _checked_kept(compressor: "Compressor", kept: Floats | None, n: int) -> Floats | None:

@@ -212,7 +212,7 @@ class Members:
 
 def _canonical(what: str, text: str) -> str:
     try:
-        found = compressors.check_makes_packets(compressors.parse(text), what)
+        found = compressors.check_makes_packets(compressors.parse(text), what, may_be_mixed=True)
         return (compressors.check_for_sums(found) if what == "downlink" else found).text
     except (ValueError, LibraryError) as error:  # no compiler here for a codec of theirs
         raise ProtocolError(f"`{what}` is unknown to the server: {error}") from error

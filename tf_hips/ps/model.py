@@ -90,15 +90,21 @@ class Model:
         Asked for in every round, computed once for each compressor.
         """
         if compressor not in self._packet_bytes:
-            by_size = {chunk.size: 0 for chunk in self.chunks}
-            for size in by_size:
-                by_size[size] = compressor.chunk_packet_bytes(size)
-            self._packet_bytes[compressor] = tuple(by_size[one.size] for one in self.chunks)
+            ways = [self.codec(compressor, chunk) for chunk in range(len(self.chunks))]
+            kinds = list(zip(ways, (one.size for one in self.chunks), strict=True))
+            lengths = {(way, size): way.chunk_packet_bytes(size) for way, size in set(kinds)}
+            self._packet_bytes[compressor] = tuple(lengths[kind] for kind in kinds)
         return self._packet_bytes[compressor]
 
     @functools.cached_property
     def _packet_bytes(self) -> dict[Compressor, tuple[int, ...]]:
         return {}
+
+    def codec(self, compressor: Compressor, chunk: int) -> Compressor:
+        """What `compressor` is for the tensor of a chunk."""
+        if not compressor.is_mixed:
+            return compressor
+        return compressor.of_size(math.prod(self.shapes[self.chunks[chunk].tensor]))
 
     def describe(self, chunk: int) -> str:
         """The chunk in words: which tensor, which elements."""

@@ -121,13 +121,17 @@ def terms_of(config: ServerConfig) -> Terms:
     """
     compression = config.compression
     if compression is not None:
-        found = compressors.check_makes_packets(compressors.resolve(compression), "compression")
+        found = compressors.check_makes_packets(
+            compressors.resolve(compression), "compression", may_be_mixed=True
+        )
         compression = found.text
     downlink = config.downlink
     if downlink == SAME:
         downlink = compression and compressors.parse(compression).for_sums.text
     elif downlink is not None:
-        found = compressors.check_makes_packets(compressors.resolve(downlink), "downlink")
+        found = compressors.check_makes_packets(
+            compressors.resolve(downlink), "downlink", may_be_mixed=True
+        )
         downlink = compressors.check_for_sums(found).text
     return Terms(
         config.parties,

@@ -345,7 +345,7 @@ class Store:
             self._scratch.values = np.empty(CHUNK, np.float32)
         values = self._scratch.values[:size]
         try:
-            native.decode(self._uplink.at(number), packet, size, out=values)
+            native.decode(self._uplink_of(number, chunk), packet, size, out=values)
         except PacketError as error:
             raise PacketError(
                 f"{self._where(number, self._sites[child], chunk)}: {error}"
@@ -355,6 +355,9 @@ class Store:
                 f"{self._where(number, self._sites[child], chunk)}: a gradient must be finite. "
                 f"Received: {int(np.count_nonzero(~np.isfinite(values)))} values that are not"
             )
+
+    def _uplink_of(self, number: int, chunk: int) -> Compressor:
+        return self.model.codec(self._uplink.at(number), chunk)
 
     def _where(self, number: int, site: str, chunk: int) -> str:
         return f"Site `{site}`, round {number}, {self.model.describe(chunk)}"
@@ -377,7 +380,7 @@ class Store:
 
     def _combine(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> Packet:
         where = self.model.chunks[chunk]
-        rule = self._rule(self._uplink.at(current.number))
+        rule = self._rule(self._uplink_of(current.number, chunk))
         rule.begin(where.size)
         for child, packet in packets.items():
             rule.add(child, packet)
@@ -388,14 +391,15 @@ class Store:
                 current.refusals.append((current.positions[chunk], text))
             raise NonFiniteError(text)
         residual = self._residuals[chunk]
-        if self._downlink.has_state and residual is None:
+        downlink = self.model.codec(self._downlink, chunk)
+        if downlink.has_state and residual is None:
             residual = self._residuals[chunk] = np.zeros(where.size, np.float32)
         key = native.Key(self._seed, current.number, where.tensor, where.offset)
-        return native.encode(self._downlink, merged, key, kept=residual)
+        return native.encode(downlink, merged, key, kept=residual)
 
     def _describe_overflow(self, number: int, chunk: int, packets: dict[int, Packet]) -> str:
         size = self.model.chunks[chunk].size
-        uplink = self._uplink.at(number)
+        uplink = self._uplink_of(number, chunk)
         peaks = {
             child: float(np.abs(native.decode(uplink, packet, size)).max())
             for child, packet in packets.items()

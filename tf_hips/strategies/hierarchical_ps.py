@@ -114,11 +114,11 @@ class HierarchicalPS(PartyStrategy):
             raise ValueError(f'`intra` must be "horovod". Received: intra={intra!r}')
         config = config if config is not None else configuration.current()
         self._up = chosen_compression(compression, config) or algorithms.fp32()
-        check_makes_packets(self._up, "compression")
+        check_makes_packets(self._up, "compression", may_be_mixed=True)
         self._down = (
             self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
         )
-        check_makes_packets(self._down, "downlink")
+        check_makes_packets(self._down, "downlink", may_be_mixed=True)
         local = None if local_compression is None else resolve(local_compression)
         self._in_party = InParty(local, plan, topology, comp_threshold, "local_compression")
         codecs = [codec for codec in self._in_party.codecs().values() if codec is not None]

@@ -22,7 +22,7 @@ from tf_hips.comm.reducers import complains, make_reducer
 from tf_hips.comm.staged import Reducer
 from tf_hips.comm.ways import COMPRESSED, PS, best_way
 from tf_hips.errors import ProtocolError
-from tf_hips.ops.compressor import Compressor, parse
+from tf_hips.ops.compressor import Compressor, check_unmixed, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Summing
 
@@ -76,7 +76,7 @@ class InParty:
                 f"`topology` and `comp_threshold` must come with `{name}`: exact sums have "
                 f"neither. Received: topology={topology}, comp_threshold={comp_threshold}"
             )
-        self.compression = compression
+        self.compression = None if compression is None else check_unmixed(compression, name)
         self._is_auto = plan == AUTO
         self._plan = None
         if not self._is_auto:

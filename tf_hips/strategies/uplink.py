@@ -66,7 +66,7 @@ def make_uplink(
         kept = {
             position: make_variable(tf.zeros(up.state_shape([size])), f"uplink_{what}_{position}")
             for position, size in enumerate(sizes)
-            if size
+            if size and up.of_size(size).has_state
         }
     parts = stages.joint(up, down)
     if len(parts) == 1:
@@ -119,7 +119,7 @@ class _Uplink:
         with tf.control_dependencies([one for one in committed if one is not None]):
             reply = tf.identity(reply)
         return [
-            graph.decode(self._down, packet, size) if size else tf.zeros([0])
+            graph.decode(self._down.of_size(size), packet, size) if size else tf.zeros([0])
             for packet, size in zip(tf.split(reply, self._down_bytes), self._sizes, strict=True)
         ]
 
@@ -133,7 +133,7 @@ class _Uplink:
                 continue
             kept = self._kept.get(position)
             packet, new_kept = graph.encode(
-                self._up,
+                self._up.of_size(size),
                 vector,
                 seed=self._way.seed,
                 step=step,
