@@ -2,11 +2,8 @@
 """Several global servers that share one model: who has what, the same bits, one run for all."""
 
 import contextlib
-import itertools
 import json
-import struct
 import threading
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.ps.parties import (
     SHAPES,
@@ -29,17 +24,16 @@ from tests.ps.parties import (
     together,
     train_all,
 )
-from tests.ps.test_restart import Later, ServerProcess, wait_for
+from tests.ps.test_restart import Later
 from tests.support.certs import Certificates
 from tf_hips import cli, log
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError, StateError
 from tf_hips.ops.compressor import CHUNK
-from tf_hips.ps import records, wire
-from tf_hips.ps.assignment import WHOLE, Shard
+from tf_hips.ps import wire
+from tf_hips.ps.assignment import Shard
 from tf_hips.ps.client import Client
 from tf_hips.ps.model import Model
-from tf_hips.ps.recorder import Kind
 from tf_hips.ps.server import Server
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.shards import ShardedClient, connect
@@ -86,45 +80,6 @@ def wait_until(server: Server, is_so: Any) -> None:
     session = server._session
     with session.changed:
         assert session.changed.wait_for(lambda: is_so(session), 20.0)
-
-
-def tables(shapes: Any, count: int) -> list[tuple[int, ...]]:
-    return [Shard(index, count).chunks(Model(shapes)) for index in range(count)]
-
-
-def test_the_table_of_shards_never_changes() -> None:
-    assert tables(SHAPES, 1) == [(0, 1, 2, 3)]
-    assert tables(SHAPES, 2) == [(2,), (0, 1, 3)]
-    assert tables(SHAPES, 3) == [(2,), (0,), (1, 3)]
-    assert tables(SHAPES, 5) == [(2,), (0,), (3,), (1,), ()]
-    assert tables(LARGE, 3) == [(1,), (6,), (0, 2, 3, 4, 5, 7)]
-    assert tables(((9 * CHUNK,), (7,)), 4) == [(0, 4, 8), (1, 5, 9), (2, 6), (3, 7)]
-    assert tables((), 2) == [(), ()]
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 3000), max_size=2), max_size=30),
-    st.integers(1, 9),
-)
-def test_every_chunk_is_at_one_shard_and_no_shard_has_much_more_than_another(
-    shapes: list[list[int]], count: int
-) -> None:
-    model = Model(tuple(map(tuple, shapes)))
-    held = tables(model.shapes, count)
-    assert sorted(itertools.chain(*held)) == list(range(len(model.chunks)))
-    assert all(list(table) == sorted(table) for table in held)
-    loads = [sum(model.chunks[one].size for one in table) for table in held]
-    largest = max((chunk.size for chunk in model.chunks), default=0)
-    assert max(loads) - min(loads) <= largest
-    assert bool(held[0]) == bool(model.chunks)
-
-
-@pytest.mark.parametrize("numbers", [(1, 1), (-1, 2), (0, 0), (0, 1025), (0.0, 1), (True, 2)])
-def test_there_is_no_such_shard(numbers: tuple[Any, Any]) -> None:
-    with pytest.raises(ConfigError, match="`shard` must be I of N"):
-        ServerConfig(parties=SITES, insecure=True, shard=numbers)
-    with pytest.raises(ConfigError, match="`shard` must be two numbers"):
-        ServerConfig(parties=SITES, insecure=True, shard=(1, 2, 3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("up", "down"), CODECS)
@@ -449,20 +404,6 @@ def test_the_state_of_another_shard_is_refused(certificates: Certificates, tmp_p
             Server(ServerConfig(shard=shard, **settings)).start()  # type: ignore[arg-type]
 
 
-def test_files_that_know_no_shards_are_of_the_only_server(tmp_path: Path) -> None:
-    facts = records.Facts("local", SITES, None, None, (1, 2))
-    path = tmp_path / "journal-000001"
-    path.write_bytes(records.Header(facts).to_bytes())
-    assert records.Reader(path).header.facts == facts
-    front = records._FRONT
-    fields = json.loads(path.read_bytes()[front.size :])
-    del fields["facts"]["shard"]
-    text = json.dumps(fields).encode()
-    head = struct.unpack_from("<8sI", path.read_bytes())
-    path.write_bytes(front.pack(*head, len(text), zlib.crc32(text)) + text)
-    assert records.Reader(path).header.facts.shard == WHOLE.numbers
-
-
 def test_logs_and_metrics_say_which_shard(certificates: Certificates, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     import urllib.request
@@ -511,95 +452,3 @@ def test_status_shows_all_servers(
         assert code == 1
         assert "server 127.0.0.1:1: Status: Nothing listens at 127.0.0.1:1" in text
         assert "1/1" in text
-
-
-class ShardProcess(ServerProcess):
-    """`tf-hips server --shard --state`, which can be killed and started again."""
-
-    def __init__(self, base: Path, index: int, count: int) -> None:
-        super().__init__(base)
-        self.index = index
-        self._shard = f"{index}/{count}"
-
-    def command(self, *more: str) -> list[str]:
-        return super().command("--shard", self._shard, *more)
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[list[ShardProcess]]:
-    made = [ShardProcess(tmp_path / str(index), index, 3) for index in range(3)]
-    try:
-        for one in made:
-            one.start()
-        yield made
-    finally:
-        for one in made:
-            one.end()
-
-
-def test_shards_killed_while_rounds_go_on(processes: list[ShardProcess]) -> None:
-    address = ",".join(one.address for one in processes)
-    a, b = (Party(address, site, None) for site in SITES)
-    joining = Later(a.join)
-    wait_for(lambda: a.client._clients[1]._is_durable)  # it has its terms, and joins
-    processes[1].restart()
-    b.join()
-    joining.result()
-    last = 39
-    training = [Later(lambda one=one: one.train(0, last)) for one in (a, b)]
-    for number, victim in ((2, processes[1]), (12, processes[0]), (25, processes[2])):
-        victim.wait_for(
-            Kind.PACKET, lambda found, number=number: bool(found) and found[-1]["round"] >= number
-        )
-        victim.restart()
-    merged = [one.result() for one in training]
-    assert merged[0] == merged[1] == expected_rounds(last + 1)
-    together(a.client.leave, b.client.leave)
-    for one in processes:
-        assert one.process is not None
-        assert one.process.wait(20) == 0
-        came = Counter(
-            (found["round"], found["child"], found["chunk"]) for found in one.accepted(Kind.PACKET)
-        )
-        chunks = Shard(one.index, 3).chunks(Model(SHAPES))
-        assert came == Counter(itertools.product(range(last + 1), range(2), chunks))
-        events = log.read_events(one.logs)
-        restored = [event["round"] for event in events if event["event"] == "restored"]
-        assert len(restored) == 1
-        assert 2 <= restored[0] < last
-
-
-def test_leaving_is_heard_where_it_can_be(
-    processes: list[ShardProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tf_hips.ps.client._LEAVE_DURABLE_S", 0.5)
-    address = ",".join(one.address for one in processes)
-    a, b = (Party(address, site, None, deadline_s=0.5) for site in SITES)
-    together(a.join, b.join)
-    assert train_all((a, b), 0, 1) == expected_rounds(2)
-    processes[1].kill()
-    together(a.client.leave, b.client.leave)
-    for one in (processes[0], processes[2]):
-        assert one.process is not None
-        assert one.process.wait(20) == 0
-
-
-def test_a_dead_shard_ends_the_run_when_patience_is_over(
-    processes: list[ShardProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error names it, the others are told, and nobody waits for what they would wait for."""
-    address = ",".join(one.address for one in processes)
-    a, b = (Party(address, site, None, deadline_s=0.5) for site in SITES)
-    together(a.join, b.join)
-    train_all((a, b), 0, 0)
-    processes[2].kill()
-    for client in a.client._clients:
-        monkeypatch.setattr(client, "_wait_s", 1.0)
-    with pytest.raises(PeerError, match=f"Exchange: Nothing listens at {processes[2].address}"):
-        a.train(1, 1)
-    monkeypatch.setattr("tf_hips.ps.client._LEAVE_DURABLE_S", 0.5)
-    a.client.leave(f"server {processes[2].address} is gone")
-    for one in processes[:2]:
-        one.end()
-        assert any("is gone" in line for line in one.lines)
-    b.client.close()
