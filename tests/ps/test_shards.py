@@ -24,6 +24,7 @@ from tests.ps.parties import (
     together,
     train_all,
 )
+from tests.ps.relay import Relay
 from tests.ps.test_restart import Later
 from tests.support.certs import Certificates
 from tf_hips import cli, log
@@ -118,6 +119,36 @@ def test_a_run_goes_on_at_a_later_round(certificates: Certificates) -> None:
     text = "warmup(terngrad(bitwidth=2), steps=2)"
     with sharded(certificates, 3, compression=text, first_round=1) as (_, members):
         assert train_all(members, 1, 3) == expected_rounds(4, text)[1:]
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_connection_cut_to_one_server_counts_once(
+    certificates: Certificates, direction: str
+) -> None:
+    """What had come of its chunks, which are not in a row, is not asked for again."""
+    shapes = ((CHUNK,), (CHUNK,), (CHUNK // 2,), (CHUNK // 2,), (CHUNK,), (10,))
+    settings: dict[str, Any] = {"shapes": shapes, "compression": "fp32"}
+    with sharded(certificates, 1, **settings) as (_, members):
+        expected = train_all(members, 0, 1)
+    with shards(certificates, 2) as (servers, address), Relay(servers[0].port) as relay:
+        assert Shard(0, 2).chunks(Model(shapes)) == (0, 4, 5)
+        a = Party(address, "a", certificates.party("a"), **settings)
+        through = f"{relay.address},{servers[1].address}"
+        b = Party(through, "b", certificates.party("b"), **settings)
+        together(a.join, b.join)
+        before = b.client.wire_bytes()
+        relay.cut_after(direction, 6 << 20)
+        results = train_all((a, b), 0, 0)
+        assert relay.num_cuts == 1
+        after = b.client.wire_bytes()
+        if direction == "down":
+            # The first chunk had come; of the second what was there, 2 MiB, comes again.
+            whole = 4 * sum(size for (size,) in shapes)
+            assert whole < after.received - before.received < whole + (4 << 20)
+        results += train_all((a, b), 1, 1)
+        assert results == expected
+        for member in (a, b):
+            member.client.close()
 
 
 def test_small_packets_share_a_message(

@@ -73,6 +73,32 @@ def test_shards_killed_while_rounds_go_on(processes: list[ShardProcess]) -> None
         assert 2 <= restored[0] < last
 
 
+def test_shards_killed_while_they_make_snapshots(processes: list[ShardProcess]) -> None:
+    """Of residuals and results of their own chunks; the first two make one in every round."""
+    for one in processes[:2]:
+        one.is_eager = True
+        one.restart()
+    address = ",".join(one.address for one in processes)
+    a, b = (Party(address, site, None) for site in SITES)
+    together(a.join, b.join)
+    last = 39
+    training = [Later(lambda one=one: one.train(0, last)) for one in (a, b)]
+
+    def snapshots(one: ShardProcess) -> list[int]:
+        events = log.read_events(one.logs)
+        return [event["round"] for event in events if event["event"] == "snapshot"]
+
+    for number, victim in ((3, processes[0]), (20, processes[1])):
+        wait_for(lambda number=number, victim=victim: max(snapshots(victim), default=-1) >= number)
+        victim.restart()
+    merged = [one.result() for one in training]
+    assert merged[0] == merged[1] == expected_rounds(last + 1)
+    together(a.client.leave, b.client.leave)
+    for one in processes:
+        assert one.process is not None
+        assert one.process.wait(20) == 0
+
+
 def test_leaving_is_heard_where_it_can_be(
     processes: list[ShardProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
