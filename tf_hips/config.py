@@ -70,6 +70,9 @@ class Run:
         log_dir: folder for event logs, or None for no event log.
         saves: whether the first rank of this party saves models. Where several parties share a
             folder, one of them does.
+        attempt: how often the launcher has started this party before, in this run.
+        comes_back: whether the launcher starts the party again if it fails; it then leaves the run
+            without a word, so that the others wait.
         compression: text of the compression of gradients, "error_feedback(onebit)", for a script
             that names none; it may then name no other. The strategy reads and checks it.
     """
@@ -79,6 +82,8 @@ class Run:
     uplink: Uplink | None = None
     log_dir: str | None = None
     saves: bool = True
+    attempt: int = 0
+    comes_back: bool = False
     compression: str | None = None
 
 

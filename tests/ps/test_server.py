@@ -343,7 +343,8 @@ def test_a_run_that_nobody_calls_is_given_up(certificates: Certificates) -> None
 
 
 def test_a_second_process_of_a_site_is_refused(certificates: Certificates) -> None:
-    with serving(certificates) as server, parties(server, certificates) as members:
+    settings = {"lost_after_s": 2.0}  # half of it is how long it waits for the end of the first
+    with serving(certificates, **settings) as server, parties(server, certificates) as members:
         train_all(members, 0, 0)
         second = Party(server.address, "b", certificates.party("b"))
         with pytest.raises(ProtocolError, match="Site `b` is in this run already"):

@@ -70,6 +70,7 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds that a party waits for the others, in a round and to join (default 600)",
     )
+    arguments.add_max_restarts(parser, "the workers of a party, or the server,")
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument("script", help="the training script, or a program")
     parser.add_argument(
@@ -118,13 +119,14 @@ def _start(
             processes=options.parties * options.workers,
             command=command,
             folder=folder,
+            max_restarts=options.max_restarts if uplink is not None else 0,
         )
     return None
 
 
 def _needs_server(options: argparse.Namespace) -> bool:
     is_asked_for = options.server or options.compression or options.deadline is not None
-    return bool(options.parties > 1 or is_asked_for)
+    return bool(options.parties > 1 or is_asked_for or options.max_restarts)
 
 
 def _start_server(
@@ -145,16 +147,7 @@ def _start_server(
     address_file = folder / "address"
     processes = options.parties * options.workers
 
-    server = [
-        sys.executable,
-        "-m",
-        "tf_hips.cli",
-        "server",
-        "--parties",
-        ",".join(sites),
-        "--bind",
-        "127.0.0.1:0",
-    ]
+    server = [sys.executable, "-m", "tf_hips.cli", "server", "--parties", ",".join(sites)]
     server += ["--run", run.run, "--once", "--announce", str(address_file)]
     server += ["--authority", own.authority, "--certificate", own.certificate, "--key", own.key]
     server += ["--compression", options.compression] if options.compression else []
@@ -163,12 +156,18 @@ def _start_server(
     if options.deadline is not None:
         server += [f"--{name}-timeout={options.deadline}" for name in ("round", "join")]
         deadline_s = options.deadline
-    job.start(
-        _SERVER,
-        server,
-        {**os.environ, **party.thread_defaults(os.environ, processes)},
-        is_service=True,
-    )
+    if options.max_restarts:
+        server += ["--state", str(folder / "state")]
+
+    def start(attempt: int) -> None:
+        # Started again it listens where the parties look for it.
+        has_listened = address_file.exists()
+        bind = address_file.read_text("ascii").strip() if has_listened else "127.0.0.1:0"
+        environment = {**os.environ, **party.thread_defaults(os.environ, processes)}
+        job.start(_SERVER, [*server, "--bind", bind], environment, is_service=True)
+
+    # One that ends with an error has ended the run.
+    job.start_group(_SERVER, start, options.max_restarts, only_killed=True)
     try:
         address = job.wait_for_file(address_file, _SERVER_START_S)
     except TimeoutError as error:

@@ -79,6 +79,13 @@ def add(commands: Any) -> None:
         help="keep the run in DIR; started again with the same options, the server goes on with it",
     )
     parser.add_argument(
+        "--past-mb",
+        type=arguments.count,
+        metavar="N",
+        help="limit of what is kept of rounds that are over, for parties that come back from an "
+        "older backup (default 4096 with --state, else 256)",
+    )
+    parser.add_argument(
         "--revoked", metavar="FILE", help="certificates to refuse, as `tf-hips certs revoke` writes"
     )
     parser.add_argument(
@@ -103,6 +110,7 @@ def run(options: argparse.Namespace) -> int:
     limits = {
         "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,
         "max_gather_bytes": options.max_gather_mb and options.max_gather_mb * _MIB,
+        "past_bytes": options.past_mb and options.past_mb * _MIB,
         "round_timeout_s": options.round_timeout,
         "join_timeout_s": options.join_timeout,
         "lost_after_s": options.lost_after,

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
+from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import tls, wire
 from tf_hips.ps.gather import to_packet, too_long
@@ -54,7 +54,10 @@ class Welcome:
         compression: canonical text of the compressor of the way up.
         downlink: canonical text of the compressor of the way down.
         seed: seed of the run.
-        round: the next round.
+        round: the first round of this party, if it has told it before; else 0.
+        newest: the newest round.
+        session: what tells this run from others of its name.
+        is_back: whether this process has taken over from another one of its site.
     """
 
     child: int
@@ -64,18 +67,24 @@ class Welcome:
     downlink: str
     seed: int
     round: int
+    newest: int
+    session: str
+    is_back: bool
 
 
 class Client:
     """A party's connection to the server above it."""
 
-    def __init__(self, uplink: Uplink, run: str, workers: int) -> None:
+    def __init__(
+        self, uplink: Uplink, run: str, workers: int, *, must_be_back: bool = False
+    ) -> None:
         """A client that has not connected yet.
 
         Args:
             uplink: where the server is, and who this party is.
             run: identity of the run.
             workers: number of workers of this party.
+            must_be_back: whether it joins only a run that goes on, as one that is started again.
 
         Raises:
             ConfigError: the address or a name is no such thing, a certificate cannot be read or is
@@ -97,6 +106,7 @@ class Client:
         credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
         self._uplink = uplink
         self._workers = workers
+        self._must_be_back = must_be_back
         # Goes with every call, so it is short: it only tells this process from one that was, or is
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
@@ -135,7 +145,13 @@ class Client:
             round_timeout_s=float,
             max_gather_bytes=int,
             is_durable=bool,
+            session=str,
         )
+        if self._must_be_back and not terms["session"]:
+            raise PeerError(
+                f"Server {self._uplink.server}: the run is over, or has not begun, so no process "
+                "can come back to it."
+            )
         self._is_durable = terms["is_durable"]
         self._max_gather_bytes = terms["max_gather_bytes"]
         self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
@@ -153,6 +169,9 @@ class Client:
             downlink=str,
             seed=int,
             round=int,
+            newest=int,
+            session=str,
+            is_back=bool,
         )
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))
@@ -179,6 +198,22 @@ class Client:
         self._agreed = _Agreed(
             model, compressors.parse(welcome.compression), compressors.parse(welcome.downlink)
         )
+
+    def backed_up(self, round: int, gather: int) -> None:
+        """Says that this party could come back to `round` and `gather`.
+
+        The server keeps what that needs, and forgets what is older.
+
+        Args:
+            round: the next round at the moment of the backup.
+            gather: the next gather.
+
+        Raises:
+            PeerError: the server cannot be reached.
+        """
+        session = self._joined().session
+        request = wire.to_json(session=session, round=round, number=gather)
+        self._link.control("BackedUp", request, self._wait_s)
 
     def first_sync(self, weights: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Makes the weights of all parties those of child 0.
@@ -209,9 +244,15 @@ class Client:
                 patience.renew()
                 yield message
 
+        fetches = welcome.child != 0
+
         def upload(attempt: int, patience: Patience) -> None:
+            nonlocal fetches
             answer = self._link.once("BeginSync", request, attempt, patience.left_s)
-            held = wire.from_json(answer, held=int)["held"]
+            fields = wire.from_json(answer, held=int, fetches=bool)
+            held, fetches = fields["held"], fields["fetches"]
+            if fetches:
+                return  # the process before this one has sent them
             call = self._link.stub("stream_unary", "Upload", patience.left_s).future(  # type: ignore[attr-defined]
                 self._link.metered(moving(cut_weights(arrays, held), patience)),
                 metadata=self._link.metadata(held, attempt),
@@ -232,8 +273,9 @@ class Client:
                     content.extend(message)
                     patience.renew()
 
-        if welcome.child == 0:
+        if not fetches:
             self._link.persist("Upload", self._wait_s, upload)
+        if not fetches:
             self._is_synced = True
             return [np.array(value) for value in weights]
         self._link.persist("Download", self._wait_s, download)
@@ -261,6 +303,7 @@ class Client:
         """
         if self._agreed is None:
             raise ProtocolError("`agree_model` must come before `exchange`.")
+        welcome = self._joined()
         uplink, downlink = self._agreed.uplink.at(round), self._agreed.downlink.at(round)
         up, down = (self._agreed.model.packet_bytes(one) for one in (uplink, downlink))
         packets = np.ascontiguousarray(packets)
@@ -274,8 +317,11 @@ class Client:
         result = np.empty(sum(down), np.uint8)
         targets = _cut(result, down)
         have: set[int] = set()
+        # What the process before this one has delivered need not travel again.
+        first = int(welcome.is_back and round <= welcome.newest)
 
         def attempt(number: int, patience: Patience) -> None:
+            number += first
             call = _Exchange(views, resumes=number > 0)
             timeout_s = patience.left_s
             stream = self._link.stub("stream_stream", "Exchange", timeout_s)(

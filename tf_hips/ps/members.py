@@ -27,6 +27,7 @@ class Terms:
     max_model_bytes: int
     lost_after_s: float = 120.0
     max_gather_bytes: int = 64 << 20
+    past_bytes: int = 256 << 20
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -69,6 +70,8 @@ class Child:
     first_round: int = 0
     has_left: bool = False
     num_joining: int = 0  # Join calls that wait; one may be a lost connection's
+    num_returns: int = 0  # processes that have taken over from one before them
+    backup: tuple[int, int] | None = None  # round and gather that it can come back to
 
     def terms(self) -> tuple[object, ...]:
         """What two joins of one child must have in common to be one."""
@@ -83,6 +86,7 @@ class Members:
         self.terms = terms
         self.children: dict[int, Child] = {}
         self.is_started = False
+        self.session = ""  # what tells this run from others of its name, once it is started
 
     @property
     def are_complete(self) -> bool:
@@ -162,11 +166,40 @@ class Members:
             raise self.second_process(caller.child)
         return child
 
+    def check_return(self, position: int, child: Child) -> None:
+        """Raises ProtocolError unless `child`, another process, may take over from the one before.
+
+        It must be the same in all but the process.
+        """
+        known = self.children[position]
+        if known.has_left:
+            raise ProtocolError(
+                f"Site `{self.site(position)}` has left this run. A run that is over for a site "
+                "is over; start a new run."
+            )
+        if known.terms()[1:] != child.terms()[1:]:
+            raise ProtocolError(
+                f"A process that comes back to a run must be as the one before it. Site "
+                f"`{self.site(position)}` had {_told(known)}. Received: {_told(child)}"
+            )
+
+    def needed(self) -> tuple[int, int]:
+        """The oldest round and gather that a child may come back to."""
+        backups = [
+            child.backup or (child.first_round, 0)
+            for child in self.children.values()
+            if not child.has_left
+        ]
+        return (
+            min((number for number, _ in backups), default=0),
+            min((gather for _, gather in backups), default=0),
+        )
+
     def second_process(self, position: int) -> ProtocolError:
         """The error for a child that is in already, but not as this one."""
         return ProtocolError(
-            f"Site `{self.site(position)}` is in this run already, as another process or on "
-            "other terms. A run takes one process of each site; start a new run."
+            f"Site `{self.site(position)}` is in this run already, as another process that is "
+            "there, or on other terms. A run takes one process of each site at a time."
         )
 
     def check_model(self, position: int, model: Model, first_round: int) -> None:
@@ -206,6 +239,13 @@ class Members:
                         f"{getattr(known, what)}. Received: {what}={getattr(child, what)} "
                         f"from site `{here}`"
                     )
+
+
+def _told(child: Child) -> str:
+    return (
+        f"workers={child.workers} compression={child.compression} downlink={child.downlink} "
+        f"seed={child.seed}"
+    )
 
 
 def _canonical(what: str, text: str) -> str:

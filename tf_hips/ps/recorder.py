@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tf_hips.ps.past import Past
 from tf_hips.ps.wire import Buffer
 
 _LENGTH = struct.Struct("<I")
@@ -33,6 +34,8 @@ class Kind(enum.IntEnum):
     FAILED = 8  # a step of one child ended with an error
     LEFT = 9  # one child
     ENDED = 10  # the run, for a reason
+    RETURNED = 11  # another process of one child
+    BACKED_UP = 12  # one child can come back to a round and a gather
     # Of snapshots only:
     NEWEST = 20  # the round that begins
     RESULT = 21  # a chunk of the round before it
@@ -81,11 +84,21 @@ class Recorder:
         """Waits until all that was taken down is durable; why it will never be, or None."""
         return None
 
-    def begin_round(self, capture: Callable[[], Iterator[Entry]], done: Callable[[], None]) -> None:
+    def make_past(self, limit_bytes: int) -> Past:
+        """Where the results of a session's older rounds are kept."""
+        return Past(limit_bytes)
+
+    def begin_round(
+        self,
+        capture: Callable[[], Iterator[Entry]],
+        done: Callable[[], None],
+        archive: Callable[[], None],
+    ) -> None:
         """A round has begun, and nothing was delivered in it: the time for a snapshot, if any.
 
         Args:
             capture: the whole state. What may change is copied when it is called; what it yields
                 later does not change until `done` is called.
             done: called, by any thread, when all of it was read; not called without `capture`.
+            archive: moves older rounds into the past, which must be durable when the snapshot is.
         """

@@ -11,6 +11,9 @@ calls of the first synchronisation are in `first_sync`. All waiting goes through
 `watch` waits longer: a child holds it open to show that it is there, and to hear why the run has
 ended whatever it is doing.
 
+A child that was killed may come back as another process: it joins again, and does the rounds since
+its last backup once more (`comeback`). What it delivered before counts, and so do the results.
+
 A session with a recorder tells it what it accepts, and answers when that is durable: results of a
 chunk wait for its packets, other answers for `settle`. `restore` makes the session of a server
 that has ended from what was recorded.
@@ -25,6 +28,7 @@ from typing import Any
 
 from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
+from tf_hips.ps.comeback import Comeback
 from tf_hips.ps.first_sync import FirstSync
 from tf_hips.ps.gather import Upload
 from tf_hips.ps.members import Caller, Child, Terms
@@ -55,12 +59,18 @@ class Session:
         sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self._told: set[int] = set()
-        self._is_deserted = False  # restored, and no child has called since
+        self._comeback = Comeback(self._state, self._presence, self._waiting, self._joined)
+        self.back_up = self._comeback.back_up
 
     @property
     def store(self) -> Store | None:
         """The rounds, once all children have agreed on the model."""
         return self._state.store
+
+    @property
+    def token(self) -> str:
+        """What tells this run from others of its name; "" before it has started."""
+        return self._members.session
 
     @property
     def is_started(self) -> bool:
@@ -118,21 +128,6 @@ class Session:
             if self.is_started and not self.is_over:
                 children = self._members.children
                 self._presence.expect(one for one in children if not children[one].has_left)
-                self._is_deserted = True
-
-    def meet(self, caller: Caller) -> None:
-        """Notes that a child of a restored session has come back, if it is one."""
-        with self.changed:
-            child = self._members.children.get(caller.child)
-            if child is not None and child.process == caller.process:
-                self._is_deserted = False
-
-    def gives_way(self, caller: Caller) -> bool:
-        """Whether a new process of a site finds a restored session to which no child came back."""
-        with self.changed:
-            child = self._members.children.get(caller.child)
-            is_other = child is not None and child.process != caller.process
-            return self._is_deserted and self.ended is None and is_other
 
     def settle(self) -> None:
         """Waits until all that was accepted before is durable; the lock must be free.
@@ -225,6 +220,8 @@ class Session:
         members = self._members
         with self.changed:
             self._waiting.check(caller)
+            if members.is_started and members.children[caller.child].process != caller.process:
+                self._comeback.join(caller, child)
             known = members.admit(caller.child, child)
             if members.are_complete and not members.is_started:
                 self._state.start()
@@ -256,7 +253,10 @@ class Session:
                 "compression": child.compression,
                 "downlink": child.downlink,
                 "seed": child.seed,
-                "round": self.store.round if self.store is not None else 0,
+                "round": known.first_round,
+                "newest": self.store.round if self.store is not None else 0,
+                "session": members.session,
+                "is_back": known.num_returns > 0,
             }
 
     def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:
@@ -274,6 +274,9 @@ class Session:
         self._terms.check_bytes("model's gradients", model.dense_bytes)
         with self.changed:
             child = self._joined(caller)
+            if self.store is not None and child.num_returns > 0:
+                self._comeback.check_model(caller, self.store, model, first_round)
+                return
             told = (child.model, child.first_round)
             if self.store is not None and told == (model, first_round):
                 return
@@ -307,11 +310,15 @@ class Session:
                     members.without_model,
                 ),
             )
-            if self.store is None:
+            store = self.store
+            if store is None:
                 raise ProtocolError("The model is not agreed on.")
-            if self._state.begin_round(self.store, number):
-                self._recorder.begin_round(self._capture, self.store.release)
-            return self.store
+            is_new = self._state.begin_round(store, number)
+            if is_new:
+                self._recorder.begin_round(self._capture, store.release, self._state.archive)
+        if is_new:
+            self._state.archive()
+        return store
 
     def wait_results(
         self,
@@ -336,6 +343,9 @@ class Session:
             PeerError: a child has left, or did not deliver in time.
             NonFiniteError: the sum of a chunk's packets was refused.
         """
+        if store.is_past(number):
+            results = store.past_results(number)
+            return len(results), results[after:]
         with self.changed:
 
             def is_ready() -> bool:
@@ -415,6 +425,9 @@ class Session:
                 gathers.end(caller.child, upload)
             if came is not None:
                 label, payload = came
+                child = self._members.children[caller.child]
+                if child.num_returns > 0:
+                    self._comeback.check_gather(caller, number, label)
                 others = {
                     child: other
                     for child, other in gathers.labels(number).items()
@@ -423,7 +436,8 @@ class Session:
                 if any(other != label for other in others.values()):
                     whats = {child: _gather(number, other) for child, other in others.items()}
                     self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
-                if gathers.deliver(caller.child, number, label, payload):
+                is_again = child.num_returns > 0
+                if gathers.deliver(caller.child, number, label, payload, is_again=is_again):
                     self._recorder.add(
                         Kind.GATHERED, payload, child=caller.child, number=number, label=label
                     )
@@ -472,6 +486,7 @@ class Session:
             if not child.has_left:
                 self._recorder.add(Kind.LEFT, child=caller.child, reason=reason)
             child.has_left = True
+            self._comeback.forget()
             self._waiting.note_call(caller.child)
             self._presence.release(caller.child)
             if reason is not None:

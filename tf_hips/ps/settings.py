@@ -14,6 +14,9 @@ from tf_hips.ps.sockets import is_loopback, split_address
 # A record's length has 32 bits, and its fields stand in it, too.
 _MAX_RECORDED_BYTES = (1 << 32) - (1 << 16)
 
+_PAST_BYTES = 256 << 20
+_PAST_BYTES_ON_DISK = 4 << 30
+
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
@@ -41,6 +44,8 @@ class ServerConfig:
         log_dir: folder for the event log, or None.
         state_dir: folder in which the run is kept, so that a server that was killed goes on with it
             when it is started again; None: in memory only.
+        past_bytes: limit of what is kept of rounds that are over, for parties that come back from
+            an older backup; None: 4 GiB in a `state_dir`, else 256 MiB of memory.
     """
 
     parties: tuple[str, ...]
@@ -62,6 +67,7 @@ class ServerConfig:
     once: bool = False
     log_dir: str | None = None
     state_dir: str | None = None
+    past_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Checks all values.
@@ -94,6 +100,8 @@ class ServerConfig:
                 f"`max_gather_bytes` must be less than {_MAX_RECORDED_BYTES} with a `state_dir`. "
                 f"Received: max_gather_bytes={self.max_gather_bytes}"
             )
+        if self.past_bytes is not None and self.past_bytes < 0:
+            raise ConfigError(f"`past_bytes` must be >= 0. Received: past_bytes={self.past_bytes}")
         for name in (
             "max_model_bytes",
             "max_gather_bytes",
@@ -132,4 +140,11 @@ def terms_of(config: ServerConfig) -> Terms:
         config.max_model_bytes,
         config.lost_after_s,
         config.max_gather_bytes,
+        _past_bytes(config),
     )
+
+
+def _past_bytes(config: ServerConfig) -> int:
+    if config.past_bytes is not None:
+        return config.past_bytes
+    return _PAST_BYTES if config.state_dir is None else _PAST_BYTES_ON_DISK

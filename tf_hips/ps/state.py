@@ -11,6 +11,7 @@ Not thread-safe: the session's lock guards it.
 import contextlib
 import itertools
 import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,12 +42,28 @@ class State:
         self.gathers = Gathers(len(terms.parties), terms.max_gather_bytes)
         self.store: Store | None = None
         self.recorder = recorder
-        self._changed = changed
+        self.changed = changed
 
     def start(self) -> None:
         """All children have joined."""
         self.members.is_started = True
-        self.recorder.add(Kind.JOINED, children=self._joined())
+        self.members.session = uuid.uuid4().hex[:16]
+        self.recorder.add(Kind.JOINED, children=self._joined(), session=self.members.session)
+
+    def take_back(self, position: int, process: str) -> None:
+        """Another process of a child goes on where the one before it has ended."""
+        child = self.members.children[position]
+        child.process = process
+        child.num_returns += 1
+        if self.store is None:
+            child.model = None  # it tells it again
+        self.recorder.add(Kind.RETURNED, child=position, process=process)
+
+    def note_backup(self, position: int, number: int, gather: int) -> None:
+        """A child can come back to round `number` and gather `gather` from now on."""
+        self.members.children[position].backup = number, gather
+        self.recorder.add(Kind.BACKED_UP, child=position, round=number, number=gather)
+        self.forget_past()
 
     def agree(self, position: int, model: Model, first_round: int) -> None:
         """Takes a child's model; with the last one's there is a store."""
@@ -56,6 +73,7 @@ class State:
         child.model, child.first_round = model, first_round
         self.recorder.add(Kind.MODEL, child=position, shapes=model.shapes, round=first_round)
         if not self.members.without_model():
+            self.gathers.end_prologue()
             self.store = Store(
                 model,
                 self.members.terms.parties,
@@ -63,8 +81,9 @@ class State:
                 compressors.parse(child.downlink),
                 child.seed,
                 first_round=first_round,
-                changed=self._changed,
+                changed=self.changed,
                 recorder=self.recorder,
+                past=self.recorder.make_past(self.members.terms.past_bytes),
             )
 
     def begin_round(self, store: Store, number: int) -> bool:
@@ -72,8 +91,18 @@ class State:
         if not store.begin(number):
             return False
         self.recorder.add(Kind.ROUND, round=number)
-        self._forget_weights(store, number)
         return True
+
+    def archive(self) -> None:
+        """Moves rounds that are over into the past; the lock need not be held."""
+        store = self.store
+        if store is None:
+            return
+        store.archive()
+        with self.changed:
+            # Who begins with the first weights does all rounds again.
+            if self.weights.held and store.oldest > store.first_round:
+                self.weights.forget()
 
     def apply(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
         """Does what a record says.
@@ -86,6 +115,8 @@ class State:
                 for position, child in enumerate(fields["children"]):
                     self.members.children[position] = Child(**child)
                 self.members.is_started = True
+                self.members.session = fields["session"]
+                self.gathers.prologue = fields.get("prologue", 0)
             case Kind.MODEL:
                 model = Model.from_json(fields["shapes"])
                 self.agree(fields["child"], model, fields["round"])
@@ -99,6 +130,10 @@ class State:
                 )
             case Kind.LEFT:
                 self.members.children[fields["child"]].has_left = True
+            case Kind.RETURNED:
+                self.take_back(fields["child"], fields["process"])
+            case Kind.BACKED_UP:
+                self.note_backup(fields["child"], fields["round"], fields["number"])
             case _:
                 self._apply_to_rounds(kind, fields, data)
 
@@ -111,12 +146,22 @@ class State:
         if store is None:
             raise ValueError("A snapshot needs a round.")
         children = self.members.children
-        small: list[Entry] = [(Kind.JOINED, {"children": self._joined()}, b"")]
+        joined = {
+            "children": self._joined(),
+            "session": self.members.session,
+            "prologue": self.gathers.prologue,
+        }
+        small: list[Entry] = [(Kind.JOINED, joined, b"")]
         for position, child in sorted(children.items()):
             fields = {"shapes": store.model.shapes, "round": child.first_round}
             small.append((Kind.MODEL, {"child": position, **fields}, b""))
             if child.has_left:
                 small.append((Kind.LEFT, {"child": position}, b""))
+            if child.backup is not None:
+                number, gather = child.backup
+                backup = {"child": position, "round": number, "number": gather}
+                small.append((Kind.BACKED_UP, backup, b""))
+        small += self._first_weights()
         small += [
             (Kind.GATHERED, {"child": child, "number": number, "label": label}, payload)
             for child, number, label, payload in self.gathers.kept()
@@ -142,7 +187,7 @@ class State:
         match kind:
             case Kind.ROUND:
                 store.begin(fields["round"])
-                self._forget_weights(store, fields["round"])
+                self.archive()
             case Kind.PACKET:
                 # A sum that is refused now was refused then, and its packets with it.
                 with contextlib.suppress(NonFiniteError):
@@ -156,11 +201,21 @@ class State:
             case _:
                 raise ValueError(f"its kind is {kind!r}")
 
-    def _forget_weights(self, store: Store, number: int) -> None:
-        if number > store.first_round and self.weights.held:
-            self.weights.forget()  # all have merged a round, so all have the weights
+    def _first_weights(self) -> Iterator[Entry]:
+        weights = self.weights
+        if weights.held:
+            yield Kind.DESCRIBED, {"kinds": weights.kinds, "bytes": weights.num_bytes}, b""
+            for position, piece in weights.pieces():
+                yield Kind.WEIGHTS, {"position": position}, piece
+
+    def forget_past(self) -> None:
+        """Forgets rounds and gathers that nobody can come back to."""
+        number, gather = self.members.needed()
+        self.gathers.need(gather)
+        if self.store is not None:
+            self.store.past.need(number)
 
     def _joined(self) -> list[dict[str, Any]]:
-        names = ("process", "workers", "compression", "downlink", "seed")
+        names = ("process", "workers", "compression", "downlink", "seed", "num_returns")
         children = self.members.children
         return [{name: getattr(children[one], name) for name in names} for one in sorted(children)]

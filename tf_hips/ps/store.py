@@ -9,8 +9,8 @@ seen when the packets that it was made of are durable.
     child 2 --packet--+
 
 A chunk is merged as soon as all children have delivered it, whatever the other chunks do. The
-result is kept while a child may still need it: round r is dropped when round r + 2 begins, because
-every child has then finished r.
+result is kept while a child may still need it: when round r + 2 begins, every child has finished r,
+and its results go to the past (`past`), for children that come back.
 
 Invariants:
 - (round, child, chunk) counts once. What was delivered before is taken for the same packet and
@@ -34,6 +34,7 @@ from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
+from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.rule import RuleFactory, Sum
 from tf_hips.ps.wire import Buffer
@@ -72,6 +73,7 @@ class Store:
         rule: RuleFactory = Sum,
         changed: threading.Condition | None = None,
         recorder: Recorder | None = None,
+        past: Past | None = None,
     ) -> None:
         """A store with all residuals zero.
 
@@ -88,6 +90,7 @@ class Store:
             changed: notified, with its lock held, whenever a result or a refusal is new; its lock
                 is the store's.
             recorder: is told each packet that is taken.
+            past: keeps the results of rounds that are over; None keeps none.
         """
         self.model = model
         self.first_round = first_round
@@ -99,6 +102,8 @@ class Store:
         self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
         self.changed = changed if changed is not None else threading.Condition()
         self._recorder = recorder if recorder is not None else Recorder()
+        self.past = past if past is not None else Past(0)
+        self._archiving = threading.Lock()
         self._rounds = {first_round: self._new_round(first_round)}
         self._is_held = False
         self._waiting: list[tuple[_Round, int, dict[int, Packet]]] = []  # complete, not merged
@@ -125,12 +130,12 @@ class Store:
                 merged yet.
         """
         with self.changed:
-            if number in self._rounds:
+            if number in self._rounds or self.past.has(number):
                 return False
             newest = max(self._rounds)
             if number != newest + 1:
                 raise ProtocolError(
-                    f"The round must be one of {min(self._rounds)} to {newest + 1}. "
+                    f"The round must be one of {self.oldest} to {newest + 1}. "
                     f"Received: round {number}"
                 )
             if self._rounds[newest].num_merged < len(self.model.chunks):
@@ -139,8 +144,47 @@ class Store:
                     f"{self._rounds[newest].num_merged} of {len(self.model.chunks)} chunks are."
                 )
             self._rounds[number] = self._new_round(number)
-            self._rounds.pop(number - KEPT_ROUNDS, None)
             return True
+
+    def archive(self) -> None:
+        """Moves rounds that all children have finished into the past, where they are read from.
+
+        Writing takes a while, so the lock is free meanwhile.
+        """
+        with self._archiving:
+            with self.changed:
+                newest = max(self._rounds)
+                over = [one for one in sorted(self._rounds) if one <= newest - KEPT_ROUNDS]
+                finished = [(one, self._ordered(self._rounds[one])) for one in over]
+            for number, results in finished:
+                self.past.append(number, results)
+                with self.changed:
+                    self._rounds.pop(number, None)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest round whose results are kept."""
+        with self.changed:
+            older = self.past.oldest
+            return min(self._rounds) if older is None else min(older, *self._rounds)
+
+    def is_past(self, number: int) -> bool:
+        """Whether round `number` is over for all, and nothing of it is taken in any more."""
+        with self.changed:
+            return number not in self._rounds and self.past.has(number)
+
+    def past_results(self, number: int) -> list[tuple[int, Packet]]:
+        """The results of a round that is over: pairs of chunk number and packet.
+
+        Raises:
+            ProtocolError: they are no longer kept.
+        """
+        try:
+            return list(self.past.results(number))
+        except (KeyError, OSError) as error:
+            raise ProtocolError(
+                f"Rounds {self.oldest} to {self.round} are kept. Received: round {number}"
+            ) from error
 
     def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
         """Takes packets of `child` for round `number`: pairs of chunk number and packet.
@@ -167,6 +211,8 @@ class Store:
         for chunk, data in packets:
             packet = np.frombuffer(data, np.uint8)
             with self.changed:
+                if self.is_past(number):
+                    return num_new  # all of it was delivered before
                 current = self._get(number)
                 if chunk in current.delivered[child]:
                     continue
@@ -212,6 +258,8 @@ class Store:
     def refusals(self, number: int) -> list[str]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""
         with self.changed:
+            if self.is_past(number):
+                return []
             durable = self._recorder.durable
             refusals = self._get(number).refusals
             return [text for position, text in refusals if position <= durable]
@@ -219,11 +267,13 @@ class Store:
     def has_refused(self, number: int) -> bool:
         """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""
         with self.changed:
-            return bool(self._get(number).refusals)
+            return not self.is_past(number) and bool(self._get(number).refusals)
 
     def delivered(self, number: int, child: int) -> frozenset[int]:
         """The chunks that `child` has delivered in round `number`."""
         with self.changed:
+            if self.is_past(number):
+                return frozenset(range(len(self.model.chunks)))
             return frozenset(self._get(number).delivered[child])
 
     def progress(self, child: int) -> tuple[int, int]:
@@ -250,6 +300,8 @@ class Store:
     def is_merged(self, number: int) -> bool:
         """Whether all chunks of round `number` are merged and may be told."""
         with self.changed:
+            if self.is_past(number):
+                return True
             current = self._get(number)
             if current.num_merged < len(self.model.chunks):
                 return False
@@ -260,6 +312,8 @@ class Store:
     def missing(self, number: int) -> dict[str, int]:
         """Children that owe chunks of round `number`, by name, with how many have come."""
         with self.changed:
+            if self.is_past(number):
+                return {}
             counts = zip(self._sites, self._get(number).delivered, strict=True)
             return {site: len(got) for site, got in counts if len(got) < len(self.model.chunks)}
 
@@ -304,6 +358,7 @@ class Store:
                 before = self._rounds[number - 1] = self._new_round(number - 1)
                 everything = range(len(self.model.chunks))
                 before.delivered = [set(everything) for _ in self._sites]
+        self.past.restore(number - 1, len(self.model.chunks))
 
     def restore_result(self, number: int, chunk: int, packet: Buffer) -> None:
         """Gives a chunk of a merged round its result."""
@@ -322,6 +377,10 @@ class Store:
 
     def _new_round(self, number: int) -> _Round:
         return _Round(number, len(self.model.chunks), len(self._sites))
+
+    def _ordered(self, finished: _Round) -> list[tuple[int, Packet]]:
+        results = [(chunk, finished.results[chunk]) for chunk in finished.order]
+        return [(chunk, packet) for chunk, packet in results if packet is not None]
 
     def _get(self, number: int) -> _Round:
         if number not in self._rounds:

@@ -128,6 +128,7 @@ class HierarchicalPS(PartyStrategy):
         self._is_closed = False
         self._bytes = (0, 0)
         self._num_gathers = 0
+        self._is_resumed = False  # this process has taken over where its backup was made
         self._gathered_bytes = 0
         super().__init__(nonfinite, config)
         self._exact = ExactReduction(self._gather_bytes, self._failures)
@@ -160,7 +161,10 @@ class HierarchicalPS(PartyStrategy):
                 error = self._failures.first or error
             if reason is None and error is not None:
                 reason = f"{type(error).__name__}: {error}"
-            self._client.leave(reason)
+            if reason is not None and self._run.comes_back:
+                self._client.close()
+            else:
+                self._client.leave(reason)
             sent, received = self._read_bytes()
             self.write_event(
                 "left",
@@ -185,7 +189,9 @@ class HierarchicalPS(PartyStrategy):
         if uplink is None:
             raise ProtocolError("A party joins a server only with an uplink in its configuration.")
         began = time.monotonic()
-        client = Client(uplink, self._run.run, primitives.size())
+        client = Client(
+            uplink, self._run.run, primitives.size(), must_be_back=self._run.attempt > 0
+        )
         try:
             welcome = client.join(self._up.text, self._down.text, self._run.seed)
         except BaseException:
@@ -226,7 +232,7 @@ class HierarchicalPS(PartyStrategy):
             )
 
     def _note_failure(self, error: BaseException) -> None:
-        if self._client is not None and not self._is_closed:
+        if self._client is not None and not self._is_closed and not self._run.comes_back:
             self._client.failed(f"{type(error).__name__}: {error}")
 
     def _over_parties(
@@ -261,6 +267,8 @@ class HierarchicalPS(PartyStrategy):
         return payloads
 
     def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
+        if self._is_resumed:
+            return values  # they are about to be replaced by those of the backup
         client = self._connected()
         began = time.monotonic()
         synced = client.first_sync(values)
@@ -273,6 +281,28 @@ class HierarchicalPS(PartyStrategy):
             seconds=time.monotonic() - began,
         )
         return synced
+
+    def _place(self) -> dict[str, Any] | None:
+        if self._welcome is None or not self._sums:
+            return None
+        [made] = self._sums.values()
+        round_number = int(made.step.numpy())
+        session = self._welcome.session
+        return {"session": session, "round": round_number, "gathers": self._num_gathers}
+
+    def _note_place(self, place: dict[str, Any]) -> None:
+        self._connected().backed_up(place["round"], place["gathers"])
+        self.write_event("backed_up", **place)
+
+    def _can_come_back(self, place: dict[str, Any] | None) -> bool:
+        welcome = self._welcome
+        is_own = welcome is not None and place is not None and place["session"] == welcome.session
+        return welcome is not None and welcome.is_back and is_own
+
+    def _come_back(self, place: dict[str, Any]) -> None:
+        self._num_gathers = int(place["gathers"])
+        self._is_resumed = True
+        self.write_event("came_back", **place)
 
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
         local = self._in_party.summing(

@@ -182,6 +182,23 @@ class PartyStrategy(tf.distribute.Strategy):
         """What else decides about sums: JSON values by name, compared where state is restored."""
         return {}
 
+    def _place(self) -> dict[str, Any] | None:
+        """Where this run is, as JSON values: what a backup needs so that `_come_back` may follow.
+
+        None where no server waits for a party that was killed.
+        """
+        return None
+
+    def _note_place(self, place: dict[str, Any]) -> None:
+        """Called on rank 0 when a backup of `place` is whole."""
+
+    def _can_come_back(self, place: dict[str, Any] | None) -> bool:
+        """Whether the run that goes on without this process is the one that `place` is of."""
+        return False
+
+    def _come_back(self, place: dict[str, Any]) -> None:
+        """Takes part in the run again, from `place` on; called on all ranks."""
+
     def _counts_steps(self) -> bool:
         """Whether steps are numbered here, not by a server."""
         return True
