@@ -104,7 +104,9 @@ def test_the_welcome_says_what_the_run_is(certificates: Certificates) -> None:
         assert (welcome.compression, welcome.downlink) == (text, "fp32")
         assert (welcome.seed, welcome.round) == (7, 0)
         train_all((a, b), 0, 2)
-        assert a.client.join(text, "fp32", 7).round == 2
+        again = a.client.join(text, "fp32", 7)
+        assert (again.round, again.newest, again.is_back) == (0, 2, False)
+        assert again.session == welcome.session != ""
 
 
 def test_first_sync_gives_all_the_weights_of_child_0(certificates: Certificates) -> None:
