@@ -6,12 +6,15 @@ lacks is sent again: the server drops what it has had, so a round counts once ho
 bytes travel.
 
 A client waits for the others at least as long as the server does, so it is the server that gives up
-first and says whom it has waited for. The first synchronisation may take as long as bytes move.
+first and says whom it has waited for. Rounds and the first synchronisation may take as long as
+bytes move: a deadline is one for the time in which nothing does, so it need not know how fast a
+link is.
 
 A client is used by one thread at a time; `leave` and `close` may come from another one and end the
 call in progress.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -239,11 +242,6 @@ class Client:
         kinds = [kind_of(value.dtype, shape) for value, shape in zip(arrays, shapes, strict=True)]
         request = wire.to_json(kinds=kinds, bytes=total)
 
-        def moving(messages: Iterable[bytes], patience: Patience) -> Iterator[bytes]:
-            for message in messages:
-                patience.renew()
-                yield message
-
         fetches = welcome.child != 0
 
         def upload(attempt: int, patience: Patience) -> None:
@@ -254,7 +252,7 @@ class Client:
             if fetches:
                 return  # the process before this one has sent them
             call = self._link.stub("stream_unary", "Upload", patience.left_s).future(  # type: ignore[attr-defined]
-                self._link.metered(moving(cut_weights(arrays, held), patience)),
+                self._link.metered(_moving(cut_weights(arrays, held), patience)),
                 metadata=self._link.metadata(held, attempt),
             )
             with patience.bounding(call):
@@ -323,17 +321,19 @@ class Client:
         def attempt(number: int, patience: Patience) -> None:
             number += first
             call = _Exchange(views, resumes=number > 0)
-            timeout_s = patience.left_s
-            stream = self._link.stub("stream_stream", "Exchange", timeout_s)(
-                self._link.metered(call.messages()),
-                timeout=timeout_s,
+            stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
+                self._link.metered(_moving(call.messages(), patience)),
                 metadata=(*self._link.metadata(round, number), *_held(have)),
             )
-            try:
+            with contextlib.ExitStack() as stack:
+                stack.callback(stream.cancel)
+                stack.callback(call.resume, ())
+                stack.enter_context(patience.bounding(stream))
                 if number > 0:
                     call.resume(_read_held(stream.initial_metadata(), len(up)))
                 assembler = wire.Assembler(down)
                 for message in stream:
+                    patience.renew()
                     for chunk, packet in assembler.feed(message):
                         if len(packet) != down[chunk]:
                             raise ProtocolError(
@@ -343,9 +343,6 @@ class Client:
                         targets[chunk][:] = packet
                         have.add(chunk)
                 assembler.finish()
-            finally:
-                call.resume(())
-                stream.cancel()
             if len(have) != len(down):
                 raise ProtocolError(
                     f"Round {round} has {len(down)} chunks. The server ended it after {len(have)}."
@@ -482,6 +479,12 @@ class _Exchange:
         yield from wire.bundle(
             (chunk, packet) for chunk, packet in enumerate(self._packets) if chunk not in self._held
         )
+
+
+def _moving(messages: Iterable[bytes], patience: Patience) -> Iterator[bytes]:
+    for message in messages:
+        patience.renew()
+        yield message
 
 
 def _cut(packets: _Packets, lengths: Sequence[int]) -> list[memoryview]:

@@ -484,6 +484,8 @@ class Server:
                 caller, store, call.number, after, reader.has_failed, refused
             )
             reader.check()
+            if not news:
+                yield b""  # others are sending: the child waits on
             for message in wire.bundle(
                 (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
             ):

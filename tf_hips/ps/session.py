@@ -23,6 +23,7 @@ Invariant: a call that is refused changes nothing, so the children that behave c
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -41,6 +42,8 @@ from tf_hips.ps.waiting import Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
 MAX_ROUND = 1 << 31
+# Seconds after which a child that waits is told that others are still sending.
+TELLS_AFTER_S = 10.0
 
 
 class Session:
@@ -59,6 +62,7 @@ class Session:
         sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self._told: set[int] = set()
+        self._moved = 0  # bytes of rounds; approximately, for it is not locked
         self._comeback = Comeback(self._state, self._presence, self._waiting, self._joined)
         self.back_up = self._comeback.back_up
 
@@ -331,6 +335,9 @@ class Session:
     ) -> tuple[int, list[tuple[int, Packet]]]:
         """Waits for more than `after` merged chunks, and returns them as the store does.
 
+        While bytes of rounds come in, it waits as long as it takes, and returns now and then with
+        nothing, so that its caller can say so to the child.
+
         Args:
             caller: the call.
             store: the store of the run.
@@ -347,8 +354,11 @@ class Session:
             results = store.past_results(number)
             return len(results), results[after:]
         with self.changed:
+            moved, tells = self._moved, time.monotonic() + TELLS_AFTER_S
 
             def is_ready() -> bool:
+                if self._moved != moved and time.monotonic() > tells:
+                    return True
                 if stop() or len(store.refusals(number)) > refused:
                     return True
                 if store.results(number, after)[0] > after or store.is_merged(number):
@@ -375,12 +385,17 @@ class Session:
                         )
                     ),
                     needs,
+                    lambda: self._moved,
                 ),
             )
             news = store.refusals(number)[refused:]
             if news and not stop():
                 raise NonFiniteError(news[0])
             return store.results(number, after)
+
+    def note_moved(self, num_bytes: int) -> None:
+        """Notes that bytes of a round have come in; the next `Store.add` wakes who waits."""
+        self._moved += num_bytes
 
     def begin_gather(self, caller: Caller, number: int) -> Upload:
         """What takes in the caller's payload for gather `number`.

@@ -55,6 +55,7 @@ class Reader(threading.Thread):
             for message in self._messages:
                 self.received_bytes += len(message)
                 self._traffic.received(self._caller.child, len(message))
+                self._session.note_moved(len(message))
                 self._store.add(self._number, self._caller.child, assembler.feed(message))
             assembler.finish()
             self._check_complete()
