@@ -337,6 +337,32 @@ def wait_for(path: Path) -> str:
 
 
 @pytest.mark.heavy
+def test_a_budget_is_chosen_when_the_model_is_known(certificates: Certificates) -> None:
+    text = "budget(wan_mbps=0.002, max_sync_s=2)"  # 500 bytes, up and down
+    chosen = compressors.parse(text).for_sizes([72, 8, 720, 10])
+    assert chosen.codec.name == "onebit"
+    assert chosen.has_residual
+    with serving(certificates, compression=text) as server:
+        a, b = (Party(server.address, site, certificates.party(site)) for site in SITES)
+        for member in (a, b):
+            member.said = text
+        together(a.join, b.join)
+        assert a.client._welcome is not None
+        assert a.client._welcome.downlink == text
+        assert train_all((a, b), 0, 1) == expected_rounds(2)
+        assert server._session.describe()["compression"] == chosen.text
+        for member in (a, b):
+            member.client.leave()
+    with serving(certificates) as server:
+        a, b = (Party(server.address, site, certificates.party(site)) for site in SITES)
+        for member in (a, b):
+            member.said = "budget(wan_mbps=0.001, max_sync_s=0.001)"
+        with pytest.raises(ProtocolError, match="The model is too large: a budget must have room"):
+            together(a.join, b.join)
+        for member in (a, b):
+            member.client.close()
+
+
 def test_a_run_that_nobody_calls_is_given_up(certificates: Certificates) -> None:
     with serving(certificates, once=True, idle_timeout_s=0.2) as server:
         with parties(server, certificates) as members:

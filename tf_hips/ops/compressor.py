@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tf_hips.ops import growth, jit, low_rank, native, stages
 from tf_hips.ops.registry import Parameter
@@ -21,6 +21,9 @@ CHUNK = 1 << 20
 
 ERROR_FEEDBACK = "error_feedback"
 WRAPPERS = (ERROR_FEEDBACK, WARMUP)
+
+SPECIAL: "dict[str, tuple[Callable[..., Compressor], tuple[Parameter, ...]]]" = {}
+"""Names that stand for no codec of their own: what makes them, and what they take."""
 
 _MAX_TEXT = 320
 _MAX_FILE_TEXT = 4096
@@ -60,6 +63,11 @@ class Compressor:
     inner: "Compressor | None" = None
 
     def __post_init__(self) -> None:
+        if self.inner is not None and self.inner.is_budget:
+            raise ValueError(
+                f"`{self.name}` must wrap a compressor; a budget chooses with error feedback or "
+                f"without. Received: {self.inner.text}"
+            )
         if self.name == ERROR_FEEDBACK:
             self._check_error_feedback()
             return
@@ -117,6 +125,19 @@ class Compressor:
                     f"`{name}` must be at least {least} under error feedback, else residuals "
                     f"grow without bound. Received: {inner.text}"
                 )
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether it is chosen when the model is known; see `for_sizes`."""
+        return False
+
+    def for_sizes(self, sizes: Sequence[int]) -> "Compressor":
+        """What encodes the gradients of a model; never a budget.
+
+        Args:
+            sizes: elements of each gradient.
+        """
+        return self
 
     @property
     def is_warmup(self) -> bool:
@@ -356,7 +377,11 @@ def parse(text: str, files: bool = False) -> Compressor:
         return _made(WARMUP, params, inner)
     if file is not None:
         name = jit.load(name).name
-    known = {p.name: p for p in jit.algorithm(name, also=WRAPPERS).parameters}
+    if name in SPECIAL:
+        make, parameters = SPECIAL[name]
+        values = _values(name, {p.name: p for p in parameters}, arguments, text)
+        return make(params=tuple(values.items()))
+    known = {p.name: p for p in jit.algorithm(name, also=(*WRAPPERS, *SPECIAL)).parameters}
     return _made(name, _values(name, known, arguments, text))
 
 

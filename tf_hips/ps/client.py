@@ -199,7 +199,7 @@ class Client:
         request = wire.to_json(shapes=model.shapes, round=first_round)
         self._link.control("AgreeModel", request, self._wait_s)
         self._agreed = _Agreed(
-            model, compressors.parse(welcome.compression), compressors.parse(welcome.downlink)
+            model, model.compressor(welcome.compression), model.compressor(welcome.downlink)
         )
 
     def backed_up(self, round: int, gather: int) -> None:

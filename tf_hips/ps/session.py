@@ -179,8 +179,8 @@ class Session:
                 "tensors": len(store.model.shapes) if store is not None else 0,
                 "parameters": store.model.dense_bytes // 4 if store is not None else 0,
                 "chunks": len(store.model.chunks) if store is not None else 0,
-                "compression": first.compression if first is not None else None,
-                "downlink": first.downlink if first is not None else None,
+                "compression": store.uplink_text if store else first and first.compression,
+                "downlink": store.downlink_text if store else first and first.downlink,
                 "children": children,
             }
         # Outside of the lock: it reads much.

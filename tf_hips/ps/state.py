@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_hips.errors import NonFiniteError
-from tf_hips.ops import compressor as compressors
 from tf_hips.ps.gather import Gathers
 from tf_hips.ps.members import Child, Members, Terms
 from tf_hips.ps.model import Model
@@ -77,8 +76,8 @@ class State:
             self.store = Store(
                 model,
                 self.members.terms.parties,
-                compressors.parse(child.compression),
-                compressors.parse(child.downlink),
+                model.compressor(child.compression),
+                model.compressor(child.downlink),
                 child.seed,
                 first_round=first_round,
                 changed=self.changed,

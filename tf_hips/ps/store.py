@@ -110,6 +110,16 @@ class Store:
         self._scratch = threading.local()
 
     @property
+    def uplink_text(self) -> str:
+        """What the children's packets are encoded with."""
+        return self._uplink.text
+
+    @property
+    def downlink_text(self) -> str:
+        """What results are encoded with."""
+        return self._downlink.text
+
+    @property
     def round(self) -> int:
         """The newest round that any child has begun."""
         with self.changed:

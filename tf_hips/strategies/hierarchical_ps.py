@@ -33,7 +33,7 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.plan import Plan
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import (
     Compressor,
@@ -317,6 +317,7 @@ class HierarchicalPS(PartyStrategy):
         if self._welcome is None:
             return local
         site = self._run.uplink.site if self._run.uplink else ""
+        up, down = self._for_model(gradients)
         uplink = make_uplink(
             Way(
                 self._exchange,
@@ -324,8 +325,8 @@ class HierarchicalPS(PartyStrategy):
                 derive_seed(self._run.seed, f"party/{site}"),
                 self._failures,
             ),
-            self._up,
-            self._down,
+            up,
+            down,
             [gradient.num_elements for gradient in gradients],
             label,
             self._make_variable,
@@ -336,6 +337,17 @@ class HierarchicalPS(PartyStrategy):
 
         # Encoding for the server hides what is not finite, so it is looked for before.
         return Summing(reduce, only_float32=True, first_step=self._welcome.round)
+
+    def _for_model(self, gradients: Sequence[Gradient]) -> tuple[Compressor, Compressor]:
+        """How gradients go up and come down, now that they are known."""
+        sizes = [gradient.num_elements for gradient in gradients]
+        try:
+            up, down = (one.for_sizes(sizes) for one in (self._up, self._down))
+        except ValueError as error:
+            raise ConfigError(f"`compression` must fit the model: {error}") from error
+        if self._up.is_budget and primitives.rank() == 0:
+            log.info("For %s, gradients are encoded by %s.", self._up.text, up.text)
+        return up, down
 
     def _begin_sum(self, made: GradientSum) -> None:
         if self._welcome is None:
