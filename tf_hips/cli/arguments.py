@@ -126,6 +126,16 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def rule(text: str) -> str:
+    """The text of an update rule; returns its canonical text."""
+    from tf_hips.ps import rules
+
+    try:
+        return rules.parse(text).text
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def add_identity(parser: argparse.ArgumentParser, owner: str) -> None:
     """Adds `--authority`, `--certificate`, `--key` and `--insecure` of `owner`."""
     parser.add_argument(

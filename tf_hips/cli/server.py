@@ -47,6 +47,13 @@ def add(commands: Any) -> None:
         help="the only compression of the way down, or `same` (default: the first party's)",
     )
     parser.add_argument(
+        "--rule",
+        type=arguments.rule,
+        metavar="TEXT",
+        help="the only update rule taken, as momentum(learning_rate=0.1) (default: the first "
+        "party's, else sum)",
+    )
+    parser.add_argument(
         "--max-model-mb", type=arguments.count, metavar="N", help="limit of a model in MiB"
     )
     parser.add_argument(
@@ -121,6 +128,7 @@ def run(options: argparse.Namespace) -> int:
         bind=options.bind,
         compression=options.compression,
         downlink=options.downlink,
+        rule=options.rule,
         tls=tls,
         revoked=options.revoked,
         metrics=options.metrics,

@@ -87,7 +87,9 @@ def _show(told: dict[str, Any]) -> None:
         console.print(f"ended: {printable(told['ended'])}")
     if told["tensors"]:
         console.print(f"model: {told['parameters']:,} parameters in {told['tensors']} tensors")
-        console.print(f"up: {told['compression']}; down: {told['downlink']}", end="")
+        console.print(
+            f"rule: {told['rule']}; up: {told['compression']}; down: {told['downlink']}", end=""
+        )
         console.print(f", which has missed {told['residual_rms']:.3g} (rms) so far")
     per_round = told["round_s"] / told["rounds"] if told["rounds"] else 0.0
     console.print(

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_hips.ops import growth, jit, low_rank, native, stages
+from tf_hips.ops import call_text, growth, jit, low_rank, native, stages
 from tf_hips.ops.registry import Parameter
 from tf_hips.ops.stages import WARMUP
 
@@ -30,7 +30,6 @@ _MAX_FILE_TEXT = 4096
 _CALL = re.compile(r"\s*([A-Za-z_]\w*(?:@[0-9a-f]{16})?)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL)
 # A path holds no parentheses here; `tf_hips.load` takes any.
 _FILE_CALL = re.compile(r"\s*([^()]*\S\.(?:pse|so))\s*(?:\((.*)\)\s*)?", re.DOTALL)
-_ARGUMENT = re.compile(r"\s*(?:([A-Za-z_]\w*)\s*=)?\s*([^\s=]+)\s*", re.ASCII)
 
 
 def chunk_sizes(n: int) -> list[int]:
@@ -373,16 +372,16 @@ def parse(text: str, files: bool = False) -> Compressor:
                 f"'warmup(onebit, steps=400)'. Received: {text!r}"
             )
         inner = parse(wrapped, files)
-        params = _values(WARMUP, {p.name: p for p in stages.PARAMETERS}, arguments, text)
+        params = call_text.values(WARMUP, {p.name: p for p in stages.PARAMETERS}, arguments, text)
         return _made(WARMUP, params, inner)
     if file is not None:
         name = jit.load(name).name
     if name in SPECIAL:
         make, parameters = SPECIAL[name]
-        values = _values(name, {p.name: p for p in parameters}, arguments, text)
+        values = call_text.values(name, {p.name: p for p in parameters}, arguments, text)
         return make(params=tuple(values.items()))
     known = {p.name: p for p in jit.algorithm(name, also=(*WRAPPERS, *SPECIAL)).parameters}
-    return _made(name, _values(name, known, arguments, text))
+    return _made(name, call_text.values(name, known, arguments, text))
 
 
 def _wrapped(arguments: str) -> tuple[str, str]:
@@ -393,36 +392,13 @@ def _wrapped(arguments: str) -> tuple[str, str]:
     head, tail = arguments, ""
     while "," in head:
         before, _, last = head.rpartition(",")
-        match = _ARGUMENT.fullmatch(last)
+        match = call_text.ARGUMENT.fullmatch(last)
         if match is None or "(" in last or ")" in last:
             break
         if match.group(1) is None and not match.group(2).replace(".", "").isdigit():
             break
         head, tail = before, f"{last},{tail}" if tail else last
     return head.strip(), tail.strip()
-
-
-def _values(
-    name: str, known: Mapping[str, Parameter], arguments: str, text: str
-) -> dict[str, int | float]:
-    """The values of a compressor's parameters, by name."""
-    values: dict[str, int | float] = {}
-    for position, argument in enumerate(arguments.split(",") if arguments else []):
-        match = _ARGUMENT.fullmatch(argument)
-        key = match.group(1) if match is not None else None
-        if key is None:
-            if position >= len(known):
-                raise ValueError(f"`{name}` takes {len(known)} arguments. Received: {text!r}")
-            key = list(known)[position]
-        if key in values:
-            raise ValueError(f"`{key}` must be given once. Received: {text!r}")
-        value = _parse_value(argument, match.group(2) if match else "", text)
-        if isinstance(value, str):
-            if key not in known or not known[key].words:
-                raise _bad_argument(argument, text)
-            value = known[key].number(value)
-        values[key] = value
-    return values
 
 
 def _made(
@@ -432,21 +408,3 @@ def _made(
         return Compressor(name, params=tuple(values.items()), inner=inner)
     except TypeError as error:
         raise ValueError(str(error)) from error
-
-
-def _parse_value(argument: str, value: str, text: str) -> int | float | str:
-    """The value of an argument: a number, or else a word."""
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    if value.isidentifier():
-        return value
-    raise _bad_argument(argument, text)
-
-
-def _bad_argument(argument: str, text: str) -> ValueError:
-    return ValueError(
-        f"an argument must read like 'bitwidth=2'. Received: {argument.strip()!r} in {text!r}"
-    )

@@ -57,6 +57,7 @@ class Welcome:
         compression: canonical text of the compressor of the way up.
         downlink: canonical text of the compressor of the way down.
         seed: seed of the run.
+        rule: canonical text of the server's update rule.
         round: the first round of this party, if it has told it before; else 0.
         newest: the newest round.
         session: what tells this run from others of its name.
@@ -69,6 +70,7 @@ class Welcome:
     compression: str
     downlink: str
     seed: int
+    rule: str
     round: int
     newest: int
     session: str
@@ -121,13 +123,14 @@ class Client:
         self._welcome: Welcome | None = None
         self._agreed: _Agreed | None = None
 
-    def join(self, compression: str, downlink: str, seed: int) -> Welcome:
+    def join(self, compression: str, downlink: str, seed: int, rule: str | None = None) -> Welcome:
         """Joins the run and waits for all other parties. A client that fails to is closed.
 
         Args:
             compression: text of the compressor of the way up, such as `error_feedback(onebit)`.
             downlink: text of the compressor of the way down, or `same`.
             seed: seed of the run, equal at all parties.
+            rule: text of the update rule, such as `fedavg`; None: the server's, or `sum`.
 
         Raises:
             ProtocolError: the server or another party wants something else.
@@ -135,12 +138,12 @@ class Client:
                 come.
         """
         try:
-            return self._join(compression, downlink, seed)
+            return self._join(compression, downlink, seed, rule)
         except BaseException:
             self.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise
 
-    def _join(self, compression: str, downlink: str, seed: int) -> Welcome:
+    def _join(self, compression: str, downlink: str, seed: int, rule: str | None) -> Welcome:
         deadline_s = self._uplink.deadline_s
         terms = wire.from_json(
             self._link.control("Terms", b"", deadline_s),
@@ -159,7 +162,11 @@ class Client:
         self._max_gather_bytes = terms["max_gather_bytes"]
         self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
         request = wire.to_json(
-            workers=self._workers, compression=compression, downlink=downlink, seed=seed
+            workers=self._workers,
+            compression=compression,
+            downlink=downlink,
+            seed=seed,
+            rule=rule,
         )
         fields = wire.from_json(
             self._link.control(
@@ -171,6 +178,7 @@ class Client:
             compression=str,
             downlink=str,
             seed=int,
+            rule=str,
             round=int,
             newest=int,
             session=str,
@@ -282,13 +290,15 @@ class Client:
         self._is_synced = True
         return restore_weights(content, [value.dtype for value in arrays], shapes)
 
-    def exchange(self, round: int, packets: _Packets) -> _Packets:
+    def exchange(self, round: int, packets: _Packets, weight: float | None = None) -> _Packets:
         """Sends this party's packets of one round, returns the merged ones.
 
         Args:
             round: the round; the first is that of `agree_model`, each next one is one more.
             packets: uint8 [bytes], all chunk packets of the model, tensors in order; of a warm-up
                 those of the stage of `round`.
+            weight: what this party stands for in a mean, such as its number of samples; None: 1.
+                Only with rules that take a mean.
 
         Returns:
             uint8 [bytes], all chunk packets of the merged gradients, encoded with the downlink's
@@ -304,6 +314,7 @@ class Client:
         welcome = self._joined()
         uplink, downlink = self._agreed.uplink.at(round), self._agreed.downlink.at(round)
         up, down = (self._agreed.model.packet_bytes(one) for one in (uplink, downlink))
+        said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
         packets = np.ascontiguousarray(packets)
         if packets.dtype != np.uint8 or packets.shape != (sum(up),):
             raise ValueError(
@@ -323,7 +334,7 @@ class Client:
             call = _Exchange(views, resumes=number > 0)
             stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
                 self._link.metered(_moving(call.messages(), patience)),
-                metadata=(*self._link.metadata(round, number), *_held(have)),
+                metadata=(*self._link.metadata(round, number), *_held(have), *said),
             )
             with contextlib.ExitStack() as stack:
                 stack.callback(stream.cancel)

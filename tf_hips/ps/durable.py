@@ -169,7 +169,7 @@ class Keeper:
         Raises:
             ConfigError: it cannot be made, or a running server holds it.
         """
-        facts = Facts(run, terms.parties, terms.compression, terms.downlink)
+        facts = Facts(run, terms.parties, terms.compression, terms.downlink, terms.rule)
         self._folder = Folder(base, facts)
         self._base = base
         self._terms = terms

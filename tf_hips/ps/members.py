@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from tf_hips.errors import LibraryError, ProtocolError
 from tf_hips.ops import compressor as compressors
+from tf_hips.ps import rules
 from tf_hips.ps.model import Model, first_difference
 
 SAME = "same"
@@ -28,6 +29,7 @@ class Terms:
     lost_after_s: float = 120.0
     max_gather_bytes: int = 64 << 20
     past_bytes: int = 256 << 20
+    rule: str | None = None
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -66,6 +68,7 @@ class Child:
     compression: str
     downlink: str
     seed: int
+    rule: str = "sum"
     model: Model | None = None
     first_round: int = 0
     has_left: bool = False
@@ -75,7 +78,7 @@ class Child:
 
     def terms(self) -> tuple[object, ...]:
         """What two joins of one child must have in common to be one."""
-        return self.process, self.workers, self.compression, self.downlink, self.seed
+        return self.process, self.workers, self.compression, self.downlink, self.seed, self.rule
 
 
 class Members:
@@ -119,12 +122,18 @@ class Members:
         return [place for place in children if self.children[place].has_left]
 
     def describe(
-        self, process: str, workers: int, compression: str, downlink: str, seed: int
+        self,
+        process: str,
+        workers: int,
+        compression: str,
+        downlink: str,
+        seed: int,
+        rule: str | None = None,
     ) -> Child:
-        """A child on these terms, checked and made canonical.
+        """A child on these terms, checked and made canonical; None: the server's rule, or "sum".
 
         Raises:
-            ProtocolError: a value is out of range, or a compressor is unknown.
+            ProtocolError: a value is out of range, or a compressor or the rule is unknown.
         """
         if not 1 <= workers <= 1 << 20:
             raise ProtocolError(f"`workers` must be from 1 to 2^20. Received: workers={workers}")
@@ -136,7 +145,11 @@ class Members:
         if downlink == SAME:
             downlink = compressors.parse(uplink).for_sums.text
         down = _canonical("downlink", downlink)
-        return Child(process, workers, uplink, down, seed)
+        try:
+            rule = rules.parse(rule if rule is not None else self.terms.rule or "sum").text
+        except ValueError as error:
+            raise ProtocolError(f"`rule` is unknown to the server: {error}") from error
+        return Child(process, workers, uplink, down, seed, rule)
 
     def admit(self, position: int, child: Child) -> Child:
         """Takes in `child`, or finds that it is in already; the one that is in.
@@ -223,7 +236,7 @@ class Members:
 
     def _check_terms(self, position: int, child: Child) -> None:
         here = self.site(position)
-        for what in ("compression", "downlink"):
+        for what in ("compression", "downlink", "rule"):
             fixed = getattr(self.terms, what)
             came = getattr(child, what)
             if fixed is not None and fixed != came:
@@ -232,7 +245,7 @@ class Members:
                     f"{what}={came} from site `{here}`"
                 )
         for other, known in self.children.items():
-            for what in ("compression", "downlink", "seed"):
+            for what in ("compression", "downlink", "rule", "seed"):
                 if other != position and getattr(known, what) != getattr(child, what):
                     raise ProtocolError(
                         f"All parties must agree on `{what}`. Site `{self.site(other)}` has "
@@ -244,7 +257,7 @@ class Members:
 def _told(child: Child) -> str:
     return (
         f"workers={child.workers} compression={child.compression} downlink={child.downlink} "
-        f"seed={child.seed}"
+        f"seed={child.seed} rule={child.rule}"
     )
 
 

@@ -4,7 +4,8 @@
 A record is what a child has brought and the session has taken in, never what the session made of
 it: who has joined, models, first weights, values of gathers, packets, who has left, how the run
 ended. Fed to another session in the same order, they make the same state, bit for bit. A snapshot
-adds what would take all rounds to make again: residuals, and the results of the last round.
+adds what would take all rounds to make again: residuals, what rules keep, and the results of the
+last round.
 
     payload = u32 bytes of JSON | JSON, an object | bytes
 """
@@ -36,10 +37,12 @@ class Kind(enum.IntEnum):
     ENDED = 10  # the run, for a reason
     RETURNED = 11  # another process of one child
     BACKED_UP = 12  # one child can come back to a round and a gather
+    WEIGHT = 13  # what one child stands for in a round
     # Of snapshots only:
     NEWEST = 20  # the round that begins
     RESULT = 21  # a chunk of the round before it
     RESIDUAL = 22  # of a chunk
+    SLOT = 23  # of a rule, of a chunk
 
 
 Entry = tuple[Kind, dict[str, Any], Buffer]

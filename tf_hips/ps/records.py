@@ -46,12 +46,14 @@ class Facts:
         parties: names of the sites, in child order.
         compression: text of the compressor that the server was told, or None.
         downlink: the same of the way down.
+        rule: text of the update rule that the server was told, or None.
     """
 
     run: str
     parties: tuple[str, ...]
     compression: str | None
     downlink: str | None
+    rule: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

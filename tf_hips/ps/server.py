@@ -51,7 +51,7 @@ from tf_hips.ps.members import Caller
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig, terms_of
 from tf_hips.ps.status import Metrics, snapshot
-from tf_hips.ps.streams import Reader, tell_held
+from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.wire import Call
 
@@ -334,7 +334,9 @@ class Server:
         )
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
-        fields = wire.from_json(request, workers=int, compression=str, downlink=str, seed=int)
+        fields = wire.from_json(
+            request, workers=int, compression=str, downlink=str, seed=int, rule=(str, type(None))
+        )
         answer = session.join(caller, **fields)
         self._events.write(
             "join",
@@ -469,7 +471,7 @@ class Server:
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
         began = time.monotonic()
-        store = session.begin_round(caller, call.number)
+        store = session.begin_round(caller, call.number, weight_of(context))
         reader = Reader(messages, store, session, caller, call, self._traffic)
         refused = len(store.refusals(call.number))
         have: set[int] = set()

@@ -148,10 +148,10 @@ class Session:
 
         Returns:
             `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round`
-            (the newest), `tensors`, `parameters`, `compression`, `downlink`, `residual_rms`, and of
-            each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`,
-            `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in all), and `lag`,
-            the rounds that it is behind.
+            (the newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`,
+            `residual_rms`, and of each of the `children` its `site`, `state` (`absent`, `joining`,
+            `there`, `away`, `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in
+            all), and `lag`, the rounds that it is behind.
         """
         with self.changed:
             store, known = self.store, self._members.children
@@ -181,6 +181,7 @@ class Session:
                 "chunks": len(store.model.chunks) if store is not None else 0,
                 "compression": store.uplink_text if store else first and first.compression,
                 "downlink": store.downlink_text if store else first and first.downlink,
+                "rule": first.rule if first is not None else None,
                 "children": children,
             }
         # Outside of the lock: it reads much.
@@ -208,7 +209,13 @@ class Session:
             self._waiting.end(reason)
 
     def join(
-        self, caller: Caller, workers: int, compression: str, downlink: str, seed: int
+        self,
+        caller: Caller,
+        workers: int,
+        compression: str,
+        downlink: str,
+        seed: int,
+        rule: str | None = None,
     ) -> dict[str, object]:
         """Takes in a child and waits for the others; the same process may ask again.
 
@@ -220,7 +227,7 @@ class Session:
                 the run already.
             PeerError: the others did not come in time.
         """
-        child = self._members.describe(caller.process, workers, compression, downlink, seed)
+        child = self._members.describe(caller.process, workers, compression, downlink, seed, rule)
         members = self._members
         with self.changed:
             self._waiting.check(caller)
@@ -257,6 +264,7 @@ class Session:
                 "compression": child.compression,
                 "downlink": child.downlink,
                 "seed": child.seed,
+                "rule": child.rule,
                 "round": known.first_round,
                 "newest": self.store.round if self.store is not None else 0,
                 "session": members.session,
@@ -292,11 +300,16 @@ class Session:
             self._state.agree(caller.child, model, first_round)
             self.changed.notify_all()
 
-    def begin_round(self, caller: Caller, number: int) -> Store:
+    def begin_round(self, caller: Caller, number: int, weight: float | None = None) -> Store:
         """The store, with round `number` ready for packets of the caller.
 
+        Args:
+            caller: the call.
+            number: the round.
+            weight: what the caller stands for in it, where the rule takes a mean; None: 1.
+
         Raises:
-            ProtocolError: it is not the round's turn.
+            ProtocolError: it is not the round's turn, or the weight is not taken.
             PeerError: the other parties have not agreed on the model in time.
         """
         with self.changed:
@@ -320,6 +333,8 @@ class Session:
             is_new = self._state.begin_round(store, number)
             if is_new:
                 self._recorder.begin_round(self._capture, store.release, self._state.archive)
+            if weight is not None:
+                self._state.weigh(store, number, caller.child, weight)
         if is_new:
             self._state.archive()
         return store

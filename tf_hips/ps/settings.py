@@ -7,7 +7,7 @@ import math
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps import wire
+from tf_hips.ps import rules, wire
 from tf_hips.ps.members import SAME, Terms
 from tf_hips.ps.sockets import is_loopback, split_address
 
@@ -28,6 +28,7 @@ class ServerConfig:
         bind: `host:port` to listen at; port 0 takes a free one.
         compression: text of the compressor of the way up; None: what the first party brings.
         downlink: the same of the way down, or `same`; None: what the first party brings.
+        rule: text of the update rule (docs/rules.md); None: what the first party brings.
         max_model_bytes: limit of a model, gradients as float32 and weights alike.
         max_gather_bytes: limit of what a party sends in one exact sum.
         tls: identity of the server; its certificate is one of role `global-server`.
@@ -53,6 +54,7 @@ class ServerConfig:
     bind: str = "127.0.0.1:0"
     compression: str | None = None
     downlink: str | None = None
+    rule: str | None = None
     max_model_bytes: int = 16 << 30
     max_gather_bytes: int = 64 << 20
     tls: Tls | None = None
@@ -118,10 +120,10 @@ class ServerConfig:
 
 
 def terms_of(config: ServerConfig) -> Terms:
-    """The session's terms, texts of compressors made canonical.
+    """The session's terms, texts of compressors and of the rule made canonical.
 
     Raises:
-        ValueError: a compressor is unknown.
+        ValueError: a compressor or the rule is unknown.
     """
     compression = config.compression
     if compression is not None:
@@ -141,6 +143,7 @@ def terms_of(config: ServerConfig) -> Terms:
         config.lost_after_s,
         config.max_gather_bytes,
         _past_bytes(config),
+        None if config.rule is None else rules.parse(config.rule).text,
     )
 
 

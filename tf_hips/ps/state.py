@@ -20,6 +20,8 @@ from tf_hips.ps.gather import Gathers
 from tf_hips.ps.members import Child, Members, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.rules import parse
+from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.store import Store
 from tf_hips.ps.weights import FirstWeights
 from tf_hips.ps.wire import Buffer
@@ -80,6 +82,7 @@ class State:
                 model.compressor(child.downlink),
                 child.seed,
                 first_round=first_round,
+                updates=Updates([chunk.size for chunk in model.chunks], parse(child.rule)),
                 changed=self.changed,
                 recorder=self.recorder,
                 past=self.recorder.make_past(self.members.terms.past_bytes),
@@ -102,6 +105,11 @@ class State:
             # Who begins with the first weights does all rounds again.
             if self.weights.held and store.oldest > store.first_round:
                 self.weights.forget()
+
+    def weigh(self, store: Store, number: int, child: int, weight: float) -> None:
+        """Notes what a child stands for in a round."""
+        if store.weigh(number, child, weight):
+            self.recorder.add(Kind.WEIGHT, round=number, child=child, weight=weight)
 
     def apply(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
         """Does what a record says.
@@ -139,7 +147,8 @@ class State:
     def capture(self) -> Iterator[Entry]:
         """What `apply` makes this state of, just after a round has begun; holds merges back.
 
-        Only the residuals are read later; until then no chunk may be merged: `Store.release`.
+        Only residuals and what the rule keeps are read later; until then no chunk may be merged:
+        `Store.release`.
         """
         store = self.store
         if store is None:
@@ -177,6 +186,10 @@ class State:
                 (Kind.RESIDUAL, {"chunk": chunk}, residual.data.cast("B"))
                 for chunk, residual in store.residuals()
             ),
+            (
+                (Kind.SLOT, {"chunk": chunk, "slot": slot, "count": count}, values.data.cast("B"))
+                for chunk, slot, count, values in store.slots()
+            ),
         )
 
     def _apply_to_rounds(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
@@ -191,12 +204,16 @@ class State:
                 # A sum that is refused now was refused then, and its packets with it.
                 with contextlib.suppress(NonFiniteError):
                     store.add(fields["round"], fields["child"], [(fields["chunk"], data)])
+            case Kind.WEIGHT:
+                store.weigh(fields["round"], fields["child"], fields["weight"])
             case Kind.NEWEST:
                 store.restore_round(fields["round"])
             case Kind.RESULT:
                 store.restore_result(fields["round"], fields["chunk"], data)
             case Kind.RESIDUAL:
                 store.restore_residual(fields["chunk"], data)
+            case Kind.SLOT:
+                store.restore_slot(fields["chunk"], fields["slot"], fields["count"], data)
             case _:
                 raise ValueError(f"its kind is {kind!r}")
 
@@ -215,6 +232,6 @@ class State:
             self.store.past.need(number)
 
     def _joined(self) -> list[dict[str, Any]]:
-        names = ("process", "workers", "compression", "downlink", "seed", "num_returns")
+        names = ("process", "workers", "compression", "downlink", "seed", "rule", "num_returns")
         children = self.members.children
         return [{name: getattr(children[one], name) for name in names} for one in sorted(children)]

@@ -6,7 +6,10 @@ seen when the packets that it was made of are durable.
 
     child 0 --packet--+
     child 1 --packet--+--> rule (sum in child order) --> residual + sum --> encode --> result, kept
-    child 2 --packet--+
+    child 2 --packet--+       or an optimizer's step
+
+A rule with an optimizer keeps its state of each chunk here (`rules.updates`); a sum that is refused
+leaves it as it was.
 
 A chunk is merged as soon as all children have delivered it, whatever the other chunks do. The
 result is kept while a child may still need it: when round r + 2 begins, every child has finished r,
@@ -36,7 +39,7 @@ from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
-from tf_hips.ps.rule import RuleFactory, Sum
+from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.wire import Buffer
 
 KEPT_ROUNDS = 2
@@ -56,6 +59,7 @@ class _Round:
         self.num_merged = 0
         self.order: list[int] = []  # chunk numbers in the order in which they were merged
         self.refusals: list[tuple[int, str]] = []  # each with the chunk's position
+        self.weights: dict[int, float] = {}  # what children stand for, of those that have said so
 
 
 class Store:
@@ -70,7 +74,7 @@ class Store:
         seed: int,
         *,
         first_round: int = 0,
-        rule: RuleFactory = Sum,
+        updates: Updates | None = None,
         changed: threading.Condition | None = None,
         recorder: Recorder | None = None,
         past: Past | None = None,
@@ -86,7 +90,7 @@ class Store:
                 kept here.
             seed: seed of the run.
             first_round: the first round to be merged.
-            rule: makes the update rule of one chunk.
+            updates: the rule, with its state; None: the sum.
             changed: notified, with its lock held, whenever a result or a refusal is new; its lock
                 is the store's.
             recorder: is told each packet that is taken.
@@ -98,7 +102,7 @@ class Store:
         self._uplink = uplink
         self._downlink = downlink
         self._seed = native.derive_seed(seed, "server")
-        self._rule = rule
+        self._updates = updates or Updates([chunk.size for chunk in model.chunks])
         self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
         self.changed = changed if changed is not None else threading.Condition()
         self._recorder = recorder if recorder is not None else Recorder()
@@ -195,6 +199,40 @@ class Store:
             raise ProtocolError(
                 f"Rounds {self.oldest} to {self.round} are kept. Received: round {number}"
             ) from error
+
+    def of(self, child: int) -> "Store":
+        """What `child` sees of the rounds: here all children see the same."""
+        del child
+        return self
+
+    def weigh(self, number: int, child: int, weight: float) -> bool:
+        """Notes what `child` stands for in round `number`, before its first packet.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            ProtocolError: the rule takes no weights, or the child has said something else before.
+        """
+        if not self._updates.rule.is_mean:
+            raise ProtocolError(
+                f"Rule {self._updates.rule} takes no weights of children. Received: {weight:g} "
+                f"from site `{self._sites[child]}`"
+            )
+        with self.changed:
+            if self.is_past(number):
+                return False
+            current = self._get(number)
+            delivered, said = len(current.delivered[child]), current.weights.get(child)
+            if said == weight or delivered == len(self.model.chunks):
+                return False
+            if delivered or said is not None:
+                raise ProtocolError(
+                    f"The weight of site `{self._sites[child]}` in round {number} must stay what "
+                    f"it was, {1.0 if said is None else said:g}. Received: {weight:g}"
+                )
+            current.weights[child] = weight
+            return True
 
     def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
         """Takes packets of `child` for round `number`: pairs of chunk number and packet.
@@ -348,6 +386,10 @@ class Store:
             if residual is not None:
                 yield chunk, residual
 
+    def slots(self) -> Iterator[tuple[int, int, int, npt.NDArray[np.float32]]]:
+        """Chunk, slot, number of steps and values of what the rule keeps, as `residuals` does."""
+        return self._updates.kept()
+
     def release(self) -> None:
         """Merges what was held back, in the thread that calls, and what comes from now on."""
         with self.changed:
@@ -384,6 +426,10 @@ class Store:
         if residual.size != self.model.chunks[chunk].size:
             raise ValueError(f"the residual of chunk {chunk} has {residual.size} elements")
         self._residuals[chunk] = residual
+
+    def restore_slot(self, chunk: int, place: int, count: int, values: Buffer) -> None:
+        """Gives the rule a slot of a chunk, float32 as bytes."""
+        self._updates.restore(chunk, place, count, values)
 
     def _new_round(self, number: int) -> _Round:
         return _Round(number, len(self.model.chunks), len(self._sites))
@@ -438,21 +484,27 @@ class Store:
 
     def _combine(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> Packet:
         where = self.model.chunks[chunk]
-        rule = self._rule(self._uplink.at(current.number))
+        rule = self._updates.merging(self._uplink.at(current.number), current.weights)
         rule.begin(where.size)
         for child, packet in packets.items():
             rule.add(child, packet)
-        merged = rule.finish()
-        if not np.isfinite(merged).all():
+        try:
+            merged = rule.finish()
+            if not np.isfinite(merged).all():
+                raise NonFiniteError("the sum")
+            step, slots = self._updates.step(chunk, merged)
+        except NonFiniteError:
             text = self._describe_overflow(current.number, chunk, packets)
             with self.changed:
                 current.refusals.append((current.positions[chunk], text))
-            raise NonFiniteError(text)
+            raise NonFiniteError(text) from None
         residual = self._residuals[chunk]
         if self._downlink.has_state and residual is None:
             residual = self._residuals[chunk] = np.zeros(where.size, np.float32)
         key = native.Key(self._seed, current.number, where.tensor, where.offset)
-        return native.encode(self._downlink, merged, key, kept=residual)
+        packet = native.encode(self._downlink, step, key, kept=residual)
+        self._updates.keep(chunk, slots)
+        return packet
 
     def _describe_overflow(self, number: int, chunk: int, packets: dict[int, Packet]) -> str:
         size = self.model.chunks[chunk].size

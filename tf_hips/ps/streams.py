@@ -81,3 +81,10 @@ def tell_held(context: grpc.ServicerContext, held: Iterable[int], limit: int) ->
     have = wire.ranges_from_text(str(metadata.get(wire.HELD_KEY, "")), limit)
     context.send_initial_metadata(((wire.HELD_KEY, wire.ranges_to_text(held)),))
     return have
+
+
+def weight_of(context: grpc.ServicerContext) -> float | None:
+    """What a caller says that it stands for in a round; None: nothing."""
+    metadata = dict(context.invocation_metadata() or ())
+    text = metadata.get(wire.WEIGHT_KEY)
+    return None if text is None else wire.weight_from_text(str(text))
