@@ -47,6 +47,7 @@ class Served:
         self.base = base
         self.texts = texts
         self.rule = rule
+        self.processes: dict[int, str] = {}  # of children that have come back
         self.events = log.EventLog(base / "events", run="job", role="server", site="x", rank=0)
         self.keeper = Keeper(str(base / "state"), "job", TERMS, self.events)
         try:
@@ -75,7 +76,7 @@ class Served:
         return base
 
     def caller(self, child: int, process: str | None = None) -> Caller:
-        return Caller(child, process or f"p{child}", PATIENCE_S)
+        return Caller(child, process or self.processes.get(child, f"p{child}"), PATIENCE_S)
 
     def join(self) -> list[dict[str, Any]]:
         answers: list[Any] = [None] * len(SITES)

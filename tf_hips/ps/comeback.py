@@ -22,8 +22,8 @@ from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.members import Caller, Child
 from tf_hips.ps.model import Model, first_difference
 from tf_hips.ps.presence import Presence
+from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.state import State
-from tf_hips.ps.store import Store
 from tf_hips.ps.waiting import Wait, Waiting
 
 
@@ -100,7 +100,7 @@ class Comeback:
         self._state.take_back(position, caller.process)
         log.info("Site %s has come back as another process", members.site(position))
 
-    def check_model(self, caller: Caller, store: Store, model: Model, number: int) -> None:
+    def check_model(self, caller: Caller, store: Rounds, model: Model, number: int) -> None:
         """Raises ProtocolError unless a child that has come back can go on with round `number`."""
         site = self._members.site(caller.child)
         text = first_difference(store.model.shapes, model.shapes, "tensor")
@@ -136,7 +136,7 @@ class Comeback:
         members = self._members
         with self._state.changed:
             child = self._joined(caller)
-            newest = store.round if store is not None else 0
+            newest = store.of(caller.child).round if store is not None else 0
             if session != members.session or not 0 <= number <= newest + 1 or gather < 0:
                 raise ProtocolError(
                     f"A backup must be of this run, of round {newest + 1} at most. Received: round "

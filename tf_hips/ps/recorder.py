@@ -43,6 +43,8 @@ class Kind(enum.IntEnum):
     RESULT = 21  # a chunk of the round before it
     RESIDUAL = 22  # of a chunk
     SLOT = 23  # of a rule, of a chunk
+    TOTAL = 24  # of all steps, of a chunk; asynchronous rounds
+    RECEIVED = 25  # what a child has of that
 
 
 Entry = tuple[Kind, dict[str, Any], Buffer]

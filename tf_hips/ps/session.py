@@ -27,17 +27,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tf_hips import log
 from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
+from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.comeback import Comeback
+from tf_hips.ps.description import describe
 from tf_hips.ps.first_sync import FirstSync
 from tf_hips.ps.gather import Upload
 from tf_hips.ps.members import Caller, Child, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.presence import Presence
 from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.rounds import Packet, Rounds
 from tf_hips.ps.state import State
-from tf_hips.ps.store import Packet, Store
+from tf_hips.ps.store import Store
 from tf_hips.ps.waiting import Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
@@ -67,7 +71,7 @@ class Session:
         self.back_up = self._comeback.back_up
 
     @property
-    def store(self) -> Store | None:
+    def store(self) -> Store | AsynchronousStore | None:
         """The rounds, once all children have agreed on the model."""
         return self._state.store
 
@@ -144,58 +148,8 @@ class Session:
             raise PeerError(f"The run has ended. {failure}")
 
     def describe(self) -> dict[str, Any]:
-        """What the run is doing.
-
-        Returns:
-            `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round`
-            (the newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`,
-            `residual_rms`, and of each of the `children` its `site`, `state` (`absent`, `joining`,
-            `there`, `away`, `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in
-            all), and `lag`, the rounds that it is behind.
-        """
-        with self.changed:
-            store, known = self.store, self._members.children
-            newest = store.round if store is not None else 0
-            children = []
-            for place, site in enumerate(self._terms.parties):
-                child = known.get(place)
-                reached, chunks = store.progress(place) if store is not None else (0, 0)
-                children.append(
-                    {
-                        "site": site,
-                        "state": self._state_of(place),
-                        "workers": child.workers if child is not None else 0,
-                        "round": max(reached, 0),
-                        "chunks": chunks,
-                        "lag": max(0, newest - reached) if store is not None else 0,
-                    }
-                )
-            first = known[min(known)] if known else None
-            over = self.ended is not None or self._members.have_left
-            told = {
-                "state": "over" if over else "training" if store is not None else "waiting",
-                "ended": self.ended,
-                "round": newest,
-                "tensors": len(store.model.shapes) if store is not None else 0,
-                "parameters": store.model.dense_bytes // 4 if store is not None else 0,
-                "chunks": len(store.model.chunks) if store is not None else 0,
-                "compression": store.uplink_text if store else first and first.compression,
-                "downlink": store.downlink_text if store else first and first.downlink,
-                "rule": first.rule if first is not None else None,
-                "children": children,
-            }
-        # Outside of the lock: it reads much.
-        return {**told, "residual_rms": store.residual_rms() if store is not None else 0.0}
-
-    def _state_of(self, place: int) -> str:
-        child = self._members.children.get(place)
-        if child is None:
-            return "absent"
-        if child.has_left:
-            return "left"
-        if not self.is_started:
-            return "joining"
-        return "there" if self._presence.is_there(place) else "away"
+        """What the run is doing, as `description.describe` says."""
+        return describe(self._state, self._presence, lambda: self.ended)
 
     def hang_up(self, caller: Caller) -> None:
         """Notes that the other end of a call is gone."""
@@ -266,7 +220,7 @@ class Session:
                 "seed": child.seed,
                 "rule": child.rule,
                 "round": known.first_round,
-                "newest": self.store.round if self.store is not None else 0,
+                "newest": self.store.of(caller.child).round if self.store is not None else 0,
                 "session": members.session,
                 "is_back": known.num_returns > 0,
             }
@@ -287,7 +241,8 @@ class Session:
         with self.changed:
             child = self._joined(caller)
             if self.store is not None and child.num_returns > 0:
-                self._comeback.check_model(caller, self.store, model, first_round)
+                rounds = self.store.of(caller.child)
+                self._comeback.check_model(caller, rounds, model, first_round)
                 return
             told = (child.model, child.first_round)
             if self.store is not None and told == (model, first_round):
@@ -300,8 +255,8 @@ class Session:
             self._state.agree(caller.child, model, first_round)
             self.changed.notify_all()
 
-    def begin_round(self, caller: Caller, number: int, weight: float | None = None) -> Store:
-        """The store, with round `number` ready for packets of the caller.
+    def begin_round(self, caller: Caller, number: int, weight: float | None = None) -> Rounds:
+        """The caller's rounds, with round `number` ready for packets of the caller.
 
         Args:
             caller: the call.
@@ -330,19 +285,20 @@ class Session:
             store = self.store
             if store is None:
                 raise ProtocolError("The model is not agreed on.")
-            is_new = self._state.begin_round(store, number)
+            rounds = store.of(caller.child)
+            is_new = self._state.begin_round(rounds, number, caller.child)
             if is_new:
                 self._recorder.begin_round(self._capture, store.release, self._state.archive)
             if weight is not None:
-                self._state.weigh(store, number, caller.child, weight)
+                self._state.weigh(rounds, number, caller.child, weight)
         if is_new:
             self._state.archive()
-        return store
+        return rounds
 
     def wait_results(
         self,
         caller: Caller,
-        store: Store,
+        store: Rounds,
         number: int,
         after: int,
         stop: Callable[[], bool],
@@ -355,7 +311,7 @@ class Session:
 
         Args:
             caller: the call.
-            store: the store of the run.
+            store: the caller's rounds.
             number: the round.
             after: chunks that were returned before.
             stop: true when the caller's own packets have failed; nothing is returned then.
@@ -506,7 +462,10 @@ class Session:
             self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
 
     def leave(self, caller: Caller, reason: str | None) -> None:
-        """Notes that a child leaves; with a reason, before the others, it ends the run for all."""
+        """Notes that a child leaves; with a reason, before the others, it ends the run for all.
+
+        Not so in asynchronous rounds: there the others go on.
+        """
         with self.changed:
             child = self._members.children.get(caller.child)
             if child is None or not self.is_started:
@@ -520,7 +479,8 @@ class Session:
             self._waiting.note_call(caller.child)
             self._presence.release(caller.child)
             if reason is not None:
-                self.end(f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}")
+                text = f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}"
+                self._end_unless_others(caller.child, text)
             self.changed.notify_all()
 
     def watch(self, caller: Caller) -> Iterator[tuple[str, type[TfHipsError]]]:
@@ -589,10 +549,20 @@ class Session:
 
     def _lose(self, child: int) -> None:
         self._told.add(child)  # as far as it can be
-        self.end(
+        self._end_unless_others(
+            child,
             f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
-            f"within {self._terms.lost_after_s:g} s."
+            f"within {self._terms.lost_after_s:g} s.",
         )
+
+    def _end_unless_others(self, child: int, reason: str) -> None:
+        """Ends the run for all, or for `child` alone where others go on without it."""
+        if not self._state.part(child, reason):
+            self.end(reason)
+            return
+        log.warning("%s The others go on.", reason)
+        self._presence.release(child)
+        self.changed.notify_all()
 
     def _site(self, child: int) -> str:
         return self._members.site(child)

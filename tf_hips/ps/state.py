@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_hips.errors import NonFiniteError
+from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.gather import Gathers
 from tf_hips.ps.members import Child, Members, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.rules import parse
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.store import Store
@@ -41,7 +43,7 @@ class State:
         self.members = Members(terms)
         self.weights = FirstWeights()
         self.gathers = Gathers(len(terms.parties), terms.max_gather_bytes)
-        self.store: Store | None = None
+        self.store: Store | AsynchronousStore | None = None
         self.recorder = recorder
         self.changed = changed
 
@@ -75,24 +77,35 @@ class State:
         self.recorder.add(Kind.MODEL, child=position, shapes=model.shapes, round=first_round)
         if not self.members.without_model():
             self.gathers.end_prologue()
-            self.store = Store(
-                model,
-                self.members.terms.parties,
-                model.compressor(child.compression),
-                model.compressor(child.downlink),
-                child.seed,
-                first_round=first_round,
-                updates=Updates([chunk.size for chunk in model.chunks], parse(child.rule)),
-                changed=self.changed,
-                recorder=self.recorder,
-                past=self.recorder.make_past(self.members.terms.past_bytes),
-            )
+            self.store = self._make_store(child, model, first_round)
 
-    def begin_round(self, store: Store, number: int) -> bool:
-        """Makes a round ready for packets; whether it is new."""
-        if not store.begin(number):
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether children go on without each other."""
+        return isinstance(self.store, AsynchronousStore)
+
+    def part(self, child: int, reason: str) -> bool:
+        """Lets the others of an asynchronous run go on without `child`; whether they can.
+
+        They need nobody but child 0, and that until it has sent the first weights.
+        """
+        store = self.store
+        if not isinstance(store, AsynchronousStore):
             return False
-        self.recorder.add(Kind.ROUND, round=number)
+        one = self.members.children[child]
+        if not one.has_left:
+            one.has_left = True
+            self.recorder.add(Kind.LEFT, child=child, reason=reason)
+        return not self.members.have_left and (
+            child != 0 or store.progress(0)[0] >= store.first_round
+        )
+
+    def begin_round(self, rounds: Rounds, number: int, child: int) -> bool:
+        """Makes a round of a child ready for packets; whether it is new."""
+        if not rounds.begin(number):
+            return False
+        whose: dict[str, Any] = {"child": child} if self.is_asynchronous else {}
+        self.recorder.add(Kind.ROUND, round=number, **whose)
         return True
 
     def archive(self) -> None:
@@ -102,11 +115,13 @@ class State:
             return
         store.archive()
         with self.changed:
+            children = self.members.children.items()
+            here = [store.of(place).oldest for place, child in children if not child.has_left]
             # Who begins with the first weights does all rounds again.
-            if self.weights.held and store.oldest > store.first_round:
+            if self.weights.held and min(here, default=0) > store.first_round:
                 self.weights.forget()
 
-    def weigh(self, store: Store, number: int, child: int, weight: float) -> None:
+    def weigh(self, store: Rounds, number: int, child: int, weight: float) -> None:
         """Notes what a child stands for in a round."""
         if store.weigh(number, child, weight):
             self.recorder.add(Kind.WEIGHT, round=number, child=child, weight=weight)
@@ -174,6 +189,8 @@ class State:
             (Kind.GATHERED, {"child": child, "number": number, "label": label}, payload)
             for child, number, label, payload in self.gathers.kept()
         ]
+        if isinstance(store, AsynchronousStore):
+            return itertools.chain(small, store.capture())
         number, results = store.hold()
         small.append((Kind.NEWEST, {"round": number}, b""))
         small += [
@@ -196,16 +213,19 @@ class State:
         store = self.store
         if store is None:
             raise ValueError("it comes before the model")
+        child = fields.get("child", 0)  # rounds of synchronous runs are everybody's
         match kind:
             case Kind.ROUND:
-                store.begin(fields["round"])
+                store.of(child).begin(fields["round"])
                 self.archive()
             case Kind.PACKET:
                 # A sum that is refused now was refused then, and its packets with it.
                 with contextlib.suppress(NonFiniteError):
-                    store.add(fields["round"], fields["child"], [(fields["chunk"], data)])
+                    store.of(child).add(fields["round"], child, [(fields["chunk"], data)])
             case Kind.WEIGHT:
-                store.weigh(fields["round"], fields["child"], fields["weight"])
+                store.of(child).weigh(fields["round"], child, fields["weight"])
+            case _ if isinstance(store, AsynchronousStore):
+                store.restore(kind, fields, data)
             case Kind.NEWEST:
                 store.restore_round(fields["round"])
             case Kind.RESULT:
@@ -228,8 +248,32 @@ class State:
         """Forgets rounds and gathers that nobody can come back to."""
         number, gather = self.members.needed()
         self.gathers.need(gather)
-        if self.store is not None:
+        if isinstance(self.store, AsynchronousStore):
+            for place, child in self.members.children.items():
+                lane = self.store.of(place)
+                own = child.first_round if child.backup is None else child.backup[0]
+                lane.past.need(lane.round if child.has_left else own)
+        elif self.store is not None:
             self.store.past.need(number)
+
+    def _make_store(
+        self, child: Child, model: Model, first_round: int
+    ) -> Store | AsynchronousStore:
+        """The rounds of children that all have joined on the terms of `child`."""
+        rule = parse(child.rule)
+        up, down = model.compressor(child.compression), model.compressor(child.downlink)
+        common: dict[str, Any] = {
+            "first_round": first_round,
+            "changed": self.changed,
+            "recorder": self.recorder,
+        }
+        past_bytes = self.members.terms.past_bytes
+        terms = model, self.members.terms.parties, up, down, child.seed
+        if rule.is_asynchronous:
+            return AsynchronousStore(*terms, rule, past_bytes=past_bytes, **common)
+        updates = Updates([chunk.size for chunk in model.chunks], rule)
+        past = self.recorder.make_past(past_bytes)
+        return Store(*terms, updates=updates, past=past, **common)
 
     def _joined(self) -> list[dict[str, Any]]:
         names = ("process", "workers", "compression", "downlink", "seed", "rule", "num_returns")

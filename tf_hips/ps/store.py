@@ -39,12 +39,11 @@ from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
+from tf_hips.ps.rounds import Packet
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.wire import Buffer
 
 KEPT_ROUNDS = 2
-
-Packet = npt.NDArray[np.uint8]
 
 
 class _Round:

@@ -9,8 +9,8 @@ import grpc
 from tf_hips.errors import ProtocolError
 from tf_hips.ps import wire
 from tf_hips.ps.members import Caller
+from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.session import Session
-from tf_hips.ps.store import Store
 from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.wire import Call
 
@@ -21,7 +21,7 @@ class Reader(threading.Thread):
     def __init__(
         self,
         messages: Iterable[bytes],
-        store: Store,
+        store: Rounds,
         session: Session,
         caller: Caller,
         call: Call,

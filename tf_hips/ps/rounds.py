@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the calls of one child see of rounds, whether these are everybody's or its own."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.ps.model import Model
+from tf_hips.ps.wire import Buffer
+
+Packet = npt.NDArray[np.uint8]
+
+
+class Rounds(Protocol):
+    """The rounds of one child; see `Store` and `asynchronous.Lane` for what each method does."""
+
+    model: Model
+
+    @property
+    def round(self) -> int:
+        """The newest round that has begun."""
+
+    @property
+    def oldest(self) -> int:
+        """The oldest round whose results are kept."""
+
+    def is_past(self, number: int) -> bool:
+        """Whether round `number` is over, and nothing of it is taken in any more."""
+
+    def past_results(self, number: int) -> list[tuple[int, Packet]]:
+        """The results of a round that is over: pairs of chunk number and packet."""
+
+    def packet_limits(self, number: int) -> tuple[int, ...]:
+        """Greatest length of a packet of round `number` in bytes, by chunk number."""
+
+    def begin(self, number: int) -> bool:
+        """Makes round `number` ready for packets; whether it is new."""
+
+    def weigh(self, number: int, child: int, weight: float) -> bool:
+        """Notes what `child` stands for in round `number`; whether it is new."""
+
+    def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
+        """Takes packets of `child`; how many of them were new."""
+
+    def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
+        """What may be told of round `number` after the first `after` chunks."""
+
+    def refusals(self, number: int) -> list[str]:
+        """Why chunks of round `number` had to be delivered anew, oldest first."""
+
+    def has_refused(self, number: int) -> bool:
+        """Whether chunks of round `number` have to be delivered anew."""
+
+    def delivered(self, number: int, child: int) -> frozenset[int]:
+        """The chunks that `child` has delivered in round `number`."""
+
+    def is_merged(self, number: int) -> bool:
+        """Whether all chunks of round `number` have results that may be told."""
+
+    def missing(self, number: int) -> dict[str, int]:
+        """Children that owe chunks of round `number`, by name, with how many have come."""
