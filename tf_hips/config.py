@@ -75,6 +75,8 @@ class Run:
             without a word, so that the others wait.
         compression: text of the compression of gradients, "error_feedback(onebit)", for a script
             that names none; it may then name no other. The strategy reads and checks it.
+        rule: text of the update rule (docs/rules.md), "momentum(learning_rate=0.1)", in the same
+            way; None: the script's, or else the server's.
     """
 
     run: str = "local"
@@ -85,6 +87,7 @@ class Run:
     attempt: int = 0
     comes_back: bool = False
     compression: str | None = None
+    rule: str | None = None
 
 
 def load(path: str | Path) -> Run:

@@ -70,6 +70,12 @@ def add(commands: Any) -> None:
         metavar="TEXT",
         help="how gradients are encoded if the script does not say; it may not say another",
     )
+    parser.add_argument(
+        "--rule",
+        type=arguments.rule,
+        metavar="TEXT",
+        help="what the server makes of gradients if the script does not say",
+    )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument(
         "-np",
@@ -136,6 +142,7 @@ def run(options: argparse.Namespace) -> int:
         uplink=uplink,
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
         compression=options.compression,
+        rule=options.rule,
     )
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
         is_local = all(_is_here(host) for host, _ in hosts)

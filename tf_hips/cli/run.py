@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--server",
         action="store_true",
-        help="start a server for one party, too, as --compression and --deadline do",
+        help="start a server for one party, too, as --compression, --rule and --deadline do",
     )
     parser.add_argument(
         "--seed", type=arguments.seed, default=0, help="seed of the run (default 0)"
@@ -63,6 +63,13 @@ def add(commands: Any) -> None:
         type=arguments.codec,
         metavar="TEXT",
         help="how gradients are encoded if the script does not say; the server takes no other",
+    )
+    parser.add_argument(
+        "--rule",
+        type=arguments.rule,
+        metavar="TEXT",
+        help="what the server makes of gradients, such as momentum(learning_rate=0.1); it takes no "
+        "other",
     )
     parser.add_argument(
         "--deadline",
@@ -101,6 +108,7 @@ def _start(
         seed=options.seed,
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
         compression=options.compression,
+        rule=options.rule,
     )
     # A server that nobody joins would wait for ever, and `CompressedRing` never joins one.
     uplinks: list[config.Uplink] | list[None] = [None]
@@ -125,8 +133,8 @@ def _start(
 
 
 def _needs_server(options: argparse.Namespace) -> bool:
-    is_asked_for = options.server or options.compression or options.deadline is not None
-    return bool(options.parties > 1 or is_asked_for or options.max_restarts)
+    is_asked_for = options.server or options.compression or options.rule or options.max_restarts
+    return bool(options.parties > 1 or is_asked_for or options.deadline is not None)
 
 
 def _start_server(
@@ -151,6 +159,7 @@ def _start_server(
     server += ["--run", run.run, "--once", "--announce", str(address_file)]
     server += ["--authority", own.authority, "--certificate", own.certificate, "--key", own.key]
     server += ["--compression", options.compression] if options.compression else []
+    server += ["--rule", options.rule] if options.rule else []
     server += ["--log-dir", run.log_dir] if run.log_dir else []
     deadline_s = config.Uplink.deadline_s
     if options.deadline is not None:

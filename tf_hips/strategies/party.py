@@ -135,6 +135,10 @@ class PartyStrategy(tf.distribute.Strategy):
         """
         return self.global_rank, self._num_workers()
 
+    def _replica(self) -> int:
+        """Number of this worker among those over which gradients are summed."""
+        return self.global_rank
+
     def _over_parties(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str = "sum"
     ) -> list[tf.Tensor]:
@@ -202,6 +206,13 @@ class PartyStrategy(tf.distribute.Strategy):
     def _counts_steps(self) -> bool:
         """Whether steps are numbered here, not by a server."""
         return True
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        """Raises if an optimizer cannot have gradients that are summed here."""
+
+    def _has_kept_rule(self) -> bool:
+        """Whether a server keeps something from round to round that decides about steps."""
+        return False
 
     def _check_new_sum(self) -> None:
         """Raises if gradients of one more list cannot be summed."""
@@ -331,6 +342,7 @@ class PartyStrategy(tf.distribute.Strategy):
                     "Received: a graph around it"
                 )
             if key not in self._sums:
+                self._check_optimizer(optimizer)
                 self._check_new_sum()
             if self._model is not None:
                 self._beginning.of_model(self._model, variables, optimizer)

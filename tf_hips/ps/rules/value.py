@@ -187,6 +187,11 @@ class UpdateRule:
         """Whether a step comes down, which workers subtract as it is."""
         return self._kind.gives_steps
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether steps depend on rounds before."""
+        return self.is_asynchronous or self.name not in ("sum", "mean", "sgd", "fedavg")
+
     def __getitem__(self, name: str) -> int | float:
         """The value of a parameter."""
         return dict(self.params)[name]
