@@ -9,9 +9,6 @@
 #include "tf_hips/cc/runtime/parallel.h"
 #include "tf_hips/cc/runtime/target.h"
 
-// A square root that may set errno is a call for each element; none here looks at errno.
-#pragma GCC optimize("no-math-errno")
-
 namespace {
 
 // Elements of a task: large enough that starting one costs nothing beside it.
