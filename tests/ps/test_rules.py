@@ -2,6 +2,7 @@
 """Synchronous update rules: texts, values beside plain NumPy, refusals, weights, agreement."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,12 @@ def test_what_is_left_out_is_filled_in(text: str, canonical: str) -> None:
 def test_a_wrong_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rules.parse(text)
+
+
+def test_the_page_names_every_rule_with_its_parameters() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/rules.md").read_text(encoding="utf-8")
+    missing = [name for name in rules.NAMES if f"| `{rules.parse(name).text}` |" not in page]
+    assert not missing
 
 
 def store_of(text: str, **settings: Any) -> Store:
