@@ -561,6 +561,7 @@ class Session:
             self.end(reason)
             return
         log.warning("%s The others go on.", reason)
+        self._comeback.forget()
         self._presence.release(child)
         self.changed.notify_all()
 
