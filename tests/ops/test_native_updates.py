@@ -82,6 +82,9 @@ def test_each_rule_equals_numpy_bit_for_bit(n: int) -> None:
     before = [array.copy() for array in (g, m, v, total, received)]
     check([updates.scale(g, 0.3)], scale_(g))
     check([updates.add_scaled(m, g, 0.3)], (m + f(0.3) * g,))
+    room = np.empty(n, np.float32)
+    assert updates.add_scaled(m, g, 0.3, out=room) is room
+    check([room], (m + f(0.3) * g,))
     for nesterov in (False, True):
         found = updates.momentum(g, m, rate=0.1, beta=0.9, nesterov=nesterov)
         check(found, momentum_(g, m, nesterov))

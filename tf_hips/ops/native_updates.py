@@ -39,11 +39,12 @@ def scale(x: Floats, factor: float) -> Floats:
     return out
 
 
-def add_scaled(base: Floats, x: Floats, factor: float) -> Floats:
-    """Returns base + `factor` x."""
-    out = np.empty_like(base)
-    _call("add_scaled", base.size, _read(base), _read(x, base.size), factor, out.ctypes.data)
-    return out
+def add_scaled(base: Floats, x: Floats, factor: float, out: Floats | None = None) -> Floats:
+    """Returns base + `factor` x; in `out`, which must not be one of them, if that is given."""
+    target = np.empty_like(base) if out is None else out
+    pointers = _read(base), _read(x, base.size), factor, _read(target, base.size)
+    _call("add_scaled", base.size, *pointers)
+    return target
 
 
 def momentum(

@@ -485,6 +485,7 @@ class AsynchronousStore:
         size = self.model.chunks[chunk].size
         if not hasattr(self._scratch, "values"):
             self._scratch.values = np.empty(CHUNK, np.float32)
+            self._scratch.owed = np.empty(CHUNK, np.float32)
         values: Floats = self._scratch.values[:size]
         where = f"Site `{lane.site}`, round {number}, {self.model.describe(chunk)}"
         try:
@@ -530,11 +531,13 @@ class AsynchronousStore:
         staleness = before.version - lane.seen[chunk]
         after = arrivals.apply(self.rule, gradient, before, received, staleness)
         codec = self._downlink.at(number).codec
-        owed = native_updates.add_scaled(after.total, received, -1.0)
+        room = self._scratch.owed[: where.size]
+        owed = native_updates.add_scaled(after.total, received, -1.0, out=room)
         packet = native.encode(
             codec, owed, native.Key(lane.seed, number, where.tensor, where.offset)
         )
-        got = native_updates.add_scaled(received, native.decode(codec, packet, where.size), 1.0)
+        decoded = native.decode(codec, packet, where.size, out=room)
+        got = native_updates.add_scaled(received, decoded, 1.0)
         self._chunks[chunk] = after
         lane.received[chunk], lane.seen[chunk] = got, after.version
         return packet
