@@ -259,6 +259,25 @@ def test_a_child_that_comes_back_gets_what_it_got(tmp_path: Path, is_killed: boo
         comes_back(second)
 
 
+def test_children_begin_with_rounds_of_their_own(tmp_path: Path) -> None:
+    """As parties do that go on from checkpoints of their own."""
+    first_rounds = (7, 3)
+    order = [(number + first_rounds[child], child, chunk) for number, child, chunk in schedule(30)]
+    answers = expected(RULES[0], order)
+    with Served(tmp_path, texts=TEXTS, rule=RULES[0]) as first:
+        first.join()
+        for child, number in enumerate(first_rounds):
+            first.session.agree_model(first.caller(child), MODEL_SHAPES, number)
+        told = first.session.describe()
+        assert [(one["round"], one["lag"]) for one in told["children"]] == [(6, 1), (2, 5)]
+        assert [answer(first, one) for one in order[:15]] == answers[:15]
+        first.killed(tmp_path / "killed")
+    with Served(tmp_path / "killed", texts=TEXTS, rule=RULES[0]) as second:
+        assert [answer(second, one) for one in order] == answers
+        with pytest.raises(ProtocolError, match="must be one of 3 to"):
+            second.session.begin_round(second.caller(1), 2)
+
+
 THREE = ("a", "b", "c")
 
 

@@ -67,14 +67,22 @@ class Lane:
     """The rounds of one child. Its lock is the store's."""
 
     def __init__(
-        self, store: "AsynchronousStore", child: int, site: str, seed: int, past_bytes: int
+        self,
+        store: "AsynchronousStore",
+        child: int,
+        site: str,
+        *,
+        seed: int,
+        first_round: int,
+        past_bytes: int,
     ) -> None:
         """A child that has got nothing."""
+        self.first_round = first_round
         self.model = store.model
         self.site = site
         self.seed = native.derive_seed(seed, f"server/{site}")
         num_chunks = len(self.model.chunks)
-        self.current = _Round(store.first_round, num_chunks)
+        self.current = _Round(first_round, num_chunks)
         self.received: list[Floats | None] = [None] * num_chunks  # None: zeros
         self.seen = [0] * num_chunks  # versions of the answers
         self.past = Past(past_bytes)
@@ -278,7 +286,7 @@ class AsynchronousStore:
         seed: int,
         rule: UpdateRule,
         *,
-        first_round: int = 0,
+        first_rounds: Sequence[int] = (),
         changed: threading.Condition | None = None,
         recorder: Recorder | None = None,
         past_bytes: int = _MOST_PAST_BYTES,
@@ -294,13 +302,12 @@ class AsynchronousStore:
                 keep is in what a child has not received.
             seed: seed of the run.
             rule: an asynchronous one.
-            first_round: the first round of each child.
+            first_rounds: the first round of each child; () for 0.
             changed: notified, with its lock held, whenever an answer or a refusal is new.
             recorder: is told each packet that is taken.
             past_bytes: limit of older answers, for children that come back; at most 256 MiB count.
         """
         self.model = model
-        self.first_round = first_round
         self.rule = rule
         self.changed = changed if changed is not None else threading.Condition()
         self.recorder = recorder if recorder is not None else Recorder()
@@ -310,7 +317,11 @@ class AsynchronousStore:
         # Held from a packet's record until it is applied; never taken with `changed` held.
         self._turns = [threading.Lock() for _ in model.chunks]
         share = min(past_bytes, _MOST_PAST_BYTES) // max(1, len(sites))
-        self._lanes = [Lane(self, child, site, seed, share) for child, site in enumerate(sites)]
+        firsts = first_rounds or [0] * len(sites)
+        self._lanes = [
+            Lane(self, child, site, seed=seed, first_round=first, past_bytes=share)
+            for child, (site, first) in enumerate(zip(sites, firsts, strict=True))
+        ]
         self._num_applying = 0
         self._is_held = False
         self._waiting: list[tuple[Lane, _Round, int, Packet]] = []  # recorded, not applied
@@ -349,10 +360,11 @@ class AsynchronousStore:
         The round before the first where it has delivered none.
         """
         with self.changed:
-            current = self._lanes[child].current
+            lane = self._lanes[child]
+            current = lane.current
             if current.delivered:
                 return current.number, len(current.delivered)
-            is_first = current.number == self.first_round
+            is_first = current.number == lane.first_round
             return current.number - 1, 0 if is_first else len(self.model.chunks)
 
     def residual_rms(self) -> float:

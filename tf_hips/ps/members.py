@@ -220,7 +220,8 @@ class Members:
         for place, other in self.children.items():
             if place == position or other.model is None:
                 continue
-            if other.first_round != first_round:
+            is_apart = rules.parse(other.rule).is_asynchronous  # and counts rounds of its own
+            if other.first_round != first_round and not is_apart:
                 raise ProtocolError(
                     "All parties must go on from the same step. Received: site "
                     f"`{self.site(place)}` begins with round {other.first_round}, and site "

@@ -17,6 +17,7 @@ class Rounds(Protocol):
     """The rounds of one child; see `Store` and `asynchronous.Lane` for what each method does."""
 
     model: Model
+    first_round: int
 
     @property
     def round(self) -> int:

@@ -97,7 +97,7 @@ class State:
             one.has_left = True
             self.recorder.add(Kind.LEFT, child=child, reason=reason)
         return not self.members.have_left and (
-            child != 0 or store.progress(0)[0] >= store.first_round
+            child != 0 or store.progress(0)[0] >= store.of(0).first_round
         )
 
     def begin_round(self, rounds: Rounds, number: int, child: int) -> bool:
@@ -116,9 +116,9 @@ class State:
         store.archive()
         with self.changed:
             children = self.members.children.items()
-            here = [store.of(place).oldest for place, child in children if not child.has_left]
+            here = [store.of(place) for place, child in children if not child.has_left]
             # Who begins with the first weights does all rounds again.
-            if self.weights.held and min(here, default=0) > store.first_round:
+            if self.weights.held and here and all(one.oldest > one.first_round for one in here):
                 self.weights.forget()
 
     def weigh(self, store: Rounds, number: int, child: int, weight: float) -> None:
@@ -263,17 +263,19 @@ class State:
         rule = parse(child.rule)
         up, down = model.compressor(child.compression), model.compressor(child.downlink)
         common: dict[str, Any] = {
-            "first_round": first_round,
             "changed": self.changed,
             "recorder": self.recorder,
         }
         past_bytes = self.members.terms.past_bytes
         terms = model, self.members.terms.parties, up, down, child.seed
         if rule.is_asynchronous:
-            return AsynchronousStore(*terms, rule, past_bytes=past_bytes, **common)
+            firsts = [one.first_round for _, one in sorted(self.members.children.items())]
+            return AsynchronousStore(
+                *terms, rule, first_rounds=firsts, past_bytes=past_bytes, **common
+            )
         updates = Updates([chunk.size for chunk in model.chunks], rule)
         past = self.recorder.make_past(past_bytes)
-        return Store(*terms, updates=updates, past=past, **common)
+        return Store(*terms, first_round=first_round, updates=updates, past=past, **common)
 
     def _joined(self) -> list[dict[str, Any]]:
         names = ("process", "workers", "compression", "downlink", "seed", "rule", "num_returns")
