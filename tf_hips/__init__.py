@@ -22,6 +22,7 @@ _HOMES = {
     "Compressor": "tf_hips.ops",
     "bf16": "tf_hips.ops",
     "bisparse": "tf_hips.ops",
+    "budget": "tf_hips.ops",
     "error_feedback": "tf_hips.ops",
     "fingerprint": "tf_hips.strategies",
     "fp16": "tf_hips.ops",

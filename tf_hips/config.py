@@ -71,8 +71,13 @@ class Run:
         log_dir: folder for event logs, or None for no event log.
         saves: whether the first rank of this party saves models. Where several parties share a
             folder, one of them does.
+        attempt: how often the launcher has started this party before, in this run.
+        comes_back: whether the launcher starts the party again if it fails; it then leaves the run
+            without a word, so that the others wait.
         compression: text of the compression of gradients, "error_feedback(onebit)", for a script
             that names none; it may then name no other. The strategy reads and checks it.
+        rule: text of the update rule (docs/rules.md), "momentum(learning_rate=0.1)", in the same
+            way; None: the script's, or else the server's.
     """
 
     run: str = "local"
@@ -80,7 +85,10 @@ class Run:
     uplink: Uplink | None = None
     log_dir: str | None = None
     saves: bool = True
+    attempt: int = 0
+    comes_back: bool = False
     compression: str | None = None
+    rule: str | None = None
 
 
 def load(path: str | Path) -> Run:

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,6 +18,7 @@
 
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
+#include "tf_hips/cc/runtime/update.h"
 
 namespace {
 
@@ -369,6 +371,55 @@ void Denormals() {
 #endif
 }
 
+// In memory of exactly n floats, so that the sanitizers see any read or write beside it.
+void Updates(int64_t n) {
+  const size_t size = static_cast<size_t>(n);
+  const std::vector<float> g(size, 2.0f), one(size, 1.0f), three(size, 3.0f);
+  std::vector<float> a(size), b(size), c(size);
+  CHECK(tf_hips_update_scale(g.data(), 0.5f, a.data(), n) == 0);
+  CHECK(a == one);
+  CHECK(tf_hips_update_add_scaled(one.data(), g.data(), 1.0f, a.data(), n) == 0);
+  CHECK(a == three);
+  for (const int32_t nesterov : {0, 1}) {
+    CHECK(tf_hips_update_momentum(g.data(), one.data(), 1.0f, 1.0f, nesterov, a.data(), b.data(),
+                                  n) == 0);
+    CHECK(a == three);
+    CHECK(b == std::vector<float>(size, nesterov ? 5.0f : 3.0f));
+  }
+  CHECK(tf_hips_update_adam(g.data(), one.data(), one.data(), 1.0f, 0.0f, 0.0f, 0.0f, a.data(),
+                            b.data(), c.data(), n) == 0);
+  CHECK(a == g && b == std::vector<float>(size, 4.0f) && c == one);
+  for (const int32_t kind : {TF_HIPS_ADAGRAD, TF_HIPS_ADAM, TF_HIPS_YOGI}) {
+    for (const float* first : {static_cast<const float*>(nullptr), one.data()}) {
+      CHECK(tf_hips_update_adaptive(g.data(), first, one.data(), 1.0f, 0.0f, 0.0f, 0.0f, kind,
+                                    first == nullptr ? nullptr : a.data(), b.data(), c.data(),
+                                    n) == 0);
+      CHECK(b == std::vector<float>(size, kind == TF_HIPS_ADAM ? 4.0f : 5.0f));
+    }
+  }
+  for (const float* square : {static_cast<const float*>(nullptr), one.data()}) {
+    CHECK(tf_hips_update_delayed(g.data(), one.data(), three.data(), square, 1.0f, 1.0f, 0.0f, 0.0f,
+                                 a.data(), square == nullptr ? nullptr : b.data(), n) == 0);
+    CHECK(a == std::vector<float>(size, square == nullptr ? 11.0f : 7.0f));
+  }
+  CHECK(tf_hips_update_mix(g.data(), one.data(), three.data(), 0.5f, a.data(), n) == 0);
+  CHECK(a == three);
+
+  CHECK(tf_hips_update_scale(g.data(), 0.5f, a.data(), -1) == TF_HIPS_BAD_UPDATE);
+  if (n == 0) return;
+  CHECK(tf_hips_update_adaptive(g.data(), nullptr, one.data(), 1.0f, 0.0f, 0.0f, 0.0f, 3, nullptr,
+                                b.data(), c.data(), n) == TF_HIPS_BAD_UPDATE);
+  CHECK(tf_hips_update_delayed(g.data(), one.data(), one.data(), one.data(), 1.0f, 1.0f, 0.0f, 0.0f,
+                               a.data(), nullptr, n) == TF_HIPS_BAD_UPDATE);
+  CHECK(tf_hips_update_scale(nullptr, 0.5f, a.data(), n) == TF_HIPS_BAD_UPDATE);
+  std::vector<float> bad = g;
+  bad.back() = std::numeric_limits<float>::quiet_NaN();
+  CHECK(tf_hips_update_scale(bad.data(), 0.5f, a.data(), n) == TF_HIPS_NOT_FINITE);
+  bad.back() = std::numeric_limits<float>::max();
+  CHECK(tf_hips_update_scale(bad.data(), 0.5f, a.data(), n) == 0);
+  CHECK(tf_hips_update_scale(bad.data(), 2.0f, a.data(), n) == TF_HIPS_NOT_FINITE);
+}
+
 }  // namespace
 
 int main() {
@@ -390,6 +441,7 @@ int main() {
     Threads(codec);
   }
   VariableSize();
+  for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{17}, (int64_t{1} << 18) + 3}) Updates(n);
   StatusTexts();
   FloatParameters();
   Denormals();

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,11 @@ WRONG = {
         ["server", "--parties", "a", "--downlink", "onebti", "--insecure"],
         "onebit",
     ),
+    "unknown rule": (
+        ["server", "--parties", "a", "--rule", "momentun(0.1)", "--insecure"],
+        "did you mean momentum?",
+    ),
+    "rule of nothing": (["run", "--rule", "sgd(learning_rate=0)", "x.py"], "`learning_rate` must"),
     "plain text to a public address": (
         ["party", "--server", "8.8.8.8:7", "--insecure", "--", "{script}"],
         "--insecure is for a --server on loopback. Received: '8.8.8.8:7'",
@@ -160,7 +166,8 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     options = ["--compression", "onebit", "--downlink", "same", "--join-timeout", "7"]
     options += ["--round-timeout", "8", "--lost-after", "9", "--max-model-mb", "2"]
-    options += ["--max-gather-mb", "3", "--state", "kept", "--shard", "1/3"]
+    options += ["--max-gather-mb", "3", "--state", "kept", "--rule", "fedavgm(0.5)"]
+    options += ["--shard", "1/3"]
     with pytest.raises(SystemExit) as ended:
         cli.main(["server", "--parties", "a,b", "--insecure", *options])
     assert ended.value.code == 0
@@ -171,6 +178,7 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.max_gather_bytes == 3 << 20
     assert config.state_dir == "kept"
     assert config.shard == (1, 3)
+    assert config.rule == "fedavgm(learning_rate=0.5, momentum=0.9)"
 
 
 class RecordingJob:
@@ -185,6 +193,9 @@ class RecordingJob:
 
     def __exit__(self, *error: object) -> None:
         pass
+
+    def start_group(self, name: str, start: Any, max_restarts: int, **more: Any) -> None:
+        start(0)
 
     def start(
         self, role: str, command: list[str], environment: dict[str, str], **options: object

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,6 +168,9 @@ class RecordingJob:
 
     def __exit__(self, *error: object) -> None:
         pass
+
+    def start_group(self, name: str, start: Any, max_restarts: int, **more: Any) -> None:
+        start(0)
 
     def start(
         self, role: str, command: list[str], environment: dict[str, str], **options: object

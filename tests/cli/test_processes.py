@@ -394,3 +394,41 @@ def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path) -> None:
         launcher.kill()
     assert code == 128 + signal.SIGPIPE
     assert is_gone(pid)
+
+
+@pytest.mark.parametrize(("max_restarts", "code"), [(2, 0), (1, 5)])
+def test_a_group_is_started_again_as_often_as_it_may(
+    capfd: pytest.CaptureFixture[str], max_restarts: int, code: int
+) -> None:
+    attempts: list[int] = []
+    with Job(out=io.BytesIO(), err=io.BytesIO()) as job:
+
+        def start(attempt: int) -> None:
+            attempts.append(attempt)
+            fails = attempt < 2
+            job.start("a", python(SLEEP if fails else ""), os.environ)
+            job.start("b", python(f"raise SystemExit({5 if fails else 0})"), os.environ)
+
+        job.start("alone", python("import time; time.sleep(0.5)"), os.environ)
+        job.start_group("both", start, max_restarts)
+        failure = job.wait()
+    assert attempts == list(range(max_restarts + 1))
+    assert (failure.code if failure else 0) == code
+    told = [line for line in capfd.readouterr().err.splitlines() if "starts again" in line]
+    assert told == [
+        f"tf-hips: b failed (exit code 5); both starts again ({one} of {max_restarts})"
+        for one in range(1, max_restarts + 1)
+    ]
+
+
+def test_a_group_that_only_a_signal_starts_again_may_fail() -> None:
+    bodies = ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit(3)")
+    with Job(out=io.BytesIO(), err=io.BytesIO()) as job:
+        job.start_group(
+            "server",
+            lambda attempt: job.start("server", python(bodies[attempt]), os.environ) and None,
+            5,
+            only_killed=True,
+        )
+        failure = job.wait()
+    assert failure == Failure("server", 3, "exit code 3")

@@ -10,7 +10,9 @@ from tf_hips import ops
 from tf_hips.ops import CHUNK, Compressor, chunk_sizes, error_feedback, growth, native, parse
 from tf_hips.ops.registry import Algorithm, Parameter
 
-NAMES = ", ".join(sorted([*ops.REGISTRY, "powersgd", "error_feedback", "warmup", "mixed"]))
+NAMES = ", ".join(
+    sorted([*ops.REGISTRY, "budget", "powersgd", "error_feedback", "warmup", "mixed"])
+)
 
 
 @pytest.mark.parametrize("compressor", variants(), ids=lambda c: c.text)

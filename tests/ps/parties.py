@@ -89,9 +89,10 @@ class Party:
         self.first_round = first_round
         self.residuals = [np.zeros(size, np.float32) for size in self.sizes]
         self.child = -1
+        self.said = self.compressor.text  # a budget may stand for the compressor
 
     def join(self) -> None:
-        welcome = self.client.join(self.compressor.text, self.downlink, 7)
+        welcome = self.client.join(self.said, self.downlink, 7)
         self.child = welcome.child
         self.client.agree_model(self.shapes, self.first_round)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP relay that breaks one connection after so many bytes."""
+"""A TCP relay that breaks one connection after so many bytes, or is as slow as a slow link."""
 
 import contextlib
 import socket
@@ -11,8 +11,10 @@ class Relay:
 
     def __init__(self, port: int) -> None:
         self.num_cuts = 0
+        self.bytes_per_s: float | None = None  # each way of each connection
         self._port = port
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._left: dict[str, int | None] = {"up": None, "down": None}
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -24,6 +26,7 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed.set()
         with self._lock:
             ends = [self._listener, *self._sockets]
         for end in ends:
@@ -65,7 +68,9 @@ class Relay:
 
     def _pump(self, source: socket.socket, target: socket.socket, direction: str) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(1 << 14):
+                if self.bytes_per_s is not None:
+                    self._closed.wait(len(data) / self.bytes_per_s)
                 with self._lock:
                     left = self._left[direction]
                     if left is not None:

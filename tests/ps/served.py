@@ -14,12 +14,13 @@ from tf_hips import log
 from tf_hips.errors import PeerError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import gather, wire
+from tf_hips.ps import gather, rules, wire
 from tf_hips.ps.durable import Keeper
 from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Kind, from_payload
 from tf_hips.ps.records import Reader
+from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.session import Session
 from tf_hips.ps.store import Store
 
@@ -36,9 +37,17 @@ Delivery = tuple[int, int, int]
 class Served:
     """A session kept in a folder, as a server would hold it, and calls of its children."""
 
-    def __init__(self, base: Path, *, texts: tuple[str, str] = (FEEDBACK, FEEDBACK)) -> None:
+    def __init__(
+        self,
+        base: Path,
+        *,
+        texts: tuple[str, str] = (FEEDBACK, FEEDBACK),
+        rule: str | None = None,
+    ) -> None:
         self.base = base
         self.texts = texts
+        self.rule = rule
+        self.processes: dict[int, str] = {}  # of children that have come back
         self.events = log.EventLog(base / "events", run="job", role="server", site="x", rank=0)
         self.keeper = Keeper(str(base / "state"), "job", TERMS, self.events)
         try:
@@ -67,13 +76,13 @@ class Served:
         return base
 
     def caller(self, child: int, process: str | None = None) -> Caller:
-        return Caller(child, process or f"p{child}", PATIENCE_S)
+        return Caller(child, process or self.processes.get(child, f"p{child}"), PATIENCE_S)
 
     def join(self) -> list[dict[str, Any]]:
         answers: list[Any] = [None] * len(SITES)
 
         def one(child: int) -> None:
-            answers[child] = self.session.join(self.caller(child), 2, *self.texts, 7)
+            answers[child] = self.session.join(self.caller(child), 2, *self.texts, 7, self.rule)
 
         threads = [threading.Thread(target=one, args=(child,)) for child in range(len(SITES))]
         for thread in threads:
@@ -147,9 +156,10 @@ def rounds(first: int, last: int) -> list[Delivery]:
     ]
 
 
-def undisturbed(last: int, texts: tuple[str, str]) -> list[list[bytes]]:
+def undisturbed(last: int, texts: tuple[str, str], rule: str = "sum") -> list[list[bytes]]:
     """Results of rounds 0 to `last` of a store that nobody records."""
-    store = Store(MODEL, SITES, *map(compressors.parse, texts), 7)
+    updates = Updates([chunk.size for chunk in MODEL.chunks], rules.parse(rule))
+    store = Store(MODEL, SITES, *map(compressors.parse, texts), 7, updates=updates)
     merged = []
     for number in range(last + 1):
         store.begin(number)

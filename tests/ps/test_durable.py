@@ -43,7 +43,6 @@ def test_a_session_that_nobody_has_joined_is_new(tmp_path: Path) -> None:
         first.killed(tmp_path / "killed")
     with Served(tmp_path / "killed") as second:
         assert [one["child"] for one in second.join()] == [0, 1]
-        assert not second.session.gives_way(second.caller(0, "other"))
 
 
 def test_who_has_joined_may_ask_again(tmp_path: Path) -> None:
@@ -55,8 +54,8 @@ def test_who_has_joined_may_ask_again(tmp_path: Path) -> None:
         for child in (0, 1):
             again = second.session.join(second.caller(child), 2, FEEDBACK, FEEDBACK, 7)
             assert again == answers[child]
-        with pytest.raises(ProtocolError, match="is in this run already"):
-            second.session.join(second.caller(0, "new"), 2, FEEDBACK, FEEDBACK, 7)
+        with pytest.raises(ProtocolError, match="must be as the one before it"):
+            second.session.join(second.caller(0, "new"), 2, FEEDBACK, FEEDBACK, 8)
 
 
 def test_models_are_kept_one_by_one(tmp_path: Path) -> None:
@@ -82,7 +81,10 @@ def test_the_first_weights_go_on_where_they_were(tmp_path: Path) -> None:
     with Served(tmp_path) as first:
         first.join()
         first.agree()
-        assert first.session.begin_sync(first.caller(0), ["<f4[1280]"], len(content)) == 0
+        assert first.session.begin_sync(first.caller(0), ["<f4[1280]"], len(content)) == (
+            0,
+            False,
+        )
         first.killed(tmp_path / "described")
         first.session.upload(first.caller(0), 0, content[:1000])
         first.session.upload(first.caller(0), 500, content[500:2000])
@@ -92,7 +94,7 @@ def test_the_first_weights_go_on_where_they_were(tmp_path: Path) -> None:
             with pytest.raises(ProtocolError, match="begin with the same weights"):
                 second.session.begin_sync(second.caller(1), ["<f4[1281]"], len(content))
             begun = second.session.begin_sync(second.caller(0), ["<f4[1280]"], len(content))
-            assert begun == held
+            assert begun == (held, False)
             second.session.upload(second.caller(0), held, content[held:])
             got = b"".join(second.session.download(second.caller(1), 300))
             assert got == content[300:]
@@ -282,21 +284,6 @@ def test_a_step_that_failed_is_remembered_until_the_next_call(tmp_path: Path) ->
     for name, failures in (("failed", {0: "no more disk"}), ("later", {})):
         with Served(tmp_path / name) as second:
             assert second.session._waiting.failures() == failures
-
-
-def test_a_new_process_finds_a_deserted_run(tmp_path: Path) -> None:
-    with Served(tmp_path) as first:
-        first.join()
-        first.agree()
-        assert not first.session.gives_way(first.caller(0, "new"))
-        first.killed(tmp_path / "killed")
-    with Served(tmp_path / "killed") as second:
-        assert second.session.gives_way(second.caller(0, "new"))
-        assert not second.session.gives_way(second.caller(0))
-        second.session.meet(second.caller(1, "new"))
-        assert second.session.gives_way(second.caller(0, "new"))
-        second.session.meet(second.caller(1))
-        assert not second.session.gives_way(second.caller(0, "new"))
 
 
 def test_a_record_that_cannot_be_done_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.ps.parties import DEADLINE_S, Party, parties, raw_channel, serving, t
 from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
-from tf_hips.ps import waiting, wire
+from tf_hips.ps import gather, waiting, wire
 from tf_hips.ps.gather import LABEL_BYTES, Gathers, Upload, to_packet
 from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.session import Session
@@ -63,10 +63,12 @@ def test_payloads_come_in_child_order_whoever_is_first(order: tuple[int, ...]) -
             deliver(gathers, child, number, bytes([number, child]))
         assert gathers.missing(number) == set()
         assert answer(gathers, number) == [(child, bytes([number, child])) for child in range(3)]
-    assert set(gathers._gathers) == {2}
+    assert gathers.oldest == 0
+    gathers.need(2)
+    assert set(gathers._gathers) == {1, 2}
 
 
-def test_a_payload_counts_once_and_is_kept_until_all_have_gone_on() -> None:
+def test_a_payload_counts_once_and_is_kept_until_nobody_needs_it() -> None:
     gathers = Gathers(2, 100)
     deliver(gathers, 0, 0, b"first")
     deliver(gathers, 0, 0, b"first")  # sent again
@@ -79,6 +81,10 @@ def test_a_payload_counts_once_and_is_kept_until_all_have_gone_on() -> None:
     deliver(gathers, 1, 0, b"")  # it has lost the answer
     assert answer(gathers, 0) == expected
     deliver(gathers, 1, 1, b"next")
+    assert answer(gathers, 0) == expected  # one may come back to it
+    gathers.need(1)
+    assert answer(gathers, 0) == expected
+    deliver(gathers, 0, 2, b"more")
     with pytest.raises(ProtocolError, match="Gather 0 is over"):
         gathers.answer(0)
     assert gathers.missing(0) == set()
@@ -100,21 +106,26 @@ def test_what_is_sent_again_must_be_the_same(make_run, label: str, payload: byte
 
 def test_a_number_must_be_the_next() -> None:
     gathers = Gathers(2, 100)
-    with pytest.raises(ProtocolError, match="must be 0, which is next"):
+    with pytest.raises(ProtocolError, match=r"must be 0, which is next"):
         gathers.begin(0, 1)
     deliver(gathers, 0, 0, b"")
-    with pytest.raises(ProtocolError, match=r"must be 1, which is next.*Received: gather 1"):
+    with pytest.raises(ProtocolError, match=r"one of 0 to 1, which is next.*Received: gather 1"):
         gathers.begin(0, 1)  # not before child 1 has come
     deliver(gathers, 1, 0, b"")
     for child in (0, 1):
         deliver(gathers, child, 1, b"")
-    for number in (0, 3):
-        with pytest.raises(ProtocolError, match=f"must be 2.*Received: gather {number}"):
-            gathers.begin(1, number)
+    with pytest.raises(ProtocolError, match=r"one of 0 to 2, which is next.*Received: gather 3"):
+        gathers.begin(1, 3)
+    for child in (0, 1):
+        deliver(gathers, child, 2, b"")
+    gathers.need(2)
+    with pytest.raises(ProtocolError, match=r"one of 1 to 3, which is next.*Received: gather 0"):
+        gathers.begin(1, 0)
 
 
-def test_memory_is_bounded_whatever_a_child_does() -> None:
+def test_memory_is_bounded_whatever_a_child_does(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 5000
+    monkeypatch.setattr(gather, "PAST_BYTES", 3 * limit)
     gathers = Gathers(2, limit)
     for number in range(4):
         for child in (0, 1):
@@ -124,9 +135,10 @@ def test_memory_is_bounded_whatever_a_child_does() -> None:
     part = HEADER.pack(0, limit, 0, 10) + bytes(10)  # takes the memory of a whole payload
     for one in older:
         one.feed(part)
-    assert kept(gathers) == (2 + 1 + 2) * limit
+    assert gathers.oldest == 2  # of gather 0 and 1 there is no room for both
+    assert kept(gathers) == (2 + 2 + 1 + 2) * limit
     newer = gathers.begin(1, 4)
-    assert kept(gathers) == (2 + 1 + 1) * limit
+    assert kept(gathers) == (2 + 2 + 1 + 1) * limit
     with pytest.raises(PeerError, match="over another connection"):
         older[1].feed(part)
     with pytest.raises(PeerError, match="over another connection"):
@@ -336,7 +348,7 @@ def test_a_call_that_is_ready_but_asleep_waits_for_nobody(make_run) -> None:
         upload(begun, "x", b"0")
         with pytest.raises(PeerError, match="these have not sent their values of `x`: `b`"):
             run.session.wait_gather(caller, 0, begun)
-    assert future.result(DEADLINE_S) == 0
+    assert future.result(DEADLINE_S) == (0, True)
     assert run.session.ended is None
 
 
@@ -452,7 +464,9 @@ def test_gathers_and_rounds_between_each_other(certificates: Certificates) -> No
         gather_all([a, b], 5, 100)
         with pytest.raises(ProtocolError, match=r"must stay what it was.*`noise`, 100 bytes"):
             a.client.gather(5, "noise", b"something else")
-        with pytest.raises(ProtocolError, match=r"Gather: The gather must be 6, which is next"):
+        with pytest.raises(
+            ProtocolError, match=r"Gather: The gather must be one of 0 to 6, which is n"
+        ):
             b.client.gather(8, "noise", b"")
         gather_all([a, b], 6, 1)
 

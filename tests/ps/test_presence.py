@@ -274,3 +274,33 @@ def test_a_busy_server_is_asked_again(
     with serving(certificates) as server, parties(server, certificates) as members:
         train_all(members, 0, 0)
     assert refused == ["Join"]
+
+
+def test_a_round_may_take_as_long_as_bytes_move(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several times as long as a round may stand still: nobody gives up."""
+    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.3)
+    monkeypatch.setattr("tf_hips.ps.session.TELLS_AFTER_S", 0.2)
+    with (
+        serving(certificates, round_timeout_s=2.0) as server,
+        Relay(server.port) as relay,
+    ):
+        members = [
+            Party(
+                address,
+                site,
+                certificates.party(site),
+                shapes=((2_000_000,),),
+                compression="fp32",
+                deadline_s=2.0,
+            )
+            for site, address in zip(SITES, (server.address, relay.address), strict=True)
+        ]
+        together(*(member.join for member in members))
+        relay.bytes_per_s = 2e6  # a message of 1 MiB in half a second; 8 MB up and as many down
+        began = time.monotonic()
+        train_all(members, 0, 0)
+        assert time.monotonic() - began > 6.0
+        for member in members:
+            member.client.close()

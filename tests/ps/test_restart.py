@@ -3,7 +3,6 @@
 
 import errno
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -345,52 +344,3 @@ def test_a_server_whose_disk_was_full_can_serve_another_run(
                 late.join()
         with parties(server, certificates) as members:
             assert train_all(members, 0, 2) == expected_rounds(3)
-
-
-def test_a_site_that_comes_anew_gets_a_new_run_if_nobody_came_back(
-    certificates: Certificates, tmp_path: Path
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    with (
-        serving(certificates, state_dir=str(first)) as server,
-        parties(server, certificates) as members,
-    ):
-        train_all(members, 0, 1)
-        shutil.copytree(first, second)
-    with (
-        serving(certificates, state_dir=str(second), log_dir=str(tmp_path / "logs")) as server,
-        parties(server, certificates) as members,
-    ):
-        assert train_all(members, 0, 1) == expected_rounds(2)
-    names = [event["event"] for event in log.read_events(tmp_path / "logs")]
-    assert names[:4] == ["restored", "listen", "given_up", "join"]
-
-
-def test_a_site_that_comes_anew_is_refused_once_one_came_back(
-    certificates: Certificates, tmp_path: Path
-) -> None:
-    port = free_port()
-    first, second = tmp_path / "first", tmp_path / "second"
-    settings = {"bind": f"127.0.0.1:{port}"}
-    with serving(certificates, state_dir=str(first), **settings) as server:
-        a, b = (Party(server.address, site, certificates.party(site)) for site in SITES)
-        together(a.join, b.join)
-        train_all((a, b), 0, 1)
-        shutil.copytree(first, second)
-        # Their watches are closed, so that they do not hear of the end of this server's run.
-        for one in (a, b):
-            one.client._link._closed.set()
-            one.client._link._disconnect()
-            one.client._link._closed.clear()
-    with serving(certificates, state_dir=str(second), **settings) as server:
-        early = Later(lambda: a.train(2, 2))
-        with server._session.changed:
-            assert server._session.changed.wait_for(
-                lambda: not server._session._is_deserted, DEADLINE_S
-            )
-        late = Party(server.address, "b", certificates.party("b"))
-        with pytest.raises(Exception, match="Site `b` is in this run already"):
-            late.join()
-        assert b.train(2, 2) == early.result() == expected_rounds(3)[2:]
-        for one in (a, b):
-            one.client.close()

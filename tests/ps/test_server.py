@@ -136,7 +136,9 @@ def test_the_welcome_says_what_the_run_is(certificates: Certificates) -> None:
         assert (welcome.compression, welcome.downlink) == (text, "fp32")
         assert (welcome.seed, welcome.round) == (7, 0)
         train_all((a, b), 0, 2)
-        assert a.client.join(text, "fp32", 7).round == 2
+        again = a.client.join(text, "fp32", 7)
+        assert (again.round, again.newest, again.is_back) == (0, 2, False)
+        assert again.session == welcome.session != ""
 
 
 def test_first_sync_gives_all_the_weights_of_child_0(certificates: Certificates) -> None:
@@ -367,6 +369,32 @@ def wait_for(path: Path) -> str:
 
 
 @pytest.mark.heavy
+def test_a_budget_is_chosen_when_the_model_is_known(certificates: Certificates) -> None:
+    text = "budget(wan_mbps=0.002, max_sync_s=2)"  # 500 bytes, up and down
+    chosen = compressors.parse(text).for_sizes([72, 8, 720, 10])
+    assert chosen.codec.name == "onebit"
+    assert chosen.has_residual
+    with serving(certificates, compression=text) as server:
+        a, b = (Party(server.address, site, certificates.party(site)) for site in SITES)
+        for member in (a, b):
+            member.said = text
+        together(a.join, b.join)
+        assert a.client._welcome is not None
+        assert a.client._welcome.downlink == text
+        assert train_all((a, b), 0, 1) == expected_rounds(2)
+        assert server._session.describe()["compression"] == chosen.text
+        for member in (a, b):
+            member.client.leave()
+    with serving(certificates) as server:
+        a, b = (Party(server.address, site, certificates.party(site)) for site in SITES)
+        for member in (a, b):
+            member.said = "budget(wan_mbps=0.001, max_sync_s=0.001)"
+        with pytest.raises(ProtocolError, match="The model is too large: a budget must have room"):
+            together(a.join, b.join)
+        for member in (a, b):
+            member.client.close()
+
+
 def test_a_run_that_nobody_calls_is_given_up(certificates: Certificates) -> None:
     with serving(certificates, once=True, idle_timeout_s=0.2) as server:
         with parties(server, certificates) as members:
@@ -375,7 +403,8 @@ def test_a_run_that_nobody_calls_is_given_up(certificates: Certificates) -> None
 
 
 def test_a_second_process_of_a_site_is_refused(certificates: Certificates) -> None:
-    with serving(certificates) as server, parties(server, certificates) as members:
+    settings = {"lost_after_s": 2.0}  # half of it is how long it waits for the end of the first
+    with serving(certificates, **settings) as server, parties(server, certificates) as members:
         train_all(members, 0, 0)
         second = Party(server.address, "b", certificates.party("b"))
         with pytest.raises(ProtocolError, match="Site `b` is in this run already"):

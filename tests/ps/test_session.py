@@ -2,6 +2,7 @@
 """One run without sockets: who is in it, who comes twice, who is lost."""
 
 import concurrent.futures
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -55,7 +56,14 @@ def test_one_process_of_a_site_is_in_the_run(run: Run) -> None:
     _, other = run.join(1, "other")
     assert second.result(PATIENCE_S)["child"] == 0
     assert other.result(PATIENCE_S)["child"] == 1
-    _, late = run.join(0, "old")
+    session = run.session
+    watch = session.watch(Caller(0, "new", PATIENCE_S))
+    there = threading.Thread(target=lambda: list(watch), daemon=True)
+    there.start()
+    with session.changed:
+        assert session.changed.wait_for(lambda: session._presence.is_there(0), PATIENCE_S)
+    # It waits for the end of the one that is there.
+    _, late = run.join(0, "old", patience_s=0.1)
     with pytest.raises(ProtocolError, match="Site `a` is in this run already"):
         late.result(PATIENCE_S)
 

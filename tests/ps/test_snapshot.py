@@ -62,7 +62,7 @@ def test_a_snapshot_is_the_state(tmp_path: Path, texts: tuple[str, str]) -> None
         finished(first)
         first.killed(tmp_path / "begun")
     files = sorted(path.name for path in (tmp_path / "begun/state/job").iterdir())
-    assert files == ["journal-000005", "lock", "snapshot-000005"]
+    assert files == ["journal-000005", "lock", "results-000001", "snapshot-000005"]
     with Served(tmp_path / "merged", texts=texts) as second:
         assert second.results(3) == expected[3]
         assert second.train(3, 5) == expected[3:]
@@ -122,7 +122,9 @@ def test_a_kill_between_any_two_steps_of_a_snapshot_loses_nothing(
             finished(second)
         # All but the state itself is gone.
         names = sorted(path.name for path in (one / "state/job").iterdir())
-        assert [name.split("-")[0] for name in names] == ["journal", "lock", "snapshot"]
+        kinds = ["journal", "lock", "results", "snapshot"]
+        assert sorted({name.split("-")[0] for name in names}) == kinds
+        assert sum(name.startswith(("journal", "snapshot")) for name in names) == 2
 
 
 @pytest.mark.usefixtures("eager")
@@ -172,7 +174,7 @@ def test_a_journal_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             finished(first)
             first.deliver(rounds(number, number))
             assert first.session._recorder.settle() is None
-            files = (tmp_path / "state/job").iterdir()
+            files = (tmp_path / "state/job").glob("[js]*-*")
             largest = max(largest, sum(path.stat().st_size for path in files))
         snapshot = max(
             event["bytes"]

@@ -205,6 +205,7 @@ def test_rounds_follow_each_other_and_the_last_two_are_kept() -> None:
         store.begin(2)
     deliver(store, all_deliveries(3))
     assert store.round == 2
+    store.archive()
     with pytest.raises(ProtocolError, match=r"Rounds 1 to 2 are kept. Received: round 0"):
         store.results(0, 0)
     with pytest.raises(ProtocolError, match=r"one of 1 to 3. Received: round 0"):
@@ -306,6 +307,7 @@ def test_memory_is_bounded_over_many_rounds() -> None:
     store = store_of(model=model, sites=("a",))
     for number in range(50):
         store.begin(number)
+        store.archive()
         store.add(number, 0, [(0, encode(FEEDBACK, gradient(0, number, 0, model)))])
     assert len(store._rounds) == 2
     assert all(not each for kept in store._rounds.values() for each in kept.packets)

@@ -93,6 +93,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _forget(self) -> None:
         self._resumed: Backup | None = None
+        self._is_back = False
         self._epoch = 0
         self._last_step = 0
         self._steps_since = 0
@@ -223,8 +224,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         has_seed = snapshot.global_seed_generator() is not None
         entries = snapshot.entries(self.model, metrics=step > 0, seed=has_seed)
         own = self._own(entries)
-        data_offset = None
+        data_offset, place = None, None
         if self._peers.strategy is not None:
+            place = self._peers.strategy._place()
             data_offset = resuming.data_offset(self.model, self._epoch)
 
         def start() -> list[int]:
@@ -251,9 +253,12 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "own": own,
                 "steps_per_epoch": (self.params or {}).get("steps"),
                 "data_offset": data_offset,
+                "place": place,
             }
             (draft / _META).write_text(json.dumps(meta), encoding="utf-8")
             folder.finish(backup)
+            if peers.strategy is not None and place is not None:
+                peers.strategy._note_place(place)
             # Lists of gradients that come later may still read what was taken up.
             folder.prune(self._keep, protected=self._resumed)
 
@@ -315,11 +320,16 @@ class BackupAndRestore(keras.callbacks.Callback):
     # Restoring.
 
     def _choose(self) -> Backup | None:
-        """The newest backup that all parties have; the same on all workers."""
+        """The newest backup that all parties have; the same on all workers.
+
+        A party that comes back to a run that goes on takes up its own newest one.
+        """
         listed = self._peers.on_first(
             lambda: [[one.number, one.epoch, one.step] for one in self._folder.backups()]
         )
         backups = [Backup(*one) for one in listed]
+        if backups and self._take_place(backups[-1]):
+            return backups[-1]
         everyone = self._peers.gather_from_all(
             [[one.epoch, one.step] for one in backups], "backups of this run"
         )
@@ -337,6 +347,20 @@ class BackupAndRestore(keras.callbacks.Callback):
                 + told
             )
         return common[-1]
+
+    def _take_place(self, backup: Backup) -> bool:
+        """Comes back to the run that `backup` is of, if it goes on; the same on all ranks."""
+        strategy = self._peers.strategy
+        if strategy is None:
+            return False
+        place = self._peers.on_first(lambda: self._meta(backup).get("place"))
+        if not strategy._can_come_back(place):
+            return False
+        # Restored where it was made: a rank that cannot do that says so before others rely on it.
+        self._peers.together(lambda: self._check(backup))
+        strategy._come_back(place)
+        self._is_back = True
+        return True
 
     def _check(self, backup: Backup) -> None:
         """Raises where `backup` is of another run."""
@@ -399,7 +423,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._peers.strategy is not None:
             # Later this would replace what each rank has for itself.
             self._peers.strategy.state.make_equal(self.model)
-            if not self._peers.strategy.state.is_complete():
+            if not self._is_back and not self._peers.strategy.state.is_complete():
                 log.warning(
                     "Behind a server this run goes on without what its compression had kept there: "
                     "not bit for bit."
@@ -410,7 +434,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._peers.together(lambda: self._read_state(backup))
         # Statistics and accumulated gradients are each worker's own.
         trained = [entry for entry in shared if entry.role == "weight" and entry.variable.trainable]
-        everyone = self._peers.gather_from_all(snapshot.digest(trained), "what was restored")
+        digest = snapshot.digest(trained)
+        if self._is_back:  # the others are elsewhere
+            everyone = self._peers.gather(digest)
+        else:
+            everyone = self._peers.gather_from_all(digest, "what was restored")
         if any(one != everyone[0] for one in everyone):
             odd = [number for number, one in enumerate(everyone) if one != everyone[0]]
             raise ValueError(

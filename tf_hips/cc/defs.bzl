@@ -10,6 +10,8 @@ COPTS = [
     "-ffp-contract=off",
     # Vector code needs selections; threaded jumps make branches of them.
     "-fno-thread-jumps",
+    # A square root that may set errno is a call for each element; nobody looks at errno of one.
+    "-fno-math-errno",
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",

@@ -122,6 +122,34 @@ def downlink(text: str) -> str:
     return text if text == "same" else codec(text)
 
 
+def add_max_restarts(parser: argparse.ArgumentParser, whom: str) -> None:
+    """Declares `--max-restarts`."""
+    parser.add_argument(
+        "--max-restarts",
+        type=_number,
+        default=0,
+        metavar="N",
+        help=f"start {whom} again up to N times when one of them fails; they go on from their last "
+        "backup while the others wait (default 0)",
+    )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number, 0 or more. Received: {text!r}")
+    return int(text)
+
+
+def rule(text: str) -> str:
+    """The text of an update rule; returns its canonical text."""
+    from tf_hips.ps import rules
+
+    try:
+        return rules.parse(text).text
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def add_identity(parser: argparse.ArgumentParser, owner: str) -> None:
     """Adds `--authority`, `--certificate`, `--key` and `--insecure` of `owner`."""
     parser.add_argument(

@@ -8,6 +8,7 @@ through the environment.
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -73,6 +74,12 @@ def add(commands: Any) -> None:
         metavar="TEXT",
         help="how gradients are encoded if the script does not say; it may not say another",
     )
+    parser.add_argument(
+        "--rule",
+        type=arguments.rule,
+        metavar="TEXT",
+        help="what the server makes of gradients if the script does not say",
+    )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument(
         "-np",
@@ -96,6 +103,7 @@ def add(commands: Any) -> None:
         help="network interfaces that workers on several hosts meet over (default: those that all "
         "of them have)",
     )
+    arguments.add_max_restarts(parser, "the workers of the site")
     arguments.add_identity(parser, "the site")
     parser.add_argument("script", help="the training script, or a program")
     parser.add_argument(
@@ -114,6 +122,10 @@ def run(options: argparse.Namespace) -> int:
         )
     elif options.insecure or options.authority or options.certificate or options.key:
         raise arguments.UsageError("--authority, --certificate, --key and --insecure need --server")
+    elif options.max_restarts:
+        raise arguments.UsageError(
+            "--max-restarts is for a site whose run goes on without it and needs --server"
+        )
     elif options.deadline is not None:
         raise arguments.UsageError("--deadline is for the server's answers and needs --server")
     hosts = _hosts(options)
@@ -134,6 +146,7 @@ def run(options: argparse.Namespace) -> int:
         uplink=uplink,
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
         compression=options.compression,
+        rule=options.rule,
     )
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
         is_local = all(_is_here(host) for host, _ in hosts)
@@ -149,6 +162,7 @@ def run(options: argparse.Namespace) -> int:
                 processes=number,
                 command=command,
                 folder=Path(folder),
+                max_restarts=options.max_restarts,
             )
         else:
             _start_remote_workers(job, options, told, number, command)
@@ -171,6 +185,7 @@ def start_local_workers(
     processes: int,
     command: Sequence[str],
     folder: Path,
+    max_restarts: int = 0,
 ) -> None:
     """Starts the workers of one site as processes of this machine.
 
@@ -183,18 +198,27 @@ def start_local_workers(
         processes: workers of all sites on this machine, which share its cores.
         command: program and arguments of each worker.
         folder: private folder for the configuration file.
+        max_restarts: how often all of them are started again when one fails.
     """
     from tf_hips.comm import launch
 
-    path = folder / f"{site}.yaml"
-    config.dump(told, path)
-    common = {
-        **thread_defaults(os.environ, processes),
-        config.CONFIG_VARIABLE: str(path),
-        config.ROLE_VARIABLE: "worker",
-    }
-    for rank, environment in enumerate(stack.enter_context(launch.local_rank_environments(number))):
-        job.start(worker_role(site, rank), command, {**os.environ, **common, **environment})
+    def start(attempt: int) -> None:
+        path = folder / f"{site}-{attempt}.yaml"
+        config.dump(_attempt(told, attempt, max_restarts), path)
+        common = {
+            **thread_defaults(os.environ, processes),
+            config.CONFIG_VARIABLE: str(path),
+            config.ROLE_VARIABLE: "worker",
+        }
+        environments = stack.enter_context(launch.local_rank_environments(number))
+        for rank, environment in enumerate(environments):
+            job.start(worker_role(site, rank), command, {**os.environ, **common, **environment})
+
+    job.start_group(site, start, max_restarts)
+
+
+def _attempt(told: config.Run, attempt: int, max_restarts: int) -> config.Run:
+    return dataclasses.replace(told, attempt=attempt, comes_back=attempt < max_restarts)
 
 
 def thread_defaults(environment: Mapping[str, str], processes: int) -> dict[str, str]:
@@ -293,22 +317,18 @@ def _start_remote_workers(
     where = ["--hostfile", options.hostfile] if options.hostfile else ["-H", options.hosts]
     from tf_hips.cli import worker
 
-    environment = {**os.environ, **thread_defaults(os.environ, number), **worker.environment(told)}
-    job.start(
-        options.site,
-        [
-            program,
-            "--gloo",
-            "-np",
-            str(number),
-            *where,
-            *(["--network-interfaces", options.interface] if options.interface else []),
-            sys.executable,
-            "-m",
-            worker.__name__,
-            *command,
-        ],
-        environment,
-        # It ends what it started on other hosts when it is told to; killed, it could not.
-        death_signal=signal.SIGTERM,
-    )
+    line = [program, "--gloo", "-np", str(number), *where]
+    line += ["--network-interfaces", options.interface] if options.interface else []
+    line += [sys.executable, "-m", worker.__name__, *command]
+
+    def start(attempt: int) -> None:
+        environment = worker.environment(_attempt(told, attempt, options.max_restarts))
+        job.start(
+            options.site,
+            line,
+            {**os.environ, **thread_defaults(os.environ, number), **environment},
+            # It ends what it started on other hosts when it is told to; killed, it could not.
+            death_signal=signal.SIGTERM,
+        )
+
+    job.start_group(options.site, start, options.max_restarts)

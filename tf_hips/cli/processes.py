@@ -8,6 +8,8 @@ the order in which they happen.
 Every child leads a process group of its own (docs/decisions/0024). When it ends, what is left of it
 is killed; when the launcher dies, even by SIGKILL, the kernel ends the child (PR_SET_PDEATHSIG).
 The child that failed first is the one to name: its peers mostly fail because it did.
+
+Children may form a group that is started again, all of it, when one of them fails.
 """
 
 import contextlib
@@ -39,6 +41,7 @@ _TRACEBACK_WINDOW_S = 10.0
 # After the last worker, a server of one run ends by itself; this is how long it may take.
 _SERVICE_GRACE_S = 15.0
 _READ_BYTES = 1 << 16
+_LONGEST_PAUSE_S = 30.0  # before a group is started again
 # How the text of an uncaught exception begins: Python's own way, and `errors.print_in_one_line`'s.
 _EXCEPTION = re.compile(r"Traceback \(most recent call last\)|tf_hips\.errors\.\w+: ")
 
@@ -65,6 +68,7 @@ class _Child:
     role: str
     process: subprocess.Popen[bytes]
     is_service: bool
+    group: "_Group | None" = None
     code: int | None = None
     ended_s: float = 0.0
     traceback_s: float | None = None
@@ -79,6 +83,21 @@ class _Child:
         if self.traceback_s is None or self.ended_s - self.traceback_s > 2 * _TRACEBACK_WINDOW_S:
             return self.ended_s
         return self.traceback_s
+
+
+@dataclasses.dataclass(eq=False)
+class _Group:
+    """Children that are started together, again and again."""
+
+    name: str
+    start: Callable[[int], None]
+    max_restarts: int
+    only_killed: bool
+    attempt: int = 0
+
+    def may_restart(self, child: _Child) -> bool:
+        is_right = not self.only_killed or (child.code or 0) < 0
+        return is_right and self.attempt < self.max_restarts
 
 
 class Job:
@@ -107,6 +126,7 @@ class Job:
         self._pipes: dict[IO[bytes], Callable[[], None]] = {}
         self._signal: int | None = None
         self._closing = False
+        self._group: _Group | None = None  # the one that is being started
 
     def __enter__(self) -> "Job":
         self._signals_in, self._signals_out = socket.socketpair()
@@ -182,11 +202,29 @@ class Job:
             process_group=0,  # not a session, see docs/decisions/0024
             preexec_fn=tie_to_launcher,
         )
-        child = _Child(role, process, is_service)
+        child = _Child(role, process, is_service, self._group)
         self._children.append(child)
         self._watch(child, process.stdout, is_error=False)
         self._watch(child, process.stderr, is_error=True)
         return process.pid
+
+    def start_group(
+        self,
+        name: str,
+        start: Callable[[int], None],
+        max_restarts: int,
+        *,
+        only_killed: bool = False,
+    ) -> None:
+        """Starts several processes that are ended and started again when one of them fails.
+
+        Args:
+            name: of the group, for messages.
+            start: starts them all; gets how often they were started before.
+            max_restarts: how often they are started again; then a failure is that of the job.
+            only_killed: whether they are started again only where a signal has ended one.
+        """
+        self._start_group(_Group(name, start, max_restarts, only_killed))
 
     def wait_for_file(self, path: Path, seconds: float) -> str | None:
         """The text of `path` once it is there; None when a child failed or a signal came first.
@@ -210,6 +248,8 @@ class Job:
         failure, too. A signal to the launcher cuts every wait short.
         """
         self._turn_until(self._is_decided, None)
+        while not self._is_told_to_end() and self._restart():
+            self._turn_until(self._is_decided, None)
         if self._is_told_to_end():
             return self._end_by_signal()
         if not any(child.failed for child in self._children):
@@ -255,6 +295,54 @@ class Job:
         # already.
         self._turn_until(lambda: not self._pipes, 0.5)
         self._printer.finish()
+
+    def _start_group(self, group: _Group) -> None:
+        self._group = group
+        try:
+            group.start(group.attempt)
+        finally:
+            self._group = None
+
+    def _restart(self) -> bool:
+        """Starts groups again of which a child has failed; False where nothing is to be done."""
+        failed = [child for child in self._children if child.failed]
+        groups = list({id(one.group): one.group for one in failed if one.group}.values())
+        if not failed or not all(one.group and one.group.may_restart(one) for one in failed):
+            return False
+        for group in groups:
+            first = min((c for c in failed if c.group is group), key=lambda c: c.ended_s)
+            group.attempt += 1
+            self._say(
+                f"{first.role} failed ({_failure(first).reason}); {group.name} starts again "
+                f"({group.attempt} of {group.max_restarts})"
+            )
+            members = [child for child in self._children if child.group is group]
+            self._end(members)
+            self._children = [child for child in self._children if child.group is not group]
+            pause_s = min(_LONGEST_PAUSE_S, 0.5 * 2 ** (group.attempt - 1))
+            self._turn_until(self._is_told_to_end, pause_s)
+            if not self._is_told_to_end():
+                self._start_group(group)
+        return True
+
+    def _end(self, children: Sequence[_Child]) -> None:
+        """Ends some processes: SIGTERM, after the grace (or a signal to the launcher) SIGKILL."""
+
+        def is_over() -> bool:
+            return all(child.code is not None for child in children)
+
+        for number, until in (
+            (signal.SIGTERM, lambda: is_over() or self._is_told_to_end()),
+            (signal.SIGKILL, is_over),
+        ):
+            for child in children:
+                if child.code is None:
+                    _signal_group(child, number)
+            self._turn_until(until, self._grace_s if number == signal.SIGTERM else None)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"tf-hips: {text}\n")
+        sys.stderr.flush()
 
     def _running(self) -> list[_Child]:
         return [child for child in self._children if child.code is None]

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--server",
         action="store_true",
-        help="start a server for one party, too, as --compression and --deadline do",
+        help="start a server for one party, too, as --compression, --rule and --deadline do",
     )
     parser.add_argument(
         "--servers",
@@ -71,11 +72,19 @@ def add(commands: Any) -> None:
         help="how gradients are encoded if the script does not say; the server takes no other",
     )
     parser.add_argument(
+        "--rule",
+        type=arguments.rule,
+        metavar="TEXT",
+        help="what the server makes of gradients, such as momentum(learning_rate=0.1); it takes no "
+        "other",
+    )
+    parser.add_argument(
         "--deadline",
         type=arguments.seconds,
         metavar="S",
         help="seconds that a party waits for the others, in a round and to join (default 600)",
     )
+    arguments.add_max_restarts(parser, "the workers of a party, or the server,")
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument("script", help="the training script, or a program")
     parser.add_argument(
@@ -106,6 +115,7 @@ def _start(
         seed=options.seed,
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
         compression=options.compression,
+        rule=options.rule,
     )
     # A server that nobody joins would wait for ever, and `CompressedRing` never joins one.
     uplinks: list[config.Uplink] | list[None] = [None]
@@ -124,13 +134,16 @@ def _start(
             processes=options.parties * options.workers,
             command=command,
             folder=folder,
+            max_restarts=options.max_restarts if uplink is not None else 0,
         )
     return None
 
 
 def _needs_server(options: argparse.Namespace) -> bool:
-    is_asked_for = options.server or options.compression or options.deadline is not None
-    return bool(options.parties > 1 or options.servers or is_asked_for)
+    is_asked_for = options.server or options.servers or options.compression or options.rule
+    return bool(
+        options.parties > 1 or is_asked_for or options.max_restarts or options.deadline is not None
+    )
 
 
 def _start_servers(
@@ -153,9 +166,10 @@ def _start_servers(
         **party.thread_defaults(os.environ, options.parties * options.workers),
     }
     server = [sys.executable, "-m", "tf_hips.cli", "server"]
-    server += ["--parties", ",".join(sites), "--bind", "127.0.0.1:0", "--run", run.run, "--once"]
+    server += ["--parties", ",".join(sites), "--run", run.run, "--once"]
     server += ["--authority", own.authority, "--certificate", own.certificate, "--key", own.key]
     server += ["--compression", options.compression] if options.compression else []
+    server += ["--rule", options.rule] if options.rule else []
     server += ["--log-dir", run.log_dir] if run.log_dir else []
     deadline_s = config.Uplink.deadline_s
     if options.deadline is not None:
@@ -164,9 +178,12 @@ def _start_servers(
     number = options.servers or 1
     files = [folder / f"address{index}" for index in range(number)]
     for index, file in enumerate(files):
+        command = [*server, "--announce", str(file), "--shard", f"{index}/{number}"]
+        command += ["--state", str(folder / f"state{index}")] if options.max_restarts else []
         role = _SERVER if number == 1 else f"{_SERVER}{index}"
-        own_part = ["--announce", str(file), "--shard", f"{index}/{number}"]
-        job.start(role, [*server, *own_part], environment, is_service=True)
+        # One that ends with an error has ended the run.
+        start = _starting(job, role, command, environment, file)
+        job.start_group(role, start, options.max_restarts, only_killed=True)
     addresses = []
     for file in files:
         try:
@@ -180,3 +197,17 @@ def _start_servers(
         config.Uplink(",".join(addresses), site, identity, deadline_s)
         for site, identity in zip(sites, others, strict=True)
     ]
+
+
+def _starting(
+    job: Job, role: str, command: list[str], environment: dict[str, str], address_file: Path
+) -> Callable[[int], None]:
+    """Starts a server; started again, it listens where the parties look for it."""
+
+    def start(attempt: int) -> None:
+        del attempt
+        has_listened = address_file.exists()
+        bind = address_file.read_text("ascii").strip() if has_listened else "127.0.0.1:0"
+        job.start(role, [*command, "--bind", bind], environment, is_service=True)
+
+    return start

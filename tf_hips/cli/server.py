@@ -47,6 +47,13 @@ def add(commands: Any) -> None:
         help="the only compression of the way down, or `same` (default: the first party's)",
     )
     parser.add_argument(
+        "--rule",
+        type=arguments.rule,
+        metavar="TEXT",
+        help="the only update rule taken, as momentum(learning_rate=0.1) (default: the first "
+        "party's, else sum)",
+    )
+    parser.add_argument(
         "--max-model-mb", type=arguments.count, metavar="N", help="limit of a model in MiB"
     )
     parser.add_argument(
@@ -86,6 +93,13 @@ def add(commands: Any) -> None:
         help="hold a part of the model: this is server I, from 0, of N that share it",
     )
     parser.add_argument(
+        "--past-mb",
+        type=arguments.count,
+        metavar="N",
+        help="limit of what is kept of rounds that are over, for parties that come back from an "
+        "older backup (default 4096 with --state, else 256)",
+    )
+    parser.add_argument(
         "--revoked", metavar="FILE", help="certificates to refuse, as `tf-hips certs revoke` writes"
     )
     parser.add_argument(
@@ -110,6 +124,7 @@ def run(options: argparse.Namespace) -> int:
     limits = {
         "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,
         "max_gather_bytes": options.max_gather_mb and options.max_gather_mb * _MIB,
+        "past_bytes": options.past_mb and options.past_mb * _MIB,
         "round_timeout_s": options.round_timeout,
         "join_timeout_s": options.join_timeout,
         "lost_after_s": options.lost_after,
@@ -120,6 +135,7 @@ def run(options: argparse.Namespace) -> int:
         bind=options.bind,
         compression=options.compression,
         downlink=options.downlink,
+        rule=options.rule,
         tls=tls,
         revoked=options.revoked,
         metrics=options.metrics,

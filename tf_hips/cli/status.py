@@ -149,7 +149,7 @@ def _show_run(console: Any, told: dict[str, Any]) -> None:
     console.print(f"run {told['run']}: {told['state']}, round {told['round']}")
     if told["tensors"]:
         console.print(f"model: {told['parameters']:,} parameters in {told['tensors']} tensors")
-        console.print(f"up: {told['compression']}; down: {told['downlink']}")
+        console.print(f"rule: {told['rule']}; up: {told['compression']}; down: {told['downlink']}")
 
 
 def _show_server(console: Any, told: dict[str, Any]) -> None:

@@ -7,8 +7,9 @@ Arguments are checked here, before any process starts; the facts behind the chec
 ops.registry.
 """
 
+from tf_hips.ops.budgets import Budget
 from tf_hips.ops.compressor import ERROR_FEEDBACK, Compressor
-from tf_hips.ops.mixed import MIXED
+from tf_hips.ops.mixing import MIXED
 from tf_hips.ops.registry import REGISTRY, Algorithm, Parameter
 from tf_hips.ops.stages import WARMUP
 
@@ -311,6 +312,25 @@ def mixed(compressor: Compressor, below: int) -> Compressor:
             packets.
     """
     return Compressor(MIXED, (("below", below),), inner=_checked(compressor))
+
+
+def budget(wan_mbps: float, max_sync_s: float) -> Compressor:
+    """The most exact compressor whose round crosses a link in a time; chosen for each model.
+
+        tf_hips.HierarchicalPS(compression=tf_hips.budget(wan_mbps=10, max_sync_s=30))
+
+    A round is all gradients once up and once down. What may be chosen, from exact values to
+    0.1 % of the elements: `tf_hips.ops.budgets.LADDER`. For the slow tier only.
+
+    Args:
+        wan_mbps: what the link of a party carries each way, in Mbit/s.
+        max_sync_s: seconds that a round may take on it.
+
+    Raises:
+        TypeError: an argument is no number.
+        ValueError: one is out of range; and, when the model is known, nothing is small enough.
+    """
+    return Budget(params=(("wan_mbps", wan_mbps), ("max_sync_s", max_sync_s)))
 
 
 def _checked(compressor: Compressor) -> Compressor:

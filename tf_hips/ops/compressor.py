@@ -10,10 +10,10 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tf_hips.ops import growth, jit, low_rank, mixed, native, stages
-from tf_hips.ops.mixed import MIXED
+from tf_hips.ops import call_text, growth, jit, low_rank, mixing, native, stages
+from tf_hips.ops.mixing import MIXED
 from tf_hips.ops.registry import Parameter
 from tf_hips.ops.stages import WARMUP
 
@@ -23,12 +23,14 @@ CHUNK = 1 << 20
 ERROR_FEEDBACK = "error_feedback"
 WRAPPERS = (ERROR_FEEDBACK, WARMUP, MIXED)
 
+SPECIAL: "dict[str, tuple[Callable[..., Compressor], tuple[Parameter, ...]]]" = {}
+"""Names that stand for no codec of their own: what makes them, and what they take."""
+
 _MAX_TEXT = 320
 _MAX_FILE_TEXT = 4096
 _CALL = re.compile(r"\s*([A-Za-z_]\w*(?:@[0-9a-f]{16})?)\s*(?:\((.*)\)\s*)?", re.ASCII | re.DOTALL)
 # A path holds no parentheses here; `tf_hips.load` takes any.
 _FILE_CALL = re.compile(r"\s*([^()]*\S\.(?:pse|so))\s*(?:\((.*)\)\s*)?", re.DOTALL)
-_ARGUMENT = re.compile(r"\s*(?:([A-Za-z_]\w*)\s*=)?\s*([^\s=]+)\s*", re.ASCII)
 
 
 def chunk_sizes(n: int) -> list[int]:
@@ -61,6 +63,11 @@ class Compressor:
     inner: "Compressor | None" = None
 
     def __post_init__(self) -> None:
+        if self.inner is not None and self.inner.is_budget:
+            raise ValueError(
+                f"`{self.name}` must wrap a compressor; a budget chooses with error feedback or "
+                f"without. Received: {self.inner.text}"
+            )
         if self.name == ERROR_FEEDBACK:
             self._check_error_feedback()
             return
@@ -73,7 +80,7 @@ class Compressor:
                     "`mixed` must wrap one compressor that is not mixed. "
                     f"Received: inner={self.inner and self.inner.text}"
                 )
-            object.__setattr__(self, "params", mixed.checked(self.inner, given))
+            object.__setattr__(self, "params", mixing.checked(self.inner, given))
             return
         if self.name == WARMUP:
             if self.inner is not None and self.inner.is_mixed:
@@ -133,6 +140,19 @@ class Compressor:
                 )
 
     @property
+    def is_budget(self) -> bool:
+        """Whether it is chosen when the model is known; see `for_sizes`."""
+        return False
+
+    def for_sizes(self, sizes: Sequence[int]) -> "Compressor":
+        """What encodes the gradients of a model; never a budget.
+
+        Args:
+            sizes: elements of each gradient.
+        """
+        return self
+
+    @property
     def is_warmup(self) -> bool:
         """Whether it is another compressor in the first steps; see `at`."""
         return self.name == WARMUP or (self.is_mixed and self._mixed_with.is_warmup)
@@ -154,7 +174,7 @@ class Compressor:
         """
         if not self.is_mixed:
             return self
-        return mixed.small() if n < dict(self.params)["below"] else self._mixed_with
+        return mixing.small() if n < dict(self.params)["below"] else self._mixed_with
 
     def _with_inner(self, inner: "Compressor") -> "Compressor":
         return Compressor(self.name, self.params, inner)
@@ -259,14 +279,14 @@ class Compressor:
     def is_unbiased(self) -> bool:
         """Whether the mean of what is decoded, over seeds, is the gradient, in every stage."""
         if self.is_mixed:
-            return self._mixed_with.is_unbiased and mixed.small().is_unbiased
+            return self._mixed_with.is_unbiased and mixing.small().is_unbiased
         return not self.has_residual and jit.algorithm(self.codec.name).is_unbiased
 
     @property
     def text(self) -> str:
         """The text that `parse` turns into this value; the same for equal values."""
         if self.inner is not None:
-            shown = {WARMUP: stages.shown, MIXED: mixed.shown}.get(self.name)
+            shown = {WARMUP: stages.shown, MIXED: mixing.shown}.get(self.name)
             more = f", {shown(dict(self.params))}" if shown is not None else ""
             return f"{self.name}({self.inner.text}{more})"
         known = jit.algorithm(self.name).parameters
@@ -419,7 +439,7 @@ def parse(text: str, files: bool = False) -> Compressor:
                 f"'warmup(onebit, steps=400)'. Received: {text!r}"
             )
         inner = parse(wrapped, files)
-        params = _values(WARMUP, {p.name: p for p in stages.PARAMETERS}, arguments, text)
+        params = call_text.values(WARMUP, {p.name: p for p in stages.PARAMETERS}, arguments, text)
         return _made(WARMUP, params, inner)
     if name == MIXED:
         wrapped, arguments = _wrapped(arguments)
@@ -429,12 +449,16 @@ def parse(text: str, files: bool = False) -> Compressor:
                 f"'mixed(onebit, below=1000)'. Received: {text!r}"
             )
         inner = parse(wrapped, files)
-        params = _values(MIXED, {p.name: p for p in mixed.PARAMETERS}, arguments, text)
+        params = call_text.values(MIXED, {p.name: p for p in mixing.PARAMETERS}, arguments, text)
         return _made(MIXED, params, inner)
     if file is not None:
         name = jit.load(name).name
-    known = {p.name: p for p in jit.algorithm(name, also=WRAPPERS).parameters}
-    return _made(name, _values(name, known, arguments, text))
+    if name in SPECIAL:
+        make, parameters = SPECIAL[name]
+        values = call_text.values(name, {p.name: p for p in parameters}, arguments, text)
+        return make(params=tuple(values.items()))
+    known = {p.name: p for p in jit.algorithm(name, also=(*WRAPPERS, *SPECIAL)).parameters}
+    return _made(name, call_text.values(name, known, arguments, text))
 
 
 def _wrapped(arguments: str) -> tuple[str, str]:
@@ -445,36 +469,13 @@ def _wrapped(arguments: str) -> tuple[str, str]:
     head, tail = arguments, ""
     while "," in head:
         before, _, last = head.rpartition(",")
-        match = _ARGUMENT.fullmatch(last)
+        match = call_text.ARGUMENT.fullmatch(last)
         if match is None or "(" in last or ")" in last:
             break
         if match.group(1) is None and not match.group(2).replace(".", "").isdigit():
             break
         head, tail = before, f"{last},{tail}" if tail else last
     return head.strip(), tail.strip()
-
-
-def _values(
-    name: str, known: Mapping[str, Parameter], arguments: str, text: str
-) -> dict[str, int | float]:
-    """The values of a compressor's parameters, by name."""
-    values: dict[str, int | float] = {}
-    for position, argument in enumerate(arguments.split(",") if arguments else []):
-        match = _ARGUMENT.fullmatch(argument)
-        key = match.group(1) if match is not None else None
-        if key is None:
-            if position >= len(known):
-                raise ValueError(f"`{name}` takes {len(known)} arguments. Received: {text!r}")
-            key = list(known)[position]
-        if key in values:
-            raise ValueError(f"`{key}` must be given once. Received: {text!r}")
-        value = _parse_value(argument, match.group(2) if match else "", text)
-        if isinstance(value, str):
-            if key not in known or not known[key].words:
-                raise _bad_argument(argument, text)
-            value = known[key].number(value)
-        values[key] = value
-    return values
 
 
 def _made(
@@ -484,21 +485,3 @@ def _made(
         return Compressor(name, params=tuple(values.items()), inner=inner)
     except TypeError as error:
         raise ValueError(str(error)) from error
-
-
-def _parse_value(argument: str, value: str, text: str) -> int | float | str:
-    """The value of an argument: a number, or else a word."""
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    if value.isidentifier():
-        return value
-    raise _bad_argument(argument, text)
-
-
-def _bad_argument(argument: str, text: str) -> ValueError:
-    return ValueError(
-        f"an argument must read like 'bitwidth=2'. Received: {argument.strip()!r} in {text!r}"
-    )

@@ -20,7 +20,7 @@ _CPU = "/cpu:0"
 
 def has_gpu_kernels(compressor: Compressor) -> bool:
     """Whether there is a GPU, and the codec of `compressor` and of its sums have kernels for it."""
-    if not on_gpu() or not compressor.makes_packets:
+    if not on_gpu() or not compressor.makes_packets or compressor.is_budget:
         return False
     stages = [stage for _, stage in compressor.stages]
     names = {one.codec.name for stage in stages for one in (stage, stage.for_sums)}

@@ -6,12 +6,15 @@ lacks is sent again: the server drops what it has had, so a round counts once ho
 bytes travel.
 
 A client waits for the others at least as long as the server does, so it is the server that gives up
-first and says whom it has waited for. The first synchronisation may take as long as bytes move.
+first and says whom it has waited for. Rounds and the first synchronisation may take as long as
+bytes move: a deadline is one for the time in which nothing does, so it need not know how fast a
+link is.
 
 A client is used by one thread at a time; `leave` and `close` may come from another one and end the
 call in progress.
 """
 
+import contextlib
 import dataclasses
 import threading
 import uuid
@@ -24,15 +27,14 @@ import numpy.typing as npt
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
-from tf_hips.ops import compressor as compressors
+from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import tls, wire
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.gather import to_packet, too_long
 from tf_hips.ps.link import Link, Patience, detail
 from tf_hips.ps.model import Model
-from tf_hips.ps.rounds import Agreed, Halt, Packets, Round
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
+from tf_hips.ps.views import Agreed, Halt, Packets, Round
 from tf_hips.ps.weights import cut_weights, kind_of, restore_weights
 
 # Seconds that a client waits for longer than the server: its answer has to travel.
@@ -53,7 +55,11 @@ class Welcome:
         compression: canonical text of the compressor of the way up.
         downlink: canonical text of the compressor of the way down.
         seed: seed of the run.
-        round: the next round.
+        rule: canonical text of the server's update rule.
+        round: the first round of this party, if it has told it before; else 0.
+        newest: the newest round.
+        session: what tells this run from others of its name.
+        is_back: whether this process has taken over from another one of its site.
     """
 
     child: int
@@ -62,13 +68,25 @@ class Welcome:
     compression: str
     downlink: str
     seed: int
+    rule: str
     round: int
+    newest: int
+    session: str
+    is_back: bool
 
 
 class Client:
     """A party's connection to the server above it, or to one of several that share the model."""
 
-    def __init__(self, uplink: Uplink, run: str, workers: int, shard: Shard = WHOLE) -> None:
+    def __init__(
+        self,
+        uplink: Uplink,
+        run: str,
+        workers: int,
+        shard: Shard = WHOLE,
+        *,
+        must_be_back: bool = False,
+    ) -> None:
         """A client that has not connected yet.
 
         Args:
@@ -76,6 +94,7 @@ class Client:
             run: identity of the run.
             workers: number of workers of this party.
             shard: which of how many servers it must be.
+            must_be_back: whether it joins only a run that goes on, as one that is started again.
 
         Raises:
             ConfigError: the address or a name is no such thing, a certificate cannot be read or is
@@ -98,6 +117,7 @@ class Client:
         self._uplink = uplink
         self._workers = workers
         self._shard = shard
+        self._must_be_back = must_be_back
         # Goes with every call, so it is short: it only tells this process from one that was, or is
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
@@ -110,13 +130,14 @@ class Client:
         self._welcome: Welcome | None = None
         self._agreed: Agreed | None = None
 
-    def join(self, compression: str, downlink: str, seed: int) -> Welcome:
+    def join(self, compression: str, downlink: str, seed: int, rule: str | None = None) -> Welcome:
         """Joins the run and waits for all other parties. A client that fails to is closed.
 
         Args:
             compression: text of the compressor of the way up, such as `error_feedback(onebit)`.
             downlink: text of the compressor of the way down, or `same`.
             seed: seed of the run, equal at all parties.
+            rule: text of the update rule, such as `fedavg`; None: the server's, or `sum`.
 
         Raises:
             ProtocolError: the server or another party wants something else.
@@ -125,7 +146,7 @@ class Client:
         """
         try:
             self.ask_terms()
-            return self._join(compression, downlink, seed)
+            return self._join(compression, downlink, seed, rule)
         except BaseException:
             self.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise
@@ -145,16 +166,26 @@ class Client:
             max_gather_bytes=int,
             is_durable=bool,
             shard=list,
+            session=str,
         )
         self._shard.check(self._uplink.server, terms["shard"])
+        if self._must_be_back and not terms["session"]:
+            raise PeerError(
+                f"Server {self._uplink.server}: the run is over, or has not begun, so no process "
+                "can come back to it."
+            )
         self._is_durable = terms["is_durable"]
         self._max_gather_bytes = terms["max_gather_bytes"]
         self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
         self._join_s = max(deadline_s, terms["join_timeout_s"] + _MARGIN_S)
 
-    def _join(self, compression: str, downlink: str, seed: int) -> Welcome:
+    def _join(self, compression: str, downlink: str, seed: int, rule: str | None) -> Welcome:
         request = wire.to_json(
-            workers=self._workers, compression=compression, downlink=downlink, seed=seed
+            workers=self._workers,
+            compression=compression,
+            downlink=downlink,
+            seed=seed,
+            rule=rule,
         )
         fields = wire.from_json(
             self._link.control("Join", request, self._join_s),
@@ -164,7 +195,11 @@ class Client:
             compression=str,
             downlink=str,
             seed=int,
+            rule=str,
             round=int,
+            newest=int,
+            session=str,
+            is_back=bool,
         )
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))
@@ -189,9 +224,25 @@ class Client:
         request = wire.to_json(shapes=model.shapes, round=first_round)
         self._link.control("AgreeModel", request, self._wait_s)
         self._agreed = Agreed(
-            model, compressors.parse(welcome.compression), compressors.parse(welcome.downlink)
+            model, model.compressor(welcome.compression), model.compressor(welcome.downlink)
         )
         self._chunks = self._shard.chunks(model)
+
+    def backed_up(self, round: int, gather: int) -> None:
+        """Says that this party could come back to `round` and `gather`.
+
+        The server keeps what that needs, and forgets what is older.
+
+        Args:
+            round: the next round at the moment of the backup.
+            gather: the next gather.
+
+        Raises:
+            PeerError: the server cannot be reached.
+        """
+        session = self._joined().session
+        request = wire.to_json(session=session, round=round, number=gather)
+        self._link.control("BackedUp", request, self._wait_s)
 
     def first_sync(self, weights: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Makes the weights of all parties those of child 0.
@@ -217,16 +268,17 @@ class Client:
         kinds = [kind_of(value.dtype, shape) for value, shape in zip(arrays, shapes, strict=True)]
         request = wire.to_json(kinds=kinds, bytes=total)
 
-        def moving(messages: Iterable[bytes], patience: Patience) -> Iterator[bytes]:
-            for message in messages:
-                patience.renew()
-                yield message
+        fetches = welcome.child != 0
 
         def upload(attempt: int, patience: Patience) -> None:
+            nonlocal fetches
             answer = self._link.once("BeginSync", request, attempt, patience.left_s)
-            held = wire.from_json(answer, held=int)["held"]
+            fields = wire.from_json(answer, held=int, fetches=bool)
+            held, fetches = fields["held"], fields["fetches"]
+            if fetches:
+                return  # the process before this one has sent them
             call = self._link.stub("stream_unary", "Upload", patience.left_s).future(  # type: ignore[attr-defined]
-                self._link.metered(moving(cut_weights(arrays, held), patience)),
+                self._link.metered(_moving(cut_weights(arrays, held), patience)),
                 metadata=self._link.metadata(held, attempt),
             )
             with patience.bounding(call):
@@ -245,8 +297,9 @@ class Client:
                     content.extend(message)
                     patience.renew()
 
-        if welcome.child == 0:
+        if not fetches:
             self._link.persist("Upload", self._wait_s, upload)
+        if not fetches:
             self._is_synced = True
             return [np.array(value) for value in weights]
         self._link.persist("Download", self._wait_s, download)
@@ -255,13 +308,15 @@ class Client:
         self._is_synced = True
         return restore_weights(content, [value.dtype for value in arrays], shapes)
 
-    def exchange(self, round: int, packets: Packets) -> Packets:
+    def exchange(self, round: int, packets: Packets, weight: float | None = None) -> Packets:
         """Sends this party's packets of one round, returns the merged ones.
 
         Args:
             round: the round; the first is that of `agree_model`, each next one is one more.
             packets: uint8 [bytes], all chunk packets of the model, tensors in order; of a warm-up
                 those of the stage of `round`.
+            weight: what this party stands for in a mean, such as its number of samples; None: 1.
+                Only with rules that take a mean.
 
         Returns:
             uint8 [bytes], all chunk packets of the merged gradients, encoded with the downlink's
@@ -273,7 +328,7 @@ class Client:
             PeerError: the server cannot be reached, or another party did not deliver or has left.
         """
         whole = self.open_round(round, packets)
-        self.transfer(whole)
+        self.transfer(whole, weight)
         return whole.result
 
     def open_round(self, round: int, packets: Packets) -> Round:
@@ -282,11 +337,12 @@ class Client:
             raise ProtocolError("`agree_model` must come before `exchange`.")
         return self._agreed.open_round(round, packets)
 
-    def transfer(self, whole: Round, halt: Halt | None = None) -> None:
+    def transfer(self, whole: Round, weight: float | None = None, halt: Halt | None = None) -> None:
         """Exchanges what this client's server holds of a round; results go to where they belong.
 
         Args:
             whole: the round; other clients may transfer theirs at the same time.
+            weight: as for `exchange`.
             halt: by which another thread may end it.
 
         Raises:
@@ -296,23 +352,30 @@ class Client:
         is_here = frozenset(chunks)
         lengths = [len(one) * (chunk in is_here) for chunk, one in enumerate(targets)]
         halt = halt if halt is not None else Halt()
+        said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
+        welcome = self._joined()
         have: set[int] = set()
+        # What the process before this one has delivered need not travel again.
+        first = int(welcome.is_back and whole.number <= welcome.newest)
 
         def attempt(number: int, patience: Patience) -> None:
+            number += first
             halt.check(self._uplink.server)
             call = _Exchange([(one, whole.views[one]) for one in chunks], resumes=number > 0)
-            timeout_s = patience.left_s
-            stream = self._link.stub("stream_stream", "Exchange", timeout_s)(
-                self._link.metered(call.messages()),
-                timeout=timeout_s,
-                metadata=(*self._link.metadata(whole.number, number), *_held(have)),
+            stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
+                self._link.metered(_moving(call.messages(), patience)),
+                metadata=(*self._link.metadata(whole.number, number), *_held(have), *said),
             )
-            try:
-                halt.bind(stream)
+            with contextlib.ExitStack() as stack:
+                stack.callback(stream.cancel)
+                stack.callback(call.resume, ())
+                stack.enter_context(patience.bounding(stream))
+                stack.enter_context(halt.bound(stream, self._uplink.server))
                 if number > 0:
                     call.resume(_read_held(stream.initial_metadata(), len(targets)))
                 assembler = wire.Assembler(lengths)
                 for message in stream:
+                    patience.renew()
                     for chunk, packet in assembler.feed(message):
                         if len(packet) != lengths[chunk]:
                             raise ProtocolError(
@@ -322,12 +385,6 @@ class Client:
                         targets[chunk][:] = packet
                         have.add(chunk)
                 assembler.finish()
-            except (grpc.RpcError, grpc.FutureCancelledError):
-                halt.check(self._uplink.server)
-                raise
-            finally:
-                call.resume(())
-                stream.cancel()
             if len(have) != len(chunks):
                 raise ProtocolError(
                     f"Round {whole.number} has {len(chunks)} chunks at server "
@@ -463,6 +520,12 @@ class _Exchange:
         yield from wire.bundle(
             (chunk, packet) for chunk, packet in self._packets if chunk not in self._held
         )
+
+
+def _moving(messages: Iterable[bytes], patience: Patience) -> Iterator[bytes]:
+    for message in messages:
+        patience.renew()
+        yield message
 
 
 def _held(chunks: set[int]) -> tuple[tuple[str, str], ...]:

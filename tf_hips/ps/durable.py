@@ -21,6 +21,8 @@ from tf_hips import log
 from tf_hips.errors import PeerError, StateError
 from tf_hips.ps.journal import Folder, Journal, Recovery, SnapshotWriter
 from tf_hips.ps.members import Terms
+from tf_hips.ps.past import Past
+from tf_hips.ps.past_files import PastOnDisk
 from tf_hips.ps.recorder import Entry, Kind, Recorder, from_payload, to_payload
 from tf_hips.ps.records import Facts
 from tf_hips.ps.session import Session
@@ -43,6 +45,14 @@ class JournalRecorder(Recorder):
         self._journal: Journal | None = None
         self._snapshot_bytes = 0
         self._writer: threading.Thread | None = None
+        self._past: PastOnDisk | None = None
+
+    def make_past(self, limit_bytes: int) -> Past:
+        """Where the results of a session's older rounds are kept: beside the journal."""
+        self._past = PastOnDisk(limit_bytes, self._folder)
+        if self._journal is not None:
+            self._past.start()
+        return self._past
 
     def attach(self, journal: Journal, session: Session, snapshot_bytes: int = 0) -> None:
         """From now on `journal` gets what `session` accepts."""
@@ -54,6 +64,8 @@ class JournalRecorder(Recorder):
 
         journal.start(tell, session.end)
         self._journal = journal
+        if self._past is not None:
+            self._past.start()
 
     @property
     def durable(self) -> int:
@@ -72,7 +84,12 @@ class JournalRecorder(Recorder):
             return None
         return self._journal.failure
 
-    def begin_round(self, capture: Callable[[], Iterator[Entry]], done: Callable[[], None]) -> None:
+    def begin_round(
+        self,
+        capture: Callable[[], Iterator[Entry]],
+        done: Callable[[], None],
+        archive: Callable[[], None],
+    ) -> None:
         """Begins a snapshot if the journal has grown, and none is being written."""
         journal = self._journal
         if journal is None or journal.failure is not None:
@@ -83,7 +100,7 @@ class JournalRecorder(Recorder):
         number, position = journal.rotate()
         self._writer = threading.Thread(
             target=self._write_snapshot,
-            args=(journal, number, position, capture(), done),
+            args=(journal, number, position, capture(), done, archive),
             name="tf_hips-snapshot",
             daemon=True,
         )
@@ -95,6 +112,8 @@ class JournalRecorder(Recorder):
             self._writer.join()
         if self._journal is not None:
             self._journal.close()
+        if self._past is not None:
+            self._past.close()
 
     def _write_snapshot(
         self,
@@ -103,6 +122,7 @@ class JournalRecorder(Recorder):
         position: int,
         entries: Iterator[Entry],
         done: Callable[[], None],
+        archive: Callable[[], None],
     ) -> None:
         began = time.monotonic()
         round_number = -1
@@ -116,7 +136,11 @@ class JournalRecorder(Recorder):
                         round_number = fields["round"]
             finally:
                 done()  # the residuals are in the file, or never will be
-            # The older journals must not go before the new one is there.
+            # The older journals must not go before the new one is there, nor before the rounds that
+            # could be made again from them are in the past.
+            archive()
+            if self._past is not None:
+                self._past.sync()
             if not journal.settle(position):
                 return
             writer.finish()
@@ -145,7 +169,14 @@ class Keeper:
         Raises:
             ConfigError: it cannot be made, or a running server holds it.
         """
-        facts = Facts(run, terms.parties, terms.compression, terms.downlink, terms.shard.numbers)
+        facts = Facts(
+            run,
+            terms.parties,
+            terms.compression,
+            terms.downlink,
+            terms.shard.numbers,
+            terms.rule,
+        )
         self._folder = Folder(base, facts)
         self._base = base
         self._terms = terms

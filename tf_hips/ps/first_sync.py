@@ -45,7 +45,7 @@ class FirstSync:
         self._settle = settle
         self._site = state.members.site
 
-    def begin(self, caller: Caller, kinds: list[object], num_bytes: int) -> int:
+    def begin(self, caller: Caller, kinds: list[object], num_bytes: int) -> tuple[int, bool]:
         """Compares a child's description of its weights with that of child 0, once it is there.
 
         Args:
@@ -54,7 +54,8 @@ class FirstSync:
             num_bytes: bytes of all weights.
 
         Returns:
-            How many of the bytes the server holds.
+            How many of the bytes the server holds, and whether the caller fetches them: all
+            children but child 0 do, and one that has come back where they are there.
 
         Raises:
             ProtocolError: the weights differ or are larger than the server's limit.
@@ -65,13 +66,21 @@ class FirstSync:
         self._state.members.terms.check_bytes("model's weights", num_bytes)
         with self._changed:
             self._joined(caller)
-            if caller.child == 0:
-                is_new = not self._state.weights.is_described
+            held = self._state.weights
+            has_returned = self._state.members.children[caller.child].num_returns > 0
+            if held.is_forgotten:
+                raise ProtocolError(
+                    f"Site `{self._site(caller.child)}` can come back to this run only from a "
+                    "backup that was made in it: the first weights are no longer kept."
+                )
+            if caller.child == 0 and not (has_returned and held.are_whole):
+                is_new = not held.is_described
                 self._state.weights.describe(weights, num_bytes)
                 if is_new:
                     self._state.recorder.add(Kind.DESCRIBED, kinds=weights, bytes=num_bytes)
                 self._changed.notify_all()
-                return self._state.weights.held
+                # Another process than the one that sent them may have others: it sends all again.
+                return 0 if has_returned else held.held, False
             self._waiting.until(
                 caller,
                 Wait(
@@ -87,7 +96,7 @@ class FirstSync:
                     f"All parties must begin with the same weights. Site `{self._site(0)}` (there) "
                     f"and site `{self._site(caller.child)}` (here) differ: {text}"
                 )
-            return self._state.weights.held
+            return held.held, True
 
     def upload(self, caller: Caller, position: int, data: wire.Buffer) -> int:
         """Takes bytes `position` ... of the weights from child 0; bytes it has are skipped.

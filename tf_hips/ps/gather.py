@@ -7,16 +7,17 @@
 
 The server adds nothing up: it knows no types. A gather has a number, one more for each; a child
 gives its payload for number n once, then asks for n + 1. So the children are at most one gather
-apart, and two gathers are kept: the one that comes in, and the one before it, until every child has
-asked for more.
+apart. Gathers that all have gone on from are kept for children that come back and ask for them
+again, up to a limit of bytes: the prologue, which is what came before the first round, and what
+came since the oldest backup.
 
 Up travels one packet: u16 bytes of label | label, UTF-8 | payload. Down travels one packet for each
 payload that is not empty, its child for a chunk number.
 
 Invariants:
 - (number, child) counts once. What is delivered again must be the same, and is dropped.
-- Memory is at most three payloads a child: one that comes in, one delivered, one kept. A length is
-  checked before memory is taken for it.
+- Memory is at most three payloads a child (one that comes in, one delivered, one kept), and the
+  limit for older ones. A length is checked before memory is taken for it.
 """
 
 import struct
@@ -26,6 +27,7 @@ from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.wire import Assembler, Buffer
 
 LABEL_BYTES = 1000
+PAST_BYTES = 64 << 20  # of gathers that all have gone on from
 _LENGTH = struct.Struct("<H")
 
 
@@ -112,6 +114,10 @@ class _Gather:
         self.labels: dict[int, str] = {}
         self.payloads: dict[int, memoryview] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(payload) for payload in self.payloads.values())
+
 
 class Gathers:
     """The gathers of one run. Not thread-safe: the session's lock guards it."""
@@ -126,6 +132,10 @@ class Gathers:
         self.limit = limit
         self._num_children = num_children
         self._gathers = {0: _Gather()}
+        self._needed = 0
+        self.prologue = 0  # gathers before this one are what every process begins with
+        self._live = [0]  # the two newest
+        self._past_bytes = 0  # of the others
         self._uploads: dict[int, Upload] = {}
 
     def begin(self, child: int, number: int) -> Upload:
@@ -134,13 +144,14 @@ class Gathers:
         Raises:
             ProtocolError: it is not the gather's turn.
         """
-        newest = max(self._gathers)
+        newest = self.newest
         if number == newest + 1 and not self.missing(newest):
-            self._gathers[number] = _Gather()
+            self._add(number)
         if number not in self._gathers:
+            due, oldest = self._next(child), min(self._gathers)
+            kept = f"one of {oldest} to {due}" if oldest < due else f"{due}"
             raise ProtocolError(
-                f"The gather must be {self._next(child)}, which is next, or the one before it. "
-                f"Received: gather {number}"
+                f"The gather must be {kept}, which is next. Received: gather {number}"
             )
         if child in self._uploads:
             self._uploads[child].give_up()
@@ -160,8 +171,37 @@ class Gathers:
         """What each child that has come calls gather `number`."""
         return self._gathers[number].labels if number in self._gathers else {}
 
-    def deliver(self, child: int, number: int, label: str, payload: memoryview) -> bool:
+    def end_prologue(self) -> None:
+        """Rounds begin: what came so far is what every process begins with."""
+        self.prologue = self.newest + 1 if not self.missing(self.newest) else self.newest
+
+    @property
+    def newest(self) -> int:
+        """The newest gather that has begun."""
+        return max(self._gathers)
+
+    def need(self, number: int) -> None:
+        """Gathers after the prologue and before `number` are not needed any more."""
+        self._needed = max(self._needed, number)
+        self._trim()
+
+    @property
+    def oldest(self) -> int:
+        """The oldest gather that is kept."""
+        return min(self._gathers)
+
+    def deliver(
+        self, child: int, number: int, label: str, payload: memoryview, *, is_again: bool = False
+    ) -> bool:
         """Takes the payload of a child, the first time.
+
+        Args:
+            child: who sends it.
+            number: the gather.
+            label: what it is.
+            payload: the bytes.
+            is_again: whether the child has come back and may do what it has done before. What it
+                sent then stands, whatever it sends now.
 
         Returns:
             Whether it was new.
@@ -175,7 +215,7 @@ class Gathers:
             return False
         if child in gather.payloads:
             before = gather.labels[child], gather.payloads[child]
-            if before != (label, payload):
+            if before != (label, payload) and not (is_again and label == before[0]):
                 raise ProtocolError(
                     f"Gather {number} of a site must stay what it was when it is sent again: "
                     f"`{before[0]}`, {len(before[1])} bytes. Received: `{label}`, {len(payload)} "
@@ -183,8 +223,6 @@ class Gathers:
                 )
             return False
         gather.labels[child], gather.payloads[child] = label, payload
-        if not self.missing(number):
-            self._gathers.pop(number - 1, None)  # all have asked for more
         return True
 
     def kept(self) -> list[tuple[int, int, str, memoryview]]:
@@ -200,7 +238,8 @@ class Gathers:
         if number not in self._gathers:
             if not any(gather.payloads for gather in self._gathers.values()):
                 self._gathers.clear()
-            self._gathers[number] = _Gather()
+                self._live, self._past_bytes = [], 0
+            self._add(number)
         self.deliver(child, number, label, payload)
 
     def missing(self, number: int) -> set[int]:
@@ -222,6 +261,24 @@ class Gathers:
         return [
             (child, payloads[child]) for child in sorted(set(payloads) - known) if payloads[child]
         ]
+
+    def _add(self, number: int) -> None:
+        """Makes a gather ready; the one before the newest is over for all."""
+        self._gathers[number] = _Gather()
+        self._live.append(number)
+        if len(self._live) > 2:
+            self._past_bytes += self._gathers[self._live.pop(0)].num_bytes
+        self._trim()
+
+    def _trim(self) -> None:
+        older = [number for number in sorted(self._gathers) if number < self._live[0]]
+        # Those of the prologue go last.
+        older.sort(key=lambda number: number < self.prologue)
+        for number in older:
+            is_needed = number < self.prologue or number >= self._needed
+            if is_needed and self._past_bytes <= PAST_BYTES:
+                return
+            self._past_bytes -= self._gathers.pop(number).num_bytes
 
     def _next(self, child: int) -> int:
         kept = [*self._gathers, max(self._gathers) + 1]

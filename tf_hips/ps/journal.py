@@ -219,7 +219,7 @@ class Recovery:
     def _open(self, what: str, number: int) -> Reader:
         reader = Reader(self._folder.file(what, number))
         wanted, found = self._folder.facts, reader.header.facts
-        for name in ("run", "parties", "compression", "downlink", "shard"):
+        for name in ("run", "parties", "compression", "downlink", "shard", "rule"):
             if getattr(found, name) != getattr(wanted, name):
                 reader.close()
                 raise StateError(

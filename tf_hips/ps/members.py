@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from tf_hips.errors import LibraryError, ProtocolError
 from tf_hips.ops import compressor as compressors
+from tf_hips.ps import rules
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
 
@@ -29,6 +30,8 @@ class Terms:
     lost_after_s: float = 120.0
     max_gather_bytes: int = 64 << 20
     shard: Shard = WHOLE
+    past_bytes: int = 256 << 20
+    rule: str | None = None
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -67,14 +70,17 @@ class Child:
     compression: str
     downlink: str
     seed: int
+    rule: str = "sum"
     model: Model | None = None
     first_round: int = 0
     has_left: bool = False
     num_joining: int = 0  # Join calls that wait; one may be a lost connection's
+    num_returns: int = 0  # processes that have taken over from one before them
+    backup: tuple[int, int] | None = None  # round and gather that it can come back to
 
     def terms(self) -> tuple[object, ...]:
         """What two joins of one child must have in common to be one."""
-        return self.process, self.workers, self.compression, self.downlink, self.seed
+        return self.process, self.workers, self.compression, self.downlink, self.seed, self.rule
 
 
 class Members:
@@ -85,6 +91,7 @@ class Members:
         self.terms = terms
         self.children: dict[int, Child] = {}
         self.is_started = False
+        self.session = ""  # what tells this run from others of its name, once it is started
 
     @property
     def are_complete(self) -> bool:
@@ -117,12 +124,18 @@ class Members:
         return [place for place in children if self.children[place].has_left]
 
     def describe(
-        self, process: str, workers: int, compression: str, downlink: str, seed: int
+        self,
+        process: str,
+        workers: int,
+        compression: str,
+        downlink: str,
+        seed: int,
+        rule: str | None = None,
     ) -> Child:
-        """A child on these terms, checked and made canonical.
+        """A child on these terms, checked and made canonical; None: the server's rule, or "sum".
 
         Raises:
-            ProtocolError: a value is out of range, or a compressor is unknown.
+            ProtocolError: a value is out of range, or a compressor or the rule is unknown.
         """
         if not 1 <= workers <= 1 << 20:
             raise ProtocolError(f"`workers` must be from 1 to 2^20. Received: workers={workers}")
@@ -134,7 +147,11 @@ class Members:
         if downlink == SAME:
             downlink = compressors.parse(uplink).for_sums.text
         down = _canonical("downlink", downlink)
-        return Child(process, workers, uplink, down, seed)
+        try:
+            rule = rules.parse(rule if rule is not None else self.terms.rule or "sum").text
+        except ValueError as error:
+            raise ProtocolError(f"`rule` is unknown to the server: {error}") from error
+        return Child(process, workers, uplink, down, seed, rule)
 
     def admit(self, position: int, child: Child) -> Child:
         """Takes in `child`, or finds that it is in already; the one that is in.
@@ -164,11 +181,40 @@ class Members:
             raise self.second_process(caller.child)
         return child
 
+    def check_return(self, position: int, child: Child) -> None:
+        """Raises ProtocolError unless `child`, another process, may take over from the one before.
+
+        It must be the same in all but the process.
+        """
+        known = self.children[position]
+        if known.has_left:
+            raise ProtocolError(
+                f"Site `{self.site(position)}` has left this run. A run that is over for a site "
+                "is over; start a new run."
+            )
+        if known.terms()[1:] != child.terms()[1:]:
+            raise ProtocolError(
+                f"A process that comes back to a run must be as the one before it. Site "
+                f"`{self.site(position)}` had {_told(known)}. Received: {_told(child)}"
+            )
+
+    def needed(self) -> tuple[int, int]:
+        """The oldest round and gather that a child may come back to."""
+        backups = [
+            child.backup or (child.first_round, 0)
+            for child in self.children.values()
+            if not child.has_left
+        ]
+        return (
+            min((number for number, _ in backups), default=0),
+            min((gather for _, gather in backups), default=0),
+        )
+
     def second_process(self, position: int) -> ProtocolError:
         """The error for a child that is in already, but not as this one."""
         return ProtocolError(
-            f"Site `{self.site(position)}` is in this run already, as another process or on "
-            "other terms. A run takes one process of each site; start a new run."
+            f"Site `{self.site(position)}` is in this run already, as another process that is "
+            "there, or on other terms. A run takes one process of each site at a time."
         )
 
     def check_model(self, position: int, model: Model, first_round: int) -> None:
@@ -176,7 +222,8 @@ class Members:
         for place, other in self.children.items():
             if place == position or other.model is None:
                 continue
-            if other.first_round != first_round:
+            is_apart = rules.parse(other.rule).is_asynchronous  # and counts rounds of its own
+            if other.first_round != first_round and not is_apart:
                 raise ProtocolError(
                     "All parties must go on from the same step. Received: site "
                     f"`{self.site(place)}` begins with round {other.first_round}, and site "
@@ -192,7 +239,7 @@ class Members:
 
     def _check_terms(self, position: int, child: Child) -> None:
         here = self.site(position)
-        for what in ("compression", "downlink"):
+        for what in ("compression", "downlink", "rule"):
             fixed = getattr(self.terms, what)
             came = getattr(child, what)
             if fixed is not None and fixed != came:
@@ -201,13 +248,20 @@ class Members:
                     f"{what}={came} from site `{here}`"
                 )
         for other, known in self.children.items():
-            for what in ("compression", "downlink", "seed"):
+            for what in ("compression", "downlink", "rule", "seed"):
                 if other != position and getattr(known, what) != getattr(child, what):
                     raise ProtocolError(
                         f"All parties must agree on `{what}`. Site `{self.site(other)}` has "
                         f"{getattr(known, what)}. Received: {what}={getattr(child, what)} "
                         f"from site `{here}`"
                     )
+
+
+def _told(child: Child) -> str:
+    return (
+        f"workers={child.workers} compression={child.compression} downlink={child.downlink} "
+        f"seed={child.seed} rule={child.rule}"
+    )
 
 
 def _canonical(what: str, text: str) -> str:

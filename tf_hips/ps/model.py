@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 from tf_hips.errors import ProtocolError
+from tf_hips.ops import compressor as compressors
 from tf_hips.ops.compressor import Compressor, chunk_sizes
 
 MAX_RANK = 32
@@ -83,6 +84,17 @@ class Model:
                 table.append(Chunk(tensor, offset, size))
                 offset += size
         return tuple(table)
+
+    def compressor(self, text: str) -> Compressor:
+        """What encodes this model's gradients where all have agreed on `text`.
+
+        Raises:
+            ProtocolError: it is a budget with no room for the model.
+        """
+        try:
+            return compressors.parse(text).for_sizes([math.prod(shape) for shape in self.shapes])
+        except ValueError as error:
+            raise ProtocolError(f"The model is too large: {error}") from error
 
     def packet_bytes(self, compressor: Compressor) -> tuple[int, ...]:
         """Bytes of each chunk's packet under `compressor`, by chunk number.

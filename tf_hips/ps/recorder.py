@@ -4,7 +4,8 @@
 A record is what a child has brought and the session has taken in, never what the session made of
 it: who has joined, models, first weights, values of gathers, packets, who has left, how the run
 ended. Fed to another session in the same order, they make the same state, bit for bit. A snapshot
-adds what would take all rounds to make again: residuals, and the results of the last round.
+adds what would take all rounds to make again: residuals, what rules keep, and the results of the
+last round.
 
     payload = u32 bytes of JSON | JSON, an object | bytes
 """
@@ -15,6 +16,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tf_hips.ps.past import Past
 from tf_hips.ps.wire import Buffer
 
 _LENGTH = struct.Struct("<I")
@@ -33,10 +35,16 @@ class Kind(enum.IntEnum):
     FAILED = 8  # a step of one child ended with an error
     LEFT = 9  # one child
     ENDED = 10  # the run, for a reason
+    RETURNED = 11  # another process of one child
+    BACKED_UP = 12  # one child can come back to a round and a gather
+    WEIGHT = 13  # what one child stands for in a round
     # Of snapshots only:
     NEWEST = 20  # the round that begins
     RESULT = 21  # a chunk of the round before it
     RESIDUAL = 22  # of a chunk
+    SLOT = 23  # of a rule, of a chunk
+    TOTAL = 24  # of all steps, of a chunk; asynchronous rounds
+    RECEIVED = 25  # what a child has of that
 
 
 Entry = tuple[Kind, dict[str, Any], Buffer]
@@ -81,11 +89,21 @@ class Recorder:
         """Waits until all that was taken down is durable; why it will never be, or None."""
         return None
 
-    def begin_round(self, capture: Callable[[], Iterator[Entry]], done: Callable[[], None]) -> None:
+    def make_past(self, limit_bytes: int) -> Past:
+        """Where the results of a session's older rounds are kept."""
+        return Past(limit_bytes)
+
+    def begin_round(
+        self,
+        capture: Callable[[], Iterator[Entry]],
+        done: Callable[[], None],
+        archive: Callable[[], None],
+    ) -> None:
         """A round has begun, and nothing was delivered in it: the time for a snapshot, if any.
 
         Args:
             capture: the whole state. What may change is copied when it is called; what it yields
                 later does not change until `done` is called.
             done: called, by any thread, when all of it was read; not called without `capture`.
+            archive: moves older rounds into the past, which must be durable when the snapshot is.
         """

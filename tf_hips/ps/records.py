@@ -47,6 +47,7 @@ class Facts:
         compression: text of the compressor that the server was told, or None.
         downlink: the same of the way down.
         shard: which of how many servers of the run; files that do not say are of the only one.
+        rule: text of the update rule that the server was told, or None.
     """
 
     run: str
@@ -54,6 +55,7 @@ class Facts:
     compression: str | None
     downlink: str | None
     shard: tuple[int, int] = (0, 1)
+    rule: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,97 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round as a party sees it: packets that go up, and room for those that come down.
+"""What the calls of one child see of rounds, whether these are everybody's or its own."""
 
-Nothing is copied on the way up: what travels are views of the caller's packets. On the way down a
-packet is written once, to its place in the result. Clients of several servers work on one round at
-the same time, each on the chunks of its server.
-"""
-
-import dataclasses
-import itertools
-import threading
 from collections.abc import Sequence
+from typing import Protocol
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.errors import PeerError
-from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.model import Model
+from tf_hips.ps.wire import Buffer
 
-Packets = npt.NDArray[np.uint8]
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """One round of a party: its packets, and room for the merged ones, both by chunk number.
-
-    Attributes:
-        number: the round.
-        views: of the packets, which are not copied.
-        result: uint8 [bytes], all merged packets.
-        targets: views of `result`.
-    """
-
-    number: int
-    views: Sequence[memoryview]
-    result: Packets
-    targets: Sequence[memoryview]
+Packet = npt.NDArray[np.uint8]
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreed:
-    """What all parties have agreed on."""
+class Rounds(Protocol):
+    """The rounds of one child; see `Store` and `asynchronous.Lane` for what each method does."""
 
     model: Model
-    uplink: Compressor
-    downlink: Compressor
+    chunks: tuple[int, ...]  # those that are here
+    first_round: int
 
-    def open_round(self, number: int, packets: Packets) -> Round:
-        """A round of these packets; raises ValueError if they are not those of the model."""
-        uplink, downlink = self.uplink.at(number), self.downlink.at(number)
-        up, down = (self.model.packet_bytes(one) for one in (uplink, downlink))
-        packets = np.ascontiguousarray(packets)
-        if packets.dtype != np.uint8 or packets.shape != (sum(up),):
-            raise ValueError(
-                f"`packets` must be uint8 of shape ({sum(up)},), the packets of the model agreed "
-                f"on, by {uplink.text} in round {number}. Received: {packets.dtype} of shape "
-                f"{packets.shape}"
-            )
-        result = np.empty(sum(down), np.uint8)
-        return Round(number, _cut(packets, up), result, _cut(result, down))
+    @property
+    def round(self) -> int:
+        """The newest round that has begun."""
 
+    @property
+    def oldest(self) -> int:
+        """The oldest round whose results are kept."""
 
-class Halt:
-    """By which one thread ends an exchange of another one, and leaves the connection as it is."""
+    def is_past(self, number: int) -> bool:
+        """Whether round `number` is over, and nothing of it is taken in any more."""
 
-    def __init__(self) -> None:
-        """Nothing is ended."""
-        self._lock = threading.Lock()
-        self._stream: grpc.Future | None = None
-        self._is_set = False
+    def past_results(self, number: int) -> list[tuple[int, Packet]]:
+        """The results of a round that is over: pairs of chunk number and packet."""
 
-    def set(self) -> None:
-        """Ends the exchange; one that comes later, too."""
-        with self._lock:
-            self._is_set = True
-            if self._stream is not None:
-                self._stream.cancel()
+    def packet_limits(self, number: int) -> tuple[int, ...]:
+        """Greatest length of a packet of round `number` in bytes, by chunk number."""
 
-    def bind(self, stream: grpc.Future) -> None:
-        """From now on `set` ends this call."""
-        with self._lock:
-            self._stream = stream
-            if self._is_set:
-                stream.cancel()
+    def begin(self, number: int) -> bool:
+        """Makes round `number` ready for packets; whether it is new."""
 
-    def check(self, server: str) -> None:
-        """Raises PeerError if the exchange was ended."""
-        if self._is_set:
-            raise PeerError(f"Server {server}, Exchange: given up, as another server failed.")
+    def weigh(self, number: int, child: int, weight: float) -> bool:
+        """Notes what `child` stands for in round `number`; whether it is new."""
 
+    def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
+        """Takes packets of `child`; how many of them were new."""
 
-def _cut(packets: Packets, lengths: Sequence[int]) -> list[memoryview]:
-    view = memoryview(packets)
-    cuts = itertools.accumulate(lengths, initial=0)
-    return [view[start:end] for start, end in itertools.pairwise(cuts)]
+    def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
+        """What may be told of round `number` after the first `after` chunks."""
+
+    def refusals(self, number: int) -> list[str]:
+        """Why chunks of round `number` had to be delivered anew, oldest first."""
+
+    def has_refused(self, number: int) -> bool:
+        """Whether chunks of round `number` have to be delivered anew."""
+
+    def delivered(self, number: int, child: int) -> frozenset[int]:
+        """The chunks that `child` has delivered in round `number`."""
+
+    def is_merged(self, number: int) -> bool:
+        """Whether all chunks of round `number` have results that may be told."""
+
+    def missing(self, number: int) -> dict[str, int]:
+        """Children that owe chunks of round `number`, by name, with how many have come."""

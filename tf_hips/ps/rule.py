@@ -8,7 +8,6 @@ one without merges packets directly.
 Invariant: the result does not depend on the order of arrival, bit for bit.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -31,9 +30,6 @@ class Rule(Protocol):
 
     def finish(self) -> npt.NDArray[np.float32]:
         """The update, shape [num_elements]."""
-
-
-RuleFactory = Callable[[Compressor], Rule]
 
 
 class Sum:

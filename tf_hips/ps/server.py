@@ -6,6 +6,7 @@
     Exchange                                    both ways at once: packets up, merged packets down
                                                 as soon as they are there
     Gather                                      one payload up, the payloads of all down
+    BackedUp                                    where the caller could come back to, JSON
     Failed                                      a step of the caller ended with an error, JSON
     Status                                      what the run is doing, JSON; also for operators
     Watch                                       open for as long as a child takes part; brings the
@@ -50,7 +51,7 @@ from tf_hips.ps.members import Caller
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig, terms_of
 from tf_hips.ps.status import Metrics, snapshot
-from tf_hips.ps.streams import Reader, tell_held
+from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.wire import Call
 
@@ -243,6 +244,7 @@ class Server:
             "Download": grpc.unary_stream_rpc_method_handler(self._stream(self._download)),
             "Watch": grpc.unary_stream_rpc_method_handler(self._stream(self._watch)),
             "Status": grpc.unary_unary_rpc_method_handler(self._status),
+            "BackedUp": grpc.unary_unary_rpc_method_handler(self._unary(self._back_up)),
             "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
             "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
@@ -323,25 +325,16 @@ class Server:
         caller = Caller(self._config.parties.index(call.site), call.process, limit)
         with self._lock:
             if is_join:
-                self._renew(call, caller)
+                self._renew()
             session = self._session
-        session.meet(caller)
         self._traffic.called(caller.child, call.attempt)
         if not context.add_callback(lambda: session.hang_up(caller)):
             caller.is_gone = True
         return call, caller, session
 
-    def _renew(self, call: Call, caller: Caller) -> None:
-        """Begins a new session where a process that joins finds none that it could join."""
-        if self._session.gives_way(caller):
-            reason = (
-                f"Site `{call.site}` has come as a new process, and no process of the run that was "
-                "restored has come back. That run is given up."
-            )
-            log.warning("%s", reason)
-            self._events.write("given_up", child=caller.child, child_site=call.site)
-            self._session.end(reason)
-        elif not self._session.is_over or self._config.once:
+    def _renew(self) -> None:
+        """Begins a new session where a process that joins finds one that is over."""
+        if not self._session.is_over or self._config.once:
             return
         self._session = self._keeper.begin() if self._keeper else Session(self._terms)
 
@@ -352,15 +345,24 @@ class Server:
             max_gather_bytes=self._config.max_gather_bytes,
             is_durable=self._keeper is not None,
             shard=self._terms.shard.numbers,
+            session="" if session.is_over else session.token,
         )
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
-        fields = wire.from_json(request, workers=int, compression=str, downlink=str, seed=int)
+        fields = wire.from_json(
+            request, workers=int, compression=str, downlink=str, seed=int, rule=(str, type(None))
+        )
         answer = session.join(caller, **fields)
         self._events.write(
-            "join", child=caller.child, child_site=call.site, attempt=call.attempt, **fields
+            "join",
+            child=caller.child,
+            child_site=call.site,
+            attempt=call.attempt,
+            is_back=answer["is_back"],
+            **fields,
         )
-        log.info("Site %s has joined with %d workers", call.site, fields["workers"])
+        if not answer["is_back"]:
+            log.info("Site %s has joined with %d workers", call.site, fields["workers"])
         return wire.to_json(**answer)
 
     def _agree_model(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -377,7 +379,8 @@ class Server:
 
     def _begin_sync(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         fields = wire.from_json(request, kinds=list, bytes=int)
-        return wire.to_json(held=session.begin_sync(caller, fields["kinds"], fields["bytes"]))
+        held, fetches = session.begin_sync(caller, fields["kinds"], fields["bytes"])
+        return wire.to_json(held=held, fetches=fetches)
 
     def _upload(
         self, messages: Iterable[bytes], call: Call, caller: Caller, session: Session
@@ -422,6 +425,11 @@ class Server:
         session.leave(caller, reason)
         self._events.write("leave", child=caller.child, child_site=call.site, reason=reason)
         log.info("Site %s has left%s", call.site, f": {reason}" if reason else "")
+        return b""
+
+    def _back_up(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        fields = wire.from_json(request, session=str, round=int, number=int)
+        session.back_up(caller, fields["session"], fields["round"], fields["number"])
         return b""
 
     def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -478,7 +486,7 @@ class Server:
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
         began = time.monotonic()
-        store = session.begin_round(caller, call.number)
+        store = session.begin_round(caller, call.number, weight_of(context))
         reader = Reader(messages, store, session, caller, call, self._traffic)
         refused = len(store.refusals(call.number))
         have: set[int] = set()
@@ -493,6 +501,8 @@ class Server:
                 caller, store, call.number, after, reader.has_failed, refused
             )
             reader.check()
+            if not news:
+                yield b""  # others are sending: the child waits on
             for message in wire.bundle(
                 (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
             ):

@@ -11,6 +11,9 @@ calls of the first synchronisation are in `first_sync`. All waiting goes through
 `watch` waits longer: a child holds it open to show that it is there, and to hear why the run has
 ended whatever it is doing.
 
+A child that was killed may come back as another process: it joins again, and does the rounds since
+its last backup once more (`comeback`). What it delivered before counts, and so do the results.
+
 A session with a recorder tells it what it accepts, and answers when that is durable: results of a
 chunk wait for its packets, other answers for `settle`. `restore` makes the session of a server
 that has ended from what was recorded.
@@ -20,23 +23,31 @@ Invariant: a call that is refused changes nothing, so the children that behave c
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tf_hips import log
 from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
+from tf_hips.ps.asynchronous import AsynchronousStore
+from tf_hips.ps.comeback import Comeback
+from tf_hips.ps.description import describe
 from tf_hips.ps.first_sync import FirstSync
 from tf_hips.ps.gather import Upload
 from tf_hips.ps.members import Caller, Child, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.presence import Presence
 from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.rounds import Packet, Rounds
 from tf_hips.ps.state import State
-from tf_hips.ps.store import Packet, Store
+from tf_hips.ps.store import Store
 from tf_hips.ps.waiting import Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
 MAX_ROUND = 1 << 31
+# Seconds after which a child that waits is told that others are still sending.
+TELLS_AFTER_S = 10.0
 
 
 class Session:
@@ -55,12 +66,19 @@ class Session:
         sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self._told: set[int] = set()
-        self._is_deserted = False  # restored, and no child has called since
+        self._moved = 0  # bytes of rounds; approximately, for it is not locked
+        self._comeback = Comeback(self._state, self._presence, self._waiting, self._joined)
+        self.back_up = self._comeback.back_up
 
     @property
-    def store(self) -> Store | None:
+    def store(self) -> Store | AsynchronousStore | None:
         """The rounds, once all children have agreed on the model."""
         return self._state.store
+
+    @property
+    def token(self) -> str:
+        """What tells this run from others of its name; "" before it has started."""
+        return self._members.session
 
     @property
     def is_started(self) -> bool:
@@ -118,21 +136,6 @@ class Session:
             if self.is_started and not self.is_over:
                 children = self._members.children
                 self._presence.expect(one for one in children if not children[one].has_left)
-                self._is_deserted = True
-
-    def meet(self, caller: Caller) -> None:
-        """Notes that a child of a restored session has come back, if it is one."""
-        with self.changed:
-            child = self._members.children.get(caller.child)
-            if child is not None and child.process == caller.process:
-                self._is_deserted = False
-
-    def gives_way(self, caller: Caller) -> bool:
-        """Whether a new process of a site finds a restored session to which no child came back."""
-        with self.changed:
-            child = self._members.children.get(caller.child)
-            is_other = child is not None and child.process != caller.process
-            return self._is_deserted and self.ended is None and is_other
 
     def settle(self) -> None:
         """Waits until all that was accepted before is durable; the lock must be free.
@@ -145,57 +148,8 @@ class Session:
             raise PeerError(f"The run has ended. {failure}")
 
     def describe(self) -> dict[str, Any]:
-        """What the run is doing.
-
-        Returns:
-            `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round`
-            (the newest), `tensors`, `parameters`, `compression`, `downlink`, `residual_rms`, and of
-            each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`,
-            `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in all), and `lag`,
-            the rounds that it is behind.
-        """
-        with self.changed:
-            store, known = self.store, self._members.children
-            newest = store.round if store is not None else 0
-            children = []
-            for place, site in enumerate(self._terms.parties):
-                child = known.get(place)
-                reached, chunks = store.progress(place) if store is not None else (0, 0)
-                children.append(
-                    {
-                        "site": site,
-                        "state": self._state_of(place),
-                        "workers": child.workers if child is not None else 0,
-                        "round": max(reached, 0),
-                        "chunks": chunks,
-                        "lag": max(0, newest - reached) if store is not None else 0,
-                    }
-                )
-            first = known[min(known)] if known else None
-            over = self.ended is not None or self._members.have_left
-            told = {
-                "state": "over" if over else "training" if store is not None else "waiting",
-                "ended": self.ended,
-                "round": newest,
-                "tensors": len(store.model.shapes) if store is not None else 0,
-                "parameters": store.model.dense_bytes // 4 if store is not None else 0,
-                "chunks": len(store.chunks) if store is not None else 0,
-                "compression": first.compression if first is not None else None,
-                "downlink": first.downlink if first is not None else None,
-                "children": children,
-            }
-        # Outside of the lock: it reads much.
-        return {**told, "residual_rms": store.residual_rms() if store is not None else 0.0}
-
-    def _state_of(self, place: int) -> str:
-        child = self._members.children.get(place)
-        if child is None:
-            return "absent"
-        if child.has_left:
-            return "left"
-        if not self.is_started:
-            return "joining"
-        return "there" if self._presence.is_there(place) else "away"
+        """What the run is doing, as `description.describe` says."""
+        return describe(self._state, self._presence, lambda: self.ended)
 
     def hang_up(self, caller: Caller) -> None:
         """Notes that the other end of a call is gone."""
@@ -209,7 +163,13 @@ class Session:
             self._waiting.end(reason)
 
     def join(
-        self, caller: Caller, workers: int, compression: str, downlink: str, seed: int
+        self,
+        caller: Caller,
+        workers: int,
+        compression: str,
+        downlink: str,
+        seed: int,
+        rule: str | None = None,
     ) -> dict[str, object]:
         """Takes in a child and waits for the others; the same process may ask again.
 
@@ -221,10 +181,12 @@ class Session:
                 the run already.
             PeerError: the others did not come in time.
         """
-        child = self._members.describe(caller.process, workers, compression, downlink, seed)
+        child = self._members.describe(caller.process, workers, compression, downlink, seed, rule)
         members = self._members
         with self.changed:
             self._waiting.check(caller)
+            if members.is_started and members.children[caller.child].process != caller.process:
+                self._comeback.join(caller, child)
             known = members.admit(caller.child, child)
             if members.are_complete and not members.is_started:
                 self._state.start()
@@ -256,7 +218,11 @@ class Session:
                 "compression": child.compression,
                 "downlink": child.downlink,
                 "seed": child.seed,
-                "round": self.store.round if self.store is not None else 0,
+                "rule": child.rule,
+                "round": known.first_round,
+                "newest": self.store.of(caller.child).round if self.store is not None else 0,
+                "session": members.session,
+                "is_back": known.num_returns > 0,
             }
 
     def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:
@@ -274,6 +240,10 @@ class Session:
         self._terms.check_bytes("model's gradients", model.dense_bytes)
         with self.changed:
             child = self._joined(caller)
+            if self.store is not None and child.num_returns > 0:
+                rounds = self.store.of(caller.child)
+                self._comeback.check_model(caller, rounds, model, first_round)
+                return
             told = (child.model, child.first_round)
             if self.store is not None and told == (model, first_round):
                 return
@@ -285,11 +255,16 @@ class Session:
             self._state.agree(caller.child, model, first_round)
             self.changed.notify_all()
 
-    def begin_round(self, caller: Caller, number: int) -> Store:
-        """The store, with round `number` ready for packets of the caller.
+    def begin_round(self, caller: Caller, number: int, weight: float | None = None) -> Rounds:
+        """The caller's rounds, with round `number` ready for packets of the caller.
+
+        Args:
+            caller: the call.
+            number: the round.
+            weight: what the caller stands for in it, where the rule takes a mean; None: 1.
 
         Raises:
-            ProtocolError: it is not the round's turn.
+            ProtocolError: it is not the round's turn, or the weight is not taken.
             PeerError: the other parties have not agreed on the model in time.
         """
         with self.changed:
@@ -307,16 +282,23 @@ class Session:
                     members.without_model,
                 ),
             )
-            if self.store is None:
+            store = self.store
+            if store is None:
                 raise ProtocolError("The model is not agreed on.")
-            if self._state.begin_round(self.store, number):
-                self._recorder.begin_round(self._capture, self.store.release)
-            return self.store
+            rounds = store.of(caller.child)
+            is_new = self._state.begin_round(rounds, number, caller.child)
+            if is_new:
+                self._recorder.begin_round(self._capture, store.release, self._state.archive)
+            if weight is not None:
+                self._state.weigh(rounds, number, caller.child, weight)
+        if is_new:
+            self._state.archive()
+        return rounds
 
     def wait_results(
         self,
         caller: Caller,
-        store: Store,
+        store: Rounds,
         number: int,
         after: int,
         stop: Callable[[], bool],
@@ -324,9 +306,12 @@ class Session:
     ) -> tuple[int, list[tuple[int, Packet]]]:
         """Waits for more than `after` merged chunks, and returns them as the store does.
 
+        While bytes of rounds come in, it waits as long as it takes, and returns now and then with
+        nothing, so that its caller can say so to the child.
+
         Args:
             caller: the call.
-            store: the store of the run.
+            store: the caller's rounds.
             number: the round.
             after: chunks that were returned before.
             stop: true when the caller's own packets have failed; nothing is returned then.
@@ -336,9 +321,15 @@ class Session:
             PeerError: a child has left, or did not deliver in time.
             NonFiniteError: the sum of a chunk's packets was refused.
         """
+        if store.is_past(number):
+            results = store.past_results(number)
+            return len(results), results[after:]
         with self.changed:
+            moved, tells = self._moved, time.monotonic() + TELLS_AFTER_S
 
             def is_ready() -> bool:
+                if self._moved != moved and time.monotonic() > tells:
+                    return True
                 if stop() or len(store.refusals(number)) > refused:
                     return True
                 if store.results(number, after)[0] > after or store.is_merged(number):
@@ -365,12 +356,17 @@ class Session:
                         )
                     ),
                     needs,
+                    lambda: self._moved,
                 ),
             )
             news = store.refusals(number)[refused:]
             if news and not stop():
                 raise NonFiniteError(news[0])
             return store.results(number, after)
+
+    def note_moved(self, num_bytes: int) -> None:
+        """Notes that bytes of a round have come in; the next `Store.add` wakes who waits."""
+        self._moved += num_bytes
 
     def begin_gather(self, caller: Caller, number: int) -> Upload:
         """What takes in the caller's payload for gather `number`.
@@ -415,6 +411,9 @@ class Session:
                 gathers.end(caller.child, upload)
             if came is not None:
                 label, payload = came
+                child = self._members.children[caller.child]
+                if child.num_returns > 0:
+                    self._comeback.check_gather(caller, number, label)
                 others = {
                     child: other
                     for child, other in gathers.labels(number).items()
@@ -423,7 +422,8 @@ class Session:
                 if any(other != label for other in others.values()):
                     whats = {child: _gather(number, other) for child, other in others.items()}
                     self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
-                if gathers.deliver(caller.child, number, label, payload):
+                is_again = child.num_returns > 0
+                if gathers.deliver(caller.child, number, label, payload, is_again=is_again):
                     self._recorder.add(
                         Kind.GATHERED, payload, child=caller.child, number=number, label=label
                     )
@@ -462,7 +462,10 @@ class Session:
             self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
 
     def leave(self, caller: Caller, reason: str | None) -> None:
-        """Notes that a child leaves; with a reason, before the others, it ends the run for all."""
+        """Notes that a child leaves; with a reason, before the others, it ends the run for all.
+
+        Not so in asynchronous rounds: there the others go on.
+        """
         with self.changed:
             child = self._members.children.get(caller.child)
             if child is None or not self.is_started:
@@ -472,10 +475,12 @@ class Session:
             if not child.has_left:
                 self._recorder.add(Kind.LEFT, child=caller.child, reason=reason)
             child.has_left = True
+            self._comeback.forget()
             self._waiting.note_call(caller.child)
             self._presence.release(caller.child)
             if reason is not None:
-                self.end(f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}")
+                text = f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}"
+                self._end_unless_others(caller.child, text)
             self.changed.notify_all()
 
     def watch(self, caller: Caller) -> Iterator[tuple[str, type[TfHipsError]]]:
@@ -544,10 +549,21 @@ class Session:
 
     def _lose(self, child: int) -> None:
         self._told.add(child)  # as far as it can be
-        self.end(
+        self._end_unless_others(
+            child,
             f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
-            f"within {self._terms.lost_after_s:g} s."
+            f"within {self._terms.lost_after_s:g} s.",
         )
+
+    def _end_unless_others(self, child: int, reason: str) -> None:
+        """Ends the run for all, or for `child` alone where others go on without it."""
+        if not self._state.part(child, reason):
+            self.end(reason)
+            return
+        log.warning("%s The others go on.", reason)
+        self._comeback.forget()
+        self._presence.release(child)
+        self.changed.notify_all()
 
     def _site(self, child: int) -> str:
         return self._members.site(child)

@@ -7,13 +7,16 @@ import math
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps import wire
+from tf_hips.ps import rules, wire
 from tf_hips.ps.assignment import Shard
 from tf_hips.ps.members import SAME, Terms
 from tf_hips.ps.sockets import is_loopback, split_address
 
 # A record's length has 32 bits, and its fields stand in it, too.
 _MAX_RECORDED_BYTES = (1 << 32) - (1 << 16)
+
+_PAST_BYTES = 256 << 20
+_PAST_BYTES_ON_DISK = 4 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,7 @@ class ServerConfig:
         bind: `host:port` to listen at; port 0 takes a free one.
         compression: text of the compressor of the way up; None: what the first party brings.
         downlink: the same of the way down, or `same`; None: what the first party brings.
+        rule: text of the update rule (docs/rules.md); None: what the first party brings.
         max_model_bytes: limit of a model, gradients as float32 and weights alike.
         max_gather_bytes: limit of what a party sends in one exact sum.
         tls: identity of the server; its certificate is one of role `global-server`.
@@ -44,6 +48,8 @@ class ServerConfig:
         state_dir: folder in which the run is kept, so that a server that was killed goes on with it
             when it is started again; None: in memory only.
         shard: which of how many servers share the model, from 0 (assignment.py).
+        past_bytes: limit of what is kept of rounds that are over, for parties that come back from
+            an older backup; None: 4 GiB in a `state_dir`, else 256 MiB of memory.
     """
 
     parties: tuple[str, ...]
@@ -51,6 +57,7 @@ class ServerConfig:
     bind: str = "127.0.0.1:0"
     compression: str | None = None
     downlink: str | None = None
+    rule: str | None = None
     max_model_bytes: int = 16 << 30
     max_gather_bytes: int = 64 << 20
     tls: Tls | None = None
@@ -66,6 +73,7 @@ class ServerConfig:
     log_dir: str | None = None
     state_dir: str | None = None
     shard: tuple[int, int] = (0, 1)
+    past_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Checks all values.
@@ -98,6 +106,8 @@ class ServerConfig:
                 f"`max_gather_bytes` must be less than {_MAX_RECORDED_BYTES} with a `state_dir`. "
                 f"Received: max_gather_bytes={self.max_gather_bytes}"
             )
+        if self.past_bytes is not None and self.past_bytes < 0:
+            raise ConfigError(f"`past_bytes` must be >= 0. Received: past_bytes={self.past_bytes}")
         for name in (
             "max_model_bytes",
             "max_gather_bytes",
@@ -114,10 +124,10 @@ class ServerConfig:
 
 
 def terms_of(config: ServerConfig) -> Terms:
-    """The session's terms, texts of compressors made canonical.
+    """The session's terms, texts of compressors and of the rule made canonical.
 
     Raises:
-        ValueError: a compressor is unknown.
+        ValueError: a compressor or the rule is unknown.
     """
     compression = config.compression
     if compression is not None:
@@ -141,4 +151,12 @@ def terms_of(config: ServerConfig) -> Terms:
         config.lost_after_s,
         config.max_gather_bytes,
         Shard.from_numbers(config.shard),
+        _past_bytes(config),
+        None if config.rule is None else rules.parse(config.rule).text,
     )
+
+
+def _past_bytes(config: ServerConfig) -> int:
+    if config.past_bytes is not None:
+        return config.past_bytes
+    return _PAST_BYTES if config.state_dir is None else _PAST_BYTES_ON_DISK

@@ -28,10 +28,12 @@ from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
 from tf_hips.ps.assignment import MAX_SHARDS, Shard
 from tf_hips.ps.client import Client, Welcome
-from tf_hips.ps.rounds import Halt, Packets
 from tf_hips.ps.sockets import WireBytes
+from tf_hips.ps.views import Halt, Packets
 
 SEPARATOR = ","
+# What servers of one run need not agree on: how far they are, and who they are.
+_EACH_ITS_OWN = ("newest", "session", "is_back")
 
 _Result = TypeVar("_Result")
 
@@ -39,13 +41,16 @@ _Result = TypeVar("_Result")
 class ShardedClient:
     """What `Client` is, with several servers. Methods, threads and errors are the same."""
 
-    def __init__(self, uplink: Uplink, run: str, workers: int) -> None:
+    def __init__(
+        self, uplink: Uplink, run: str, workers: int, *, must_be_back: bool = False
+    ) -> None:
         """Clients that have not connected yet.
 
         Args:
             uplink: where the servers are, in the order of their shards, and who this party is.
             run: identity of the run.
             workers: number of workers of this party.
+            must_be_back: as for `Client`.
 
         Raises:
             ConfigError: as for `Client`, or there are too many servers.
@@ -58,7 +63,11 @@ class ShardedClient:
         self._servers = servers
         self._clients = [
             Client(
-                dataclasses.replace(uplink, server=server), run, workers, Shard(place, len(servers))
+                dataclasses.replace(uplink, server=server),
+                run,
+                workers,
+                Shard(place, len(servers)),
+                must_be_back=must_be_back,
             )
             for place, server in enumerate(servers)
         ]
@@ -68,7 +77,7 @@ class ShardedClient:
         for place, client in enumerate(self._clients):
             client.on_end(functools.partial(self._hear, place))
 
-    def join(self, compression: str, downlink: str, seed: int) -> Welcome:
+    def join(self, compression: str, downlink: str, seed: int, rule: str | None = None) -> Welcome:
         """Joins the run at every shard and waits for all other parties; see `Client.join`.
 
         Raises:
@@ -80,13 +89,19 @@ class ShardedClient:
             # Before any server counts on this party, each must be the one that it is taken for.
             self._all(lambda client: client.ask_terms(), self.close)
             welcomes = self._all(
-                lambda client: client.join(compression, downlink, seed), self._give_up_join
+                lambda client: client.join(compression, downlink, seed, rule), self._give_up_join
             )
             self._compare(welcomes)
         except BaseException:
             self._give_up_join()
             raise
-        return dataclasses.replace(welcomes[0], round=min(one.round for one in welcomes))
+        # A party that was killed may have been known to some of the servers only.
+        return dataclasses.replace(
+            welcomes[0],
+            newest=min(one.newest for one in welcomes),
+            session=SEPARATOR.join(one.session for one in welcomes),
+            is_back=any(one.is_back for one in welcomes),
+        )
 
     def agree_model(self, shapes: Sequence[Sequence[int]], first_round: int = 0) -> None:
         """Tells every server the shapes of all gradients; see `Client.agree_model`."""
@@ -98,7 +113,12 @@ class ShardedClient:
         with self._calling("BeginSync"):
             return self._clients[0].first_sync(weights)
 
-    def exchange(self, round: int, packets: Packets) -> Packets:
+    def backed_up(self, round: int, gather: int) -> None:
+        """Tells every server where this party could come back to; see `Client.backed_up`."""
+        with self._calling("BackedUp"):
+            self._all(lambda client: client.backed_up(round, gather))
+
+    def exchange(self, round: int, packets: Packets, weight: float | None = None) -> Packets:
         """Sends this party's packets of one round, returns the merged ones; see `Client.exchange`.
 
         The error that is raised is that of the server that failed first.
@@ -107,7 +127,7 @@ class ShardedClient:
             whole = self._clients[0].open_round(round, packets)
             halts = [Halt() for _ in self._clients]
             tasks = [
-                functools.partial(client.transfer, whole, halt)
+                functools.partial(client.transfer, whole, weight, halt)
                 for client, halt in zip(self._clients, halts, strict=True)
             ]
 
@@ -159,7 +179,7 @@ class ShardedClient:
         for server, other in zip(self._servers, welcomes, strict=True):
             for field in dataclasses.fields(Welcome):
                 one, two = getattr(first, field.name), getattr(other, field.name)
-                if field.name != "round" and one != two:
+                if field.name not in _EACH_ITS_OWN and one != two:
                     raise ProtocolError(
                         f"All servers of a run must agree on `{field.name}`. Received: {one} from "
                         f"{self._servers[0]} and {two} from {server}"
@@ -200,19 +220,20 @@ class ShardedClient:
 Connection = Client | ShardedClient
 
 
-def connect(uplink: Uplink, run: str, workers: int) -> Connection:
+def connect(uplink: Uplink, run: str, workers: int, *, must_be_back: bool = False) -> Connection:
     """The client of a party: of one server, or of all that share the model.
 
     Args:
         uplink: where the servers are, and who this party is.
         run: identity of the run.
         workers: number of workers of this party.
+        must_be_back: as for `Client`.
 
     Raises:
         ConfigError: as for `Client`.
     """
     kind = ShardedClient if SEPARATOR in uplink.server else Client
-    return kind(uplink, run, workers)
+    return kind(uplink, run, workers, must_be_back=must_be_back)
 
 
 def _together(

@@ -11,15 +11,19 @@ Not thread-safe: the session's lock guards it.
 import contextlib
 import itertools
 import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from tf_hips.errors import NonFiniteError
-from tf_hips.ops import compressor as compressors
+from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.gather import Gathers
 from tf_hips.ps.members import Child, Members, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.rounds import Rounds
+from tf_hips.ps.rules import parse
+from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.store import Store
 from tf_hips.ps.weights import FirstWeights
 from tf_hips.ps.wire import Buffer
@@ -39,14 +43,30 @@ class State:
         self.members = Members(terms)
         self.weights = FirstWeights()
         self.gathers = Gathers(len(terms.parties), terms.max_gather_bytes)
-        self.store: Store | None = None
+        self.store: Store | AsynchronousStore | None = None
         self.recorder = recorder
-        self._changed = changed
+        self.changed = changed
 
     def start(self) -> None:
         """All children have joined."""
         self.members.is_started = True
-        self.recorder.add(Kind.JOINED, children=self._joined())
+        self.members.session = uuid.uuid4().hex[:16]
+        self.recorder.add(Kind.JOINED, children=self._joined(), session=self.members.session)
+
+    def take_back(self, position: int, process: str) -> None:
+        """Another process of a child goes on where the one before it has ended."""
+        child = self.members.children[position]
+        child.process = process
+        child.num_returns += 1
+        if self.store is None:
+            child.model = None  # it tells it again
+        self.recorder.add(Kind.RETURNED, child=position, process=process)
+
+    def note_backup(self, position: int, number: int, gather: int) -> None:
+        """A child can come back to round `number` and gather `gather` from now on."""
+        self.members.children[position].backup = number, gather
+        self.recorder.add(Kind.BACKED_UP, child=position, round=number, number=gather)
+        self.forget_past()
 
     def agree(self, position: int, model: Model, first_round: int) -> None:
         """Takes a child's model; with the last one's there is a store."""
@@ -56,25 +76,55 @@ class State:
         child.model, child.first_round = model, first_round
         self.recorder.add(Kind.MODEL, child=position, shapes=model.shapes, round=first_round)
         if not self.members.without_model():
-            self.store = Store(
-                model,
-                self.members.terms.parties,
-                compressors.parse(child.compression),
-                compressors.parse(child.downlink),
-                child.seed,
-                first_round=first_round,
-                changed=self._changed,
-                recorder=self.recorder,
-                shard=self.members.terms.shard,
-            )
+            self.gathers.end_prologue()
+            self.store = self._make_store(child, model, first_round)
 
-    def begin_round(self, store: Store, number: int) -> bool:
-        """Makes a round ready for packets; whether it is new."""
-        if not store.begin(number):
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether children go on without each other."""
+        return isinstance(self.store, AsynchronousStore)
+
+    def part(self, child: int, reason: str) -> bool:
+        """Lets the others of an asynchronous run go on without `child`; whether they can.
+
+        They need nobody but child 0, and that until it has sent the first weights.
+        """
+        store = self.store
+        if not isinstance(store, AsynchronousStore):
             return False
-        self.recorder.add(Kind.ROUND, round=number)
-        self._forget_weights(store, number)
+        one = self.members.children[child]
+        if not one.has_left:
+            one.has_left = True
+            self.recorder.add(Kind.LEFT, child=child, reason=reason)
+        return not self.members.have_left and (
+            child != 0 or store.progress(0)[0] >= store.of(0).first_round
+        )
+
+    def begin_round(self, rounds: Rounds, number: int, child: int) -> bool:
+        """Makes a round of a child ready for packets; whether it is new."""
+        if not rounds.begin(number):
+            return False
+        whose: dict[str, Any] = {"child": child} if self.is_asynchronous else {}
+        self.recorder.add(Kind.ROUND, round=number, **whose)
         return True
+
+    def archive(self) -> None:
+        """Moves rounds that are over into the past; the lock need not be held."""
+        store = self.store
+        if store is None:
+            return
+        store.archive()
+        with self.changed:
+            children = self.members.children.items()
+            here = [store.of(place) for place, child in children if not child.has_left]
+            # Who begins with the first weights does all rounds again.
+            if self.weights.held and here and all(one.oldest > one.first_round for one in here):
+                self.weights.forget()
+
+    def weigh(self, store: Rounds, number: int, child: int, weight: float) -> None:
+        """Notes what a child stands for in a round."""
+        if store.weigh(number, child, weight):
+            self.recorder.add(Kind.WEIGHT, round=number, child=child, weight=weight)
 
     def apply(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
         """Does what a record says.
@@ -87,6 +137,8 @@ class State:
                 for position, child in enumerate(fields["children"]):
                     self.members.children[position] = Child(**child)
                 self.members.is_started = True
+                self.members.session = fields["session"]
+                self.gathers.prologue = fields.get("prologue", 0)
             case Kind.MODEL:
                 model = Model.from_json(fields["shapes"])
                 self.agree(fields["child"], model, fields["round"])
@@ -100,28 +152,45 @@ class State:
                 )
             case Kind.LEFT:
                 self.members.children[fields["child"]].has_left = True
+            case Kind.RETURNED:
+                self.take_back(fields["child"], fields["process"])
+            case Kind.BACKED_UP:
+                self.note_backup(fields["child"], fields["round"], fields["number"])
             case _:
                 self._apply_to_rounds(kind, fields, data)
 
     def capture(self) -> Iterator[Entry]:
         """What `apply` makes this state of, just after a round has begun; holds merges back.
 
-        Only the residuals are read later; until then no chunk may be merged: `Store.release`.
+        Only residuals and what the rule keeps are read later; until then no chunk may be merged:
+        `Store.release`.
         """
         store = self.store
         if store is None:
             raise ValueError("A snapshot needs a round.")
         children = self.members.children
-        small: list[Entry] = [(Kind.JOINED, {"children": self._joined()}, b"")]
+        joined = {
+            "children": self._joined(),
+            "session": self.members.session,
+            "prologue": self.gathers.prologue,
+        }
+        small: list[Entry] = [(Kind.JOINED, joined, b"")]
         for position, child in sorted(children.items()):
             fields = {"shapes": store.model.shapes, "round": child.first_round}
             small.append((Kind.MODEL, {"child": position, **fields}, b""))
             if child.has_left:
                 small.append((Kind.LEFT, {"child": position}, b""))
+            if child.backup is not None:
+                number, gather = child.backup
+                backup = {"child": position, "round": number, "number": gather}
+                small.append((Kind.BACKED_UP, backup, b""))
+        small += self._first_weights()
         small += [
             (Kind.GATHERED, {"child": child, "number": number, "label": label}, payload)
             for child, number, label, payload in self.gathers.kept()
         ]
+        if isinstance(store, AsynchronousStore):
+            return itertools.chain(small, store.capture())
         number, results = store.hold()
         small.append((Kind.NEWEST, {"round": number}, b""))
         small += [
@@ -134,34 +203,82 @@ class State:
                 (Kind.RESIDUAL, {"chunk": chunk}, residual.data.cast("B"))
                 for chunk, residual in store.residuals()
             ),
+            (
+                (Kind.SLOT, {"chunk": chunk, "slot": slot, "count": count}, values.data.cast("B"))
+                for chunk, slot, count, values in store.slots()
+            ),
         )
 
     def _apply_to_rounds(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
         store = self.store
         if store is None:
             raise ValueError("it comes before the model")
+        child = fields.get("child", 0)  # rounds of synchronous runs are everybody's
         match kind:
             case Kind.ROUND:
-                store.begin(fields["round"])
-                self._forget_weights(store, fields["round"])
+                store.of(child).begin(fields["round"])
+                self.archive()
             case Kind.PACKET:
                 # A sum that is refused now was refused then, and its packets with it.
                 with contextlib.suppress(NonFiniteError):
-                    store.add(fields["round"], fields["child"], [(fields["chunk"], data)])
+                    store.of(child).add(fields["round"], child, [(fields["chunk"], data)])
+            case Kind.WEIGHT:
+                store.of(child).weigh(fields["round"], child, fields["weight"])
+            case _ if isinstance(store, AsynchronousStore):
+                store.restore(kind, fields, data)
             case Kind.NEWEST:
                 store.restore_round(fields["round"])
             case Kind.RESULT:
                 store.restore_result(fields["round"], fields["chunk"], data)
             case Kind.RESIDUAL:
                 store.restore_residual(fields["chunk"], data)
+            case Kind.SLOT:
+                store.restore_slot(fields["chunk"], fields["slot"], fields["count"], data)
             case _:
                 raise ValueError(f"its kind is {kind!r}")
 
-    def _forget_weights(self, store: Store, number: int) -> None:
-        if number > store.first_round and self.weights.held:
-            self.weights.forget()  # all have merged a round, so all have the weights
+    def _first_weights(self) -> Iterator[Entry]:
+        weights = self.weights
+        if weights.held:
+            yield Kind.DESCRIBED, {"kinds": weights.kinds, "bytes": weights.num_bytes}, b""
+            for position, piece in weights.pieces():
+                yield Kind.WEIGHTS, {"position": position}, piece
+
+    def forget_past(self) -> None:
+        """Forgets rounds and gathers that nobody can come back to."""
+        number, gather = self.members.needed()
+        self.gathers.need(gather)
+        if isinstance(self.store, AsynchronousStore):
+            for place, child in self.members.children.items():
+                lane = self.store.of(place)
+                own = child.first_round if child.backup is None else child.backup[0]
+                lane.past.need(lane.round if child.has_left else own)
+        elif self.store is not None:
+            self.store.past.need(number)
+
+    def _make_store(
+        self, child: Child, model: Model, first_round: int
+    ) -> Store | AsynchronousStore:
+        """The rounds of children that all have joined on the terms of `child`."""
+        rule = parse(child.rule)
+        up, down = model.compressor(child.compression), model.compressor(child.downlink)
+        common: dict[str, Any] = {
+            "changed": self.changed,
+            "recorder": self.recorder,
+            "shard": self.members.terms.shard,
+        }
+        past_bytes = self.members.terms.past_bytes
+        terms = model, self.members.terms.parties, up, down, child.seed
+        if rule.is_asynchronous:
+            firsts = [one.first_round for _, one in sorted(self.members.children.items())]
+            return AsynchronousStore(
+                *terms, rule, first_rounds=firsts, past_bytes=past_bytes, **common
+            )
+        updates = Updates([chunk.size for chunk in model.chunks], rule)
+        past = self.recorder.make_past(past_bytes)
+        return Store(*terms, first_round=first_round, updates=updates, past=past, **common)
 
     def _joined(self) -> list[dict[str, Any]]:
-        names = ("process", "workers", "compression", "downlink", "seed")
+        names = ("process", "workers", "compression", "downlink", "seed", "rule", "num_returns")
         children = self.members.children
         return [{name: getattr(children[one], name) for name in names} for one in sorted(children)]

@@ -6,11 +6,14 @@ seen when the packets that it was made of are durable.
 
     child 0 --packet--+
     child 1 --packet--+--> rule (sum in child order) --> residual + sum --> encode --> result, kept
-    child 2 --packet--+
+    child 2 --packet--+       or an optimizer's step
+
+A rule with an optimizer keeps its state of each chunk here (`rules.updates`); a sum that is refused
+leaves it as it was.
 
 A chunk is merged as soon as all children have delivered it, whatever the other chunks do. The
-result is kept while a child may still need it: round r is dropped when round r + 2 begins, because
-every child has then finished r.
+result is kept while a child may still need it: when round r + 2 begins, every child has finished r,
+and its results go to the past (`past`), for children that come back.
 
 Invariants:
 - (round, child, chunk) counts once. What was delivered before is taken for the same packet and
@@ -35,13 +38,13 @@ from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model
+from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
-from tf_hips.ps.rule import RuleFactory, Sum
+from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.wire import Buffer
 
 KEPT_ROUNDS = 2
-
-Packet = npt.NDArray[np.uint8]
 
 
 class _Round:
@@ -56,6 +59,7 @@ class _Round:
         self.num_merged = 0
         self.order: list[int] = []  # chunk numbers in the order in which they were merged
         self.refusals: list[tuple[int, str]] = []  # each with the chunk's position
+        self.weights: dict[int, float] = {}  # what children stand for, of those that have said so
 
 
 class Store:
@@ -70,10 +74,11 @@ class Store:
         seed: int,
         *,
         first_round: int = 0,
-        rule: RuleFactory = Sum,
+        updates: Updates | None = None,
         changed: threading.Condition | None = None,
         recorder: Recorder | None = None,
         shard: Shard = WHOLE,
+        past: Past | None = None,
     ) -> None:
         """A store with all residuals zero.
 
@@ -86,11 +91,12 @@ class Store:
                 kept here.
             seed: seed of the run.
             first_round: the first round to be merged.
-            rule: makes the update rule of one chunk.
+            updates: the rule, with its state; None: the sum.
             changed: notified, with its lock held, whenever a result or a refusal is new; its lock
                 is the store's.
             recorder: is told each packet that is taken.
             shard: which of the model's chunks are here; the others are other servers'.
+            past: keeps the results of rounds that are over; None keeps none.
         """
         self.model = model
         self.chunks = shard.chunks(model)
@@ -100,14 +106,26 @@ class Store:
         self._uplink = uplink
         self._downlink = downlink
         self._seed = native.derive_seed(seed, "server")
-        self._rule = rule
+        self._updates = updates or Updates([chunk.size for chunk in model.chunks])
         self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
         self.changed = changed if changed is not None else threading.Condition()
         self._recorder = recorder if recorder is not None else Recorder()
+        self.past = past if past is not None else Past(0)
+        self._archiving = threading.Lock()
         self._rounds = {first_round: self._new_round(first_round)}
         self._is_held = False
         self._waiting: list[tuple[_Round, int, dict[int, Packet]]] = []  # complete, not merged
         self._scratch = threading.local()
+
+    @property
+    def uplink_text(self) -> str:
+        """What the children's packets are encoded with."""
+        return self._uplink.text
+
+    @property
+    def downlink_text(self) -> str:
+        """What results are encoded with."""
+        return self._downlink.text
 
     @property
     def round(self) -> int:
@@ -133,12 +151,12 @@ class Store:
                 merged yet.
         """
         with self.changed:
-            if number in self._rounds:
+            if number in self._rounds or self.past.has(number):
                 return False
             newest = max(self._rounds)
             if number != newest + 1:
                 raise ProtocolError(
-                    f"The round must be one of {min(self._rounds)} to {newest + 1}. "
+                    f"The round must be one of {self.oldest} to {newest + 1}. "
                     f"Received: round {number}"
                 )
             if self._rounds[newest].num_merged < len(self.chunks):
@@ -147,7 +165,80 @@ class Store:
                     f"{self._rounds[newest].num_merged} of {len(self.chunks)} chunks are."
                 )
             self._rounds[number] = self._new_round(number)
-            self._rounds.pop(number - KEPT_ROUNDS, None)
+            return True
+
+    def archive(self) -> None:
+        """Moves rounds that all children have finished into the past, where they are read from.
+
+        Writing takes a while, so the lock is free meanwhile.
+        """
+        with self._archiving:
+            with self.changed:
+                newest = max(self._rounds)
+                over = [one for one in sorted(self._rounds) if one <= newest - KEPT_ROUNDS]
+                finished = [(one, self._ordered(self._rounds[one])) for one in over]
+            for number, results in finished:
+                self.past.append(number, results)
+                with self.changed:
+                    self._rounds.pop(number, None)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest round whose results are kept."""
+        with self.changed:
+            older = self.past.oldest
+            return min(self._rounds) if older is None else min(older, *self._rounds)
+
+    def is_past(self, number: int) -> bool:
+        """Whether round `number` is over for all, and nothing of it is taken in any more."""
+        with self.changed:
+            return number not in self._rounds and self.past.has(number)
+
+    def past_results(self, number: int) -> list[tuple[int, Packet]]:
+        """The results of a round that is over: pairs of chunk number and packet.
+
+        Raises:
+            ProtocolError: they are no longer kept.
+        """
+        try:
+            return list(self.past.results(number))
+        except (KeyError, OSError) as error:
+            raise ProtocolError(
+                f"Rounds {self.oldest} to {self.round} are kept. Received: round {number}"
+            ) from error
+
+    def of(self, child: int) -> "Store":
+        """What `child` sees of the rounds: here all children see the same."""
+        del child
+        return self
+
+    def weigh(self, number: int, child: int, weight: float) -> bool:
+        """Notes what `child` stands for in round `number`, before its first packet.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            ProtocolError: the rule takes no weights, or the child has said something else before.
+        """
+        if not self._updates.rule.is_mean:
+            raise ProtocolError(
+                f"Rule {self._updates.rule} takes no weights of children. Received: {weight:g} "
+                f"from site `{self._sites[child]}`"
+            )
+        with self.changed:
+            if self.is_past(number):
+                return False
+            current = self._get(number)
+            delivered, said = len(current.delivered[child]), current.weights.get(child)
+            if said == weight or delivered == len(self.chunks):
+                return False
+            if delivered or said is not None:
+                raise ProtocolError(
+                    f"The weight of site `{self._sites[child]}` in round {number} must stay what "
+                    f"it was, {1.0 if said is None else said:g}. Received: {weight:g}"
+                )
+            current.weights[child] = weight
             return True
 
     def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
@@ -175,6 +266,8 @@ class Store:
         for chunk, data in packets:
             packet = np.frombuffer(data, np.uint8)
             with self.changed:
+                if self.is_past(number):
+                    return num_new  # all of it was delivered before
                 current = self._get(number)
                 if chunk in current.delivered[child]:
                     continue
@@ -220,6 +313,8 @@ class Store:
     def refusals(self, number: int) -> list[str]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""
         with self.changed:
+            if self.is_past(number):
+                return []
             durable = self._recorder.durable
             refusals = self._get(number).refusals
             return [text for position, text in refusals if position <= durable]
@@ -227,11 +322,13 @@ class Store:
     def has_refused(self, number: int) -> bool:
         """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""
         with self.changed:
-            return bool(self._get(number).refusals)
+            return not self.is_past(number) and bool(self._get(number).refusals)
 
     def delivered(self, number: int, child: int) -> frozenset[int]:
         """The chunks that `child` has delivered in round `number`."""
         with self.changed:
+            if self.is_past(number):
+                return self._is_here
             return frozenset(self._get(number).delivered[child])
 
     def progress(self, child: int) -> tuple[int, int]:
@@ -259,6 +356,8 @@ class Store:
     def is_merged(self, number: int) -> bool:
         """Whether all chunks of round `number` are merged and may be told."""
         with self.changed:
+            if self.is_past(number):
+                return True
             current = self._get(number)
             if current.num_merged < len(self.chunks):
                 return False
@@ -269,6 +368,8 @@ class Store:
     def missing(self, number: int) -> dict[str, int]:
         """Children that owe chunks of round `number`, by name, with how many have come."""
         with self.changed:
+            if self.is_past(number):
+                return {}
             counts = zip(self._sites, self._get(number).delivered, strict=True)
             return {site: len(got) for site, got in counts if len(got) < len(self.chunks)}
 
@@ -293,6 +394,10 @@ class Store:
             if residual is not None:
                 yield chunk, residual
 
+    def slots(self) -> Iterator[tuple[int, int, int, npt.NDArray[np.float32]]]:
+        """Chunk, slot, number of steps and values of what the rule keeps, as `residuals` does."""
+        return self._updates.kept()
+
     def release(self) -> None:
         """Merges what was held back, in the thread that calls, and what comes from now on."""
         with self.changed:
@@ -312,6 +417,7 @@ class Store:
             if number > self.first_round:
                 before = self._rounds[number - 1] = self._new_round(number - 1)
                 before.delivered = [set(self.chunks) for _ in self._sites]
+        self.past.restore(number - 1, len(self.chunks))
 
     def restore_result(self, number: int, chunk: int, packet: Buffer) -> None:
         """Gives a chunk of a merged round its result."""
@@ -328,8 +434,16 @@ class Store:
             raise ValueError(f"the residual of chunk {chunk} has {residual.size} elements")
         self._residuals[chunk] = residual
 
+    def restore_slot(self, chunk: int, place: int, count: int, values: Buffer) -> None:
+        """Gives the rule a slot of a chunk, float32 as bytes."""
+        self._updates.restore(chunk, place, count, values)
+
     def _new_round(self, number: int) -> _Round:
         return _Round(number, len(self.model.chunks), len(self._sites))
+
+    def _ordered(self, finished: _Round) -> list[tuple[int, Packet]]:
+        results = [(chunk, finished.results[chunk]) for chunk in finished.order]
+        return [(chunk, packet) for chunk, packet in results if packet is not None]
 
     def _get(self, number: int) -> _Round:
         if number not in self._rounds:
@@ -380,22 +494,28 @@ class Store:
 
     def _combine(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> Packet:
         where = self.model.chunks[chunk]
-        rule = self._rule(self._uplink_of(current.number, chunk))
+        rule = self._updates.merging(self._uplink_of(current.number, chunk), current.weights)
         rule.begin(where.size)
         for child, packet in packets.items():
             rule.add(child, packet)
-        merged = rule.finish()
-        if not np.isfinite(merged).all():
+        try:
+            merged = rule.finish()
+            if not np.isfinite(merged).all():
+                raise NonFiniteError("the sum")
+            step, slots = self._updates.step(chunk, merged)
+        except NonFiniteError:
             text = self._describe_overflow(current.number, chunk, packets)
             with self.changed:
                 current.refusals.append((current.positions[chunk], text))
-            raise NonFiniteError(text)
+            raise NonFiniteError(text) from None
         residual = self._residuals[chunk]
         downlink = self.model.codec(self._downlink, chunk)
         if downlink.has_state and residual is None:
             residual = self._residuals[chunk] = np.zeros(where.size, np.float32)
         key = native.Key(self._seed, current.number, where.tensor, where.offset)
-        return native.encode(downlink, merged, key, kept=residual)
+        packet = native.encode(downlink, step, key, kept=residual)
+        self._updates.keep(chunk, slots)
+        return packet
 
     def _describe_overflow(self, number: int, chunk: int, packets: dict[int, Packet]) -> str:
         size = self.model.chunks[chunk].size

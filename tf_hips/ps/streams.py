@@ -9,8 +9,8 @@ import grpc
 from tf_hips.errors import ProtocolError
 from tf_hips.ps import wire
 from tf_hips.ps.members import Caller
+from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.session import Session
-from tf_hips.ps.store import Store
 from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.wire import Call
 
@@ -21,7 +21,7 @@ class Reader(threading.Thread):
     def __init__(
         self,
         messages: Iterable[bytes],
-        store: Store,
+        store: Rounds,
         session: Session,
         caller: Caller,
         call: Call,
@@ -55,6 +55,7 @@ class Reader(threading.Thread):
             for message in self._messages:
                 self.received_bytes += len(message)
                 self._traffic.received(self._caller.child, len(message))
+                self._session.note_moved(len(message))
                 self._store.add(self._number, self._caller.child, assembler.feed(message))
             assembler.finish()
             self._check_complete()
@@ -80,3 +81,10 @@ def tell_held(context: grpc.ServicerContext, held: Iterable[int], limit: int) ->
     have = wire.ranges_from_text(str(metadata.get(wire.HELD_KEY, "")), limit)
     context.send_initial_metadata(((wire.HELD_KEY, wire.ranges_to_text(held)),))
     return have
+
+
+def weight_of(context: grpc.ServicerContext) -> float | None:
+    """What a caller says that it stands for in a round; None: nothing."""
+    metadata = dict(context.invocation_metadata() or ())
+    text = metadata.get(wire.WEIGHT_KEY)
+    return None if text is None else wire.weight_from_text(str(text))

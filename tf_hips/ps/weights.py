@@ -17,6 +17,8 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ps.model import first_difference
 from tf_hips.ps.wire import MESSAGE_BYTES, Buffer
 
+_PIECE_BYTES = 64 << 20
+
 
 class FirstWeights:
     """The bytes of all weights, in order. Not thread-safe: the session's lock guards it."""
@@ -24,6 +26,7 @@ class FirstWeights:
     def __init__(self) -> None:
         """Weights that nobody has described yet."""
         self.num_bytes = 0
+        self.is_forgotten = False
         self._kinds: tuple[str, ...] | None = None
         self._content = bytearray()
 
@@ -31,6 +34,16 @@ class FirstWeights:
     def is_described(self) -> bool:
         """Whether child 0 has said what will come."""
         return self._kinds is not None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What child 0 has said will come: type and shape of each weight."""
+        return self._kinds or ()
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all of them have come."""
+        return self.is_described and self.held == self.num_bytes and not self.is_forgotten
 
     @property
     def held(self) -> int:
@@ -63,13 +76,20 @@ class FirstWeights:
             The position after them.
 
         Raises:
-            ProtocolError: they leave a gap or go beyond the end.
+            ProtocolError: they leave a gap or go beyond the end, or differ from what came before.
         """
         end = position + len(data)
         if position > self.held or end > self.num_bytes:
             raise ProtocolError(
                 f"The first weights have {self.num_bytes} bytes and come in order, from byte "
                 f"{self.held}. Received: bytes {position} to {end}"
+            )
+        known = min(end, self.held) - position
+        if memoryview(self._content)[position : position + known] != memoryview(data)[:known]:
+            raise ProtocolError(
+                "The first weights must be the same when they come again: others may have them. "
+                f"Received: other bytes from byte {position} on. Begin with the same weights in "
+                "every process of a site (`keras.utils.set_random_seed`), or start a new run"
             )
         if end > self.held:
             self._content += memoryview(data)[self.held - position :]
@@ -83,10 +103,17 @@ class FirstWeights:
         """The message from byte `position`."""
         return bytes(memoryview(self._content)[position : position + MESSAGE_BYTES])
 
+    def pieces(self) -> Iterator[tuple[int, memoryview]]:
+        """Pairs of position and bytes, all of what has come; it does not change any more."""
+        content = memoryview(self._content)
+        for position in range(0, len(content), _PIECE_BYTES):
+            yield position, content[position : position + _PIECE_BYTES]
+
     def forget(self) -> None:
-        """Frees the memory, when every child has the weights."""
+        """Frees the memory, when nobody can begin with the weights any more."""
         self._content = bytearray()
         self.num_bytes = 0
+        self.is_forgotten = True
 
 
 def kind_of(dtype: np.dtype[Any], shape: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ memory is taken.
 
 import dataclasses
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ HEADER = struct.Struct("<IIII")
 SERVICE = "tf_hips.Server"
 METADATA_KEY = "hips"  # one short key: gRPC sends metadata of its users in full with every call
 HELD_KEY = "held"
+WEIGHT_KEY = "weight"
+MAX_WEIGHT = 1e15  # so that sums over children are far from losing ones
 
 # A packet is cut only where at least this much of it fits the rest of a message: no slivers.
 _SMALLEST_PART = 4096
@@ -302,6 +305,23 @@ def from_json(message: Buffer, **kinds: type | tuple[type, ...]) -> dict[str, An
             names = " or ".join(one.__name__ for one in allowed)
             raise ProtocolError(f"`{key}` must be {names}. Received: {str(values[key])[:40]!r}")
     return values
+
+
+def weight_from_text(text: str) -> float:
+    """What a child says that it stands for in a round.
+
+    Raises:
+        ProtocolError: it is no such number.
+    """
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not 0 <= weight <= MAX_WEIGHT:
+        raise ProtocolError(
+            f"`weight` must be a number from 0 to {MAX_WEIGHT:g}. Received: {text[:40]!r}"
+        )
+    return weight
 
 
 def _refuse_constant(text: str) -> float:

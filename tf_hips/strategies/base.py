@@ -66,7 +66,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         strategy = self._container_strategy()
-        with tf.device(self._device), _ReplicaContext(strategy, strategy.global_rank):
+        with tf.device(self._device), _ReplicaContext(strategy, strategy._replica()):
             return fn(*args, **kwargs)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:

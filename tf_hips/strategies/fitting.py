@@ -184,7 +184,7 @@ class Fitting:
                 own,
                 choice,
                 self._total,
-                self._strategy.global_rank,
+                self._strategy._replica(),
                 self._strategy.num_replicas_in_sync,
             )
 

@@ -56,7 +56,7 @@ def with_gradient(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
         def back(upstream: tf.Tensor) -> tf.Tensor:
             [total] = strategy._reduce_exactly([upstream], is_mean=False)
             lengths = gather(strategy, tf.shape(tensor)[axis][None], 0)
-            begin = tf.reduce_sum(lengths[: strategy.global_rank])
+            begin = tf.reduce_sum(lengths[: strategy._replica()])
             rows = tf.range(begin, begin + tf.shape(tensor)[axis])
             return tf.gather(total, rows, axis=axis)
 
@@ -66,7 +66,7 @@ def with_gradient(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
 
 
 def _over_parties(strategy: Any, rows: tf.Tensor) -> tf.Tensor:
-    number, workers = strategy.global_rank, strategy.num_replicas_in_sync
+    number, workers = strategy._replica(), strategy.num_replicas_in_sync
     if tf.executing_eagerly():
         lengths = strategy._gather_objects(int(rows.shape[0]), "the lengths of gathered values")
     elif rows.shape.is_fully_defined():

@@ -8,11 +8,15 @@
 
 What is no gradient is reduced exactly instead (see `over_parties`).
 
+The server's rule may be an optimizer, whose steps come down (see `rules`). With an asynchronous one
+each party is a world of its own between its rounds: it waits for no other, and what is no gradient
+stays inside of it.
+
 Error feedback keeps what encoding drops, on rank 0 for the way up and on the server for the way
 down; rank 0 commits its residual when the server has answered.
 
 Invariant: a round ends on all ranks of all parties with the same bytes decoded, so all replicas
-stay bit-identical.
+stay bit-identical; in asynchronous runs all replicas of a party.
 
 Follows HiPS (hierarchical parameter server) with the party's server played by Horovod and rank 0.
 """
@@ -33,7 +37,7 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.plan import Plan
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import (
     Compressor,
@@ -43,20 +47,23 @@ from tf_hips.ops.compressor import (
     resolve,
 )
 from tf_hips.ops.native import derive_seed
+from tf_hips.ps import rules as update_rules
 from tf_hips.ps.client import Welcome
+from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import Connection, connect
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
 from tf_hips.strategies.replicas import on_rank_0
+from tf_hips.strategies.rules import as_mean, check_optimizer, chosen_rule, weight_of
 from tf_hips.strategies.uplink import Way, make_uplink
 
 _SAME = "same"
 
 
 class HierarchicalPS(PartyStrategy):
-    """Synchronous training over several parties, as if all workers of all parties were one job.
+    """Training over several parties, as if all workers of all parties were one job.
 
     The number of replicas is that of all workers of all parties, so losses and learning rates mean
     what they mean in one big job. Without an uplink in the configuration it is one party on its
@@ -70,6 +77,11 @@ class HierarchicalPS(PartyStrategy):
     What is not a gradient (`strategy.reduce`, synchronised batch normalisation, metrics, whether a
     loss scale overflowed) is never encoded: it is summed exactly over all workers of all parties.
     Each such sum costs one round trip to the server; inside a step, that is time.
+
+    With an asynchronous rule, `rule="dc_asgd(learning_rate=0.1)"`, parties begin with the same
+    weights and then go on without each other. Replicas are the workers of this party: losses,
+    metrics, averages and `strategy.reduce` are over them, and parties may take different numbers of
+    steps. `tf_hips.shard` still gives each worker of all parties rows of its own.
     """
 
     def __init__(
@@ -84,6 +96,7 @@ class HierarchicalPS(PartyStrategy):
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
+        rule: UpdateRule | str | None = None,
     ) -> None:
         """Starts Horovod; rank 0 joins the server and waits for the other parties.
 
@@ -103,10 +116,15 @@ class HierarchicalPS(PartyStrategy):
                 before the first step, and kept for the next run.
             topology: which way packets take inside the party; see `CompressedRing`.
             comp_threshold: gradients of fewer elements are summed exactly inside the party.
+            rule: what the server makes of gradients, a text such as "adam(learning_rate=0.001)"
+                (docs/rules.md); None takes what the configuration or the server says, else the mean
+                over all workers. Rules but "sum" and "mean" make the steps themselves, and want
+                keras.optimizers.SGD(learning_rate=1.0) here.
 
         Raises:
             ValueError: an argument is unknown, or a plan came with what it decides.
-            ConfigError: the run's configuration names another compression.
+            ConfigError: the run's configuration names another compression or rule, or there is no
+                server to apply the rule.
             ProtocolError: the server wants something else.
             PeerError: the server cannot be reached, or a party did not come in time.
         """
@@ -119,6 +137,7 @@ class HierarchicalPS(PartyStrategy):
             self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
         )
         check_makes_packets(self._down, "downlink", may_be_mixed=True)
+        self._rule = chosen_rule(rule, config)
         local = None if local_compression is None else resolve(local_compression)
         self._in_party = InParty(local, plan, topology, comp_threshold, "local_compression")
         codecs = [codec for codec in self._in_party.codecs().values() if codec is not None]
@@ -129,6 +148,7 @@ class HierarchicalPS(PartyStrategy):
         self._is_closed = False
         self._bytes = (0, 0)
         self._num_gathers = 0
+        self._is_resumed = False  # this process has taken over where its backup was made
         self._gathered_bytes = 0
         super().__init__(nonfinite, config)
         self._exact = ExactReduction(self._gather_bytes, self._failures)
@@ -161,7 +181,10 @@ class HierarchicalPS(PartyStrategy):
                 error = self._failures.first or error
             if reason is None and error is not None:
                 reason = f"{type(error).__name__}: {error}"
-            self._client.leave(reason)
+            if reason is not None and self._run.comes_back:
+                self._client.close()
+            else:
+                self._client.leave(reason)
             sent, received = self._read_bytes()
             self.write_event(
                 "left",
@@ -180,15 +203,19 @@ class HierarchicalPS(PartyStrategy):
         facts["parties"], facts["workers"] = tuple(facts["parties"]), tuple(facts["workers"])
         self._welcome = Welcome(**facts)
         self._down = parse(self._welcome.downlink)
+        self._rule = update_rules.parse(self._welcome.rule)
 
     def _join_server(self) -> dict[str, Any]:
         uplink = self._run.uplink
         if uplink is None:
             raise ProtocolError("A party joins a server only with an uplink in its configuration.")
         began = time.monotonic()
-        client = connect(uplink, self._run.run, primitives.size())
+        client = connect(
+            uplink, self._run.run, primitives.size(), must_be_back=self._run.attempt > 0
+        )
         try:
-            welcome = client.join(self._up.text, self._down.text, self._run.seed)
+            wanted = None if self._rule is None else self._rule.text
+            welcome = client.join(self._up.text, self._down.text, self._run.seed, wanted)
         except BaseException:
             client.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise
@@ -197,8 +224,25 @@ class HierarchicalPS(PartyStrategy):
         self.write_event("joined", seconds=time.monotonic() - began, **facts)
         return facts
 
+    def _together(self) -> Welcome | None:
+        """What is known of the other parties, if this one keeps step with them."""
+        is_apart = self._rule is not None and self._rule.is_asynchronous
+        return None if is_apart else self._welcome
+
     def _num_workers(self) -> int:
-        return sum(self._welcome.workers) if self._welcome is not None else primitives.size()
+        welcome = self._together()
+        return sum(welcome.workers) if welcome is not None else primitives.size()
+
+    def _replica(self) -> int:
+        return self.global_rank if self._together() is not None else primitives.rank()
+
+    def sample_group(self) -> tuple[int, int]:
+        """Which group of workers this one shares its noise and its batches with, and of how many.
+
+        Over all parties, also where they train apart: each has data of its own.
+        """
+        number = sum(self._welcome.workers) if self._welcome is not None else primitives.size()
+        return self.global_rank, number
 
     @property
     def global_rank(self) -> int:
@@ -214,7 +258,15 @@ class HierarchicalPS(PartyStrategy):
         return {**way_up, **self._in_party.codecs()}
 
     def _way_facts(self) -> dict[str, Any]:
-        return self._in_party.facts()
+        of_rule = self._rule is not None and self._rule.gives_steps
+        return {**self._in_party.facts(), **({"rule": str(self._rule)} if of_rule else {})}
+
+    def _has_kept_rule(self) -> bool:
+        return self._rule is not None and self._rule.keeps_state
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        if self._rule is not None:
+            check_optimizer(self._rule, optimizer)
 
     def _counts_steps(self) -> bool:
         return self._welcome is None
@@ -227,26 +279,27 @@ class HierarchicalPS(PartyStrategy):
             )
 
     def _note_failure(self, error: BaseException) -> None:
-        if self._client is not None and not self._is_closed:
+        if self._client is not None and not self._is_closed and not self._run.comes_back:
             self._client.failed(f"{type(error).__name__}: {error}")
 
     def _over_parties(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str = "sum"
     ) -> list[tf.Tensor]:
-        if self._welcome is None:
+        if self._together() is None:
             return list(tensors)
         return self._exact(tensors, label, operation)
 
     def _gather_objects(self, value: Any, label: str) -> list[Any]:
         own = primitives.gather_objects(value, label)
-        if self._welcome is None:
+        welcome = self._together()
+        if welcome is None:
             return own
         payload = json.dumps(own).encode()
         texts = on_rank_0(lambda: [text.decode() for text in self._gather_bytes(label, payload)])
         texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
         everyone = [json.loads(text) for text in texts]
         counts = tuple(len(values) for values in everyone)
-        if counts != self._welcome.workers:
+        if counts != welcome.workers:
             raise ProtocolError(
                 f"`{label}` must come from each worker. Received: {counts} values by party"
             )
@@ -262,6 +315,8 @@ class HierarchicalPS(PartyStrategy):
         return payloads
 
     def _first_sync(self, values: list[np.ndarray]) -> list[np.ndarray]:
+        if self._is_resumed:
+            return values  # they are about to be replaced by those of the backup
         client = self._connected()
         began = time.monotonic()
         synced = client.first_sync(values)
@@ -275,6 +330,28 @@ class HierarchicalPS(PartyStrategy):
         )
         return synced
 
+    def _place(self) -> dict[str, Any] | None:
+        if self._welcome is None or not self._sums:
+            return None
+        [made] = self._sums.values()
+        round_number = int(made.step.numpy())
+        session = self._welcome.session
+        return {"session": session, "round": round_number, "gathers": self._num_gathers}
+
+    def _note_place(self, place: dict[str, Any]) -> None:
+        self._connected().backed_up(place["round"], place["gathers"])
+        self.write_event("backed_up", **place)
+
+    def _can_come_back(self, place: dict[str, Any] | None) -> bool:
+        welcome = self._welcome
+        is_own = welcome is not None and place is not None and place["session"] == welcome.session
+        return welcome is not None and welcome.is_back and is_own
+
+    def _come_back(self, place: dict[str, Any]) -> None:
+        self._num_gathers = int(place["gathers"])
+        self._is_resumed = True
+        self.write_event("came_back", **place)
+
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
         local = self._in_party.summing(
             gradients,
@@ -285,28 +362,42 @@ class HierarchicalPS(PartyStrategy):
             # On its way to a server a sum is encoded in any case: see below.
             complain=self._complaint(gradients) if self._welcome is None else None,
         )
-        if self._welcome is None:
+        if self._welcome is None or self._rule is None:
             return local
         site = self._run.uplink.site if self._run.uplink else ""
+        up, down = self._for_model(gradients)
         uplink = make_uplink(
             Way(
                 self._exchange,
-                len(self._welcome.parties),
+                len(self._welcome.parties) if self._together() is not None else 1,
                 derive_seed(self._run.seed, f"party/{site}"),
                 self._failures,
             ),
-            self._up,
-            self._down,
+            up,
+            down,
             [gradient.num_elements for gradient in gradients],
             label,
             self._make_variable,
         )
+
+        uplink = as_mean(self._rule, self._welcome, uplink)
 
         def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
             return uplink(local.reducer(vectors, step), step)
 
         # Encoding for the server hides what is not finite, so it is looked for before.
         return Summing(reduce, only_float32=True, first_step=self._welcome.round)
+
+    def _for_model(self, gradients: Sequence[Gradient]) -> tuple[Compressor, Compressor]:
+        """How gradients go up and come down, now that they are known."""
+        sizes = [gradient.num_elements for gradient in gradients]
+        try:
+            up, down = (one.for_sizes(sizes) for one in (self._up, self._down))
+        except ValueError as error:
+            raise ConfigError(f"`compression` must fit the model: {error}") from error
+        if self._up.is_budget and primitives.rank() == 0:
+            log.info("For %s, gradients are encoded by %s.", self._up.text, up.text)
+        return up, down
 
     def _begin_sum(self, made: GradientSum) -> None:
         if self._welcome is None:
@@ -332,7 +423,7 @@ class HierarchicalPS(PartyStrategy):
         began = time.monotonic()
         # It is the server that says when a party is too late.
         with watchdog.doing("a round with the other parties", has_deadline=True):
-            merged = client.exchange(int(number), packets)
+            merged = client.exchange(int(number), packets, self._weight())
         sent, received = self._new_bytes()
         self.write_event(
             "round",
@@ -342,6 +433,11 @@ class HierarchicalPS(PartyStrategy):
             seconds=time.monotonic() - began,
         )
         return merged
+
+    def _weight(self) -> float | None:
+        if self._rule is None or self._welcome is None:
+            return None
+        return weight_of(self._rule, self._welcome)
 
     def _read_bytes(self) -> tuple[int, int]:
         count = self._connected_or_closing().wire_bytes()

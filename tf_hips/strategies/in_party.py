@@ -76,6 +76,11 @@ class InParty:
                 f"`topology` and `comp_threshold` must come with `{name}`: exact sums have "
                 f"neither. Received: topology={topology}, comp_threshold={comp_threshold}"
             )
+        if compression is not None and compression.is_budget:
+            raise ValueError(
+                f"`{name}` must be a compressor: a budget is for the way to a server. "
+                f"Received: {name}={compression.text}"
+            )
         self.compression = None if compression is None else check_unmixed(compression, name)
         self._is_auto = plan == AUTO
         self._plan = None

@@ -135,6 +135,10 @@ class PartyStrategy(tf.distribute.Strategy):
         """
         return self.global_rank, self._num_workers()
 
+    def _replica(self) -> int:
+        """Number of this worker among those over which gradients are summed."""
+        return self.global_rank
+
     def _over_parties(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str = "sum"
     ) -> list[tf.Tensor]:
@@ -182,9 +186,33 @@ class PartyStrategy(tf.distribute.Strategy):
         """What else decides about sums: JSON values by name, compared where state is restored."""
         return {}
 
+    def _place(self) -> dict[str, Any] | None:
+        """Where this run is, as JSON values: what a backup needs so that `_come_back` may follow.
+
+        None where no server waits for a party that was killed.
+        """
+        return None
+
+    def _note_place(self, place: dict[str, Any]) -> None:
+        """Called on rank 0 when a backup of `place` is whole."""
+
+    def _can_come_back(self, place: dict[str, Any] | None) -> bool:
+        """Whether the run that goes on without this process is the one that `place` is of."""
+        return False
+
+    def _come_back(self, place: dict[str, Any]) -> None:
+        """Takes part in the run again, from `place` on; called on all ranks."""
+
     def _counts_steps(self) -> bool:
         """Whether steps are numbered here, not by a server."""
         return True
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        """Raises if an optimizer cannot have gradients that are summed here."""
+
+    def _has_kept_rule(self) -> bool:
+        """Whether a server keeps something from round to round that decides about steps."""
+        return False
 
     def _check_new_sum(self) -> None:
         """Raises if gradients of one more list cannot be summed."""
@@ -314,6 +342,7 @@ class PartyStrategy(tf.distribute.Strategy):
                     "Received: a graph around it"
                 )
             if key not in self._sums:
+                self._check_optimizer(optimizer)
                 self._check_new_sum()
             if self._model is not None:
                 self._beginning.of_model(self._model, variables, optimizer)

@@ -116,6 +116,11 @@ def gather(rows: Any, *, strategy: Any = None) -> Any:
     group, groups = strategy.sample_group()
     kinds = [[part.dtype.name, list(part.shape[:1]), list(part.shape[1:])] for part in own]
     everyone = strategy._gather_objects([group, kinds], "the rows to gather")
+    if len({number for number, _ in everyone}) < groups:
+        raise ValueError(
+            "`gather` needs all workers that share the data, and parties of an asynchronous run "
+            f"do not wait for each other. Received: rows of {len(everyone)} of {groups} workers"
+        )
     # Workers of one group have the same rows; the first of them speaks for it.
     speakers = [[one for one, _ in everyone].index(number) for number in range(groups)]
     whole = []

@@ -116,10 +116,15 @@ class StrategyState(tf.Module):
         return self._facts()
 
     def is_complete(self) -> bool:
-        """Whether all that a run keeps is here; a server keeps what its own encoding drops."""
+        """Whether all that a run keeps is here; a server keeps what its own encoding drops.
+
+        And what its rule keeps from round to round.
+        """
         strategy = self._books.owner()
         downlink = strategy._codecs().get("downlink")
-        return strategy._counts_steps() or downlink is None or not downlink.has_state
+        if strategy._counts_steps():
+            return True
+        return not strategy._has_kept_rule() and (downlink is None or not downlink.has_state)
 
     def restored_step(self, step: tf.Variable) -> int:
         """The step that was restored for a list of gradients whose steps a server counts; else 0.

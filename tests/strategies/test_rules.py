@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of a server under Keras: its optimizer in place of the workers', and parties apart."""
+
+import contextlib
+import json
+import types
+
+import pytest
+
+from tests.strategies.test_hierarchical_ps import (
+    SITES,
+    _configs,
+    party_environments,
+    serving,
+    write_configs,
+)
+from tests.support.ranks import run_parties
+from tf_hips import config, log
+from tf_hips.errors import ConfigError
+
+pytestmark = pytest.mark.tf
+
+MOMENTUM = "momentum(learning_rate=0.1, momentum=0.9)"
+APART = "dc_asgd(learning_rate=0.05, compensation=0.04)"
+
+
+def _steps_of_the_server(run, own, whole, worker, rule):
+    """As one process with that optimizer on the joined batch; all replicas equal."""
+    import keras
+    import numpy as np
+
+    from tests.strategies import training
+    from tf_hips.strategies import HierarchicalPS, fingerprint, local
+
+    keras.utils.set_random_seed(worker)
+    strategy = HierarchicalPS(config=run, rule=rule)
+    with strategy.scope():
+        model = training.build(keras.optimizers.SGD(1.0))
+        wrong = training.build(keras.optimizers.SGD(0.5))
+    with pytest.raises(ConfigError, match=r"take them as they are.*learning_rate=0.5"):
+        training.fit(wrong, own)
+    training.fit(model, own)
+    training.assert_same_on_all_ranks(model)
+    keras.utils.set_random_seed(0)
+    alone = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
+    with local():
+        training.fit(alone, whole, batch=training.BATCH * 3)
+    for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert not strategy.state.is_complete()
+    strategy.close()
+    return fingerprint(model)
+
+
+def _parties_apart(run, own, worker):
+    """The second party is slow, has less to do, and ends long before the first."""
+    import threading
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import HierarchicalPS
+
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            threading.Event().wait(0.02)
+
+    is_slow = run.uplink.site == "south"
+    keras.utils.set_random_seed(worker)
+    strategy = HierarchicalPS("error_feedback(onebit)", config=run, rule=APART)
+    assert strategy.num_replicas_in_sync == primitives.size()
+    assert strategy.sample_group() == (worker, 3)
+    with strategy.scope():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.BatchNormalization()(
+            keras.layers.Dense(16, activation="tanh")(inputs)
+        )
+        model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+        model.compile(keras.optimizers.SGD(1.0), "mse", metrics=["mae"])
+    begun = []
+    first = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs=None: begun.append(model.get_weights())
+    )
+    epochs = 3 if is_slow else 12
+    history = model.fit(
+        *own,
+        batch_size=training.BATCH,
+        epochs=epochs,
+        verbose=0,
+        shuffle=False,
+        callbacks=[Slow()] if is_slow else [first],
+    ).history
+    assert len(history["loss"]) == epochs
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+    training.assert_same_on_all_ranks(model)  # of this party
+    # What is no gradient is of this party alone, and waits for nobody.
+    total = strategy.reduce("SUM", tf.constant(1.0), axis=None)
+    assert float(total) == primitives.size()
+    rows = strategy.gather(tf.constant([[float(primitives.rank())]]), axis=0)
+    assert rows.numpy().ravel().tolist() == list(range(primitives.size()))
+    assert np.isfinite(model.evaluate(*own, verbose=0)).all()
+    with pytest.raises(ValueError, match="do not wait for each other"):
+        __import__("tf_hips").gather(np.zeros((2, 1)), strategy=strategy)
+    strategy.close()
+    return len(history["loss"])
+
+
+def _train(folder, worker_counts):
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+
+    summed, averaged, apart = _configs()
+    child = SITES.index(summed.uplink.site)
+    worker = sum(worker_counts[:child]) + primitives.rank()
+    x, y = training.data(10 * training.BATCH * sum(worker_counts))
+    own = training.shard([x, y], worker, sum(worker_counts))
+    results = [
+        _steps_of_the_server(summed, own, [x, y], worker, MOMENTUM),
+        # The mean of parties of two workers and one, weighted by these.
+        _steps_of_the_server(averaged, own, [x, y], worker, None),
+        _parties_apart(apart, own, worker),
+    ]
+    (folder / f"{worker}.json").write_text(json.dumps(results))
+
+
+@pytest.mark.timeout(150)
+def test_two_parties_with_rules(tmp_path):
+    with contextlib.ExitStack() as stack:
+        configs = []
+        for run, rule in (
+            ("summed", None),
+            ("averaged", "fedavgm(0.1, 0.9)"),
+            ("apart", APART),
+        ):
+            server = stack.enter_context(
+                serving(run, rule=rule, log_dir=str(tmp_path / "server"), max_refused=1000)
+            )
+            address = f"127.0.0.1:{server.port}"
+            configs.append(write_configs(tmp_path, run, address, log_dir=str(tmp_path / run)))
+        run_parties(
+            _train,
+            {"folder": tmp_path, "worker_counts": [2, 1]},
+            [2, 1],
+            party_environments(*configs),
+            deadline_s=120,
+        )
+    results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("?.json"))]
+    assert len({one[0] for one in results}) == len({one[1] for one in results}) == 1
+    assert [one[2] for one in results] == [12, 12, 3]
+    events = log.read_events(tmp_path / "apart")
+    rounds = {
+        site: [one["round"] for one in events if one["event"] == "round" and one["site"] == site]
+        for site in SITES
+    }
+    assert rounds["north"] == list(range(120))
+    assert rounds["south"] == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"learning_rate": 0.5}, "learning_rate=0.5"),
+        ({"learning_rate": 1.0, "momentum": 0.9}, "momentum=0.9"),
+        ({"learning_rate": 1.0, "weight_decay": 0.1}, "weight_decay=0.1"),
+        ({"learning_rate": 1.0, "global_clipnorm": 1.0}, "global_clipnorm=1.0"),
+        ({"learning_rate": 1.0, "use_ema": True}, "use_ema=True"),
+        ({"learning_rate": 1.0, "gradient_accumulation_steps": 2}, "accumulation_steps=2"),
+        (None, "Received: Adam"),
+    ],
+)
+def test_optimizers_that_would_change_a_step(options, told):
+    import keras
+
+    from tf_hips.ps import rules
+    from tf_hips.strategies.rules import check_optimizer
+
+    optimizer = keras.optimizers.Adam() if options is None else keras.optimizers.SGD(**options)
+    with pytest.raises(ConfigError, match=told):
+        check_optimizer(rules.parse("sgd"), optimizer)
+    check_optimizer(rules.parse("mean"), optimizer)
+    check_optimizer(rules.parse("asgd"), keras.optimizers.SGD(1.0))
+
+
+def test_a_learning_rate_that_changes_is_refused():
+    import keras
+
+    from tf_hips.ps import rules
+    from tf_hips.strategies.rules import check_optimizer
+
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 10, 0.9)
+    with pytest.raises(ConfigError, match="learning_rate=ExponentialDecay"):
+        check_optimizer(rules.parse("adam"), keras.optimizers.SGD(schedule))
+
+
+def test_which_rule_a_run_has():
+    from tf_hips.strategies.rules import chosen_rule
+
+    run = types.SimpleNamespace(rule=None, uplink=None)
+    assert chosen_rule(None, run) is None
+    assert chosen_rule("mean", run).name == "mean"
+    with pytest.raises(ConfigError, match="without an uplink"):
+        chosen_rule("adam", run)
+    uplink = config.Uplink("127.0.0.1:1", "a")
+    told = config.Run(uplink=uplink, rule="adam")
+    assert chosen_rule(None, told) == chosen_rule("adam(learning_rate=0.001)", told)
+    with pytest.raises(ConfigError, match="must be the same in the script"):
+        chosen_rule("sgd", told)
+    with pytest.raises(ConfigError, match="`rule` of the run's configuration: a rule must be"):
+        chosen_rule(None, config.Run(uplink=uplink, rule="adma"))

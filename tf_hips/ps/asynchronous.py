@@ -1,0 +1,566 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous rounds: each child has rounds of its own, and waits for nobody.
+
+    packet of a child -> decode -> rule -> total of all steps
+                                             |
+    received of that child ------> total - received -> encode -> its answer, kept
+             ^                                                      |
+             +---------------------- + decode <---------------------+
+
+A server keeps no weights, only what they have moved by: the total of all steps, and of each child
+what it has received of it. What its answer did not hold is in the difference of the next one, so
+the way down has error feedback without a residual; and what a child has is known exactly, which is
+the shadow copy that DC-ASGD needs.
+
+Invariants:
+- (round, child, chunk) counts once. What was delivered before is taken for the same packet and
+  dropped; the answer to it is kept for a child that asks again, and in the past (`past`) for one
+  that comes back.
+- The packets of a chunk are applied in the order of their records, whichever threads bring them: a
+  server that is restored from these records computes the same bits.
+- A packet that does not decode, is not finite, or makes something that is not, changes nothing.
+
+Memory: the model's size for the total, for each slot of the rule, and for each child; and answers
+of older rounds up to a limit, in snapshots too.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
+from tf_hips.ops import native, native_updates
+from tf_hips.ops.compressor import CHUNK, Compressor
+from tf_hips.ps.assignment import WHOLE, Shard
+from tf_hips.ps.model import Model
+from tf_hips.ps.past import Past
+from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rules import UpdateRule, arrivals
+from tf_hips.ps.rules.arrivals import Moved
+from tf_hips.ps.rules.steps import Slots
+from tf_hips.ps.wire import Buffer
+
+Floats = npt.NDArray[np.float32]
+
+# Of older answers to all children, which are in memory whatever a server keeps on disk.
+_MOST_PAST_BYTES = 256 << 20
+
+
+class _Round:
+    """One round of one child: what has come of it, and the answers."""
+
+    def __init__(self, number: int, num_chunks: int) -> None:
+        self.number = number
+        self.delivered: set[int] = set()
+        self.results: list[Packet | None] = [None] * num_chunks
+        self.positions = [0] * num_chunks  # of each packet's record
+        self.order: list[int] = []  # chunk numbers in the order of their answers
+        self.refusals: list[tuple[int, str]] = []  # each with the packet's position
+
+
+class Lane:
+    """The rounds of one child. Its lock is the store's."""
+
+    def __init__(
+        self,
+        store: "AsynchronousStore",
+        child: int,
+        site: str,
+        *,
+        seed: int,
+        first_round: int,
+        past_bytes: int,
+    ) -> None:
+        """A child that has got nothing."""
+        self.first_round = first_round
+        self.model = store.model
+        self.site = site
+        self.seed = native.derive_seed(seed, f"server/{site}")
+        self.chunks = store.chunks
+        num_chunks = len(self.model.chunks)
+        self.current = _Round(first_round, num_chunks)
+        self.received: list[Floats | None] = [None] * num_chunks  # None: zeros
+        self.seen = [0] * num_chunks  # versions of the answers
+        self.past = Past(past_bytes)
+        self._store = store
+        self._child = child
+        self._changed = store.changed
+
+    def packet_limits(self, number: int) -> tuple[int, ...]:
+        """Greatest length of a packet of round `number` in bytes, by chunk number."""
+        return self._store.packet_limits(number)
+
+    def begin(self, number: int) -> bool:
+        """Makes round `number` ready for packets; one that is there already is left as it is.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            ProtocolError: it is neither the child's newest round nor the next one, or that one is
+                not answered yet.
+        """
+        with self._changed:
+            newest = self.current.number
+            if number == newest or self.past.has(number):
+                return False
+            if number != newest + 1:
+                raise ProtocolError(
+                    f"The round of site `{self.site}` must be one of {self.oldest} to "
+                    f"{newest + 1}. Received: round {number}"
+                )
+            num_chunks = len(self.chunks)
+            if len(self.current.order) < num_chunks:
+                raise ProtocolError(
+                    f"Round {number} cannot begin before round {newest} is answered: "
+                    f"{len(self.current.order)} of {num_chunks} chunks are."
+                )
+            self.replace(number)
+            return True
+
+    def replace(self, number: int) -> None:
+        """Makes `number` the newest round, and the one before it past; with the lock held."""
+        before = self.current
+        if len(before.order) == len(self.chunks):
+            self.past.append(before.number, self._ordered(before))
+        self.current = _Round(number, len(self.model.chunks))
+
+    @property
+    def round(self) -> int:
+        """The newest round of the child."""
+        return self.current.number
+
+    @property
+    def oldest(self) -> int:
+        """The oldest round whose answers are kept."""
+        with self._changed:
+            older = self.past.oldest
+            return self.current.number if older is None else older
+
+    def is_past(self, number: int) -> bool:
+        """Whether round `number` is over, and nothing of it is taken in any more."""
+        with self._changed:
+            return number != self.current.number and self.past.has(number)
+
+    def past_results(self, number: int) -> list[tuple[int, Packet]]:
+        """The answers of a round that is over: pairs of chunk number and packet.
+
+        Raises:
+            ProtocolError: they are no longer kept.
+        """
+        try:
+            return list(self.past.results(number))
+        except KeyError as error:
+            raise self._not_kept(number) from error
+
+    def weigh(self, number: int, child: int, weight: float) -> bool:
+        """Refuses weights: updates that come one by one are not averaged."""
+        raise ProtocolError(
+            f"Rule {self._store.rule} takes no weights of children. Received: {weight:g} from "
+            f"site `{self.site}`"
+        )
+
+    def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
+        """Takes packets of round `number`: pairs of chunk number and packet.
+
+        Returns:
+            How many of them were new.
+
+        Raises:
+            PacketError: a packet is cut off, too long or of another codec; those before it are
+                taken.
+            NonFiniteError: a packet, or what it makes of the weights, holds NaN or an infinity.
+            ProtocolError: the round was not begun.
+        """
+        try:
+            return sum(self._store.take(self, number, *packet) for packet in packets)
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
+        """The answers of round `number`, in their order, after the first `after`.
+
+        Returns:
+            The value for `after` next time, and pairs of chunk number and packet.
+        """
+        with self._changed:
+            current = self.get(number)
+            durable = self._store.recorder.durable
+            news: list[tuple[int, Packet]] = []
+            for chunk in current.order[after:]:
+                result = current.results[chunk]
+                if current.positions[chunk] > durable or result is None:
+                    break
+                after += 1
+                news.append((chunk, result))
+            return after, news
+
+    def refusals(self, number: int) -> list[str]:
+        """Why chunks of round `number` had to be delivered anew, oldest first."""
+        with self._changed:
+            if self.is_past(number):
+                return []
+            durable = self._store.recorder.durable
+            return [text for position, text in self.get(number).refusals if position <= durable]
+
+    def has_refused(self, number: int) -> bool:
+        """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""
+        with self._changed:
+            return not self.is_past(number) and bool(self.get(number).refusals)
+
+    def delivered(self, number: int, child: int) -> frozenset[int]:
+        """The chunks that the child has delivered in round `number`."""
+        with self._changed:
+            if self.is_past(number):
+                return frozenset(self.chunks)
+            return frozenset(self.get(number).delivered)
+
+    def is_merged(self, number: int) -> bool:
+        """Whether all chunks of round `number` are answered and may be told."""
+        with self._changed:
+            if self.is_past(number):
+                return True
+            current = self.get(number)
+            if len(current.order) < len(self.chunks):
+                return False
+            recorder = self._store.recorder
+            return not recorder.is_keeping or max(current.positions, default=0) <= recorder.durable
+
+    def missing(self, number: int) -> dict[str, int]:
+        """The child itself, if it owes chunks of round `number`, with how many have come."""
+        with self._changed:
+            if self.is_past(number):
+                return {}
+            count = len(self.get(number).delivered)
+            return {self.site: count} if count < len(self.chunks) else {}
+
+    def get(self, number: int) -> _Round:
+        """Round `number`; the store's lock must be held.
+
+        Raises:
+            ProtocolError: it is not the newest one.
+        """
+        if number != self.current.number:
+            raise self._not_kept(number)
+        return self.current
+
+    def rounds(self) -> list[tuple[int, list[tuple[int, Packet]] | _Round]]:
+        """All that is kept, oldest first: older rounds by their answers, and the newest one."""
+        numbers = range(self.oldest, self.current.number)
+        return [
+            *((number, self.past_results(number)) for number in numbers),
+            (self.current.number, self.current),
+        ]
+
+    def _not_kept(self, number: int) -> ProtocolError:
+        return ProtocolError(
+            f"Rounds {self.oldest} to {self.current.number} of site `{self.site}` are kept. "
+            f"Received: round {number}"
+        )
+
+    @staticmethod
+    def _ordered(finished: _Round) -> list[tuple[int, Packet]]:
+        answers = [(chunk, finished.results[chunk]) for chunk in finished.order]
+        return [(chunk, packet) for chunk, packet in answers if packet is not None]
+
+    @property
+    def child(self) -> int:
+        """Position of the child."""
+        return self._child
+
+
+class AsynchronousStore:
+    """What all children together have moved, and the rounds of each. Thread-safe."""
+
+    def __init__(
+        self,
+        model: Model,
+        sites: Sequence[str],
+        uplink: Compressor,
+        downlink: Compressor,
+        seed: int,
+        rule: UpdateRule,
+        *,
+        first_rounds: Sequence[int] = (),
+        changed: threading.Condition | None = None,
+        recorder: Recorder | None = None,
+        past_bytes: int = _MOST_PAST_BYTES,
+        shard: Shard = WHOLE,
+    ) -> None:
+        """A store in which nothing has moved.
+
+        Args:
+            model: the model all children have agreed on.
+            sites: names of the children in child order.
+            uplink: what the children's packets are encoded with; of a warm-up the stage of the
+                child's round.
+            downlink: what answers are encoded with, in the same way; what its error feedback would
+                keep is in what a child has not received.
+            seed: seed of the run.
+            rule: an asynchronous one.
+            first_rounds: the first round of each child; () for 0.
+            changed: notified, with its lock held, whenever an answer or a refusal is new.
+            recorder: is told each packet that is taken.
+            past_bytes: limit of older answers, for children that come back; at most 256 MiB count.
+            shard: which of the model's chunks are here; the others are other servers'.
+        """
+        self.model = model
+        self.chunks = shard.chunks(model)
+        self._is_here = frozenset(self.chunks)
+        self.rule = rule
+        self.changed = changed if changed is not None else threading.Condition()
+        self.recorder = recorder if recorder is not None else Recorder()
+        self._uplink = uplink
+        self._downlink = downlink
+        self._moved = {
+            chunk: arrivals.unmoved(rule, model.chunks[chunk].size) for chunk in self.chunks
+        }
+        # Held from a packet's record until it is applied; never taken with `changed` held.
+        self._turns = [threading.Lock() for _ in model.chunks]
+        share = min(past_bytes, _MOST_PAST_BYTES) // max(1, len(sites))
+        firsts = first_rounds or [0] * len(sites)
+        self._lanes = [
+            Lane(self, child, site, seed=seed, first_round=first, past_bytes=share)
+            for child, (site, first) in enumerate(zip(sites, firsts, strict=True))
+        ]
+        self._num_applying = 0
+        self._is_held = False
+        self._waiting: list[tuple[Lane, _Round, int, Packet]] = []  # recorded, not applied
+        self._scratch = threading.local()
+
+    @property
+    def uplink_text(self) -> str:
+        """What the children's packets are encoded with."""
+        return self._uplink.text
+
+    @property
+    def downlink_text(self) -> str:
+        """What answers are encoded with."""
+        return self._downlink.text
+
+    @property
+    def round(self) -> int:
+        """The newest round that any child has begun."""
+        with self.changed:
+            return max(lane.current.number for lane in self._lanes)
+
+    def of(self, child: int) -> Lane:
+        """The rounds of `child`."""
+        return self._lanes[child]
+
+    def archive(self) -> None:
+        """Does nothing: a round is past when its child begins the next one."""
+
+    def packet_limits(self, number: int) -> tuple[int, ...]:
+        """Greatest length of a packet of round `number` in bytes, by chunk number."""
+        lengths = self.model.packet_bytes(self._uplink.at(number))
+        return tuple(size * (chunk in self._is_here) for chunk, size in enumerate(lengths))
+
+    def progress(self, child: int) -> tuple[int, int]:
+        """The newest round of which `child` has delivered a chunk, and how many it has.
+
+        The round before the first where it has delivered none.
+        """
+        with self.changed:
+            lane = self._lanes[child]
+            current = lane.current
+            if current.delivered:
+                return current.number, len(current.delivered)
+            is_first = current.number == lane.first_round
+            return current.number - 1, 0 if is_first else len(self.chunks)
+
+    def residual_rms(self) -> float:
+        """Root mean square of what children have not received, over all of them; of about now."""
+        total, count = 0.0, 0
+        for lane in self._lanes:
+            for chunk, received in enumerate(lane.received):
+                if received is not None:
+                    owed = self._moved[chunk].total - received
+                    total += float(np.square(owed, dtype=np.float64).sum())
+                    count += owed.size
+        return math.sqrt(total / max(1, count))
+
+    def take(self, lane: Lane, number: int, chunk: int, data: Buffer | Packet) -> int:
+        """Takes one packet of a child; 1 if it is new. Raises as `Lane.add`."""
+        packet = np.frombuffer(data, np.uint8)
+        with self.changed:
+            if lane.is_past(number):
+                return 0  # all of it was delivered before
+            current = lane.get(number)
+            if chunk in current.delivered:
+                return 0
+        gradient = self._decoded(lane, number, chunk, packet)
+        with self._turns[chunk]:
+            with self.changed:
+                if chunk in current.delivered:  # the same child, over an older connection
+                    return 0
+                current.delivered.add(chunk)
+                if self.recorder.is_keeping:
+                    current.positions[chunk] = self.recorder.add(
+                        Kind.PACKET, packet.data, round=number, child=lane.child, chunk=chunk
+                    )
+                if self._is_held:
+                    self._waiting.append((lane, current, chunk, packet))
+                    return 1
+                self._num_applying += 1
+            self._apply(lane, current, chunk, gradient)
+        return 1
+
+    def capture(self) -> Iterator[Entry]:
+        """What `restore` makes this store of; holds updates back until `release`.
+
+        Called with the lock held. Updates that were recorded before are waited for when what
+        follows is read, in the thread that reads.
+        """
+        with self.changed:
+            self._is_held = True
+            rounds = [(lane, *one) for lane in self._lanes for one in lane.rounds()]
+        return self._captured(rounds)
+
+    def _captured(
+        self, rounds: list[tuple[Lane, int, list[tuple[int, Packet]] | _Round]]
+    ) -> Iterator[Entry]:
+        with self.changed:
+            self.changed.wait_for(lambda: self._num_applying == 0)
+        for lane, number, held in rounds:
+            yield Kind.NEWEST, {"round": number, "child": lane.child}, b""
+            answers = enumerate(held.results) if isinstance(held, _Round) else held
+            for chunk, answer in answers:
+                if answer is not None:
+                    fields = {"round": number, "chunk": chunk, "child": lane.child}
+                    yield Kind.RESULT, fields, answer.data
+        for chunk, moved in self._moved.items():
+            fields = {"chunk": chunk, "version": moved.version, "count": moved.slots.count}
+            yield Kind.TOTAL, fields, moved.total.data.cast("B")
+            for place, values in enumerate(moved.slots.arrays):
+                yield Kind.SLOT, {"chunk": chunk, "slot": place}, values.data.cast("B")
+        for lane in self._lanes:
+            for chunk, received in enumerate(lane.received):
+                if received is not None:
+                    fields = {"chunk": chunk, "child": lane.child, "seen": lane.seen[chunk]}
+                    yield Kind.RECEIVED, fields, received.data.cast("B")
+
+    def release(self) -> None:
+        """Applies what was held back, in the order of its records, and what comes from now on."""
+        while True:
+            with self.changed:
+                waiting, self._waiting = self._waiting, []
+                if not waiting:
+                    self._is_held = False
+                    return
+                self._num_applying += len(waiting)
+            for lane, current, chunk, packet in waiting:
+                gradient = self._decoded(lane, current.number, chunk, packet)
+                # The child is told of a refusal when it looks for results.
+                with contextlib.suppress(NonFiniteError), self._turns[chunk]:
+                    self._apply(lane, current, chunk, gradient)
+                with self.changed:
+                    self.changed.notify_all()
+
+    def restore(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
+        """Takes an entry of `capture`; entries come in its order.
+
+        Raises:
+            ValueError: it does not fit the model or the rule.
+        """
+        match kind:
+            case Kind.NEWEST:
+                self._lanes[fields["child"]].replace(fields["round"])
+            case Kind.RESULT:
+                current, chunk = self._lanes[fields["child"]].current, fields["chunk"]
+                current.results[chunk] = np.frombuffer(data, np.uint8)
+                current.order.append(chunk)
+                current.delivered.add(chunk)
+            case Kind.TOTAL:
+                total = self._floats(fields["chunk"], data)
+                slots = Slots(fields["count"])
+                self._moved[fields["chunk"]] = Moved(total, fields["version"], slots)
+            case Kind.SLOT:
+                chunk = fields["chunk"]
+                before = self._moved[chunk]
+                arrays = (*before.slots.arrays[: fields["slot"]], self._floats(chunk, data))
+                slots = Slots(before.slots.count, arrays)
+                self._moved[chunk] = Moved(before.total, before.version, slots)
+            case Kind.RECEIVED:
+                lane, chunk = self._lanes[fields["child"]], fields["chunk"]
+                lane.received[chunk] = self._floats(chunk, data)
+                lane.seen[chunk] = fields["seen"]
+            case _:
+                raise ValueError(f"its kind is {kind!r}")
+
+    def _floats(self, chunk: int, data: Buffer) -> Floats:
+        values = np.frombuffer(data, np.float32).copy()
+        if values.size != self.model.chunks[chunk].size:
+            raise ValueError(f"chunk {chunk} has {values.size} elements")
+        return values
+
+    def _decoded(self, lane: Lane, number: int, chunk: int, packet: Packet) -> Floats:
+        """The finite values of a packet, in memory of this thread."""
+        size = self.model.chunks[chunk].size
+        if not hasattr(self._scratch, "values"):
+            self._scratch.values = np.empty(CHUNK, np.float32)
+            self._scratch.owed = np.empty(CHUNK, np.float32)
+        values: Floats = self._scratch.values[:size]
+        where = f"Site `{lane.site}`, round {number}, {self.model.describe(chunk)}"
+        try:
+            native.decode(
+                self.model.codec(self._uplink.at(number), chunk), packet, size, out=values
+            )
+        except PacketError as error:
+            raise PacketError(f"{where}: {error}") from error
+        if not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{where}: a gradient must be finite. Received: "
+                f"{int(np.count_nonzero(~np.isfinite(values)))} values that are not"
+            )
+        return values
+
+    def _apply(self, lane: Lane, current: _Round, chunk: int, gradient: Floats) -> None:
+        """Applies one update in its turn, and answers it."""
+        answer: Packet | None = None
+        refusal = f"Site `{lane.site}`, round {current.number}, {self.model.describe(chunk)}: "
+        try:
+            answer = self._answer(lane, current.number, chunk, gradient)
+        except NonFiniteError as error:
+            refusal += (
+                f"{error}; the largest value of this gradient is {np.abs(gradient).max():.3g}"
+            )
+            raise NonFiniteError(refusal) from None
+        finally:
+            with self.changed:
+                self._num_applying -= 1
+                if answer is None:
+                    current.delivered.discard(chunk)  # as if it had not come
+                    current.refusals.append((current.positions[chunk], refusal))
+                else:
+                    current.results[chunk] = answer
+                    current.order.append(chunk)
+                if self._num_applying == 0:
+                    self.changed.notify_all()  # a snapshot waits for it
+
+    def _answer(self, lane: Lane, number: int, chunk: int, gradient: Floats) -> Packet:
+        where = self.model.chunks[chunk]
+        before = self._moved[chunk]
+        received = lane.received[chunk]
+        if received is None:
+            received = np.zeros(where.size, np.float32)
+        staleness = before.version - lane.seen[chunk]
+        after = arrivals.apply(self.rule, gradient, before, received, staleness)
+        codec = self.model.codec(self._downlink.at(number), chunk).codec
+        room = self._scratch.owed[: where.size]
+        owed = native_updates.add_scaled(after.total, received, -1.0, out=room)
+        packet = native.encode(
+            codec, owed, native.Key(lane.seed, number, where.tensor, where.offset)
+        )
+        decoded = native.decode(codec, packet, where.size, out=room)
+        got = native_updates.add_scaled(received, decoded, 1.0)
+        self._moved[chunk] = after
+        lane.received[chunk], lane.seen[chunk] = got, after.version
+        return packet

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is doing, for those who ask how it goes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tf_hips.ps.presence import Presence
+from tf_hips.ps.state import State
+
+
+def describe(
+    state: State, presence: Presence, why_ended: Callable[[], str | None]
+) -> dict[str, Any]:
+    """What the run is doing.
+
+    Args:
+        state: of the run; its lock must be free.
+        presence: who is there.
+        why_ended: why the run has ended, or None.
+
+    Returns:
+        `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round` (the
+        newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`, `residual_rms`, and of
+        each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`, `left`),
+        `workers`, `round`, `chunks` (of that round, of `chunks` in all), and `lag`, the rounds that
+        it is behind.
+    """
+    with state.changed:
+        store, known = state.store, state.members.children
+        newest = store.round if store is not None else 0
+        children = []
+        for place, site in enumerate(state.members.terms.parties):
+            child = known.get(place)
+            reached, chunks = store.progress(place) if store is not None else (0, 0)
+            children.append(
+                {
+                    "site": site,
+                    "state": _state_of(state, presence, place),
+                    "workers": child.workers if child is not None else 0,
+                    "round": max(reached, 0),
+                    "chunks": chunks,
+                    "lag": max(0, newest - reached) if store is not None else 0,
+                }
+            )
+        first = known[min(known)] if known else None
+        ended = why_ended()
+        over = ended is not None or state.members.have_left
+        told = {
+            "state": "over" if over else "training" if store is not None else "waiting",
+            "ended": ended,
+            "round": newest,
+            "tensors": len(store.model.shapes) if store is not None else 0,
+            "parameters": store.model.dense_bytes // 4 if store is not None else 0,
+            "chunks": len(store.chunks) if store is not None else 0,
+            "compression": store.uplink_text if store else first and first.compression,
+            "downlink": store.downlink_text if store else first and first.downlink,
+            "rule": first.rule if first is not None else None,
+            "children": children,
+        }
+    # Outside of the lock: it reads much.
+    return {**told, "residual_rms": store.residual_rms() if store is not None else 0.0}
+
+
+def _state_of(state: State, presence: Presence, place: int) -> str:
+    child = state.members.children.get(place)
+    if child is None:
+        return "absent"
+    if child.has_left:
+        return "left"
+    if not state.members.is_started:
+        return "joining"
+    return "there" if presence.is_there(place) else "away"

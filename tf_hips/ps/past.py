@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of rounds that are over, for children that come back from an older backup.
+
+    store --round that is over--> Past --its results--> a child that does that round again
+
+A child that was killed starts from its last backup and does the rounds since again; it gets the
+results that the others got then. So rounds are kept from the oldest backup on, as children tell,
+but never more than a limit of bytes: a child whose backup is older cannot come back.
+
+Here in memory; in files, where a server keeps its runs: `past_files`.
+
+Invariant: the rounds that are kept follow one another without a gap, up to the newest one that was
+appended.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Packet = npt.NDArray[np.uint8]
+Results = Sequence[tuple[int, Packet]]
+
+
+class Past:
+    """Keeps results in memory. Thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Nothing is kept yet.
+
+        Args:
+            limit_bytes: of all results; a single round may be larger than that and is not kept.
+        """
+        self._limit_bytes = limit_bytes
+        self._lock = threading.RLock()
+        self._rounds: dict[int, Results] = {}
+        self._bytes: dict[int, int] = {}
+        self._needed = 0
+
+    def append(self, number: int, results: Results) -> None:
+        """Takes the results of a round, pairs of chunk and packet in order of merging.
+
+        One that does not follow the newest one replaces all.
+        """
+        with self._lock:
+            if self._bytes and number != max(self._bytes) + 1:
+                self._forget(list(self._bytes))
+            self._rounds[number] = results
+            self._bytes[number] = sum(packet.nbytes for _, packet in results)
+            self._keep(number, results)
+            self._trim()
+
+    def has(self, number: int) -> bool:
+        """Whether the results of a round are kept; does not wait for one that is being written."""
+        return number in self._bytes
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest round that is kept; None: no round is."""
+        with self._lock:
+            return min(self._bytes, default=None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all that is kept."""
+        with self._lock:
+            return sum(self._bytes.values())
+
+    def results(self, number: int) -> Results:
+        """What `append` got.
+
+        Raises:
+            KeyError: the round is not kept.
+        """
+        with self._lock:
+            return self._rounds[number]
+
+    def need(self, number: int) -> None:
+        """Rounds before `number` are not needed any more."""
+        with self._lock:
+            self._needed = max(self._needed, number)
+            self._trim()
+
+    def start(self) -> None:
+        """What was taken so far may be written."""
+
+    def restore(self, before: int, num_chunks: int) -> None:
+        """Finds the rounds before `before` that a server before this one has kept."""
+
+    def sync(self) -> None:
+        """Makes what was appended durable, as far as it will be read again."""
+
+    def close(self) -> None:
+        """Nothing is asked for or appended any more."""
+
+    def _trim(self) -> None:
+        while self._bytes:
+            oldest = min(self._bytes)
+            if oldest >= self._needed and sum(self._bytes.values()) <= self._limit_bytes:
+                return
+            self._forget([oldest])
+
+    def _keep(self, number: int, results: Results) -> None:
+        """Puts away what is in memory."""
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            del self._bytes[number]
+            self._rounds.pop(number, None)

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Update rules: what a server makes of gradients, in rounds of all children or of each by itself.
+
+    value      which rule, with which parameters: a text that travels
+    merging    the packets of all children, added up or averaged
+    steps      merged gradient and state in, step and new state out
+    updates    the states of all chunks, for synchronous rounds
+    arrivals   one child's gradient and the total of all steps in, the new total out
+
+Formulas, sources and memory stand in docs/rules.md. Imports no TensorFlow, opens no socket.
+"""
+
+from tf_hips.ps.rules.value import NAMES, UpdateRule, parse, resolve
+
+__all__ = ["NAMES", "UpdateRule", "parse", "resolve"]

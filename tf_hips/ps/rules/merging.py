@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mean of all children's packets, weighted by what each child has said that it stands for."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.ops import native, native_updates
+from tf_hips.ops.compressor import Compressor
+from tf_hips.ps.rule import Rule, Sum
+from tf_hips.ps.rules.value import UpdateRule
+
+
+class Mean:
+    """sum of p_i x_i in child order, p_i = n_i / n; a child without a weight has n_i = 1.
+
+    Where nobody has anything to say, all weights 0, the mean is 0.
+    """
+
+    needs_rows = False
+
+    def __init__(self, compressor: Compressor, weights: Mapping[int, float]) -> None:
+        """A rule for packets of `compressor`, of children with `weights`."""
+        self._compressor = compressor
+        self._weights = weights
+        self._num_elements = 0
+        self._packets: dict[int, npt.NDArray[np.uint8]] = {}
+
+    def begin(self, num_elements: int) -> None:
+        """Starts a chunk of `num_elements` elements."""
+        self._num_elements = num_elements
+        self._packets = {}
+
+    def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
+        """Takes the packet of `child`."""
+        self._packets[child] = packet
+
+    def finish(self) -> npt.NDArray[np.float32]:
+        """The mean, shape [num_elements]."""
+        packets, self._packets = self._packets, {}
+        children = sorted(packets)
+        weights = [self._weights.get(child, 1.0) for child in children]
+        n = self._num_elements
+        if len(set(weights)) == 1:
+            # One fused pass over all packets; then the one factor that they have in common.
+            share = 1.0 / len(weights) if weights[0] else 0.0
+            rows = [packets[child] for child in children]
+            return native_updates.scale(native.merge(self._compressor, rows, n), share)
+        total = sum(weights)
+        merged = np.zeros(n, np.float32)
+        row = np.empty(n, np.float32)
+        for child, weight in zip(children, weights, strict=True):
+            native.decode(self._compressor, packets[child], n, out=row)
+            merged = native_updates.add_scaled(merged, row, weight / total)
+        return merged
+
+
+def merging(rule: UpdateRule, compressor: Compressor, weights: Mapping[int, float]) -> Rule:
+    """What merges the packets of one chunk for `rule`."""
+    return Mean(compressor, weights) if rule.is_mean else Sum(compressor)
