@@ -9,7 +9,6 @@ and the file more than the defaults.
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +51,35 @@ class ConfigFile:
         """All keys, in the order of `--help`."""
         return list(self._actions)
 
-    def checked(self, values: Any, source: str, folder: Path | None) -> dict[str, Any]:
+    @property
+    def paths(self) -> list[str]:
+        """The keys that are paths."""
+        return [key for key, action in self._actions.items() if action.metavar in _PATHS]
+
+    def checked(
+        self, values: Any, source: str, folder: Path, *, moves_paths: bool = True
+    ) -> dict[str, Any]:
         """What the command would make of `values`, by `dest`; keys that say nothing are left out.
 
         Args:
             values: a mapping of YAML.
             source: named in errors.
-            folder: relative paths are meant from here; None: paths are of another machine, and
-                stay.
+            folder: files are looked for here.
+            moves_paths: relative paths are meant from `folder`; else they are of another machine,
+                and stay.
 
         Raises:
             ConfigError: a key is unknown, or a value is of another type or refused by the option.
         """
         built = config.build(self.kind, values, source)
         found = {}
-        with contextlib.chdir(folder) if folder is not None else contextlib.nullcontext():
+        with contextlib.chdir(folder):
             for key, action in self._actions.items():
                 value = getattr(built, key)
                 if value is None:
                     continue
-                if action.metavar in _PATHS and folder is not None:
-                    value = str(folder / value)
+                if action.metavar in _PATHS:
+                    value = str(folder / value) if moves_paths else value
                 elif callable(action.type):
                     try:
                         value = action.type(option_text(value))
@@ -148,17 +155,6 @@ def option(key: str) -> str:
 def option_text(value: Any) -> str:
     """A value of YAML as it is written on a command line."""
     return ",".join(value) if isinstance(value, tuple | list) else str(value)
-
-
-def command_line(values: Mapping[str, Any]) -> list[str]:
-    """Options of a command line that say what a checked mapping says."""
-    found = []
-    for key, value in values.items():
-        if value is True:
-            found.append(option(key))
-        elif value is not None and value is not False:
-            found.append(f"{option(key)}={option_text(value)}")
-    return found
 
 
 def _key(action: argparse.Action) -> str:
