@@ -18,6 +18,7 @@ from tf_hips.cli import (
     arguments,
     certs,
     cluster,
+    deploy,
     info,
     party,
     plan,
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run, party, server, status, certs, cluster, profile, plan, info):
+    for module in (run, party, server, status, certs, cluster, deploy, profile, plan, info):
         module.add(commands)
     options = parser.parse_args(argv)
     try:

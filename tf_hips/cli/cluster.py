@@ -143,7 +143,7 @@ def _carry_out(options: argparse.Namespace, act: Callable[[Any, Any, Any], None]
 
 
 def _chosen(cluster: Any, sites: list[str] | None) -> list[Any]:
-    roles = [*cluster.servers, *cluster.parties]
+    roles = list(cluster.roles)
     if sites is None:
         return roles
     known = {role.site for role in roles}

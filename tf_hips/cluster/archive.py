@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tf_hips.cluster import layout
-from tf_hips.cluster.description import Cluster, PartySite, ServerSite
+from tf_hips.cluster.description import Cluster, Role, ServerSite
 from tf_hips.errors import ConfigError
 
 MARK = ".tf-hips-deploy"
@@ -49,7 +49,7 @@ class Entry:
         return self.source.stat().st_size
 
 
-def entries(cluster: Cluster, role: ServerSite | PartySite, host: str) -> list[Entry]:
+def entries(cluster: Cluster, role: Role, host: str) -> list[Entry]:
     """What `host` gets for `role`.
 
     Raises:
@@ -59,7 +59,7 @@ def entries(cluster: Cluster, role: ServerSite | PartySite, host: str) -> list[E
     found: list[Entry] = []
     is_server = isinstance(role, ServerSite)
     # Only where the role itself is started; other hosts of a party have workers alone.
-    if isinstance(role, ServerSite) or host == role.launcher:
+    if host == role.launcher:
         found += _identity(cluster, role)
     if isinstance(role, ServerSite):
         text = layout.server_file(cluster, role, layout.on_machine(cluster, role))
@@ -124,7 +124,7 @@ def pack(found: list[Entry]) -> bytes:
     return raw.getvalue()
 
 
-def _identity(cluster: Cluster, role: ServerSite | PartySite) -> Iterator[Entry]:
+def _identity(cluster: Cluster, role: Role) -> Iterator[Entry]:
     names = [layout.AUTHORITY, *layout.identity_files(role)]
     if isinstance(role, ServerSite):
         names.append(layout.REVOKED)

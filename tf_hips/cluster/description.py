@@ -75,6 +75,11 @@ class ServerSite:
         _check_places(self.folder, self.program)
 
     @property
+    def launcher(self) -> str:
+        """Where it is started."""
+        return self.host
+
+    @property
     def port(self) -> int:
         """The port it listens at."""
         return int(self.listens_at.rpartition(":")[2])
@@ -150,6 +155,9 @@ class PartySite:
     def slots(self) -> int:
         """Workers of the party."""
         return sum(self.hosts.values())
+
+
+Role = ServerSite | PartySite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +236,11 @@ class Cluster:
                             f"`{section}.{key}` must be a path of letters, digits, '.', '_' and "
                             f"'-'. Received: {value!r}"
                         )
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Servers, then parties."""
+        return (*self.servers, *self.parties)
 
     @property
     def sites(self) -> tuple[str, ...]:

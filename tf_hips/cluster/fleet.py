@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from tf_hips.cluster import archive, layout, ssh
-from tf_hips.cluster.description import Cluster, PartySite, ServerSite
+from tf_hips.cluster.description import Cluster, PartySite, Role, ServerSite
 from tf_hips.cluster.ssh import Answer
-
-Role = ServerSite | PartySite
 
 # An sshd takes ten connections that have not logged in yet, and starts to refuse others.
 _AT_ONCE = 8
@@ -148,15 +146,11 @@ def plan(cluster: Cluster, command: str, roles: Sequence[Role]) -> list[str]:
         return lines
     ordered = sorted(roles, key=lambda role: isinstance(role, PartySite) is (command == "up"))
     if command == "down":
-        return [f"{_host(role)}: end {layout.role_name(role)}" for role in ordered]
+        return [f"{role.launcher}: end {layout.role_name(role)}" for role in ordered]
     return [
-        f"{_host(role)}: in {_working(cluster, role)}: {shlex.join(start_command(cluster, role))}"
+        f"{role.launcher}: in {_working(cluster, role)}: {shlex.join(start_command(cluster, role))}"
         for role in ordered
     ]
-
-
-def _host(role: Role) -> str:
-    return role.host if isinstance(role, ServerSite) else role.launcher
 
 
 def _working(cluster: Cluster, role: Role) -> str:
@@ -165,7 +159,7 @@ def _working(cluster: Cluster, role: Role) -> str:
 
 
 def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
-    name, host = layout.role_name(role), _host(role)
+    name, host = layout.role_name(role), role.launcher
     folder = str(layout.home(cluster, role))
     arguments = [folder, _working(cluster, role), f"{patience_s:.0f}"]
     answer = ssh.call(
@@ -198,7 +192,7 @@ def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
 
 
 def _end(cluster: Cluster, grace_s: float, role: Role) -> Outcome:
-    name, host = layout.role_name(role), _host(role)
+    name, host = layout.role_name(role), role.launcher
     folder = str(layout.home(cluster, role))
     answer = ssh.call(host, cluster.ssh_options, "stop", [folder, f"{grace_s:.0f}"])
     if answer.trouble:
@@ -219,7 +213,7 @@ def _end(cluster: Cluster, grace_s: float, role: Role) -> Outcome:
 
 def _after_break(cluster: Cluster, role: Role, answer: Answer, undone: str) -> Outcome:
     """What can be said when ssh failed: the machine is asked once more if it was ever reached."""
-    name, host = layout.role_name(role), _host(role)
+    name, host = layout.role_name(role), role.launcher
     if answer.is_unreached:
         return Outcome(name, host, False, undone, answer.trouble)
     again = ssh.call(host, cluster.ssh_options, "look", [str(layout.home(cluster, role))])

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
-from tf_hips.cluster.description import PATHS, Cluster, PartySite, ServerSite
+from tf_hips.cluster import text
+from tf_hips.cluster.description import PATHS, Cluster, PartySite, Role, ServerSite
 
 AUTHORITY = "authority.pem"
 REVOKED = "revoked.txt"
@@ -51,28 +50,28 @@ class Place:
         }
 
 
-def role_name(role: ServerSite | PartySite) -> str:
+def role_name(role: Role) -> str:
     """`server-SITE` or `party-SITE`."""
     return f"{'server' if isinstance(role, ServerSite) else 'party'}-{role.site}"
 
 
-def identity_files(role: ServerSite | PartySite) -> tuple[str, str]:
+def identity_files(role: Role) -> tuple[str, str]:
     """Names of a role's certificate and key, as `tf-hips certs issue` calls them."""
     kind = "global-server" if isinstance(role, ServerSite) else "party"
     return f"{kind}-{role.site}.pem", f"{kind}-{role.site}.key"
 
 
-def home(cluster: Cluster, role: ServerSite | PartySite) -> PurePosixPath:
+def home(cluster: Cluster, role: Role) -> PurePosixPath:
     """The role's folder on its machine."""
     return PurePosixPath(role.folder or cluster.folder) / role_name(role)
 
 
-def program(cluster: Cluster, role: ServerSite | PartySite) -> str:
+def program(cluster: Cluster, role: Role) -> str:
     """`tf-hips` on the role's machine."""
     return role.program or cluster.program
 
 
-def on_machine(cluster: Cluster, role: ServerSite | PartySite) -> Place:
+def on_machine(cluster: Cluster, role: Role) -> Place:
     """Where the role finds its files on its machine."""
     folder = home(cluster, role)
     return Place(folder, *identity_files(role), folder, folder / JOB)
@@ -96,7 +95,7 @@ def server_options(cluster: Cluster, server: ServerSite, place: Place) -> dict[s
 def server_file(cluster: Cluster, server: ServerSite, place: Place) -> str:
     """The text of a server's `server.yaml`."""
     options = server_options(cluster, server, place)
-    return yaml.safe_dump(options, sort_keys=False, allow_unicode=True, width=1000)
+    return text.documents(options)
 
 
 def server_command(cluster: Cluster, server: ServerSite) -> list[str]:
