@@ -5,9 +5,9 @@ from tf_hips.cluster.description import Cluster
 
 # User of the image, and where Kubeflow puts the ssh keys of an MPIJob.
 IMAGE_USER = 1000
-SSH_FOLDER = "/home/tf_hips/.ssh"
+SSH_FOLDER = "/opt/tf_hips/.ssh"
 JOB = "/job"
-_SSH_PORT = 2222
+SSH_PORT = 2222
 _OWN_NAME = "tf_hips"
 
 
@@ -42,12 +42,12 @@ RUN pip install --no-cache-dir /wheels/horovod-*.whl \\
 
 # Kubeflow makes the keys of an MPIJob, one pair for all its pods, and puts them into
 # {SSH_FOLDER}. sshd runs without root, so on a port above 1024, and its host key is that key.
-RUN useradd --create-home --uid {IMAGE_USER} tf_hips \\
+RUN useradd --home-dir /opt/tf_hips --create-home --uid {IMAGE_USER} tf_hips \\
     && mkdir {SSH_FOLDER}_config \\
-    && printf '%s\\n' 'Port {_SSH_PORT}' 'HostKey {SSH_FOLDER}/id_rsa' \\
+    && printf '%s\\n' 'Port {SSH_PORT}' 'HostKey {SSH_FOLDER}/id_rsa' \\
         'AuthorizedKeysFile {SSH_FOLDER}/authorized_keys' 'StrictModes no' 'UsePAM no' \\
         'PidFile none' 'PasswordAuthentication no' >{SSH_FOLDER}_config/sshd_config \\
-    && printf '%s\\n' 'Host *' '  Port {_SSH_PORT}' '  StrictHostKeyChecking no' \\
+    && printf '%s\\n' 'Host *' '  Port {SSH_PORT}' '  StrictHostKeyChecking no' \\
         '  UserKnownHostsFile /dev/null' '  LogLevel ERROR' >/etc/ssh/ssh_config.d/tf_hips.conf
 
 COPY job/ {JOB}/

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tf_hips.cluster import layout, text
-from tf_hips.cluster.container import IMAGE_USER, JOB, SSH_FOLDER, image
+from tf_hips.cluster.container import IMAGE_USER, JOB, SSH_FOLDER, SSH_PORT, image
 from tf_hips.cluster.description import PATHS, Cluster, PartySite, Role, ServerSite
 from tf_hips.cluster.layout import Place
 from tf_hips.errors import ConfigError
@@ -229,6 +229,8 @@ def _mpi_job(cluster: Cluster, party: PartySite) -> dict[str, Any]:
         "image": image(cluster),
         "command": ["/usr/sbin/sshd"],
         "args": ["-De", "-f", f"{SSH_FOLDER}_config/sshd_config"],
+        # The launcher is made when the workers are ready, and must find sshd there.
+        "readinessProbe": {"tcpSocket": {"port": SSH_PORT}, "periodSeconds": 2},
         "volumeMounts": _mounts(),
     }
     return {
