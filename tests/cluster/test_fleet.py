@@ -3,6 +3,9 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from tests.cluster.sshd import ROOT, Done, Served, Site, wait_for
 from tf_hips.cluster import archive, description, fleet, ssh
@@ -23,6 +27,21 @@ READY = """#!/bin/sh
 for word; do case $word in --announce=*) echo "1 workers" >"${word#--announce=}" ;; esac; done
 """
 WAITS = "exec sleep 600\n"
+
+TWO_HOSTS = """
+import os, threading
+from tests.ps.parties import Party
+from tf_hips import config
+
+if os.environ["HOROVOD_RANK"] == "0":
+    uplink = config.current().uplink
+    party = Party(uplink.server, uplink.site, uplink.tls)
+    party.join()
+print(f"worker {os.environ['HOROVOD_RANK']} of {os.environ['HOROVOD_SIZE']} on "
+      f"{os.environ['HOROVOD_HOSTNAME']} is there: {os.environ['GREETING']}, pid {os.getpid()}",
+      flush=True)
+threading.Event().wait()
+"""
 
 
 def rows(done: Done) -> dict[str, str]:
@@ -300,3 +319,42 @@ def test_an_unknown_site_is_refused(site: Site) -> None:
     done = site.run("up", "--site", "wset")
     assert done.returncode == 2
     assert "--site must be one of east, hub, west. Received: 'wset'" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_party_of_two_hosts(served: Served, site: Site) -> None:
+    """horovodrun starts worker 1 over ssh, as the launcher of an MPIJob would."""
+    # horovodrun's ssh knows nothing of our port and key.
+    programs = site.folder / "bin"
+    programs.mkdir()
+    wrapper = programs / "ssh"
+    wrapper.write_text(
+        f'#!/bin/sh\nexec {shutil.which("ssh")} {shlex.join(served.options())} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    told = yaml.safe_load(site.file.read_text())
+    told["parties"] = [
+        {
+            "site": "west",
+            "hosts": {"127.0.0.1": 1, "127.0.0.2": 1},
+            "interface": "lo",
+            "environment": {"PATH": f"{programs}:{os.environ['PATH']}", "GREETING": "a b"},
+        }
+    ]
+    site.change(parties=told["parties"])
+    (site.folder / "job" / "train.py").write_text(TWO_HOSTS)
+    assert site.run("sync").returncode == 0
+    west = site.home("party-west")
+    assert (west / "hostfile").read_text() == "127.0.0.1 slots=1\n127.0.0.2 slots=1\n"
+    done = site.run("up")
+    assert done.returncode == 0, done.stdout
+    assert rows(done)["party-west"].endswith(", 2 workers")
+    launcher = process_of(site, "party-west")
+    wait_for(lambda: (west / "log").read_text().count("is there: a b") == 2)
+    log = (west / "log").read_text()
+    for rank, host in enumerate(("127.0.0.1", "127.0.0.2")):
+        assert f"worker {rank} of 2 on {host} is there: a b" in log
+    workers = [psutil.Process(int(pid)) for pid in re.findall(r"is there: a b, pid (\d+)", log)]
+    assert site.run("down").returncode == 0
+    assert psutil.wait_procs([launcher, *workers], timeout=20)[1] == []
