@@ -6,6 +6,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,15 @@ def test_systemd_takes_the_units(source: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_a_server_below_port_1024_may_take_it(source: Path) -> None:
+    change(source, servers=[{"site": "hub", "host": "h", "address": "h:443"}])
+    assert deploy(source) == 0
+    unit = written(source)["systemd/tf-hips-digits-server-hub.service"]
+    assert "AmbientCapabilities=CAP_NET_BIND_SERVICE\n" in unit
+    found = objects(written(source)["kubernetes/server-hub.yaml"])
+    assert found["Service"]["spec"]["ports"][0]["port"] == 443
+
+
 def test_words_of_a_unit_are_quoted() -> None:
     assert systemd.command_text(["/a/b", "--x=1", "two words", 'q"\\', "%h $HOME", ""]) == (
         '/a/b --x=1 "two words" "q\\"\\\\" "%%h $$HOME" ""'
@@ -351,6 +361,28 @@ def test_what_kubernetes_cannot_do_is_refused(
     assert said in capsys.readouterr().err
     assert not (source.parent / "out").exists()
     assert deploy(source, "--only", "systemd,horovod,skypilot,container") == 0
+
+
+def test_commands_of_the_page_exist() -> None:
+    """Every sub-command and option that the page names, by the parser itself."""
+    texts = re.findall(r"`(tf-hips [^`]+)`", PAGE)
+    [block] = re.findall(r"```\n(tf-hips certs init.*?)```", PAGE, re.DOTALL)
+    texts += [line.partition("#")[0].strip() for line in block.splitlines()]
+    assert len(texts) > 20
+    for text in texts:
+        command = text.split()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "tf_hips.cli", *text.split()[1:2], "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        if command != "certs":
+            for option in re.findall(r"--[a-z-]+", text):
+                assert option in done.stdout, text
+    for command in ("sync", "up", "down"):
+        assert f"| `tf-hips {command}` |" in PAGE
 
 
 def test_an_unknown_kind_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

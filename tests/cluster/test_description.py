@@ -3,6 +3,7 @@
 
 import argparse
 import tarfile
+import threading
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,27 @@ def test_a_missing_certificate_is_named_before_anything_is_sent(folder: Path) ->
     (folder / "pki" / "party-east.key").unlink()
     with pytest.raises(ConfigError, match=r"certs issue .* --party east` makes certificates"):
         sent(folder)
+
+
+def test_what_is_known_when_it_is_interrupted_is_told() -> None:
+    """Commands that have begun are not forgotten."""
+    heard: list[str] = []
+    begun = threading.Event()
+    interrupted = threading.Event()
+
+    def slow() -> fleet.Outcome:
+        begun.set()
+        assert interrupted.wait(20)
+        return fleet.Outcome("slow", "h", True, "done")
+
+    def interrupt() -> fleet.Outcome:
+        assert begun.wait(20)
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fleet._at_once([slow, interrupt], lambda outcome: heard.append(outcome.role))
+    assert heard == ["slow"]
 
 
 def test_options_of_ssh_come_before_ours() -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from tf_hips.cluster import archive, layout, ssh
 from tf_hips.cluster.description import Cluster, PartySite, Role, ServerSite
@@ -235,6 +235,17 @@ def _failed(name: str, host: str, answer: Answer, state: str) -> Outcome:
 
 
 def _at_once(jobs: Sequence[Callable[[], Outcome]], tell: Tell) -> None:
+    """Runs all jobs; on an interruption, those that have begun are waited for and told of."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for future in as_completed([pool.submit(job) for job in jobs]):
-            tell(future.result())
+        untold = {pool.submit(job) for job in jobs}
+        try:
+            while untold:
+                for future in wait(untold, return_when=FIRST_COMPLETED).done:
+                    untold.remove(future)
+                    tell(future.result())
+        except BaseException:
+            begun = [future for future in untold if not future.cancel()]
+            for future in begun:
+                if future.exception() is None:
+                    tell(future.result())
+            raise

@@ -26,6 +26,8 @@ _DATA = PurePosixPath("/var/lib/tf_hips")
 _PLACE = Place(_IDENTITY, "certificate.pem", "key.pem", _DATA, PurePosixPath(JOB))
 # Kubernetes puts up to 12 characters behind a job's name, and a name may have 63.
 _MAX_NAME = 50
+# In a container any port can be had without root; the Service has that of the address.
+_PORT = 7070
 # Of pods; an MPIJob's workers meet over nothing else.
 _INTERFACE = "eth0"
 
@@ -97,7 +99,7 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
     labels = _labels(cluster, server)
     options = {
         **layout.server_options(cluster, server, _PLACE),
-        "bind": f"0.0.0.0:{server.port}",
+        "bind": f"0.0.0.0:{_PORT}",
     }
     config = {
         "apiVersion": "v1",
@@ -120,7 +122,7 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
         "name": "server",
         "image": image(cluster),
         "args": ["server", "--config", str(_CONFIG / layout.SERVER_FILE)],
-        "ports": [{"name": "rounds", "containerPort": server.port}],
+        "ports": [{"name": "rounds", "containerPort": _PORT}],
         # A durable server reads its state before it listens.
         "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": 120},
         "readinessProbe": {**probe, "periodSeconds": 10},

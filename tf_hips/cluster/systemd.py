@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from tf_hips.cluster import layout
 from tf_hips.cluster.description import Cluster, PartySite, Role, ServerSite
 
+_FIRST_FREE_PORT = 1024
 # Words that need no quotes; a unit knows `%` and `$` beside quotes and backslashes.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
 
@@ -44,6 +45,8 @@ def _quoted(word: str) -> str:
 
 def _server(cluster: Cluster, server: ServerSite) -> str:
     home = layout.home(cluster, server)
+    # Ports below belong to root, whose right to take them the server then needs.
+    rights = "CAP_NET_BIND_SERVICE" if server.port < _FIRST_FREE_PORT else ""
     return f"""\
 # Written by `tf-hips deploy`.
 [Unit]
@@ -70,7 +73,8 @@ ProtectHome=read-only
 PrivateTmp=yes
 PrivateDevices=yes
 NoNewPrivileges=yes
-CapabilityBoundingSet=
+CapabilityBoundingSet={rights}
+AmbientCapabilities={rights}
 ProtectClock=yes
 ProtectControlGroups=yes
 ProtectHostname=yes
