@@ -171,15 +171,20 @@ class Site:
             cli.main([command, "--from", str(self.file), *more])
         return Done(int(ended.value.code or 0), out.getvalue(), error.getvalue())
 
+    def states(self, *arguments: str) -> dict[str, str]:
+        """What a command says of each role."""
+        lines = self.run(*arguments).stdout.splitlines()[1:]
+        return {line.split()[0]: " ".join(line.split()[2:]) for line in lines}
+
     def change(self, **keys: Any) -> None:
         """Writes other values of keys into `cluster.yaml`."""
         told = yaml.safe_load(self.file.read_text())
         self.file.write_text(yaml.safe_dump({**told, **keys}))
 
 
-def wait_for(is_there: Callable[[], bool]) -> None:
+def wait_for(is_there: Callable[[], bool], seconds: float = 20) -> None:
     """Waits until something has happened that the test cannot be told of."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + seconds
     while not is_there():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
