@@ -232,9 +232,8 @@ def test_what_runs_is_known_after_a_connection_broke(served: Served, site: Site)
     )
     starting.start()
     wait_for((site.home("party-east") / "pid").exists)
-    [session] = psutil.Process(served.process.pid).children()
-    for part in [*session.children(recursive=True), session]:
-        if part.name() == "sshd":
+    for part in process_of(site, "party-east").parents():
+        if part.name() == "sshd" and part.pid != served.process.pid:
             part.kill()
     starting.join(20)
     outcome = found["party-east"]

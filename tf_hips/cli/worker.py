@@ -59,6 +59,7 @@ def end_with_output() -> None:
 
 def _watch(worker: int) -> None:
     """Ends the process of the descriptor `worker` when the other end of the output is closed."""
+    os.fstat(_OUTPUT)  # without any output there is nothing to watch
     both = select.poll()
     both.register(worker, select.POLLIN)  # it has ended
     both.register(_OUTPUT, 0)  # errors and hang-ups are told in any case

@@ -125,9 +125,13 @@ def start_command(cluster: Cluster, role: Role) -> list[str]:
     if isinstance(role, ServerSite):
         ready = str(layout.home(cluster, role) / layout.READY)
         return [*layout.server_command(cluster, role), f"--announce={ready}"]
-    variables = [f"{name}={value}" for name, value in role.environment.items()]
-    prefix = ["env", *variables] if variables else []
-    return [*prefix, *layout.party_on_machine(cluster, role, ready=True)]
+    return layout.party_on_machine(cluster, role, ready=True)
+
+
+def variables(role: Role) -> list[str]:
+    """The variables that a role gets, `NAME=VALUE`."""
+    given = role.environment if isinstance(role, PartySite) else {}
+    return [f"{name}={value}" for name, value in given.items()]
 
 
 def plan(cluster: Cluster, command: str, roles: Sequence[Role]) -> list[str]:
@@ -147,10 +151,12 @@ def plan(cluster: Cluster, command: str, roles: Sequence[Role]) -> list[str]:
     ordered = sorted(roles, key=lambda role: isinstance(role, PartySite) is (command == "up"))
     if command == "down":
         return [f"{role.launcher}: end {layout.role_name(role)}" for role in ordered]
-    return [
-        f"{role.launcher}: in {_working(cluster, role)}: {shlex.join(start_command(cluster, role))}"
-        for role in ordered
-    ]
+    lines = []
+    for role in ordered:
+        words = ["env", *variables(role)] if variables(role) else []
+        text = shlex.join([*words, *start_command(cluster, role)])
+        lines.append(f"{role.launcher}: in {_working(cluster, role)}: {text}")
+    return lines
 
 
 def _working(cluster: Cluster, role: Role) -> str:
@@ -162,9 +168,9 @@ def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
     name, host = layout.role_name(role), role.launcher
     folder = str(layout.home(cluster, role))
     arguments = [folder, _working(cluster, role), f"{patience_s:.0f}"]
-    answer = ssh.call(
-        host, cluster.ssh_options, "start", [*arguments, *start_command(cluster, role)]
-    )
+    arguments += start_command(cluster, role)
+    data = "".join(f"{variable}\n" for variable in variables(role)).encode()
+    answer = ssh.call(host, cluster.ssh_options, "start", arguments, data)
     if answer.trouble:
         return _after_break(cluster, role, answer, "not started")
     found = answer.find("up", "already", "over", "ended", "slow", "absent", "no-program")

@@ -46,9 +46,11 @@ look() { # FOLDER
   if lives; then say lives "$pid"; else say gone; fi
 }
 
+# Variables come from standard input, a line each: arguments of a command can be read by everybody on the machine.
 start() { # FOLDER WORKING_FOLDER PATIENCE_S COMMAND...
   folder=$1 work=$2 patience=$3
   shift 3
+  while IFS= read -r variable; do export "$variable"; done
   for tool in setsid flock; do
     command -v "$tool" >/dev/null || {
       say lacks "$tool"
@@ -59,11 +61,8 @@ start() { # FOLDER WORKING_FOLDER PATIENCE_S COMMAND...
     say absent
     exit 1
   }
-  for word in "$@"; do # `env` and its variables come first
-    case $word in env | *=*) ;; *) break ;; esac
-  done
-  command -v "$word" >/dev/null || {
-    say no-program "$word"
+  command -v "$1" >/dev/null || {
+    say no-program "$1"
     exit 1
   }
   turn 0
