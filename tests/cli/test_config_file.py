@@ -150,8 +150,9 @@ def test_an_option_that_a_command_gets_is_a_key_at_once(tmp_path: Path) -> None:
     own = argparse.ArgumentParser()
     own.add_argument("--shard", metavar="I/N")
     own.add_argument("--wait", type=arguments.seconds, required=True)
+    own.add_argument("--again", type=lambda text: int(text), default=0)
     file = config_file.add(own)
-    found = file.checked({"shard": "0/3", "wait": 4}, "x", tmp_path)
-    assert found == {"shard": "0/3", "wait": 4.0}
+    found = file.checked({"shard": "0/3", "wait": 4, "again": 2}, "x", tmp_path)
+    assert found == {"shard": "0/3", "wait": 4.0, "again": 2}
     with pytest.raises(arguments.UsageError, match="--wait is missing"):
         file.merge(own.parse_args(["--shard", "1/2"]))

@@ -172,7 +172,7 @@ def test_what_a_server_and_the_parties_are_told(folder: Path) -> None:
     cluster = load(
         folder,
         server={"state": "kept", "log_dir": "/var/log/x", "lost_after": 5, "once": True},
-        party={"deadline": 7, "log_dir": "logs"},
+        party={"deadline": 7, "log_dir": "logs", "max_restarts": 3},
         arguments=["--a", "b c"],
     )
     hub = layout.on_machine(cluster, cluster.servers[0])
@@ -195,7 +195,7 @@ def test_what_a_server_and_the_parties_are_told(folder: Path) -> None:
         "--authority=/srv/x/party-west/authority.pem",
         "--certificate=/srv/x/party-west/party-west.pem",
         "--key=/srv/x/party-west/party-west.key",
-        *("--deadline=7", "--log-dir=/srv/x/party-west/logs"),
+        *("--deadline=7", "--log-dir=/srv/x/party-west/logs", "--max-restarts=3"),
         *("--hostfile", "/srv/x/party-west/hostfile", "--interface", "eth1"),
         *("--", "train.py", "--a", "b c"),
     ]

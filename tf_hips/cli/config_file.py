@@ -18,7 +18,7 @@ from tf_hips import config
 from tf_hips.cli import arguments
 from tf_hips.errors import ConfigError
 
-# What a value is in YAML, by the type of the option; all others are text.
+# What a value is in YAML, by the type of the option; others are what their default is, else text.
 _KINDS: dict[Any, Any] = {
     arguments.count: int,
     arguments.seed: int,
@@ -166,4 +166,5 @@ def _key(action: argparse.Action) -> str:
 def _kind(action: argparse.Action) -> Any:
     if isinstance(action, argparse._StoreTrueAction):
         return bool
-    return _KINDS.get(action.type, str)
+    by_default = type(action.default) if isinstance(action.default, int | float) else str
+    return _KINDS.get(action.type, by_default)

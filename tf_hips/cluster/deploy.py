@@ -170,5 +170,7 @@ def _systemd_text(cluster: Cluster) -> str:
         f"{cluster.user} must own them. Then, on the machine of each role, its unit goes to "
         "`/etc/systemd/system`:\n\n"
         f"```\n{copied}\n```\n\n"
-        "`systemctl daemon-reload && systemctl enable --now UNIT` starts it; servers first.\n"
+        "`systemctl daemon-reload && systemctl enable --now UNIT` starts it, servers first, and "
+        "again when the machine has lost power; `systemctl disable --now UNIT` when the run is "
+        "over.\n"
     )

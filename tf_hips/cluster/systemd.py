@@ -2,8 +2,9 @@
 """Units of systemd: one for each server, and one for each party on its first host.
 
 A server is started again when it was killed, which is what `--state` is for; one that was told to
-end, or whose run is over, ended well and stays away. A party is not started again: it cannot come
-back into a run.
+end, or whose run is over, ended well and stays away. A party is started again when its launcher was
+killed, and comes back from its last backup; one that ended with an error has left the run, after
+as many restarts as `max_restarts` gave it.
 """
 
 import re
@@ -111,8 +112,9 @@ Type=exec
 User={cluster.user}
 WorkingDirectory={home / layout.JOB}
 {variables}ExecStart={command_text(layout.party_on_machine(cluster, party))}
-# A party cannot come back into a run that it has left.
-Restart=no
+# Killed, a party can come back into the run; one that ended with an error has left it.
+Restart=on-abnormal
+RestartSec=5
 # Only the launcher is told to end: it ends the workers, those of other hosts included.
 KillMode=mixed
 TimeoutStopSec=60
