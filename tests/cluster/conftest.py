@@ -21,6 +21,7 @@ party.train(0, 2)
 print(f"trained in {pathlib.Path.cwd()}: {sys.argv[1:]} {os.environ.get('GREETING')}", flush=True)
 while not pathlib.Path("finish").exists():
     time.sleep(0.05)
+party.train(3, 4)
 party.client.leave()
 """
 

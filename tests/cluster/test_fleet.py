@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tf-hips sync`, `up` and `down` over a real sshd."""
 
+import contextlib
 import json
 import os
 import re
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.heavy  # a minute of processes that are started and wai
 
 # Says that it is ready, as a party or a server does, and then does what the test wants.
 READY = """#!/bin/sh
-for word; do case $word in --announce=*) echo "1 workers" >"${word#--announce=}" ;; esac; done
+for word; do case $word in --announce=*) echo "1 worker" >"${word#--announce=}" ;; esac; done
 """
 WAITS = "exec sleep 600\n"
 
@@ -67,6 +68,13 @@ def process_of(site: Site, role: str) -> psutil.Process:
     return psutil.Process(int((site.home(role) / "pid").read_text().split()[0]))
 
 
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; one that nobody has waited for does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def outcomes(act: Callable[[fleet.Tell], None]) -> dict[str, Outcome]:
     heard: list[Outcome] = []
     act(heard.append)
@@ -104,7 +112,7 @@ def test_a_run_from_files_to_its_end(site: Site) -> None:
     assert done.returncode == 0, done.stdout
     assert f"listens at 127.0.0.1:{site.port}" in rows(done)["server-hub"]
     assert rows(done)["party-east"].startswith("running pid ")
-    assert rows(done)["party-east"].endswith(", 1 workers")
+    assert rows(done)["party-east"].endswith(", 1 worker")
     west = process_of(site, "party-west")
     assert f"pid {west.pid}" in rows(done)["party-west"]
     assert west.environ()["GREETING"] == "a b"
@@ -157,7 +165,7 @@ def test_down_ends_parties_and_then_servers(site: Site) -> None:
     assert rows(done)["server-hub"].startswith(("ended pid ", "not running"))
     for role in ("server-hub", "party-west", "party-east"):
         assert not (site.home(role) / "pid").exists()
-    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    assert not alive(server)
 
 
 def test_one_that_does_not_end_is_killed_and_that_is_said(site: Site) -> None:
@@ -170,7 +178,7 @@ def test_one_that_does_not_end_is_killed_and_that_is_said(site: Site) -> None:
     assert rows(done) == {
         "party-east": f"killed pid {process.pid} did not end within 1 s of SIGTERM"
     }
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    assert not alive(process)
 
 
 @pytest.mark.parametrize("change", ["start time", "boot"])
@@ -318,6 +326,28 @@ def test_an_unknown_site_is_refused(site: Site) -> None:
     done = site.run("up", "--site", "wset")
     assert done.returncode == 2
     assert "--site must be one of east, hub, west. Received: 'wset'" in done.stderr
+
+
+def test_a_server_that_was_killed_goes_on_with_its_run(site: Site) -> None:
+    assert site.run("sync").returncode == 0
+    assert site.run("up").returncode == 0
+    homes = [site.home(f"party-{name}") for name in ("west", "east")]
+    wait_for(lambda: all("trained in" in (home / "log").read_text() for home in homes))
+    server = process_of(site, "server-hub")
+    parties = [process_of(site, role) for role in ("party-west", "party-east")]
+    server.kill()
+    wait_for(lambda: not alive(server))
+
+    done = site.run("up")
+    assert done.returncode == 1  # the parties run already
+    assert rows(done)["server-hub"].startswith("running pid ")
+    assert rows(done)["party-west"].startswith("runs already pid ")
+    for home in homes:
+        (home / "job" / "finish").touch()
+    assert psutil.wait_procs(parties, timeout=30)[1] == []
+    for home in homes:
+        assert "failed first" not in (home / "log").read_text()
+    assert "Restored the run" in (site.home("server-hub") / "log").read_text()
 
 
 @pytest.mark.slow

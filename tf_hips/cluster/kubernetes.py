@@ -193,7 +193,7 @@ def _job(cluster: Cluster, party: PartySite) -> dict[str, Any]:
         "kind": "Job",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            # A new pod would have no backups; `party.max_restarts` starts workers again in this one.
+            # A new pod has no backups; `party.max_restarts` starts workers again in this one.
             "backoffLimit": 0,
             "template": {
                 "metadata": {"labels": labels},
