@@ -125,7 +125,7 @@ def test_a_specification_is_found_beside_the_file(
         return text
 
     own, file = parser()
-    monkeypatch.setattr(file._actions["compression"], "type", codec)
+    monkeypatch.setitem(file._types, "compression", codec)
     given = own.parse_args(["--config", written(tmp_path, "parties: [a]\ncompression: my.pse\n")])
     file.merge(given)
     assert seen == [tmp_path / "my.pse"]
@@ -146,6 +146,18 @@ def test_every_option_is_a_key() -> None:
     }
 
 
+def test_a_value_that_is_no_text_is_printed_as_it_was_given(tmp_path: Path) -> None:
+    """The file of what is printed says the same again, whoever said it last."""
+    own = argparse.ArgumentParser()
+    own.add_argument("--shard", type=lambda text: tuple(map(int, text.split("/"))))
+    file = config_file.add(own)
+    path = written(tmp_path, "shard: 0/3\n")
+    for given, text in (([], "0/3"), (["--shard", "2/4"], "2/4")):
+        options = file.merge(own.parse_args(["--config", path, *given]))
+        assert options.shard == tuple(map(int, text.split("/")))
+        assert file.text(options) == f"shard: {text}\n"
+
+
 def test_an_option_that_a_command_gets_is_a_key_at_once(tmp_path: Path) -> None:
     own = argparse.ArgumentParser()
     own.add_argument("--shard", metavar="I/N")
@@ -154,5 +166,7 @@ def test_an_option_that_a_command_gets_is_a_key_at_once(tmp_path: Path) -> None:
     file = config_file.add(own)
     found = file.checked({"shard": "0/3", "wait": 4, "again": 2}, "x", tmp_path)
     assert found == {"shard": "0/3", "wait": 4.0, "again": 2}
+    given = own.parse_args(["--wait", "5"])
+    assert yaml.safe_load(file.text(file.merge(given))) == {"wait": 5.0, "again": 0}
     with pytest.raises(arguments.UsageError, match="--wait is missing"):
         file.merge(own.parse_args(["--shard", "1/2"]))

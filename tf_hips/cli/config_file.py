@@ -9,6 +9,8 @@ and the file more than the defaults.
 import argparse
 import contextlib
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +42,17 @@ class ConfigFile:
         }
         self._defaults = {action.dest: action.default for action in self._actions.values()}
         self._required = [key for key, action in self._actions.items() if action.required]
+        self._kinds = {key: _kind(action) for key, action in self._actions.items()}
         fields = [
-            (key, _kind(action) | None, dataclasses.field(default=None))
-            for key, action in self._actions.items()
+            (key, kind | None, dataclasses.field(default=None)) for key, kind in self._kinds.items()
         ]
         self.kind: type[Any] = dataclasses.make_dataclass("Options", fields, frozen=True)
+        # What an option made of a text may be anything; a file says the text.
+        self._texts: dict[str, str] = {}
+        self._types = {key: action.type for key, action in self._actions.items()}
+        for key, action in self._actions.items():
+            if self._kinds[key] is str and callable(action.type):
+                action.type = self._remembering(key, action.type)
 
     @property
     def keys(self) -> list[str]:
@@ -80,9 +88,9 @@ class ConfigFile:
                     continue
                 if action.metavar in _PATHS:
                     value = str(folder / value) if moves_paths else value
-                elif callable(action.type):
+                elif callable(kind := self._types[key]):
                     try:
-                        value = action.type(option_text(value))
+                        value = kind(option_text(value))
                     except argparse.ArgumentTypeError as error:
                         raise ConfigError(f"{source}: `{key}` {error}") from error
                 found[action.dest] = value
@@ -100,6 +108,8 @@ class ConfigFile:
             path = Path(given.config)
             values = dataclasses.asdict(config.read(self.kind, path))
             found = self.checked(values, str(path), path.resolve().parent)
+            texts = {key: value for key, value in values.items() if isinstance(value, str)}
+            self._texts = {**texts, **self._texts}
         merged = {**self._defaults, **found, **vars(given)}
         for key in self._required:
             if merged[self._actions[key].dest] is None:
@@ -117,8 +127,19 @@ class ConfigFile:
             if value is not None and value is not False:
                 if action.metavar in _PATHS:
                     value = str(Path(value).absolute())
+                if self._kinds[key] is str and not isinstance(value, str):
+                    value = self._texts[key]
                 values[key] = list(value) if isinstance(value, tuple) else value
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)
+
+    def _remembering(self, key: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+        @functools.wraps(kind)
+        def remember(text: str) -> Any:
+            value = kind(text)
+            self._texts[key] = text
+            return value
+
+        return remember
 
 
 def add(parser: argparse.ArgumentParser) -> ConfigFile:
