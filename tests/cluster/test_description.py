@@ -314,6 +314,44 @@ def test_what_is_known_when_it_is_interrupted_is_told() -> None:
     assert heard == ["slow"]
 
 
+@pytest.mark.parametrize(
+    ("act", "again", "is_good", "state"),
+    [
+        ("up", "lives 7", False, "running"),
+        ("up", "gone", False, "not running"),
+        ("up", "", False, "unknown"),
+        ("down", "lives 7", False, "running"),
+        ("down", "gone", True, "not running"),
+        ("down", "", False, "unknown"),
+    ],
+)
+def test_after_a_broken_connection_the_machine_is_asked_again(
+    act: str,
+    again: str,
+    is_good: bool,
+    state: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = load(folder)
+    asked: list[str] = []
+
+    def call(host: str, options: object, verb: str, *_: object) -> ssh.Answer:
+        asked.append(verb)
+        if verb == "look" and again:
+            word, _, rest = again.partition(" ")
+            return ssh.Answer(((word, rest),), 0, "", "")
+        return ssh.Answer((("starting", ""),), 255, ssh.explain("Connection reset", host), "")
+
+    monkeypatch.setattr(ssh, "call", call)
+    heard: list[fleet.Outcome] = []
+    getattr(fleet, act)(cluster, cluster.parties[1:], 1.0, heard.append)
+    [outcome] = heard
+    assert (outcome.is_good, outcome.state) == (is_good, state)
+    assert outcome.detail.startswith("the connection broke")
+    assert asked == ["start" if act == "up" else "stop", "look"]
+
+
 def test_options_of_ssh_come_before_ours() -> None:
     words = ssh.command("h", ["-p", "2", "-o", "ConnectTimeout=3"], "look", ["/a b"])
     assert words[:3] == ["ssh", "-o", "BatchMode=yes"]

@@ -172,7 +172,7 @@ def _start(cluster: Cluster, patience_s: float, role: Role) -> Outcome:
     data = "".join(f"{variable}\n" for variable in variables(role)).encode()
     answer = ssh.call(host, cluster.ssh_options, "start", arguments, data)
     if answer.trouble:
-        return _after_break(cluster, role, answer, "not started")
+        return _after_break(cluster, role, answer, "not started", is_wanted=True)
     found = answer.find("up", "already", "over", "ended", "slow", "absent", "no-program")
     word, rest = found or ("", "")
     pid, _, ready = rest.partition(" ")
@@ -202,7 +202,7 @@ def _end(cluster: Cluster, grace_s: float, role: Role) -> Outcome:
     folder = str(layout.home(cluster, role))
     answer = ssh.call(host, cluster.ssh_options, "stop", [folder, f"{grace_s:.0f}"])
     if answer.trouble:
-        return _after_break(cluster, role, answer, "not ended")
+        return _after_break(cluster, role, answer, "not ended", is_wanted=False)
     word, pid = answer.find("stopped", "killed", "gone", "absent", "stays") or ("", "")
     good = {
         "stopped": ("ended", f"pid {pid}"),
@@ -217,7 +217,9 @@ def _end(cluster: Cluster, grace_s: float, role: Role) -> Outcome:
     return _failed(name, host, answer, "not ended")
 
 
-def _after_break(cluster: Cluster, role: Role, answer: Answer, undone: str) -> Outcome:
+def _after_break(
+    cluster: Cluster, role: Role, answer: Answer, undone: str, *, is_wanted: bool
+) -> Outcome:
     """What can be said when ssh failed: the machine is asked once more if it was ever reached."""
     name, host = layout.role_name(role), role.launcher
     if answer.is_unreached:
@@ -227,7 +229,8 @@ def _after_break(cluster: Cluster, role: Role, answer: Answer, undone: str) -> O
     if word == "lives":
         return Outcome(name, host, False, "running", f"{answer.trouble}; asked again: pid {pid}")
     if word:
-        return Outcome(name, host, False, "not running", f"{answer.trouble}; asked again")
+        # Of one that runs it is not known whether it is ready; one that is gone is ended.
+        return Outcome(name, host, not is_wanted, "not running", f"{answer.trouble}; asked again")
     return Outcome(name, host, False, "unknown", f"{answer.trouble}; it could not be asked again")
 
 
