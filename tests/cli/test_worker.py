@@ -34,7 +34,14 @@ def start(script: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("before", ["", STUBBORN], ids=["polite", "stubborn"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("", id="polite"),
+        # It waits for the grace that the other does not use.
+        pytest.param(STUBBORN, id="stubborn", marks=pytest.mark.heavy),
+    ],
+)
 def test_a_worker_ends_when_nobody_reads_it(before: str, tmp_path: Path) -> None:
     process = start(before + STAYS, tmp_path)
     assert process.stdout is not None
