@@ -33,6 +33,7 @@ GIVEN_TEXT = re.compile(r"^tests/.*(?:(?:cases|errors|golden)/|_listing\.)")
 WITHOUT_TENSORFLOW = [
     "compll",
     "tf_hips",
+    "tf_hips.cluster.fleet",
     "tf_hips.comm.planner",
     "tf_hips.config",
     "tf_hips.errors",

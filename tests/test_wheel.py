@@ -52,6 +52,8 @@ def test_wheel_works_where_it_is_unpacked(tmp_path: Path) -> None:
         "from tf_hips.ops import graph\n"
         "packet, _ = graph.encode(codec, tf.ones(9), seed=1, step=0, tensor_id=0)\n"
         "assert graph.decode(codec, packet, 9).numpy().tolist() == [1.0] * 9\n"
+        "from tf_hips.cluster import ssh\n"
+        "assert 'setsid' in ssh.command('host', [], 'look', [])[-1]\n"
         "command = [sys.executable, '-m', 'compll', 'includes']\n"
         "folder = subprocess.check_output(command, text=True)\n"
         "assert pathlib.Path(folder.strip(), 'tf_hips/cc/runtime/codec.h').is_file(), folder\n"

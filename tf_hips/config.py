@@ -105,7 +105,8 @@ def read(kind: type[_Value], path: str | Path, version: int | None = None) -> _V
 
     Args:
         kind: the dataclass; its fields are the keys. Their types may be str, int, float, bool,
-            `X | None`, other dataclasses, `tuple[X, ...]` and `Mapping[str, X]`.
+            `X | None`, other dataclasses, `tuple[X, ...]`, `Mapping[str, X]` and, for what others
+            check, `Any`.
         path: the file.
         version: what the key `version` must say; None where there is no such key.
 
@@ -245,6 +246,8 @@ def _build(cls: type[_Value], data: Any, file: str, where: str) -> _Value:
 
 
 def _convert(hint: Any, value: Any, file: str, where: str) -> Any:
+    if hint is Any:
+        return value
     if isinstance(hint, types.UnionType):
         if value is None:
             return None

@@ -15,7 +15,10 @@ from xdist.scheduler import LoadScopeScheduling
 _ROOT = Path(__file__).resolve().parents[2]
 # Folders whose tests start many processes and wait for deadlines, by what they start most. The
 # features wait for nothing: they go beside all others, else one worker has all that takes long.
-_FOLDERS = {"comm": "ranks", "strategies": "ranks", "cli": "servers", "ps": "servers"}
+_FOLDERS = {
+    **{"comm": "ranks", "strategies": "ranks"},
+    **{"cli": "servers", "cluster": "servers", "ps": "servers"},
+}
 _FILES = {"test_features": "features"}
 _RANKS = re.compile(r"^from tests\.support\.ranks import .*\b(ranks|run_parties)\b", re.MULTILINE)
 _SHARED_FIXTURE = re.compile(r'^@pytest\.fixture\(.*scope="module"', re.MULTILINE)

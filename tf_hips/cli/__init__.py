@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf-hips`: starts servers, parties, runs; tells what they do; certificates, plans, versions.
+"""`tf-hips`: starts servers, parties, clusters; tells what they do; certificates, plans, versions.
 
 Every sub-command is a module with `add(commands)`, which declares its options, and `run(options) ->
 exit code`. Modules import what is slow inside `run`, and none of them imports TensorFlow: the
@@ -14,7 +14,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import tf_hips
-from tf_hips.cli import arguments, certs, info, party, plan, profile, run, server, status
+from tf_hips.cli import (
+    arguments,
+    certs,
+    cluster,
+    deploy,
+    info,
+    party,
+    plan,
+    profile,
+    run,
+    server,
+    status,
+)
 from tf_hips.errors import TfHipsError
 
 __all__ = ["main"]
@@ -28,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run, party, server, status, certs, profile, plan, info):
+    for module in (run, party, server, status, certs, cluster, deploy, profile, plan, info):
         module.add(commands)
     options = parser.parse_args(argv)
     try:

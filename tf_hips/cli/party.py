@@ -82,6 +82,11 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument(
+        "--announce",
+        metavar="FILE",
+        help="write the number of workers to FILE once they are started",
+    )
+    parser.add_argument(
         "-np",
         "--num-proc",
         type=arguments.count,
@@ -166,6 +171,9 @@ def run(options: argparse.Namespace) -> int:
             )
         else:
             _start_remote_workers(job, options, told, number, command)
+        if options.announce:
+            many = "workers" if number > 1 else "worker"
+            Path(options.announce).write_text(f"{number} {many}\n", encoding="utf-8")
         failure = job.wait()
     return report(failure)
 

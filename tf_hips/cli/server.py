@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, config_file
 
 _MIB = 2**20
 
@@ -109,11 +109,15 @@ def add(commands: Any) -> None:
         help="tell Prometheus about the run, in plain HTTP",
     )
     arguments.add_identity(parser, "the server")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, file=config_file.add(parser))
 
 
 def run(options: argparse.Namespace) -> int:
     """Serves; SIGTERM ends in peace."""
+    options = options.file.merge(options)
+    if options.print_config:
+        sys.stdout.write(options.file.text(options))
+        return 0
     tls = arguments.identity(options)
     from absl import flags
     from absl import logging as absl_logging

@@ -3,16 +3,26 @@
 
 The configuration is put into an anonymous file in memory, which the worker reads through
 `/proc/self/fd`: nothing on the host's disk, nothing to remove.
+
+On another host the worker is a child of sshd, which tells nobody when the connection ends. So a
+process beside the worker watches its standard output, whose other end goes away with sshd's, and
+ends the worker then.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
+import select
+import signal
 import sys
 
 from tf_hips import config
 
 _TEXT_VARIABLE = "TF_HIPS_CONFIG_TEXT"
+# Milliseconds between SIGTERM and SIGKILL.
+_GRACE_MS = 5000
+_OUTPUT = 1
 
 
 def environment(told: config.Run) -> dict[str, str]:
@@ -23,10 +33,43 @@ def environment(told: config.Run) -> dict[str, str]:
 def become(command: list[str]) -> None:
     """Replaces this process by `command`, with the configuration as a file; may raise OSError."""
     text = os.environ.pop(_TEXT_VARIABLE)
+    end_with_output()
     descriptor = os.memfd_create("tf-hips-config", 0)
     os.write(descriptor, text.encode())  # JSON is YAML
     os.environ[config.CONFIG_VARIABLE] = f"/proc/self/fd/{descriptor}"
     os.execvp(command[0], command)
+
+
+def end_with_output() -> None:
+    """Has this process ended when nobody can read its standard output any more.
+
+    SIGTERM, then SIGKILL. The process that sees to it ends with this one.
+    """
+    worker = os.pidfd_open(os.getpid())
+    child = os.fork()
+    if child == 0:
+        # Not a child of the worker, which may wait for its own.
+        if os.fork() == 0:
+            with contextlib.suppress(OSError):
+                _watch(worker)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(worker)
+
+
+def _watch(worker: int) -> None:
+    """Ends the process of the descriptor `worker` when the other end of the output is closed."""
+    os.fstat(_OUTPUT)  # without any output there is nothing to watch
+    both = select.poll()
+    both.register(worker, select.POLLIN)  # it has ended
+    both.register(_OUTPUT, 0)  # errors and hang-ups are told in any case
+    if any(descriptor == worker for descriptor, _ in both.poll()):
+        return
+    signal.pidfd_send_signal(worker, signal.SIGTERM)
+    one = select.poll()
+    one.register(worker, select.POLLIN)
+    if not one.poll(_GRACE_MS):
+        signal.pidfd_send_signal(worker, signal.SIGKILL)
 
 
 if __name__ == "__main__":

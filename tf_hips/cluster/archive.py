@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `sync` sends to one machine: never the key of another site, nor the authority's.
+
+The script's folder goes as a whole, but for what is no part of a program: version control, caches,
+what `exclude` names, the folder of certificates, and output of `tf-hips deploy`. A private key that
+lies elsewhere in it is an error, because it would be sent to all sites.
+"""
+
+import dataclasses
+import fnmatch
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tf_hips.cluster import layout
+from tf_hips.cluster.description import Cluster, Role, ServerSite
+from tf_hips.errors import ConfigError
+
+MARK = ".tf-hips-deploy"
+_LEFT_OUT = (".git", ".hg", ".svn", ".venv", "__pycache__", "*.pyc", ".ipynb_checkpoints")
+_KEY = b"PRIVATE KEY-----"
+_KEY_BEGINS_BYTES = 64
+# A program and its small files; data belong elsewhere.
+_MAX_BYTES = 1 << 29
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One file of an archive: its name there, and what is in it.
+
+    Attributes:
+        name: path in the role's folder.
+        source: the file here, or its bytes.
+        link: target of a symbolic link, which has no source.
+        is_program: whether it may be executed.
+    """
+
+    name: str
+    source: Path | bytes = b""
+    link: str | None = None
+    is_program: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        if isinstance(self.source, bytes):
+            return len(self.source)
+        return self.source.stat().st_size
+
+
+def entries(cluster: Cluster, role: Role, host: str) -> list[Entry]:
+    """What `host` gets for `role`.
+
+    Raises:
+        ConfigError: a certificate or a key is missing, or the script's folder holds a private key
+            or too much.
+    """
+    found: list[Entry] = []
+    is_server = isinstance(role, ServerSite)
+    # Only where the role itself is started; other hosts of a party have workers alone.
+    if host == role.launcher:
+        found += _identity(cluster, role)
+    if isinstance(role, ServerSite):
+        text = layout.server_file(cluster, role, layout.on_machine(cluster, role))
+        found.append(Entry(layout.SERVER_FILE, text.encode()))
+    elif host == role.launcher and len(role.hosts) > 1:
+        found.append(Entry(layout.HOSTFILE, layout.hostfile(role).encode()))
+    if not is_server:
+        found += [
+            dataclasses.replace(one, name=f"{layout.JOB}/{one.name}") for one in job_files(cluster)
+        ]
+    return found
+
+
+def job_files(cluster: Cluster) -> list[Entry]:
+    """The files of the script's folder, by name.
+
+    Raises:
+        ConfigError: there is a private key among them, or more than a program has.
+    """
+    base = Path(cluster.script).parent
+    kept = Path(cluster.certificates).resolve()
+    found = []
+    total = 0
+    for path in _walk(base, kept, (*_LEFT_OUT, *cluster.exclude)):
+        name = path.relative_to(base).as_posix()
+        if path.is_symlink():
+            found.append(Entry(name, link=str(path.readlink())))
+            continue
+        with path.open("rb") as file:
+            if _KEY in file.read(_KEY_BEGINS_BYTES):
+                raise ConfigError(
+                    f"{path} is a private key, and would be sent to all sites with the script; "
+                    "move it out of the script's folder, or name it in `exclude`"
+                )
+        status = path.stat()
+        total += status.st_size
+        if total > _MAX_BYTES:
+            raise ConfigError(
+                f"{base} must have at most {_MAX_BYTES >> 20} MiB to be sent. Received: more, with "
+                f"{name}; `exclude` leaves out what is no program"
+            )
+        found.append(Entry(name, path, is_program=bool(status.st_mode & 0o100)))
+    return found
+
+
+def pack(found: list[Entry]) -> bytes:
+    """The entries as a compressed archive, readable by their owner alone."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for entry in found:
+            told = tarfile.TarInfo(entry.name)
+            told.mode = 0o700 if entry.is_program else 0o600
+            if entry.link is not None:
+                told.type, told.linkname = tarfile.SYMTYPE, entry.link
+                archive.addfile(told)
+                continue
+            data = entry.source if isinstance(entry.source, bytes) else entry.source.read_bytes()
+            told.size = len(data)
+            if isinstance(entry.source, Path):
+                told.mtime = int(entry.source.stat().st_mtime)
+            archive.addfile(told, io.BytesIO(data))
+    return raw.getvalue()
+
+
+def _identity(cluster: Cluster, role: Role) -> Iterator[Entry]:
+    names = [layout.AUTHORITY, *layout.identity_files(role)]
+    if isinstance(role, ServerSite):
+        names.append(layout.REVOKED)
+    for name in names:
+        path = Path(cluster.certificates) / name
+        if not path.is_file():
+            kind = "server" if isinstance(role, ServerSite) else "party"
+            raise ConfigError(
+                f"{path} must be there for {layout.role_name(role)}; `tf-hips certs issue "
+                f"{cluster.certificates} --{kind} {role.site}` makes certificates"
+            )
+        yield Entry(name, path)
+
+
+def _walk(folder: Path, kept: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    """Files and links below `folder`, sorted, without `kept` and names that match a pattern."""
+    for path in sorted(folder.iterdir()):
+        if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
+            continue
+        if path.is_symlink() or path.is_file():
+            yield path
+        elif path.is_dir() and path.resolve() != kept and not (path / MARK).exists():
+            yield from _walk(path, kept, patterns)
