@@ -142,7 +142,7 @@ def test_public_names_are_documented() -> None:
         re.findall(r"`tf_hips\.(\w+)`", (ROOT / "docs/api.md").read_text(encoding="utf-8"))
     )
     assert set(tf_hips.__all__) <= documented
-    assert len(tf_hips.__all__) <= 30
+    assert len(tf_hips.__all__) <= 40  # half of them are compressors
 
 
 def test_benchmark_targets_name_verbs_that_exist() -> None:

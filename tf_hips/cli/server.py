@@ -88,9 +88,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--shard",
         type=arguments.shard,
-        default=(0, 1),
         metavar="I/N",
-        help="hold a part of the model: this is server I, from 0, of N that share it",
+        help="hold a part of the model: this is server I, from 0, of N that share it (default 0/1)",
     )
     parser.add_argument(
         "--past-mb",
@@ -147,7 +146,7 @@ def run(options: argparse.Namespace) -> int:
         once=options.once,
         log_dir=options.log_dir,
         state_dir=options.state,
-        shard=options.shard,
+        shard=options.shard or (0, 1),
         **{name: value for name, value in limits.items() if value is not None},
     )
     flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults
