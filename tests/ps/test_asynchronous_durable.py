@@ -284,10 +284,20 @@ THREE = ("a", "b", "c")
 class AsynchronousServer(ServerProcess):
     """`tf-hips server --rule`, for three parties."""
 
+    rule = RULES[0]
+
     def command(self, *more: str) -> list[str]:
-        options = ["--parties", ",".join(THREE), "--insecure", "--once", "--rule", RULES[0]]
+        options = ["--parties", ",".join(THREE), "--insecure", "--once", "--rule", self.rule]
         options += ["--lost-after", "20", "--state", str(self.state), *more]
-        return [sys.executable, "-m", "tf_hips.cli", "server", *options]
+        if not self.is_eager:
+            return [sys.executable, "-m", "tf_hips.cli", "server", *options]
+        program = (
+            "from tf_hips import cli\n"
+            "from tf_hips.ps import durable\n"
+            "durable.SNAPSHOT_AFTER_BYTES = durable.SNAPSHOT_AFTER_SNAPSHOTS = 0\n"
+            f"cli.main({['server', *options]!r})"
+        )
+        return [sys.executable, "-c", program]
 
 
 @pytest.fixture
@@ -356,6 +366,76 @@ def test_children_of_different_speed_and_a_server_killed_in_between(
     assert order != sorted(order, key=lambda one: one[1])
     restored = [one for one in log.read_events(server.logs) if one["event"] == "restored"]
     assert len(restored) == 3
+
+
+def test_no_update_is_lost_or_doubled_while_a_server_makes_snapshots_and_is_killed(
+    tmp_path: Path,
+) -> None:
+    """Gradients are whole numbers, so sums are exact in any order, and each counts once."""
+    made = AsynchronousServer(tmp_path)
+    made.rule, made.is_eager = "asgd(learning_rate=1)", True
+    made.start()
+    fp32 = compressors.parse("fp32")
+    sizes = [chunk.size for chunk in Model(SHAPES).chunks]
+    members = [Party(made.address, site, None, compression="fp32") for site in THREE]
+    num_rounds = (90, 60, 40)
+
+    def gradients(child: int, number: int) -> list[np.ndarray]:
+        draw = np.random.default_rng((child, number))
+        return [draw.integers(-9, 10, size).astype(np.float32) for size in sizes]
+
+    def push(member: Party, number: int, values: list[np.ndarray]) -> list[np.ndarray]:
+        key = native.Key(0, number, 0)
+        packets = np.concatenate([native.encode(fp32, one, key) for one in values])
+        answer = member.client.exchange(number, packets)
+        cuts = np.cumsum([fp32.wire_bytes(size) for size in sizes])[:-1]
+        return [
+            native.decode(fp32, part, size)
+            for part, size in zip(np.split(answer, cuts), sizes, strict=True)
+        ]
+
+    def train(member: Party, last: int) -> list[np.ndarray]:
+        moved = [np.zeros(size, np.float32) for size in sizes]
+        for number in range(last):
+            answer = push(member, number, gradients(member.child, number))
+            moved = [one + other for one, other in zip(moved, answer, strict=True)]
+        return moved
+
+    try:
+        together(*(member.join for member in members))
+        training = [
+            Later(lambda member=member, last=last: train(member, last))
+            for member, last in zip(members, num_rounds, strict=True)
+        ]
+
+        def snapshots() -> list[int]:
+            """Rounds of the last child."""
+            events = log.read_events(made.logs)
+            return [event["round"] for event in events if event["event"] == "snapshot"]
+
+        for number in (2, 9, 17):
+            wait_for(lambda number=number: max(snapshots(), default=-1) >= number)
+            made.restart()
+        moved = [one.result() for one in training]
+        # Each asks once more, for what the others have done since.
+        nothing = [np.zeros(size, np.float32) for size in sizes]
+        for member, last, has in zip(members, num_rounds, moved, strict=True):
+            for one, rest in zip(has, push(member, last, nothing), strict=True):
+                one += rest
+        total = [
+            np.sum([gradients(child, number)[chunk] for child in range(3)
+                    for number in range(num_rounds[child])], axis=0)
+            for chunk in range(len(sizes))
+        ]  # fmt: skip
+        for has in moved:
+            for one, other in zip(has, total, strict=True):
+                np.testing.assert_array_equal(one, other)
+        for member in members:
+            member.client.leave()
+        assert made.process is not None
+        assert made.process.wait(20) == 0
+    finally:
+        made.end()
 
 
 def test_nobody_waits_and_who_leaves_or_is_lost_does_not_end_it(certificates: Certificates) -> None:

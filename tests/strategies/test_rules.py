@@ -41,6 +41,9 @@ def _steps_of_the_server(run, own, whole, worker, rule):
         training.fit(wrong, own)
     training.fit(model, own)
     training.assert_same_on_all_ranks(model)
+    halving = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5)
+    with pytest.raises(ConfigError, match=r"take them as they are.*learning_rate=0.5"):
+        model.fit(*own, batch_size=training.BATCH, callbacks=[halving], verbose=0)
     keras.utils.set_random_seed(0)
     alone = training.build(keras.optimizers.SGD(0.1, momentum=0.9))
     with local():

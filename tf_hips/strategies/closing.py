@@ -60,7 +60,14 @@ class Closing(keras.callbacks.Callback):
         self._begin_equal([digests for _, digests in told_by_all])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tells sharded data which epoch begins, and at which step."""
+        """Tells sharded data which epoch begins, and at which step.
+
+        Raises:
+            ConfigError: the optimizer, or what a callback has made of it, does not go with the rule
+                of a server.
+        """
+        optimizer = self.model.optimizer
+        self._strategy._check_optimizer(getattr(optimizer, "inner_optimizer", optimizer))
         if self._feed is not None:
             self._feed.begin(epoch, first_step(self.model, epoch))
 
