@@ -8,10 +8,12 @@ in lines of JSON: {"round": 3} after each round, {"digest": "..."} when it has l
 
 import json
 import sys
+from collections.abc import Iterable
 
 from tests.faults.training import Setting, Trainer
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import TfHipsError
+from tf_hips.ps import client as client_module
 from tf_hips.ps.client import Client
 
 DEADLINE_S = 90.0
@@ -22,6 +24,8 @@ def main() -> int:
     order = json.loads(sys.argv[1])
     setting, site = Setting.from_json(order["setting"]), order["site"]
     identity = Tls(**order["tls"]) if order["tls"] else None
+    if order["resends"]:
+        _forget_what_is_held()
     client = Client(Uplink(order["server"], site, identity, DEADLINE_S), order["run"], 1)
     try:
         _train(client, setting, site)
@@ -53,6 +57,16 @@ def _train(client: Client, setting: Setting, site: str) -> None:
                 assert values == [one.encode() for one in setting.sites]
     client.leave()
     _say(digest=trainer.digest())
+
+
+def _forget_what_is_held() -> None:
+    """Lets a call that is repeated send all packets again, whatever the server says that it has."""
+    resume = client_module._Exchange.resume
+
+    def forgetful(self: client_module._Exchange, held: Iterable[int]) -> None:
+        resume(self, ())
+
+    client_module._Exchange.resume = forgetful  # type: ignore[method-assign]
 
 
 def _say(**fields: object) -> None:

@@ -162,6 +162,7 @@ class Job:
         known: Certificates | None = None,
         *,
         is_eager: bool = False,
+        resends: bool = False,
     ) -> None:
         """A job that has not begun.
 
@@ -170,12 +171,13 @@ class Job:
             setting: what is trained.
             known: identities, where the setting is secure.
             is_eager: the server makes a snapshot in every round.
+            resends: children that call again send all, and not only what the server lacks.
         """
         self.setting = setting
         self.state = base / "state"
         self.archive = base / "archive"
         self.archive.mkdir()
-        self.is_eager = is_eager
+        self.is_eager, self.resends = is_eager, resends
         self.num_kills = 0
         self._base, self._known = base, known
         self.server_log = base / "server.log"
@@ -249,6 +251,7 @@ class Job:
             "site": site,
             "server": self.relay.address,
             "run": RUN,
+            "resends": self.resends,
             "tls": dataclasses.asdict(self._known.sites[site]) if self._known else None,
         }
         self.children.append(Spoken("tests.faults.child", order, self._base / f"site-{site}.log"))

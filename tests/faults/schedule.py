@@ -67,6 +67,7 @@ class Phase:
         place: of the fault.
         count: of the fault.
         is_eager: whether the server must make a snapshot in every round.
+        resends: whether children send again what the server has.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Phase:
     place: str = ""
     count: int = 1
     is_eager: bool = False
+    resends: bool = False
 
 
 # One more role is one more entry here, and what `Fault.strike` does to it.
@@ -84,6 +86,7 @@ ROLES: dict[str, tuple[Phase, ...]] = {
         Phase("recorded", "trap", "recorded", 2),  # acknowledged, not applied
         Phase("mid-download", "trap", "mid-download", 2),
         Phase("snapshot", "trap", "snapshot", 3, is_eager=True),
+        Phase("resent", "trap", "mid-download", 2, resends=True),
     ),
 }
 CASE_ROUND = 3
@@ -111,7 +114,8 @@ class Case:
             job.train(CASE_ROUND)
             fault.strike(job, self.setting.rounds)
 
-        job = jobs.run(base, self.setting, act, is_eager=self.phase.is_eager)
+        more = {"is_eager": self.phase.is_eager, "resends": self.phase.resends}
+        job = jobs.run(base, self.setting, act, **more)
         if job.num_kills != 1:
             raise Failed(f"the server must have been killed once. Received: {job.num_kills}")
         return "1 kill"
@@ -143,6 +147,7 @@ class Schedule:
     setting: Setting
     is_eager: bool
     faults: tuple[Fault, ...]
+    resends: bool = False
 
     @classmethod
     def of(cls, seed: int) -> "Schedule":
@@ -180,7 +185,7 @@ class Schedule:
                     again=draw.random() < 0.2,
                 )
             )
-        return cls(seed, setting, is_eager, tuple(faults))
+        return cls(seed, setting, is_eager, tuple(faults), draw.random() < 0.3)
 
     @property
     def name(self) -> str:
@@ -195,5 +200,5 @@ class Schedule:
             for fault, after in itertools.pairwise((*self.faults, None)):
                 fault.strike(job, after.round if after is not None else self.setting.rounds)
 
-        job = jobs.run(base, self.setting, act, is_eager=self.is_eager)
+        job = jobs.run(base, self.setting, act, is_eager=self.is_eager, resends=self.resends)
         return f"{job.num_kills} kills, {job.relay.num_cuts} cuts"

@@ -27,6 +27,7 @@ BY_NAME = {one.name: one for one in cases()}
         "global-server/mid-upload/0s/onebit",
         "global-server/recorded/0s/mixed",
         "global-server/snapshot/0s/noise",
+        "global-server/resent/0s/onebit",
     ],
 )
 def test_a_role_is_killed_in_a_phase(name: str, tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def test_the_table_has_every_phase() -> None:
 def test_a_seed_says_everything() -> None:
     schedules = [Schedule.of(seed) for seed in range(200)]
     assert schedules == [Schedule.of(seed) for seed in range(200)]
+    assert {one.resends for one in schedules} == {True, False}
     kinds = {fault.kind for one in schedules for fault in one.faults}
     assert kinds == {"trap", "moment", "idle", "cut"}
     for one in schedules:
