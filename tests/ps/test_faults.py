@@ -40,9 +40,9 @@ def test_a_schedule(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["refusal/damaged-snapshot", "refusal/full-disk"])
-def test_a_refusal(name: str, tmp_path: Path) -> None:
-    assert refusals.REFUSALS[name](tmp_path)
+def test_a_refusal(tmp_path: Path) -> None:
+    said = refusals.REFUSALS["refusal/damaged-snapshot"](tmp_path)
+    assert "a snapshot must be whole" in said
 
 
 @pytest.mark.heavy
