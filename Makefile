@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fix test test-all demo bench bench-codecs bench-collectives bench-gpu bench-keras bench-first-run wheel clean set-up-quietly
+.PHONY: help setup build check fix test test-all test-faults soak demo bench bench-codecs bench-collectives bench-gpu bench-keras bench-first-run bench-ps wheel clean set-up-quietly
 
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
@@ -43,6 +43,12 @@ test: build ## every test but those that need a network, a GPU or much time
 test-all: build ## every test that this machine can run
 	$(PYTEST) --durations=30 $(ARGS)
 
+test-faults: build ## kill -9 of every role in every phase, cut links, bad states; COUNT=200 schedules from SEED=0
+	@$(BIN)/python -m tests.faults $(ARGS)
+
+soak: build ## 10 Keras trainings whose server is killed, and COUNT=1000 schedules from SEED=0
+	@COUNT=$(or $(COUNT),1000) $(BIN)/python -m tests.faults --only keras schedules $(ARGS)
+
 demo: build ## train on two parties and a server, all on this machine; writes demo-out/
 	@$(BIN)/python examples/demo.py $(ARGS)
 
@@ -61,6 +67,9 @@ bench-keras: build ## what a strategy costs beside plain Keras and a hand-writte
 
 bench-collectives: build ## sums over 4 ranks on links of a given rate, beside Horovod's; needs root
 	@$(BIN)/python -m benchmarks.collectives $(ARGS)
+
+bench-ps: build ## the parameter server beside Flower; aggregation, memory, load, bytes, time to accuracy; needs root
+	@$(BIN)/python -m benchmarks.ps $(ARGS)
 
 bench-first-run: set-up-quietly ## what a newcomer waits for: a fresh clone, an empty HOME, demo, check, test
 	@$(BIN)/python -m benchmarks.first_run $(ARGS)

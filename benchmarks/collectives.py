@@ -41,8 +41,8 @@ from benchmarks.network import why_not
 COMMAND = "make bench-collectives"
 
 # Columns of the two tables that are printed.
-_FIGURES = ("part", "what", "link", "measured", "unit", "interval", "against")
-_TARGETS = ("id", "what", "link", "measured", "interval", "target", "against", "met")
+FIGURES = ("part", "what", "link", "measured", "unit", "interval", "against")
+TARGETS = ("id", "what", "link", "measured", "interval", "target", "against", "met")
 
 
 def main() -> int:
@@ -77,7 +77,7 @@ def main() -> int:
         is_full=os.environ.get("FULL", "") not in ("", "0"),
     )
     # Ends as Control-C does: networks and ranks are removed.
-    with _terminable():
+    with terminable():
         if arguments.timeline:
             print(collectives_parts.timeline(options, arguments.timeline.resolve()))
             return 0
@@ -86,14 +86,14 @@ def main() -> int:
         for part in PARTS:
             if arguments.only is None or part in arguments.only:
                 for row in collectives_parts.measured(part, options):
-                    print(f"{time.monotonic() - began:5.0f} s  {_in_words(row)}", flush=True)
+                    print(f"{time.monotonic() - began:5.0f} s  {in_words(row)}", flush=True)
                     rows.append(row)
     bound = targets(rows)
     noisy = [row["id"] for row in bound if row["met"] == "noisy"]
     if noisy:
         print(f"bench-collectives: the machine was too busy to tell of {', '.join(noisy)}")
-    harness.show("collectives", [_only(row, _FIGURES) for row in rows])
-    harness.show("targets", [_only(row, _TARGETS) for row in bound])
+    harness.show("collectives", [only(row, FIGURES) for row in rows])
+    harness.show("targets", [only(row, TARGETS) for row in bound])
     is_complete = arguments.only is None and options.is_complete and not arguments.dry_run
     if is_complete:
         note = (
@@ -109,12 +109,12 @@ def main() -> int:
     return 0
 
 
-def targets(rows: Sequence[Row]) -> list[Row]:
-    """One row per target of this program; what was not measured is not met."""
+def targets(rows: Sequence[Row], command: str = COMMAND) -> list[Row]:
+    """One row per target of the program behind `command`; what was not measured is not met."""
     path = harness.ROOT / "benchmarks/targets.toml"
     found = []
     for target in tomllib.loads(path.read_text(encoding="utf-8"))["target"]:
-        if target["command"] != COMMAND:
+        if target["command"] != command:
             continue
         figures = [row for row in rows if row["about"] == target["id"]]
         is_least = "at_least" in target
@@ -130,16 +130,19 @@ def targets(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _only(row: Row, columns: Sequence[str]) -> Row:
+def only(row: Row, columns: Sequence[str]) -> Row:
+    """Some columns of a row."""
     return {column: row[column] for column in columns}
 
 
-def _in_words(row: Row) -> str:
-    return "  ".join(str(row[column]) for column in _FIGURES if row[column] != "")
+def in_words(row: Row) -> str:
+    """A figure in one line."""
+    return "  ".join(str(row[column]) for column in FIGURES if row[column] != "")
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
+    """Ends as Control-C does when the process is told to end."""
     import signal
 
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

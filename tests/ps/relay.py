@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP relay that breaks one connection after so many bytes, or is as slow as a slow link."""
+"""A TCP relay that counts bytes, breaks a connection after so many, or is as slow as a link."""
 
 import contextlib
 import socket
@@ -12,14 +12,15 @@ class Relay:
     def __init__(self, port: int) -> None:
         self.num_cuts = 0
         self.bytes_per_s: float | None = None  # each way of each connection
-        self._port = port
+        self.moved = {"up": 0, "down": 0}  # bytes that were passed on
+        self.port = port
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._left: dict[str, int | None] = {"up": None, "down": None}
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
 
     def __enter__(self) -> "Relay":
         self._start(self._accept)
@@ -28,7 +29,7 @@ class Relay:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         with self._lock:
-            ends = [self._listener, *self._sockets]
+            ends = [self.listener, *self._sockets]
         for end in ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -57,10 +58,14 @@ class Relay:
     def _accept(self) -> None:
         while True:
             try:
-                near, _ = self._listener.accept()
+                near, _ = self.listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._port))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.port))
+            except OSError:  # there is no server now
+                near.close()
+                continue
             with self._lock:
                 self._sockets += [near, far]
             self._start(self._pump, near, far, "up")
@@ -79,6 +84,7 @@ class Relay:
                             self._left[direction] = None
                             self.num_cuts += 1
                             break
+                    self.moved[direction] += len(data)
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):

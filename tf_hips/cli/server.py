@@ -121,9 +121,11 @@ def run(options: argparse.Namespace) -> int:
     from absl import flags
     from absl import logging as absl_logging
 
+    from tf_hips.ps.memory import limit_arenas
     from tf_hips.ps.server import serve
     from tf_hips.ps.settings import ServerConfig
 
+    limit_arenas()
     limits = {
         "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,
         "max_gather_bytes": options.max_gather_mb and options.max_gather_mb * _MIB,

@@ -65,7 +65,10 @@ def from_payload(payload: bytes) -> tuple[dict[str, Any], memoryview]:
     if len(payload) < _LENGTH.size:
         raise ValueError(f"a record must have {_LENGTH.size} bytes or more")
     end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
-    fields = json.loads(payload[_LENGTH.size : end])
+    try:
+        fields = json.loads(payload[_LENGTH.size : end])
+    except RecursionError as error:
+        raise ValueError("a record's object must not be nested without end") from error
     if not isinstance(fields, dict):
         raise ValueError("a record must begin with an object")
     return fields, memoryview(payload)[end:]

@@ -32,6 +32,7 @@ RECORD = struct.Struct("<IIB")
 _MAGIC = b"tf_hips\n"
 _FRONT = struct.Struct("<8sIII")
 _CHECKED = struct.Struct("<IB")
+_MARK_BYTES = 16
 _MARK = struct.Struct("<16sQQ")
 _BLOCK_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 20
@@ -70,7 +71,7 @@ class Header:
 
     facts: Facts
     is_first: bool = False
-    mark: bytes = dataclasses.field(default_factory=lambda: os.urandom(16))
+    mark: bytes = dataclasses.field(default_factory=lambda: os.urandom(_MARK_BYTES))
 
     def to_bytes(self) -> bytes:
         """The bytes that `Reader` reads."""
@@ -156,20 +157,10 @@ class Reader:
         text = self._file.read(size) if size <= _MAX_HEADER_BYTES else b""
         if len(text) != size or zlib.crc32(text) != crc:
             raise self.damaged("its header does not have its checksum", 0)
-        fields: dict[str, Any] = json.loads(text)
-        facts = fields["facts"]
-        return (
-            Header(
-                Facts(
-                    **facts
-                    | {"parties": tuple(facts["parties"])}
-                    | {"shard": tuple(facts.get("shard", (0, 1)))}
-                ),
-                bool(fields["is_first"]),
-                bytes.fromhex(fields["mark"]),
-            ),
-            _FRONT.size + size,
-        )
+        try:
+            return _read_fields(json.loads(text)), _FRONT.size + size
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self.damaged("its header does not say what the state belongs to", 0) from error
 
     def _read(self, offset: int) -> tuple[int, bytes] | None:
         """Kind and payload of the record at `offset`; None where there is no good one."""
@@ -211,3 +202,13 @@ class Reader:
             return False
         _, own, durable = _MARK.unpack(found[1])
         return bool(own == offset and durable > self.end)
+
+
+def _read_fields(fields: dict[str, Any]) -> Header:
+    """The header of which `Header.to_bytes` has made `fields`."""
+    facts = fields["facts"]
+    mark = bytes.fromhex(fields["mark"])
+    if len(mark) != _MARK_BYTES:
+        raise ValueError(f"a mark must have {_MARK_BYTES} bytes")
+    lists = {"parties": tuple(facts["parties"]), "shard": tuple(facts.get("shard", (0, 1)))}
+    return Header(Facts(**facts | lists), bool(fields["is_first"]), mark)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which faults there are, the table of roles and phases, and random schedules from a seed."""
+
+import dataclasses
+import itertools
+import random
+from pathlib import Path
+
+from tests.faults import job as jobs
+from tests.faults.job import Failed, Job
+from tests.faults.training import LARGE, SETTINGS, SMALL, Setting
+
+GAP = 2  # rounds from one fault to the next, at least
+DELAYS_S = (0.0, 5.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Something that happens once.
+
+    Attributes:
+        kind: `trap` kills the server at a place of `trapped`; `idle` when all children have ended
+            the round before and none calls; `moment` as soon as a child says that it has ended the
+            round, whatever the server does then; `cut` breaks the link that carries a byte.
+        round: in which it happens, or the first in which it can.
+        place: of a trap; of a cut the direction, `up` or `down`.
+        count: of a trap, how many threads come to the place; of a moment, which child; of a cut,
+            how many bytes pass before.
+        delay_s: between kill and restart.
+        again: the server is killed once more when it has just restored the run.
+    """
+
+    kind: str
+    round: int
+    place: str = ""
+    count: int = 1
+    delay_s: float = 0.0
+    again: bool = False
+
+    def strike(self, job: Job, stop: int) -> None:
+        """Makes it happen; the children go on up to round `stop`."""
+        job.reach(self.round - 1)
+        if self.kind == "idle":
+            job.kill(self.delay_s, again=self.again)
+            job.train(stop)
+        elif self.kind == "trap":
+            job.trap(self.place, self.round, self.count)
+            job.train(stop)
+            job.server.wait_for("trapped", self.place)
+            job.kill(self.delay_s, again=self.again)
+        elif self.kind == "moment":
+            job.train(stop)
+            job.children[self.count % len(job.children)].wait_for("round", self.round)
+            job.kill(self.delay_s, again=self.again)
+        else:
+            job.relay.cut_after(self.place, self.count)
+            job.train(stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A phase of a role, and how a fault hits it.
+
+    Attributes:
+        name: in words.
+        kind: of the fault.
+        place: of the fault.
+        count: of the fault.
+        is_eager: whether the server must make a snapshot in every round.
+        resends: whether children send again what the server has.
+    """
+
+    name: str
+    kind: str
+    place: str = ""
+    count: int = 1
+    is_eager: bool = False
+    resends: bool = False
+
+
+# One more role is one more entry here, and what `Fault.strike` does to it.
+ROLES: dict[str, tuple[Phase, ...]] = {
+    "global-server": (
+        Phase("idle", "idle"),
+        Phase("mid-upload", "trap", "mid-upload", 2),
+        Phase("recorded", "trap", "recorded", 2),  # acknowledged, not applied
+        Phase("mid-download", "trap", "mid-download", 2),
+        Phase("snapshot", "trap", "snapshot", 3, is_eager=True),
+        Phase("resent", "trap", "mid-download", 2, resends=True),
+    ),
+}
+CASE_ROUND = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One role killed in one phase of one setting."""
+
+    role: str
+    phase: Phase
+    delay_s: float
+    setting: Setting
+
+    @property
+    def name(self) -> str:
+        """By which command lines know it."""
+        return f"{self.role}/{self.phase.name}/{self.delay_s:g}s/{self.setting.name}"
+
+    def run(self, base: Path) -> str:
+        """Runs it; what happened, in words."""
+        fault = Fault(self.phase.kind, CASE_ROUND, self.phase.place, self.phase.count, self.delay_s)
+
+        def act(job: Job) -> None:
+            job.train(CASE_ROUND)
+            fault.strike(job, self.setting.rounds)
+
+        more = {"is_eager": self.phase.is_eager, "resends": self.phase.resends}
+        job = jobs.run(base, self.setting, act, **more)
+        if job.num_kills != 1:
+            raise Failed(f"the server must have been killed once. Received: {job.num_kills}")
+        return "1 kill"
+
+
+def cases() -> list[Case]:
+    """The table: every role in every phase, both delays, all settings."""
+    return [
+        Case(role, phase, delay_s, setting)
+        for role, phases in ROLES.items()
+        for phase, delay_s, setting in itertools.product(phases, DELAYS_S, SETTINGS.values())
+    ]
+
+
+# Places of traps, and up to how many threads come there in a round at least.
+_PLACES = {"mid-upload": 2, "recorded": 3, "mid-download": 2}
+_SNAPSHOT_PLACES = {"snapshot": 4, "snapshot-whole": 1, "snapshot-named": 1}
+_CODECS = ("fp32", "fp16", "error_feedback(onebit)", "error_feedback(tbq)")
+_ONEWAY = ("error_feedback(topk(ratio=0.05))", "error_feedback(qsgd)")
+_MAX_DELAY_S = 0.5
+_MAX_CUT_BYTES = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What a seed says: a setting and faults, in order."""
+
+    seed: int
+    setting: Setting
+    is_eager: bool
+    faults: tuple[Fault, ...]
+    resends: bool = False
+
+    @classmethod
+    def of(cls, seed: int) -> "Schedule":
+        """The schedule of a seed; the same on every machine."""
+        draw = random.Random(f"faults {seed}")
+        num_faults = draw.randint(1, 4)
+        is_eager = draw.random() < 0.4
+        setting = Setting(
+            f"seed-{seed}",
+            draw.choice(_CODECS + _ONEWAY),
+            draw.choice(_CODECS),
+            sites=("a", "b", "c")[: draw.choice((2, 2, 3))],
+            shapes=draw.choice((SMALL, SMALL, LARGE)),
+            is_secure=draw.random() < 0.3,
+            rounds=2 + num_faults * (1 + GAP) + draw.randrange(3),
+            seed=seed,
+        )
+        places = _PLACES | (_SNAPSHOT_PLACES if is_eager else {})
+        faults = []
+        for number in range(num_faults):
+            kind = draw.choice(("trap", "trap", "trap", "moment", "idle", "cut"))
+            place, count = "", draw.randrange(1, 4)
+            if kind == "trap":
+                place = draw.choice(sorted(places))
+                count = draw.randint(1, places[place])
+            elif kind == "cut":
+                place, count = draw.choice(("up", "down")), draw.randint(1, _MAX_CUT_BYTES)
+            faults.append(
+                Fault(
+                    kind,
+                    1 + number * (1 + GAP),
+                    place,
+                    count,
+                    delay_s=draw.choice((0.0, draw.uniform(0.0, _MAX_DELAY_S))),
+                    again=draw.random() < 0.2,
+                )
+            )
+        return cls(seed, setting, is_eager, tuple(faults), draw.random() < 0.3)
+
+    @property
+    def name(self) -> str:
+        """Which schedule it is."""
+        return f"seed {self.seed}"
+
+    def run(self, base: Path) -> str:
+        """Runs it; what happened, in words."""
+
+        def act(job: Job) -> None:
+            job.train(self.faults[0].round)
+            for fault, after in itertools.pairwise((*self.faults, None)):
+                fault.strike(job, after.round if after is not None else self.setting.rounds)
+
+        job = jobs.run(base, self.setting, act, is_eager=self.is_eager, resends=self.resends)
+        return f"{job.num_kills} kills, {job.relay.num_cuts} cuts"

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training in NumPy whose final weights show every bit that a round got wrong.
+
+    gradient = weights - target(child) + noise(seed, round, child)
+
+Gradients depend on the weights, so whatever goes wrong in one round is in all later ones. Data and
+noise are functions of (seed, round, child), as a run that can be repeated needs.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
+from tf_hips.ps.model import Model
+from tf_hips.ps.store import Store
+
+RATE = 0.125
+SMALL = ((3, 3, 1, 8), (8,), (72, 10), (10,), ())
+# The first tensor has two chunks, and its dense packets need five messages.
+LARGE = (((1 << 20) + 5000,), (40,), (30, 4))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is trained, and how it travels.
+
+    Attributes:
+        name: by which command lines know it.
+        up: text of the compressor of the way up.
+        down: the same of the way down.
+        sites: the children.
+        shapes: of the weights.
+        is_secure: mutual TLS; else plain text.
+        rounds: how many there are.
+        seed: of the run.
+    """
+
+    name: str
+    up: str
+    down: str
+    sites: tuple[str, ...] = ("a", "b")
+    shapes: tuple[tuple[int, ...], ...] = SMALL
+    is_secure: bool = False
+    rounds: int = 8
+    seed: int = 7
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Setting":
+        """Reads what `dataclasses.asdict` gives after it has been JSON."""
+        shapes = tuple(tuple(shape) for shape in fields["shapes"])
+        return cls(**fields | {"sites": tuple(fields["sites"]), "shapes": shapes})
+
+
+_ONEBIT = "error_feedback(onebit)"
+SETTINGS = {
+    one.name: one
+    for one in (
+        Setting("dense", "fp32", "fp32", shapes=LARGE),
+        Setting("onebit", _ONEBIT, _ONEBIT),
+        Setting("tls", _ONEBIT, _ONEBIT, shapes=LARGE, is_secure=True),
+        Setting("noise", *["error_feedback(terngrad(bitwidth=2))"] * 2, sites=("a", "b", "c")),
+        Setting("mixed", "error_feedback(topk(ratio=0.05))", _ONEBIT, sites=("a", "b", "c")),
+    )
+}
+
+
+class Trainer:
+    """Weights and residuals of one child."""
+
+    def __init__(self, setting: Setting, child: int) -> None:
+        self._setting, self._child = setting, child
+        self._model = Model(setting.shapes)
+        self._up, self._down = map(compressors.parse, (setting.up, setting.down))
+        self._seed = native.derive_seed(setting.seed, f"party/{setting.sites[child]}")
+        # Different at all children, until the first synchronisation.
+        draw = np.random.default_rng((setting.seed, child)).standard_normal
+        self.weights = [np.asarray(draw(shape), np.float32) for shape in setting.shapes]
+        self._targets = [np.asarray(draw(shape), np.float32) for shape in setting.shapes]
+        self._residuals = [np.zeros(math.prod(shape), np.float32) for shape in setting.shapes]
+
+    def packets(self, number: int) -> npt.NDArray[np.uint8]:
+        """What this child sends in a round; called once a round, for the residuals' sake."""
+        draw = np.random.default_rng((self._setting.seed, number, self._child)).standard_normal
+        found = []
+        for tensor, (weight, target) in enumerate(zip(self.weights, self._targets, strict=True)):
+            gradient = weight - target + draw(weight.shape, np.float32)
+            kept = self._residuals[tensor] if self._up.has_residual else None
+            key = native.Key(self._seed, number, tensor)
+            found.append(native.encode(self._up, gradient.reshape(-1), key, kept=kept))
+        return np.concatenate(found)
+
+    def apply(self, merged: npt.NDArray[np.uint8]) -> None:
+        """Takes a step with what came down."""
+        scale = np.float32(RATE / len(self._setting.sites))
+        lengths = self._model.packet_bytes(self._down)
+        at = 0
+        for chunk, length in zip(self._model.chunks, lengths, strict=True):
+            values = native.decode(self._down, merged[at : at + length], chunk.size)
+            part = self.weights[chunk.tensor].reshape(-1)[chunk.offset :][: chunk.size]
+            part -= scale * values
+            at += length
+
+    def digest(self) -> str:
+        """A digest of the weights."""
+        return hashlib.sha256(b"".join(one.tobytes() for one in self.weights)).hexdigest()
+
+
+@functools.cache
+def undisturbed(setting: Setting) -> str:
+    """The digest of the final weights of a run in which nothing happens: a store, and no server."""
+    store = Store(
+        Model(setting.shapes),
+        setting.sites,
+        compressors.parse(setting.up),
+        compressors.parse(setting.down),
+        setting.seed,
+    )
+    trainers = [Trainer(setting, child) for child in range(len(setting.sites))]
+    for one in trainers[1:]:
+        one.weights = [weight.copy() for weight in trainers[0].weights]
+    for number in range(setting.rounds):
+        store.begin(number)
+        for child, one in enumerate(trainers):
+            packets, at = one.packets(number), 0
+            for chunk, length in enumerate(store.packet_limits(number)):
+                store.add(number, child, [(chunk, packets[at : at + length])])
+                at += length
+        news = sorted(store.results(number, 0)[1], key=lambda pair: pair[0])
+        merged = np.concatenate([packet for _, packet in news])
+        for one in trainers:
+            one.apply(merged)
+    assert len({one.digest() for one in trainers}) == 1
+    return trainers[0].digest()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets of a fuzzer that is led by coverage; see `__main__`."""

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short set of `make test-faults`, and that it finds what it is there to find."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults import __main__ as program
+from tests.faults import job as jobs
+from tests.faults import refusals
+from tests.faults.job import Failed, Job
+from tests.faults.schedule import DELAYS_S, ROLES, Schedule, cases
+from tests.faults.training import SETTINGS, Trainer
+from tf_hips.ps.recorder import Kind
+
+ONEBIT = SETTINGS["onebit"]
+BY_NAME = {one.name: one for one in cases()}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "name",
+    [
+        "global-server/mid-upload/0s/onebit",
+        "global-server/recorded/0s/mixed",
+        "global-server/snapshot/0s/noise",
+        "global-server/resent/0s/onebit",
+    ],
+)
+def test_a_role_is_killed_in_a_phase(name: str, tmp_path: Path) -> None:
+    assert BY_NAME[name].run(tmp_path) == "1 kill"
+
+
+@pytest.mark.heavy
+def test_a_schedule(tmp_path: Path) -> None:
+    assert Schedule.of(4).run(tmp_path) == "2 kills, 0 cuts"
+
+
+@pytest.mark.heavy
+def test_a_refusal(tmp_path: Path) -> None:
+    said = refusals.REFUSALS["refusal/damaged-snapshot"](tmp_path)
+    assert "a snapshot must be whole" in said
+
+
+@pytest.mark.heavy
+def test_weights_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the children are compared with is another run's.
+    monkeypatch.setattr(jobs, "undisturbed", lambda setting: "0" * 64)
+    with pytest.raises(Failed, match="weights must be 000"):
+        jobs.run(tmp_path, ONEBIT, lambda job: None)
+
+
+def recorded(tmp_path: Path, change: Callable[[list[dict]], None]) -> None:
+    """Checks the log of a whole run of which `change` has made something else."""
+    job = Job(tmp_path, ONEBIT)
+    shapes = [list(shape) for shape in ONEBIT.shapes]
+    packets = [
+        {"round": number, "child": child, "chunk": chunk}
+        for number in range(ONEBIT.rounds)
+        for child in range(2)
+        for chunk in range(len(shapes))
+    ]
+    change(packets)
+    kept = {Kind.PACKET: packets, Kind.MODEL: [{"shapes": shapes}]}
+    job.recorded = kept.__getitem__  # type: ignore[method-assign]
+    with contextlib.closing(job.relay.listener):
+        job.check_log()
+
+
+def test_an_update_that_is_lost_or_counts_twice_is_found(tmp_path: Path) -> None:
+    for place, change in enumerate(
+        (lambda found: None, lambda found: found.pop(), lambda found: found.append(found[3]))
+    ):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        if place == 0:
+            recorded(folder, change)
+            continue
+        with pytest.raises(Failed, match=r"lost: \[\(7, 1, 4\)\]|twice: \[\(0, 0, 3\)\]"):
+            recorded(folder, change)
+
+
+def test_one_packet_that_is_lost_changes_the_final_weights() -> None:
+    one, other = Trainer(ONEBIT, 0), Trainer(ONEBIT, 0)
+    for number in range(3):
+        packets = one.packets(number)
+        assert (packets == other.packets(number)).all() == (number < 2)
+        one.apply(packets)
+        if number != 1:
+            other.apply(packets)
+    assert one.digest() != other.digest()
+
+
+def test_the_table_has_every_phase() -> None:
+    assert len(BY_NAME) == len(cases()) >= 50
+    phases = {"idle", "mid-upload", "recorded", "mid-download", "snapshot"}
+    assert phases <= {one.name for one in ROLES["global-server"]}
+    assert {case.delay_s for case in cases()} == set(DELAYS_S) == {0.0, 5.0}
+
+
+def test_a_seed_says_everything() -> None:
+    schedules = [Schedule.of(seed) for seed in range(200)]
+    assert schedules == [Schedule.of(seed) for seed in range(200)]
+    assert {one.resends for one in schedules} == {True, False}
+    kinds = {fault.kind for one in schedules for fault in one.faults}
+    assert kinds == {"trap", "moment", "idle", "cut"}
+    for one in schedules:
+        rounds = [fault.round for fault in one.faults]
+        assert all(0 < first < one.setting.rounds - 1 for first in rounds)
+
+
+def test_what_fails_says_how_to_repeat_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(base: Path) -> str:
+        assert os.listdir(base) == []  # noqa: PTH208 - an empty folder of its own
+        raise Failed("the weights differ")
+
+    jobs_ = [("good", "--case good", lambda base: "1 kill"), ("seed 7", "--seed 7", fails)]
+    assert program.run(jobs_, 2) == 1
+    said = capsys.readouterr().out
+    assert "Failed: the weights differ" in said
+    assert "again: make test-faults ARGS='--seed 7'" in said
+    assert said.endswith("s\n")
+    assert "test-faults: 1 of 2 passed" in said
