@@ -560,7 +560,7 @@ class Session:
         if not self._state.part(child, reason):
             self.end(reason)
             return
-        log.warning("%s The others go on.", reason)
+        log.warning("The others go on without a site. %s", reason)
         self._comeback.forget()
         self._presence.release(child)
         self.changed.notify_all()
