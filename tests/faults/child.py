@@ -1,21 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """A party of one worker as a process of its own, without TensorFlow.
 
-It joins, takes the first weights, and then trains as far as it is told, line by line of standard
-input: a number is the round to stop before, an empty line means to leave. It says what it has done
-in lines of JSON: {"round": 3} after each round, {"digest": "..."} when it has left.
+It joins, takes the first weights or goes on from its backup, and then trains as far as it is told,
+line by line of standard input: a number is the round to stop before, an empty line means to leave,
+{"place": NAME, "round": R} sets a trap: in round R it stops there, says so, and can be killed. It
+says what it has done in lines of JSON: {"round": 3} after each round, {"digest": "..."} when it has
+left.
+
+Places: `mid-upload`, before its last message; `uploaded`, after it; `mid-download`, when the first
+results have come; `done`, when all have; `backed-up`, when its backup is on disk and the server has
+not heard of it.
 """
 
 import json
+import os
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 from tests.faults.training import Setting, Trainer
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import TfHipsError
 from tf_hips.ps import client as client_module
 from tf_hips.ps.client import Client
+from tf_hips.ps.wire import Assembler
 
+PLACES = ("mid-upload", "uploaded", "mid-download", "done", "backed-up")
+BACKUP_EVERY = 2  # rounds
 DEADLINE_S = 90.0
 GATHER_EVERY = 3  # rounds
 
@@ -26,9 +39,10 @@ def main() -> int:
     identity = Tls(**order["tls"]) if order["tls"] else None
     if order["resends"]:
         _forget_what_is_held()
+    trap = Trap()
     client = Client(Uplink(order["server"], site, identity, DEADLINE_S), order["run"], 1)
     try:
-        _train(client, setting, site)
+        _train(client, setting, site, Path(order["backup"]), trap)
     except TfHipsError as error:
         _say(error=str(error))
         return 1
@@ -37,24 +51,78 @@ def main() -> int:
     return 0
 
 
-def _train(client: Client, setting: Setting, site: str) -> None:
-    child = client.join(setting.up, setting.down, setting.seed).child
+class Trap:
+    """Where the process stops, once."""
+
+    def __init__(self) -> None:
+        """Not set; looks at what the client sends and gets."""
+        self.round = -1  # that is being done
+        self._place, self._at = "", -1
+        messages, feed = client_module._Exchange.messages, Assembler.feed
+
+        def sending(call: client_module._Exchange) -> Iterator[bytes]:
+            last: bytes | None = None
+            for message in messages(call):
+                if last is not None:
+                    yield last
+                last = message
+            self.pass_by("mid-upload")
+            if last is not None:
+                yield last
+            self.pass_by("uploaded")
+
+        def feeding(assembler: Assembler, message: bytes) -> Any:
+            self.pass_by("mid-download")
+            return feed(assembler, message)
+
+        client_module._Exchange.messages = sending  # type: ignore[method-assign]
+        Assembler.feed = feeding  # type: ignore[method-assign]
+
+    def set(self, place: str, number: int) -> None:
+        """Sets it."""
+        self._place, self._at = place, number
+
+    def pass_by(self, place: str) -> None:
+        """Stops here for ever if it is set for this place and the round that is being done."""
+        if (self._place, self._at) == (place, self.round):
+            _say(trapped=place)
+            threading.Event().wait()
+
+
+def _train(client: Client, setting: Setting, site: str, backup: Path, trap: Trap) -> None:
+    welcome = client.join(setting.up, setting.down, setting.seed)
+    child = welcome.child
     assert setting.sites[child] == site
-    client.agree_model(setting.shapes)
     trainer = Trainer(setting, child)
-    trainer.weights = client.first_sync(trainer.weights)
-    _say(joined=child)
     number = 0
+    if welcome.is_back and backup.exists():
+        number = trainer.load(backup)
+        client.agree_model(setting.shapes, number)
+    else:
+        client.agree_model(setting.shapes, welcome.round)
+        trainer.weights = client.first_sync(trainer.weights)
+    _say(joined=child)
     for line in sys.stdin:
         if not line.strip():
             break
+        if line.startswith("{"):
+            order = json.loads(line)
+            trap.set(order["place"], order["round"])
+            _say(set=True)
+            continue
         while number < int(line):
+            trap.round = number
             trainer.apply(client.exchange(number, trainer.packets(number)))
+            trap.pass_by("done")
             _say(round=number)
             number += 1
             if number % GATHER_EVERY == 0:
                 values = client.gather(number // GATHER_EVERY - 1, "site", site.encode())
                 assert values == [one.encode() for one in setting.sites]
+            if number % BACKUP_EVERY == 0:
+                trainer.save(backup, number)
+                trap.pass_by("backed-up")
+                client.backed_up(number, number // GATHER_EVERY)
     client.leave()
     _say(digest=trainer.digest())
 
@@ -70,8 +138,7 @@ def _forget_what_is_held() -> None:
 
 
 def _say(**fields: object) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
+    os.write(1, (json.dumps(fields) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -253,8 +253,24 @@ class Job:
             "run": RUN,
             "resends": self.resends,
             "tls": dataclasses.asdict(self._known.sites[site]) if self._known else None,
+            "backup": str(self._base / f"site-{site}.npz"),
         }
         self.children.append(Spoken("tests.faults.child", order, self._base / f"site-{site}.log"))
+
+    def kill_child(self, place: int, delay_s: float, stop: int) -> None:
+        """Kills a child and starts it again, `delay_s` later; it goes on up to round `stop`."""
+        self.children[place].kill()
+        self.children[place].close()
+        self.num_kills += 1
+        threading.Event().wait(delay_s)  # no party for so long is the fault
+        self.bring_child(self.setting.sites[place], self.setting)
+        self.children[place] = self.children.pop()
+        self.children[place].tell(str(stop))
+
+    def trap_child(self, place: int, where: str, number: int) -> None:
+        """Lets a child stop at a place of round `number`."""
+        self.children[place].tell(json.dumps({"place": where, "round": number}))
+        self.children[place].wait_for("set")
 
     def trap(self, place: str, number: int, count: int) -> None:
         """Sets a trap from round `number` on."""

@@ -6,6 +6,7 @@ import itertools
 import random
 from pathlib import Path
 
+from tests.faults import child as children
 from tests.faults import job as jobs
 from tests.faults.job import Failed, Job
 from tests.faults.training import LARGE, SETTINGS, SMALL, Setting
@@ -19,13 +20,14 @@ class Fault:
     """Something that happens once.
 
     Attributes:
-        kind: `trap` kills the server at a place of `trapped`; `idle` when all children have ended
+        kind: `party` kills a child, at a place of `child`, or anywhere between two rounds; `trap`
+            kills the server at a place of `trapped`; `idle` when all children have ended
             the round before and none calls; `moment` as soon as a child says that it has ended the
             round, whatever the server does then; `cut` breaks the link that carries a byte.
         round: in which it happens, or the first in which it can.
-        place: of a trap; of a cut the direction, `up` or `down`.
-        count: of a trap, how many threads come to the place; of a moment, which child; of a cut,
-            how many bytes pass before.
+        place: of a trap, or in a child; of a cut the direction, `up` or `down`.
+        count: of a trap, how many threads come to the place; of a moment or a party, which
+            child; of a cut, how many bytes pass before.
         delay_s: between kill and restart.
         again: the server is killed once more when it has just restored the run.
     """
@@ -48,6 +50,8 @@ class Fault:
             job.train(stop)
             job.server.wait_for("trapped", self.place)
             job.kill(self.delay_s, again=self.again)
+        elif self.kind == "party":
+            self._strike_party(job, self.count % len(job.children), stop)
         elif self.kind == "moment":
             job.train(stop)
             job.children[self.count % len(job.children)].wait_for("round", self.round)
@@ -55,6 +59,17 @@ class Fault:
         else:
             job.relay.cut_after(self.place, self.count)
             job.train(stop)
+
+    def _strike_party(self, job: Job, child: int, stop: int) -> None:
+        if self.place:
+            # Backups are made after every second round.
+            is_odd = self.place == "backed-up" and self.round % children.BACKUP_EVERY == 0
+            job.trap_child(child, self.place, self.round + is_odd)
+        job.train(stop)
+        if self.place:
+            job.children[child].wait_for("trapped", self.place)
+        for _ in range(1 + self.again):
+            job.kill_child(child, self.delay_s, stop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +103,11 @@ ROLES: dict[str, tuple[Phase, ...]] = {
         Phase("snapshot", "trap", "snapshot", 3, is_eager=True),
         Phase("resent", "trap", "mid-download", 2, resends=True),
     ),
+    "party": (
+        Phase("any-time", "party"),
+        *(Phase(place, "party", place) for place in children.PLACES),
+        Phase("resent", "party", "mid-upload", resends=True),
+    ),
 }
 CASE_ROUND = 3
 
@@ -117,7 +137,7 @@ class Case:
         more = {"is_eager": self.phase.is_eager, "resends": self.phase.resends}
         job = jobs.run(base, self.setting, act, **more)
         if job.num_kills != 1:
-            raise Failed(f"the server must have been killed once. Received: {job.num_kills}")
+            raise Failed(f"one kill must have been made. Received: {job.num_kills}")
         return "1 kill"
 
 
@@ -168,11 +188,13 @@ class Schedule:
         places = _PLACES | (_SNAPSHOT_PLACES if is_eager else {})
         faults = []
         for number in range(num_faults):
-            kind = draw.choice(("trap", "trap", "trap", "moment", "idle", "cut"))
+            kind = draw.choice(("trap", "trap", "party", "party", "moment", "idle", "cut"))
             place, count = "", draw.randrange(1, 4)
             if kind == "trap":
                 place = draw.choice(sorted(places))
                 count = draw.randint(1, places[place])
+            elif kind == "party":
+                place = draw.choice(("", *children.PLACES))
             elif kind == "cut":
                 place, count = draw.choice(("up", "down")), draw.randint(1, _MAX_CUT_BYTES)
             faults.append(

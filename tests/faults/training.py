@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,22 @@ class Trainer:
             part = self.weights[chunk.tensor].reshape(-1)[chunk.offset :][: chunk.size]
             part -= scale * values
             at += length
+
+    def save(self, path: Path, number: int) -> None:
+        """Backs up what it has before round `number`; the file is there as a whole or not."""
+        names = {f"weight_{place}": one for place, one in enumerate(self.weights)}
+        names |= {f"residual_{place}": one for place, one in enumerate(self._residuals)}
+        draft = path.with_suffix(".draft.npz")
+        np.savez(draft, number=number, **names)
+        draft.replace(path)
+
+    def load(self, path: Path) -> int:
+        """Goes on from a backup; the round that comes next."""
+        with np.load(path) as saved:
+            for place in range(len(self.weights)):
+                self.weights[place] = saved[f"weight_{place}"]
+                self._residuals[place] = saved[f"residual_{place}"]
+            return int(saved["number"])
 
     def digest(self) -> str:
         """A digest of the weights."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parties that are killed and come back as other processes, here and as real processes."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -245,3 +246,31 @@ def test_a_backup_must_be_of_this_run(certificates: Certificates) -> None:
         a.client._welcome = dataclasses.replace(a.client._welcome, session="another")
         with pytest.raises(ProtocolError, match="must be of this run"):
             a.client.backed_up(1, 0)
+
+
+def test_a_party_comes_back_to_all_of_several_servers(certificates: Certificates) -> None:
+    expected = expected_rounds(6)
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(serving(certificates, shard=(index, 2))) for index in range(2)
+        ]
+        address = ",".join(server.address for server in servers)
+        a, b = (Party(address, site, certificates.party(site)) for site in SITES)
+        together(a.join, b.join)
+        assert train_all((a, b), 0, 1) == expected[:2]
+        backup = Backup.of(b, 2, gather=0)
+        Backup.of(a, 1, gather=0)
+        assert train_all((a, b), 2, 3) == expected[2:4]
+        for server in servers:
+            store = server._session.store
+            assert store is not None
+            assert store.of(0).oldest == 1
+        killed(b)
+        back = Party(address, "b", certificates.party("b"), first_round=backup.number)
+        back.residuals = [one.copy() for one in backup.residuals]
+        back.join()
+        assert all(one._welcome.is_back for one in back.client._clients)
+        assert back.train(2, 3) == expected[2:4]
+        assert train_all((a, back), 4, 5) == expected[4:]
+        back.client.leave()
+        a.client.leave()

@@ -28,6 +28,8 @@ BY_NAME = {one.name: one for one in cases()}
         "global-server/recorded/0s/mixed",
         "global-server/snapshot/0s/noise",
         "global-server/resent/0s/onebit",
+        "party/mid-upload/0s/noise",
+        "party/backed-up/0s/onebit",
     ],
 )
 def test_a_role_is_killed_in_a_phase(name: str, tmp_path: Path) -> None:
@@ -36,7 +38,7 @@ def test_a_role_is_killed_in_a_phase(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_schedule(tmp_path: Path) -> None:
-    assert Schedule.of(4).run(tmp_path) == "2 kills, 0 cuts"
+    assert Schedule.of(5).run(tmp_path) == "3 kills, 0 cuts"
 
 
 @pytest.mark.heavy
@@ -106,7 +108,7 @@ def test_a_seed_says_everything() -> None:
     assert schedules == [Schedule.of(seed) for seed in range(200)]
     assert {one.resends for one in schedules} == {True, False}
     kinds = {fault.kind for one in schedules for fault in one.faults}
-    assert kinds == {"trap", "moment", "idle", "cut"}
+    assert kinds == {"trap", "party", "moment", "idle", "cut"}
     for one in schedules:
         rounds = [fault.round for fault in one.faults]
         assert all(0 < first < one.setting.rounds - 1 for first in rounds)

@@ -253,9 +253,9 @@ def test_a_connection_cut_in_mid_round_counts_once(
         # Most of what had come through before the cut was not sent again.
         whole = sum(Model(shapes).packet_bytes(compressors.parse("fp32")))
         spent = {"up": after.sent - before.sent, "down": after.received - before.received}
-        # Upwards buffers had swallowed more than the server ever saw: on a busy machine all but a
-        # little.
-        again = {"up": whole, "down": 5 << 20}[direction]
+        # On a busy machine all but a little had been in buffers only: upwards more than was cut
+        # off, downwards a part of a chunk and a window. `make test-faults` runs on one that is not.
+        again = {"up": whole, "down": 9 << 20}[direction]
         assert whole < spent[direction] < whole + again
         assert b.client.wire_bytes().sent > after.sent
         a.client.close()
