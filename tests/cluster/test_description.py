@@ -269,7 +269,10 @@ def test_no_key_travels_with_the_script(folder: Path) -> None:
     assert found["party-west", "w2"] == {"job/train.py"}
 
     secret = folder / "job" / "id"
-    secret.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n...\n")
+    secret.write_text('KEY = "-----BEGIN PRIVATE KEY-----"  # a program that speaks of one\n')
+    assert ("party-west", "w2") in sent(folder)
+    begin = "-----BEGIN OPENSSH PRIVATE KEY-----"
+    secret.write_text(f"-----BEGIN CERTIFICATE-----\n{'A' * 900}\n{begin}\n{'b3Bl' * 16}\n")
     with pytest.raises(ConfigError, match="is a private key, and would be sent to all sites"):
         sent(folder)
     assert ("party-west", "w2") in sent(folder, exclude=["id"])

@@ -3,6 +3,8 @@
 
 import contextlib
 import dataclasses
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -223,10 +225,6 @@ def test_who_comes_back_must_be_as_before(
 
 def test_nobody_comes_back_to_a_run_that_is_over(certificates: Certificates) -> None:
     with serving(certificates) as server:
-        late = Party(server.address, "b", certificates.party("b"))
-        late.client._must_be_back = True
-        with pytest.raises(PeerError, match="the run is over, or has not begun"):
-            late.join()
         with parties(server, certificates) as (a, b):
             train_all((a, b), 0, 0)
             b.client.leave()
@@ -235,6 +233,49 @@ def test_nobody_comes_back_to_a_run_that_is_over(certificates: Certificates) -> 
                 again.join()
             again.client.close()
             a.client.leave()
+        late = Party(server.address, "b", certificates.party("b"))
+        late.client._must_be_back = True
+        with pytest.raises(PeerError, match="the run is over, so no process can come back"):
+            late.join()
+
+
+def test_who_is_started_again_before_the_run_has_begun_joins_it(certificates: Certificates) -> None:
+    with serving(certificates) as server:
+        a, b = (Party(server.address, site, certificates.party(site)) for site in SITES)
+        b.client._must_be_back = True
+        together(a.join, b.join)
+        assert train_all((a, b), 0, 0) == expected_rounds(1)
+        for one in (a, b):
+            one.client.leave()
+
+
+def test_others_wait_while_a_party_does_its_rounds_again(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them takes less than a round may stand still, all of them together more."""
+    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.session.TELLS_AFTER_S", 0.1)
+    settings = {"deadline_s": 1.0}
+    with (
+        serving(certificates, round_timeout_s=1.0) as server,
+        parties(server, certificates, **settings) as (a, b),
+    ):
+        expected = train_all((a, b), 0, 5)
+        killed(b)
+        back = come_back(server, certificates, "b", **settings)
+        began = time.monotonic()
+
+        def slowly() -> list[bytes]:
+            found = []
+            for number in range(6):
+                threading.Event().wait(0.4)  # it computes
+                found += back.train(number, number)
+            return found + back.train(6, 6)
+
+        results = together(lambda: a.train(6, 6), slowly)
+        assert time.monotonic() - began > 2.0
+        assert results[1][:6] == expected
+        assert results[1][6:] == results[0]
 
 
 def test_a_backup_must_be_of_this_run(certificates: Certificates) -> None:

@@ -15,7 +15,7 @@ from tests.ps.parties import DEADLINE_S, Party, parties, raw_channel, serving, t
 from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
-from tf_hips.ps import gather, waiting, wire
+from tf_hips.ps import waiting, wire
 from tf_hips.ps.gather import LABEL_BYTES, Gathers, Upload, to_packet
 from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.session import Session
@@ -56,7 +56,7 @@ def kept(gathers: Gathers) -> int:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_payloads_come_in_child_order_whoever_is_first(order: tuple[int, ...]) -> None:
-    gathers = Gathers(3, 100)
+    gathers = Gathers(3, 100, 1000)
     for number in range(3):
         for child in order:
             assert gathers.missing(number) >= {child} or number not in gathers._gathers
@@ -69,7 +69,7 @@ def test_payloads_come_in_child_order_whoever_is_first(order: tuple[int, ...]) -
 
 
 def test_a_payload_counts_once_and_is_kept_until_nobody_needs_it() -> None:
-    gathers = Gathers(2, 100)
+    gathers = Gathers(2, 100, 1000)
     deliver(gathers, 0, 0, b"first")
     deliver(gathers, 0, 0, b"first")  # sent again
     deliver(gathers, 1, 0, b"")
@@ -105,7 +105,7 @@ def test_what_is_sent_again_must_be_the_same(make_run, label: str, payload: byte
 
 
 def test_a_number_must_be_the_next() -> None:
-    gathers = Gathers(2, 100)
+    gathers = Gathers(2, 100, 1000)
     with pytest.raises(ProtocolError, match=r"must be 0, which is next"):
         gathers.begin(0, 1)
     deliver(gathers, 0, 0, b"")
@@ -123,10 +123,9 @@ def test_a_number_must_be_the_next() -> None:
         gathers.begin(1, 0)
 
 
-def test_memory_is_bounded_whatever_a_child_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_whatever_a_child_does() -> None:
     limit = 5000
-    monkeypatch.setattr(gather, "PAST_BYTES", 3 * limit)
-    gathers = Gathers(2, limit)
+    gathers = Gathers(2, limit, 3 * limit)
     for number in range(4):
         for child in (0, 1):
             deliver(gathers, child, number, bytes(limit))
@@ -164,7 +163,7 @@ def test_memory_is_bounded_whatever_a_child_does(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_bytes_that_are_no_payload_are_refused(message: bytes, text: str) -> None:
-    bad = Gathers(2, 100).begin(0, 0)
+    bad = Gathers(2, 100, 1000).begin(0, 0)
     with pytest.raises(ProtocolError, match=text):
         bad.feed(message)
         bad.finish()

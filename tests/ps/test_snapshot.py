@@ -241,3 +241,35 @@ def test_a_disk_that_is_full_of_a_snapshot_ends_the_run(
         )
     with Served(tmp_path) as second:
         assert second.results(0) == expected[0] == undisturbed(0, second.texts)[0]
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_prologue_outlives_a_snapshot(tmp_path: Path) -> None:
+    """A process that comes back begins with what all began with, whatever came since."""
+
+    def gather(served: Served, number: int) -> None:
+        served.gather(number, 0, b"%d" % number, wait=False)
+        assert served.gather(number, 1, b"%d" % number, wait=True)
+
+    with Served(tmp_path / "first") as first:
+        first.join()
+        for number in range(3):
+            gather(first, number)
+        first.agree()
+        first.train(0, 2)
+        for number in range(3, 8):
+            gather(first, number)
+        for child in (0, 1):
+            first.session.back_up(first.caller(child), first.session.token, 2, 6)
+        first.train(3, 4)
+        finished(first)
+        kept = sorted(first.session._gathers._gathers)
+        assert kept == [0, 1, 2, 6, 7]
+        (tmp_path / "second").mkdir()
+        first.killed(tmp_path / "second")
+    with Served(tmp_path / "second") as second:
+        assert sorted(second.session._gathers._gathers) == kept
+        assert second.session._gathers.prologue == 3
+        assert second.session._state.weights.is_forgotten == (
+            second.session.store is not None and second.session.store.oldest > 0
+        )

@@ -9,6 +9,7 @@ lies elsewhere in it is an error, because it would be sent to all sites.
 import dataclasses
 import fnmatch
 import io
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,9 @@ from tf_hips.errors import ConfigError
 
 MARK = ".tf-hips-deploy"
 _LEFT_OUT = (".git", ".hg", ".svn", ".venv", "__pycache__", "*.pyc", ".ipynb_checkpoints")
-_KEY = b"PRIVATE KEY-----"
-_KEY_BEGINS_BYTES = 64
+# Anywhere in a file: a certificate may stand before it. Not where a program only speaks of keys.
+_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{16}")
+_KEY_BYTES = 1 << 20
 # A program and its small files; data belong elsewhere.
 _MAX_BYTES = 1 << 29
 
@@ -89,7 +91,7 @@ def job_files(cluster: Cluster) -> list[Entry]:
             found.append(Entry(name, link=str(path.readlink())))
             continue
         with path.open("rb") as file:
-            if _KEY in file.read(_KEY_BEGINS_BYTES):
+            if _KEY.search(file.read(_KEY_BYTES)):
                 raise ConfigError(
                     f"{path} is a private key, and would be sent to all sites with the script; "
                     "move it out of the script's folder, or name it in `exclude`"

@@ -94,7 +94,8 @@ class Client:
             run: identity of the run.
             workers: number of workers of this party.
             shard: which of how many servers it must be.
-            must_be_back: whether it joins only a run that goes on, as one that is started again.
+            must_be_back: whether it joins no run but one that is not over, as one that is started
+                again.
 
         Raises:
             ConfigError: the address or a name is no such thing, a certificate cannot be read or is
@@ -166,13 +167,12 @@ class Client:
             max_gather_bytes=int,
             is_durable=bool,
             shard=list,
-            session=str,
+            is_over=bool,
         )
         self._shard.check(self._uplink.server, terms["shard"])
-        if self._must_be_back and not terms["session"]:
+        if self._must_be_back and terms["is_over"]:
             raise PeerError(
-                f"Server {self._uplink.server}: the run is over, or has not begun, so no process "
-                "can come back to it."
+                f"Server {self._uplink.server}: the run is over, so no process can come back to it."
             )
         self._is_durable = terms["is_durable"]
         self._max_gather_bytes = terms["max_gather_bytes"]
@@ -355,15 +355,17 @@ class Client:
         said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
         welcome = self._joined()
         have: set[int] = set()
+        most_held = 0
         # What the process before this one has delivered need not travel again.
         first = int(welcome.is_back and whole.number <= welcome.newest)
 
         def attempt(number: int, patience: Patience) -> None:
+            nonlocal most_held
             number += first
             halt.check(self._uplink.server)
             call = _Exchange([(one, whole.views[one]) for one in chunks], resumes=number > 0)
             stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
-                self._link.metered(_moving(call.messages(), patience)),
+                self._link.metered(_moving(call.messages(), patience, number == first)),
                 metadata=(*self._link.metadata(whole.number, number), *_held(have), *said),
             )
             with contextlib.ExitStack() as stack:
@@ -372,10 +374,17 @@ class Client:
                 stack.enter_context(patience.bounding(stream))
                 stack.enter_context(halt.bound(stream, self._uplink.server))
                 if number > 0:
-                    call.resume(_read_held(stream.initial_metadata(), len(targets)))
+                    held = _read_held(stream.initial_metadata(), len(targets))
+                    if len(held) > most_held:
+                        patience.renew()
+                    most_held = max(most_held, len(held))
+                    call.resume(held)
                 assembler = wire.Assembler(lengths)
                 for message in stream:
-                    patience.renew()
+                    # What comes once more is no progress before it is a whole packet. An empty
+                    # message says that others go on.
+                    if number == first or not message:
+                        patience.renew()
                     for chunk, packet in assembler.feed(message):
                         if len(packet) != lengths[chunk]:
                             raise ProtocolError(
@@ -384,6 +393,7 @@ class Client:
                             )
                         targets[chunk][:] = packet
                         have.add(chunk)
+                        patience.renew()
                 assembler.finish()
             if len(have) != len(chunks):
                 raise ProtocolError(
@@ -419,23 +429,24 @@ class Client:
 
         def attempt(count: int, patience: Patience) -> None:
             call = _Exchange([(0, packet)], resumes=count > 0)
-            timeout_s = patience.left_s
-            stream = self._link.stub("stream_stream", "Gather", timeout_s)(
-                self._link.metered(call.messages()),
-                timeout=timeout_s,
+            stream = self._link.stub("stream_stream", "Gather", patience.left_s)(
+                self._link.metered(_moving(call.messages(), patience, count == 0)),
                 metadata=(*self._link.metadata(number, count), *_held(set(results))),
             )
-            try:
+            with contextlib.ExitStack() as stack:
+                stack.callback(stream.cancel)
+                stack.callback(call.resume, ())
+                stack.enter_context(patience.bounding(stream))
                 if count > 0:
                     call.resume(_read_held(stream.initial_metadata(), 1))
                 assembler = wire.Assembler([limit] * num_parties)
                 for message in stream:
+                    if count == 0 or not message:
+                        patience.renew()
                     for child, other in assembler.feed(message):
                         results[child] = bytes(other)
+                        patience.renew()
                 assembler.finish()
-            finally:
-                call.resume(())
-                stream.cancel()
 
         self._link.persist("Gather", self._wait_s, attempt)
         return [results.get(child, b"") for child in range(num_parties)]
@@ -486,6 +497,11 @@ class Client:
         """Bytes that crossed this client's sockets so far, closed connections included."""
         return self._link.meter.read()
 
+    @property
+    def is_back(self) -> bool:
+        """Whether the server has taken this process for one that comes back."""
+        return self._welcome is not None and self._welcome.is_back
+
     def ended(self, method: str) -> TfHipsError | None:
         """What `method` raises after the run has ended; None: it has not, or was not heard to."""
         return self._link.end_error(method) if self._link.ended is not None else None
@@ -522,9 +538,13 @@ class _Exchange:
         )
 
 
-def _moving(messages: Iterable[bytes], patience: Patience) -> Iterator[bytes]:
+def _moving(
+    messages: Iterable[bytes], patience: Patience, is_progress: bool = True
+) -> Iterator[bytes]:
+    """`messages`; each buys time, unless they travel once more over another connection."""
     for message in messages:
-        patience.renew()
+        if is_progress:
+            patience.renew()
         yield message
 
 

@@ -46,6 +46,7 @@ class JournalRecorder(Recorder):
         self._snapshot_bytes = 0
         self._writer: threading.Thread | None = None
         self._past: PastOnDisk | None = None
+        self._goes_on: Callable[[], None] = lambda: None
 
     def make_past(self, limit_bytes: int) -> Past:
         """Where the results of a session's older rounds are kept: beside the journal."""
@@ -62,6 +63,7 @@ class JournalRecorder(Recorder):
             with session.changed:
                 session.changed.notify_all()
 
+        self._goes_on = session.note_moved
         journal.start(tell, session.end)
         self._journal = journal
         if self._past is not None:
@@ -132,6 +134,7 @@ class JournalRecorder(Recorder):
                 writer = SnapshotWriter(self._folder, number)
                 for kind, fields, data in entries:
                     writer.add(kind, to_payload(fields, data))
+                    self._goes_on()  # merges wait for the end of it
                     if kind == Kind.NEWEST:
                         round_number = fields["round"]
             finally:

@@ -27,7 +27,6 @@ from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.wire import Assembler, Buffer
 
 LABEL_BYTES = 1000
-PAST_BYTES = 64 << 20  # of gathers that all have gone on from
 _LENGTH = struct.Struct("<H")
 
 
@@ -122,14 +121,16 @@ class _Gather:
 class Gathers:
     """The gathers of one run. Not thread-safe: the session's lock guards it."""
 
-    def __init__(self, num_children: int, limit: int) -> None:
+    def __init__(self, num_children: int, limit: int, past_bytes: int = 0) -> None:
         """No gather has begun.
 
         Args:
             num_children: how many children there are.
             limit: greatest length of a payload in bytes.
+            past_bytes: limit of gathers that all have gone on from.
         """
         self.limit = limit
+        self._past_limit = past_bytes
         self._num_children = num_children
         self._gathers = {0: _Gather()}
         self._needed = 0
@@ -173,7 +174,9 @@ class Gathers:
 
     def end_prologue(self) -> None:
         """Rounds begin: what came so far is what every process begins with."""
-        self.prologue = self.newest + 1 if not self.missing(self.newest) else self.newest
+        over = self.newest + 1 if not self.missing(self.newest) else self.newest
+        # What was restored stands: the model is told again before the gathers are there.
+        self.prologue = max(self.prologue, over)
 
     @property
     def newest(self) -> int:
@@ -276,7 +279,7 @@ class Gathers:
         older.sort(key=lambda number: number < self.prologue)
         for number in older:
             is_needed = number < self.prologue or number >= self._needed
-            if is_needed and self._past_bytes <= PAST_BYTES:
+            if is_needed and self._past_bytes <= self._past_limit:
                 return
             self._past_bytes -= self._gathers.pop(number).num_bytes
 

@@ -11,6 +11,7 @@ again. When something cannot be written or read, what is older is forgotten, and
 import contextlib
 import dataclasses
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class _Place:
     chunk: int
     offset: int
     length: int
+    crc: int
 
 
 class PastOnDisk(Past):
@@ -107,7 +109,7 @@ class PastOnDisk(Past):
             found = []
             for place in places:
                 data = os.pread(file.descriptor, place.length, place.offset)
-                if len(data) != place.length:
+                if len(data) != place.length or zlib.crc32(data) != place.crc:
                     raise KeyError(number)
                 found.append((place.chunk, np.frombuffer(data, np.uint8)))
             return found
@@ -146,9 +148,11 @@ class PastOnDisk(Past):
                 payload = to_payload({"round": number, "chunk": chunk}, packet.data)
                 pieces += [to_record(Kind.RESULT, payload), *payload]
                 end += RECORD.size + sum(len(piece) for piece in payload)
-                places.append(_Place(chunk, end - packet.nbytes, packet.nbytes))
+                crc = zlib.crc32(packet.data)
+                places.append(_Place(chunk, end - packet.nbytes, packet.nbytes, crc))
             file.size += write(file.descriptor, pieces)
         except OSError as error:
+            self._open = None  # its end is not where it was thought to be
             self._give_up(error)
             return
         file.rounds.add(number)
@@ -189,7 +193,7 @@ class PastOnDisk(Past):
             for _, payload in reader.records():
                 fields, data = from_payload(payload)
                 end = reader.end + RECORD.size + len(payload)
-                place = _Place(fields["chunk"], end - len(data), len(data))
+                place = _Place(fields["chunk"], end - len(data), len(data), zlib.crc32(data))
                 found.setdefault(fields["round"], []).append(place)
         finally:
             reader.close()

@@ -345,7 +345,7 @@ class Server:
             max_gather_bytes=self._config.max_gather_bytes,
             is_durable=self._keeper is not None,
             shard=self._terms.shard.numbers,
-            session="" if session.is_over else session.token,
+            is_over=session.is_over,
         )
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -460,7 +460,8 @@ class Server:
                 upload.feed(message)
         except grpc.RpcError as error:
             raise PeerError(f"Site `{call.site}` was cut off in a gather.") from error
-        payloads = session.wait_gather(caller, call.number, upload, have)
+        while (payloads := session.wait_gather(caller, call.number, upload, have)) is None:
+            yield b""  # others go on: the child waits on
         session.settle()
         for message in wire.bundle(payloads):
             sent_bytes += len(message)

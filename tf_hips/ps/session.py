@@ -321,14 +321,11 @@ class Session:
             PeerError: a child has left, or did not deliver in time.
             NonFiniteError: the sum of a chunk's packets was refused.
         """
-        if store.is_past(number):
-            results = store.past_results(number)
-            return len(results), results[after:]
         with self.changed:
             moved, tells = self._moved, time.monotonic() + TELLS_AFTER_S
 
             def is_ready() -> bool:
-                if self._moved != moved and time.monotonic() > tells:
+                if store.is_past(number) or self._has_moved(moved, tells):
                     return True
                 if stop() or len(store.refusals(number)) > refused:
                     return True
@@ -359,13 +356,22 @@ class Session:
                     lambda: self._moved,
                 ),
             )
-            news = store.refusals(number)[refused:]
-            if news and not stop():
-                raise NonFiniteError(news[0])
-            return store.results(number, after)
+            if not store.is_past(number):
+                news = store.refusals(number)[refused:]
+                if news and not stop():
+                    raise NonFiniteError(news[0])
+                return store.results(number, after)
+            # Who waits for a child that does its rounds again sees that it goes on.
+            self._moved += 1
+            self.changed.notify_all()
+        results = store.past_results(number)
+        return len(results), results[after:]
 
-    def note_moved(self, num_bytes: int) -> None:
-        """Notes that bytes of a round have come in; the next `Store.add` wakes who waits."""
+    def note_moved(self, num_bytes: int = 1) -> None:
+        """Notes that bytes of a round have come in, or that something else goes on.
+
+        Who waits sees it when it wakes, at the latest when it would give up.
+        """
         self._moved += num_bytes
 
     def begin_gather(self, caller: Caller, number: int) -> Upload:
@@ -385,7 +391,7 @@ class Session:
 
     def wait_gather(
         self, caller: Caller, number: int, upload: Upload, have: Iterable[int] = ()
-    ) -> list[tuple[int, wire.Buffer]]:
+    ) -> list[tuple[int, wire.Buffer]] | None:
         """Delivers the caller's payload, and waits for those of all others.
 
         Args:
@@ -395,7 +401,9 @@ class Session:
             have: children whose payloads the caller has.
 
         Returns:
-            Pairs of child and payload, in child order, but those in `have` and empty ones.
+            Pairs of child and payload, in child order, but those in `have` and empty ones. None
+            where some are missing and something goes on: the child should hear so, and the call be
+            made again.
 
         Raises:
             ProtocolError: what came is no payload, or not the one that came before; or the children
@@ -423,6 +431,8 @@ class Session:
                     whats = {child: _gather(number, other) for child, other in others.items()}
                     self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
                 is_again = child.num_returns > 0
+                if is_again and number < gathers.newest:
+                    self._moved += 1  # as in rounds that are done again
                 if gathers.deliver(caller.child, number, label, payload, is_again=is_again):
                     self._recorder.add(
                         Kind.GATHERED, payload, child=caller.child, number=number, label=label
@@ -431,9 +441,12 @@ class Session:
             elif not gathers.has(caller.child, number):
                 raise ProtocolError("A gather has one packet of each site. Received: none")
             label = gathers.labels(number).get(caller.child, "")
+            moved, tells = self._moved, time.monotonic() + TELLS_AFTER_S
 
             def is_ready() -> bool:
                 missing = gathers.missing(number)
+                if missing and self._has_moved(moved, tells):
+                    return True
                 self._check_there(_gather(number, label), missing)
                 return not missing
 
@@ -447,9 +460,14 @@ class Session:
                         + self._members.names(gathers.missing(number))
                     ),
                     lambda: gathers.missing(number),
+                    lambda: self._moved,
                 ),
             )
-            return gathers.answer(number, have)
+            return None if gathers.missing(number) else gathers.answer(number, have)
+
+    def _has_moved(self, moved: int, tells: float) -> bool:
+        """Whether it is time to tell a child that others go on."""
+        return self._moved != moved and time.monotonic() > tells
 
     def fail(self, caller: Caller, text: str) -> None:
         """Notes that a child's last step ended with an error; its next call is the end of that.

@@ -33,7 +33,7 @@ from tf_hips.ps.views import Halt, Packets
 
 SEPARATOR = ","
 # What servers of one run need not agree on: how far they are, and who they are.
-_EACH_ITS_OWN = ("newest", "session", "is_back")
+_EACH_ITS_OWN = ("round", "newest", "session", "is_back")
 
 _Result = TypeVar("_Result")
 
@@ -98,6 +98,7 @@ class ShardedClient:
         # A party that was killed may have been known to some of the servers only.
         return dataclasses.replace(
             welcomes[0],
+            round=max(one.round for one in welcomes),
             newest=min(one.newest for one in welcomes),
             session=SEPARATOR.join(one.session for one in welcomes),
             is_back=any(one.is_back for one in welcomes),
@@ -171,7 +172,10 @@ class ShardedClient:
         return _together([functools.partial(call, client) for client in self._clients], on_error)
 
     def _give_up_join(self) -> None:
-        self.leave("It could not join all servers of the run.")
+        if any(client.is_back for client in self._clients):
+            self.close()  # the run goes on, and waits for another process
+        else:
+            self.leave("It could not join all servers of the run.")
 
     def _compare(self, welcomes: Sequence[Welcome]) -> None:
         """Raises ProtocolError where servers were told different things."""

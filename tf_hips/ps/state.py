@@ -42,7 +42,7 @@ class State:
         """
         self.members = Members(terms)
         self.weights = FirstWeights()
-        self.gathers = Gathers(len(terms.parties), terms.max_gather_bytes)
+        self.gathers = Gathers(len(terms.parties), terms.max_gather_bytes, terms.past_bytes)
         self.store: Store | AsynchronousStore | None = None
         self.recorder = recorder
         self.changed = changed
@@ -139,6 +139,8 @@ class State:
                 self.members.is_started = True
                 self.members.session = fields["session"]
                 self.gathers.prologue = fields.get("prologue", 0)
+                if not fields.get("has_weights", True):
+                    self.weights.forget()
             case Kind.MODEL:
                 model = Model.from_json(fields["shapes"])
                 self.agree(fields["child"], model, fields["round"])
@@ -173,6 +175,7 @@ class State:
             "children": self._joined(),
             "session": self.members.session,
             "prologue": self.gathers.prologue,
+            "has_weights": not self.weights.is_forgotten,
         }
         small: list[Entry] = [(Kind.JOINED, joined, b"")]
         for position, child in sorted(children.items()):

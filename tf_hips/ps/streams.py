@@ -36,6 +36,7 @@ class Reader(threading.Thread):
         self._caller = caller
         self._traffic = traffic
         self._number = call.number
+        self._is_first = call.attempt == 0
         self._site = call.site
         self._error: Exception | None = None
 
@@ -55,8 +56,10 @@ class Reader(threading.Thread):
             for message in self._messages:
                 self.received_bytes += len(message)
                 self._traffic.received(self._caller.child, len(message))
-                self._session.note_moved(len(message))
-                self._store.add(self._number, self._caller.child, assembler.feed(message))
+                is_new = self._store.add(self._number, self._caller.child, assembler.feed(message))
+                # What comes once more, over another connection, is no progress before it is whole.
+                if is_new or self._is_first:
+                    self._session.note_moved(len(message))
             assembler.finish()
             self._check_complete()
         except grpc.RpcError:

@@ -345,7 +345,9 @@ class HierarchicalPS(PartyStrategy):
     def _can_come_back(self, place: dict[str, Any] | None) -> bool:
         welcome = self._welcome
         is_own = welcome is not None and place is not None and place["session"] == welcome.session
-        return welcome is not None and welcome.is_back and is_own
+        # Once, and at the beginning: later backups of this process are its own.
+        is_new = not self._sums and not self._is_resumed
+        return welcome is not None and welcome.is_back and is_own and is_new
 
     def _come_back(self, place: dict[str, Any]) -> None:
         self._num_gathers = int(place["gathers"])
