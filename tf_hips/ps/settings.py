@@ -37,7 +37,7 @@ class ServerConfig:
         max_refused: calls that may be refused of one child in a minute, before it is turned away.
         metrics: `host:port` of an endpoint for Prometheus, or None.
         insecure: plain text; allowed on loopback only, and only without `tls`.
-        round_timeout_s: seconds from a child's first packets to the end of the round.
+        round_timeout_s: seconds that a child waits in a round while nothing of it moves.
         join_timeout_s: seconds that a child waits for the others to join.
         lost_after_s: seconds that a child may take to come back after its connection closed; then
             the run ends for all.
