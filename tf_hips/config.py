@@ -25,6 +25,7 @@ from tf_hips.errors import ConfigError
 CONFIG_VARIABLE = "TF_HIPS_CONFIG"
 ROLE_VARIABLE = "TF_HIPS_ROLE"
 ROLES = ("worker", "party", "server", "global-server", "evaluator", "operator")
+SERVER_ROLES = ("global-server", "server")
 
 _Value = TypeVar("_Value")
 
@@ -52,12 +53,27 @@ class Uplink:
         tls: identity of the party; None means plain text, which is allowed on loopback only.
         deadline_s: seconds to wait for an answer of the server. Where the server itself waits for
             other parties, a party waits at least as long as it does.
+        server_role: role in the certificate of that server: `global-server`, or `server`, which is
+            that of a party.
     """
 
     server: str
     site: str
     tls: Tls | None = None
     deadline_s: float = 600.0
+    server_role: str = "global-server"
+
+    def __post_init__(self) -> None:
+        """Checks the role.
+
+        Raises:
+            ConfigError: it is not one of a server.
+        """
+        if self.server_role not in SERVER_ROLES:
+            raise ConfigError(
+                f"`server_role` must be one of {', '.join(SERVER_ROLES)}. Received: "
+                f"server_role={self.server_role!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,8 +80,13 @@ class Party:
         downlink: str = "same",
         deadline_s: float = DEADLINE_S,
         first_round: int = 0,
+        above: str | None = None,
+        server_role: str = "global-server",
+        workers: int = 2,
     ) -> None:
-        self.client: Any = connect(Uplink(address, site, identity, deadline_s), "local", 2)
+        uplink = Uplink(address, site, identity, deadline_s, server_role)
+        self.client: Any = connect(uplink, "local", workers)
+        self.above = above
         self.shapes = shapes
         self.sizes = [int(np.prod(shape)) for shape in shapes]
         self.compressor = compressors.parse(compression)
@@ -92,7 +97,7 @@ class Party:
         self.said = self.compressor.text  # a budget may stand for the compressor
 
     def join(self) -> None:
-        welcome = self.client.join(self.said, self.downlink, 7)
+        welcome = self.client.join(self.said, self.downlink, 7, above=self.above)
         self.child = welcome.child
         self.client.agree_model(self.shapes, self.first_round)
 

@@ -144,7 +144,7 @@ def test_gathers_are_done_again_with_what_came_then(certificates: Certificates) 
 
     with serving(certificates) as server, parties(server, certificates) as (a, b):
         # These two parties have agreed on the model: what comes now is no prologue.
-        server._session._gathers.prologue = 1
+        server._session._state.gathers.prologue = 1
         for number in range(5):
             gather_all((a, b), number)
         train_all((a, b), 0, 0)

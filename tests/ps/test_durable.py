@@ -111,7 +111,7 @@ def test_gathers_go_on_where_they_were(tmp_path: Path) -> None:
         first.killed(tmp_path / "mid")
     with Served(tmp_path / "between") as second:
         assert second.gather(2, 1, b"", wait=True) == [b"zero 2"]
-        assert second.session._gathers.has(0, 2)
+        assert second.session._state.gathers.has(0, 2)
     with Served(tmp_path / "mid") as second:
         assert second.session.has_payload(second.caller(1), 3)
         assert second.gather(3, 0, b"zero", wait=True) == [b"zero", b"one"]

@@ -532,7 +532,7 @@ def test_nonsense_is_refused_and_the_gather_goes_on(certificates: Certificates) 
                 code, said = raw_gather(channel, b.call(0), messages)
                 assert code == wrong
                 assert text in said
-        assert not server._session._gathers.has(1, 0)
+        assert not server._session._state.gathers.has(1, 0)
         gather_all([a, b], 0, 5)
 
 

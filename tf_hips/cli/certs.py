@@ -10,7 +10,7 @@ from typing import Any
 
 from tf_hips.cli import arguments
 from tf_hips.cli.output import printable
-from tf_hips.config import Tls
+from tf_hips.config import SERVER_ROLES, Tls
 
 # Of `ps.authority`, which is not imported to say what a command is for.
 _DAYS = 30
@@ -47,6 +47,14 @@ def add(commands: Any) -> None:
     issue.add_argument("folder", metavar="DIR", help="folder of the authority")
     issue.add_argument(
         "--server", type=arguments.site, metavar="NAME", help="name of the global server"
+    )
+    issue.add_argument(
+        "--party-server",
+        type=arguments.site,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a party with a server of its own, for that server's children; may be repeated",
     )
     issue.add_argument(
         "--party",
@@ -117,10 +125,13 @@ def _init(options: argparse.Namespace) -> int:
 def _issue(options: argparse.Namespace) -> int:
     from tf_hips.ps import authority
 
-    if options.server is None and not options.party and not options.operator:
-        raise arguments.UsageError("at least one of --server, --party and --operator is needed")
-    for name in ("party", "operator"):
-        given = getattr(options, name)
+    several = ("party", "party-server", "operator")
+    names = {name: getattr(options, name.replace("-", "_")) for name in several}
+    if options.server is None and not any(names.values()):
+        raise arguments.UsageError(
+            "at least one of --server, --party-server, --party and --operator is needed"
+        )
+    for name, given in names.items():
         if len(set(given)) != len(given):
             raise arguments.UsageError(
                 f"every --{name} must be named once. Received: {', '.join(given)}"
@@ -135,6 +146,7 @@ def _issue(options: argparse.Namespace) -> int:
         server=options.server,
         parties=options.party,
         operators=options.operator,
+        party_servers=options.party_server,
         days=options.days,
         renew=options.renew,
     )
@@ -190,11 +202,11 @@ def _shown(paths: Sequence[Path]) -> list[tuple[Path, Any, str]]:
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    from tf_hips.ps import authority, tls
+    from tf_hips.ps import authority
 
     folder = Path(options.folder)
     lines = authority.revoke(folder, options.which, options.reason)
-    if any(line.name.partition("/")[0] in tls.SERVER_ROLES for line in lines):
+    if any(line.name.partition("/")[0] in SERVER_ROLES for line in lines):
         sys.stderr.write(
             "tf-hips certs: warning: parties read no such list, so a server's certificate counts "
             "for them until it ends\n"
@@ -222,6 +234,7 @@ def make(
     parties: Sequence[str],
     days: int,
     operators: Sequence[str] = (),
+    party_servers: Sequence[str] = (),
     authority_days: int = _AUTHORITY_DAYS,
     renew: bool = False,
 ) -> list[Tls]:
@@ -232,7 +245,8 @@ def make(
         server: name of the global server, or None.
         parties: names of the parties.
         days: how long the certificates are valid.
-        operators: names of operators, whose certificates come last.
+        operators: names of operators, whose certificates come after those of parties.
+        party_servers: names of parties whose own servers get certificates, which come last.
         authority_days: how long an authority is valid that has to be made.
         renew: certificates that are there are replaced.
 
@@ -245,6 +259,7 @@ def make(
     wanted = [(tls.SERVER_ROLE, server)] if server is not None else []
     wanted += [(tls.CHILD_ROLE, party) for party in parties]
     wanted += [(tls.OPERATOR_ROLE, operator) for operator in operators]
+    wanted += [(tls.PARTY_SERVER_ROLE, party) for party in party_servers]
     for role, site in wanted:
         path = folder / f"{role}-{site}.pem"
         if path.exists() and not renew:

@@ -63,7 +63,10 @@ def add(commands: Any) -> None:
         help="limit of one exact sum of a party in MiB (default 64)",
     )
     parser.add_argument(
-        "--round-timeout", type=arguments.seconds, metavar="S", help="seconds in which no byte of a round may move (default 600)"
+        "--round-timeout",
+        type=arguments.seconds,
+        metavar="S",
+        help="seconds in which no byte of a round may move (default 600)",
     )
     parser.add_argument(
         "--join-timeout",

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_hips.config import ROLES, Tls
+from tf_hips.config import ROLES, SERVER_ROLES, Tls
 from tf_hips.errors import ConfigError
 from tf_hips.ps import revocation
-from tf_hips.ps.tls import SERVER_ROLES, Identity, fingerprint, server_name
+from tf_hips.ps.tls import Identity, fingerprint, server_name
 from tf_hips.ps.wire import check_name
 
 KEY_FILE = "authority.key"

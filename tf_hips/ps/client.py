@@ -33,7 +33,9 @@ from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.gather import to_packet, too_long
 from tf_hips.ps.link import Link, Patience, detail
 from tf_hips.ps.model import Model
+from tf_hips.ps.passing import Batch, Described, Passage, ReadWeights
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
+from tf_hips.ps.tree import Leaves
 from tf_hips.ps.views import Agreed, Halt, Packets, Round
 from tf_hips.ps.weights import cut_weights, kind_of, restore_weights
 
@@ -50,7 +52,7 @@ class Welcome:
 
     Attributes:
         child: its position among the parties.
-        parties: names of all parties, in child order.
+        parties: names of all parties of the tree, in its order.
         workers: number of workers of each party.
         compression: canonical text of the compressor of the way up.
         downlink: canonical text of the compressor of the way down.
@@ -86,6 +88,7 @@ class Client:
         shard: Shard = WHOLE,
         *,
         must_be_back: bool = False,
+        leaves: Leaves = (),
     ) -> None:
         """A client that has not connected yet.
 
@@ -96,6 +99,7 @@ class Client:
             shard: which of how many servers it must be.
             must_be_back: whether it joins no run but one that is not over, as one that is started
                 again.
+            leaves: of a party server those below it, which have `workers` in all.
 
         Raises:
             ConfigError: the address or a name is no such thing, a certificate cannot be read or is
@@ -119,6 +123,7 @@ class Client:
         self._workers = workers
         self._shard = shard
         self._must_be_back = must_be_back
+        self._leaves = leaves
         # Goes with every call, so it is short: it only tells this process from one that was, or is
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
@@ -131,7 +136,14 @@ class Client:
         self._welcome: Welcome | None = None
         self._agreed: Agreed | None = None
 
-    def join(self, compression: str, downlink: str, seed: int, rule: str | None = None) -> Welcome:
+    def join(
+        self,
+        compression: str,
+        downlink: str,
+        seed: int,
+        rule: str | None = None,
+        above: str | None = None,
+    ) -> Welcome:
         """Joins the run and waits for all other parties. A client that fails to is closed.
 
         Args:
@@ -139,6 +151,8 @@ class Client:
             downlink: text of the compressor of the way down, or `same`.
             seed: seed of the run, equal at all parties.
             rule: text of the update rule, such as `fedavg`; None: the server's, or `sum`.
+            above: text of the compressor of the server's own way up, if it has a server above it
+                and was told none; None: for sums, the one of this way up.
 
         Raises:
             ProtocolError: the server or another party wants something else.
@@ -147,7 +161,7 @@ class Client:
         """
         try:
             self.ask_terms()
-            return self._join(compression, downlink, seed, rule)
+            return self._join(compression, downlink, seed, rule, above)
         except BaseException:
             self.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise
@@ -160,15 +174,7 @@ class Client:
             PeerError: the server cannot be reached or refuses this party.
         """
         deadline_s = self._uplink.deadline_s
-        terms = wire.from_json(
-            self._link.control("Terms", b"", deadline_s),
-            join_timeout_s=float,
-            round_timeout_s=float,
-            max_gather_bytes=int,
-            is_durable=bool,
-            shard=list,
-            is_over=bool,
-        )
+        terms = read_terms(self._link.control("Terms", b"", deadline_s))
         self._shard.check(self._uplink.server, terms["shard"])
         if self._must_be_back and terms["is_over"]:
             raise PeerError(
@@ -179,13 +185,17 @@ class Client:
         self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
         self._join_s = max(deadline_s, terms["join_timeout_s"] + _MARGIN_S)
 
-    def _join(self, compression: str, downlink: str, seed: int, rule: str | None) -> Welcome:
+    def _join(
+        self, compression: str, downlink: str, seed: int, rule: str | None, above: str | None
+    ) -> Welcome:
         request = wire.to_json(
             workers=self._workers,
             compression=compression,
             downlink=downlink,
             seed=seed,
             rule=rule,
+            leaves=self._leaves or None,
+            above=above,
         )
         fields = wire.from_json(
             self._link.control("Join", request, self._join_s),
@@ -266,47 +276,81 @@ class Client:
         # NumPy makes at least one dimension of none, so shapes are those of `weights`.
         shapes = [np.shape(value) for value in weights]
         kinds = [kind_of(value.dtype, shape) for value, shape in zip(arrays, shapes, strict=True)]
+        fetches = welcome.child != 0
+        if not fetches:
+            fetches = self.send_weights(
+                (tuple(kinds), total), lambda held: cut_weights(arrays, held)
+            )
+        if not fetches:
+            return [np.array(value) for value in weights]
+        content = bytearray()
+        self.fetch_weights((tuple(kinds), total), lambda: len(content), content.extend)
+        return restore_weights(content, [value.dtype for value in arrays], shapes)
+
+    def send_weights(self, what: Described, read: ReadWeights) -> bool:
+        """Sends the first weights of the run; for child 0.
+
+        Args:
+            what: kinds and bytes of the weights.
+            read: gets a position, yields the bytes from there on as they come.
+
+        Returns:
+            Whether they must be fetched instead: the process before this one has sent them.
+
+        Raises:
+            ProtocolError: as for `first_sync`.
+        """
+        kinds, total = what
         request = wire.to_json(kinds=kinds, bytes=total)
 
-        fetches = welcome.child != 0
-
-        def upload(attempt: int, patience: Patience) -> None:
-            nonlocal fetches
+        def upload(attempt: int, patience: Patience) -> bool:
             answer = self._link.once("BeginSync", request, attempt, patience.left_s)
             fields = wire.from_json(answer, held=int, fetches=bool)
-            held, fetches = fields["held"], fields["fetches"]
-            if fetches:
-                return  # the process before this one has sent them
+            if fields["fetches"]:
+                return True
             call = self._link.stub("stream_unary", "Upload", patience.left_s).future(  # type: ignore[attr-defined]
-                self._link.metered(_moving(cut_weights(arrays, held), patience)),
-                metadata=self._link.metadata(held, attempt),
+                self._link.metered(_moving(read(fields["held"]), patience)),
+                metadata=self._link.metadata(fields["held"], attempt),
             )
             with patience.bounding(call):
                 call.result()
+            return False
 
-        content = bytearray()
+        fetches = self._link.persist("Upload", self._wait_s, upload)
+        self._is_synced = not fetches
+        return fetches
+
+    def fetch_weights(
+        self, what: Described, held: Callable[[], int], take: Callable[[bytes], object]
+    ) -> None:
+        """Fetches the first weights of the run.
+
+        Args:
+            what: kinds and bytes of the weights.
+            held: how many bytes are here.
+            take: gets the bytes that follow them.
+
+        Raises:
+            ProtocolError: as for `first_sync`.
+        """
+        kinds, total = what
+        request = wire.to_json(kinds=kinds, bytes=total)
 
         def download(attempt: int, patience: Patience) -> None:
             self._link.once("BeginSync", request, attempt, patience.left_s)
             call = self._link.stub("unary_stream", "Download", patience.left_s)
-            stream = call(b"", metadata=self._link.metadata(len(content), attempt))
+            stream = call(b"", metadata=self._link.metadata(held(), attempt))
             with patience.bounding(stream):
                 for message in stream:
-                    if len(content) + len(message) > total:
+                    if held() + len(message) > total:
                         raise ProtocolError(f"The weights have {total} bytes. Received: more")
-                    content.extend(message)
+                    take(message)
                     patience.renew()
 
-        if not fetches:
-            self._link.persist("Upload", self._wait_s, upload)
-        if not fetches:
-            self._is_synced = True
-            return [np.array(value) for value in weights]
         self._link.persist("Download", self._wait_s, download)
-        if len(content) != total:
-            raise ProtocolError(f"The weights have {total} bytes. Received: {len(content)}")
+        if held() != total:
+            raise ProtocolError(f"The weights have {total} bytes. Received: {held()}")
         self._is_synced = True
-        return restore_weights(content, [value.dtype for value in arrays], shapes)
 
     def exchange(self, round: int, packets: Packets, weight: float | None = None) -> Packets:
         """Sends this party's packets of one round, returns the merged ones.
@@ -333,48 +377,60 @@ class Client:
 
     def open_round(self, round: int, packets: Packets) -> Round:
         """What `transfer` works on, after a look at the packets; as for `exchange`."""
+        return self.agreed.open_round(round, packets)
+
+    @property
+    def agreed(self) -> Agreed:
+        """What all parties have agreed on.
+
+        Raises:
+            ProtocolError: they have not.
+        """
         if self._agreed is None:
             raise ProtocolError("`agree_model` must come before `exchange`.")
-        return self._agreed.open_round(round, packets)
+        return self._agreed
 
-    def transfer(self, whole: Round, weight: float | None = None, halt: Halt | None = None) -> None:
-        """Exchanges what this client's server holds of a round; results go to where they belong.
+    def transfer(
+        self, passage: Passage, weight: float | None = None, halt: Halt | None = None
+    ) -> None:
+        """Exchanges what this client's server holds of a round.
 
         Args:
-            whole: the round; other clients may transfer theirs at the same time.
+            passage: the round; other clients may transfer theirs at the same time.
             weight: as for `exchange`.
             halt: by which another thread may end it.
 
         Raises:
             PeerError: it was ended, or as for `exchange`.
         """
-        chunks, targets = self._chunks, whole.targets
+        number, chunks = passage.number, self._chunks
         is_here = frozenset(chunks)
-        lengths = [len(one) * (chunk in is_here) for chunk, one in enumerate(targets)]
+        down = self.agreed.downlink_bytes(number)
+        lengths = [size * (chunk in is_here) for chunk, size in enumerate(down)]
         halt = halt if halt is not None else Halt()
         said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
         welcome = self._joined()
         have: set[int] = set()
         most_held = 0
         # What the process before this one has delivered need not travel again.
-        first = int(welcome.is_back and whole.number <= welcome.newest)
+        first = int(welcome.is_back and number <= welcome.newest)
 
-        def attempt(number: int, patience: Patience) -> None:
+        def attempt(count: int, patience: Patience) -> None:
             nonlocal most_held
-            number += first
+            count += first
             halt.check(self._uplink.server)
-            call = _Exchange([(one, whole.views[one]) for one in chunks], resumes=number > 0)
+            call = _Exchange(functools.partial(passage.batches, chunks), resumes=count > 0)
             stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
-                self._link.metered(_moving(call.messages(), patience, number == first)),
-                metadata=(*self._link.metadata(whole.number, number), *_held(have), *said),
+                self._link.metered(_moving(call.messages(), patience, count == first)),
+                metadata=(*self._link.metadata(number, count), *_held(have), *said),
             )
             with contextlib.ExitStack() as stack:
                 stack.callback(stream.cancel)
-                stack.callback(call.resume, ())
+                stack.callback(call.resume, None)
                 stack.enter_context(patience.bounding(stream))
                 stack.enter_context(halt.bound(stream, self._uplink.server))
-                if number > 0:
-                    held = _read_held(stream.initial_metadata(), len(targets))
+                if count > 0:
+                    held = _read_held(stream.initial_metadata(), len(lengths))
                     if len(held) > most_held:
                         patience.renew()
                     most_held = max(most_held, len(held))
@@ -383,7 +439,7 @@ class Client:
                 for message in stream:
                     # What comes once more is no progress before it is a whole packet. An empty
                     # message says that others go on.
-                    if number == first or not message:
+                    if count == first or not message:
                         patience.renew()
                     for chunk, packet in assembler.feed(message):
                         if len(packet) != lengths[chunk]:
@@ -391,13 +447,13 @@ class Client:
                                 f"The packet of chunk {chunk} must have {lengths[chunk]} bytes. "
                                 f"Received: {len(packet)} from server {self._uplink.server}"
                             )
-                        targets[chunk][:] = packet
+                        passage.take(chunk, packet)
                         have.add(chunk)
                         patience.renew()
                 assembler.finish()
             if len(have) != len(chunks):
                 raise ProtocolError(
-                    f"Round {whole.number} has {len(chunks)} chunks at server "
+                    f"Round {number} has {len(chunks)} chunks at server "
                     f"{self._uplink.server}, which ended it after {len(have)}."
                 )
 
@@ -428,14 +484,14 @@ class Client:
         results: dict[int, bytes] = {}
 
         def attempt(count: int, patience: Patience) -> None:
-            call = _Exchange([(0, packet)], resumes=count > 0)
+            call = _Exchange(lambda held: iter([() if held else [(0, packet)]]), resumes=count > 0)
             stream = self._link.stub("stream_stream", "Gather", patience.left_s)(
                 self._link.metered(_moving(call.messages(), patience, count == 0)),
                 metadata=(*self._link.metadata(number, count), *_held(set(results))),
             )
             with contextlib.ExitStack() as stack:
                 stack.callback(stream.cancel)
-                stack.callback(call.resume, ())
+                stack.callback(call.resume, None)
                 stack.enter_context(patience.bounding(stream))
                 if count > 0:
                     call.resume(_read_held(stream.initial_metadata(), 1))
@@ -516,26 +572,46 @@ class Client:
         return self._welcome
 
 
+def read_terms(answer: bytes) -> dict[str, Any]:
+    """What a server has answered to `Terms`, by name.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
+    return wire.from_json(
+        answer,
+        join_timeout_s=float,
+        round_timeout_s=float,
+        max_gather_bytes=int,
+        is_durable=bool,
+        shard=list,
+        is_over=bool,
+    )
+
+
 class _Exchange:
     """The way up of one attempt; a repeated one waits to hear what the server has."""
 
-    def __init__(self, packets: Sequence[tuple[int, memoryview]], *, resumes: bool) -> None:
-        self._packets = packets
-        self._held: frozenset[int] = frozenset()
+    def __init__(
+        self, batches: Callable[[frozenset[int]], Iterator[Batch]], *, resumes: bool
+    ) -> None:
+        self._batches = batches
+        self._held: frozenset[int] | None = frozenset()
         self._may_send = threading.Event()
         if not resumes:
             self._may_send.set()
 
-    def resume(self, held: Iterable[int]) -> None:
+    def resume(self, held: Iterable[int] | None) -> None:
+        """Sends all but `held`; None: nothing, as the attempt is over."""
         if not self._may_send.is_set():
-            self._held = frozenset(held)
+            self._held = None if held is None else frozenset(held)
             self._may_send.set()
 
     def messages(self) -> Iterator[bytes]:
         self._may_send.wait()
-        yield from wire.bundle(
-            (chunk, packet) for chunk, packet in self._packets if chunk not in self._held
-        )
+        if self._held is not None:
+            for batch in self._batches(self._held):
+                yield from wire.bundle(batch)
 
 
 def _moving(

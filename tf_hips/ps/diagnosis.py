@@ -171,8 +171,12 @@ def _own_fault(tls: Tls) -> str | None:
     return None
 
 
-def check_server(tls: Tls) -> None:
+def check_server(tls: Tls, role: str = identities.SERVER_ROLE) -> None:
     """Finds out whether children would take a server with this identity for theirs.
+
+    Args:
+        tls: the identity.
+        role: what it must be: `global-server`, or `server` where there is a server above.
 
     Raises:
         ConfigError: a file cannot be used, the key is another's, the certificate has expired, comes
@@ -183,7 +187,6 @@ def check_server(tls: Tls) -> None:
     server, child = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     child.load_verify_locations(tls.authority)
     server.load_cert_chain(tls.certificate, tls.key)
-    role = identities.SERVER_ROLE
     try:
         subject = _common_name(_shake_hands(child, server, identities.server_name(role))[0])
     except ssl.SSLCertVerificationError as error:

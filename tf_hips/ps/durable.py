@@ -179,6 +179,8 @@ class Keeper:
             terms.downlink,
             terms.shard.numbers,
             terms.rule,
+            terms.site,
+            terms.way_up,
         )
         self._folder = Folder(base, facts)
         self._base = base

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls of the first synchronisation: child 0 sends its weights, the others fetch them.
 
+With a server above, child 0 sends only where it stands first in the whole tree. Elsewhere all
+children fetch what comes down from there (`wanted`, `describe`, `take`).
+
 Part of a session, and under its lock. The bytes are kept by `weights`.
 """
 
@@ -44,6 +47,26 @@ class FirstSync:
         self._joined = check
         self._settle = settle
         self._site = state.members.site
+        self.wanted: tuple[tuple[str, ...], int] | None = None  # what a child waits for from above
+
+    @property
+    def comes_from_above(self) -> bool:
+        """Whether the server above sends the first weights."""
+        place = self._state.members.place
+        return place is not None and place.first > 0
+
+    def describe(self, kinds: tuple[str, ...], num_bytes: int) -> None:
+        """Notes what will come from the server above."""
+        with self._changed:
+            self._describe(kinds, num_bytes)
+
+    def take(self, data: wire.Buffer) -> None:
+        """Takes the next bytes from the server above."""
+        with self._changed:
+            held = self._state.weights.held
+            self._state.weights.take(held, data)
+            self._state.recorder.add(Kind.WEIGHTS, data, position=held)
+            self._changed.notify_all()
 
     def begin(self, caller: Caller, kinds: list[object], num_bytes: int) -> tuple[int, bool]:
         """Compares a child's description of its weights with that of child 0, once it is there.
@@ -73,12 +96,12 @@ class FirstSync:
                     f"Site `{self._site(caller.child)}` can come back to this run only from a "
                     "backup that was made in it: the first weights are no longer kept."
                 )
-            if caller.child == 0 and not (has_returned and held.are_whole):
-                is_new = not held.is_described
-                self._state.weights.describe(weights, num_bytes)
-                if is_new:
-                    self._state.recorder.add(Kind.DESCRIBED, kinds=weights, bytes=num_bytes)
+            from_above = self.comes_from_above
+            if from_above and self.wanted is None:
+                self.wanted = weights, num_bytes
                 self._changed.notify_all()
+            if caller.child == 0 and not from_above and not (has_returned and held.are_whole):
+                self._describe(weights, num_bytes)
                 # Another process than the one that sent them may have others: it sends all again.
                 return 0 if has_returned else held.held, False
             self._waiting.until(
@@ -86,15 +109,15 @@ class FirstSync:
                 Wait(
                     _FIRST_WEIGHTS,
                     lambda: self._state.weights.is_described,
-                    lambda: f"site `{self._site(0)}` has not begun to send the first weights",
-                    lambda: [0],
+                    lambda: f"{self._sender} has not begun to send the first weights",
+                    self._needs,
                 ),
             )
             text = self._state.weights.difference(weights, num_bytes)
             if text is not None:
                 raise ProtocolError(
-                    f"All parties must begin with the same weights. Site `{self._site(0)}` (there) "
-                    f"and site `{self._site(caller.child)}` (here) differ: {text}"
+                    f"All parties must begin with the same weights. {_upper(self._sender)} "
+                    f"(there) and site `{self._site(caller.child)}` (here) differ: {text}"
                 )
             return held.held, True
 
@@ -109,9 +132,9 @@ class FirstSync:
         """
         with self._changed:
             self._joined(caller)
-            if caller.child != 0:
+            if caller.child != 0 or self.comes_from_above:
                 raise ProtocolError(
-                    f"Site `{self._site(0)}` sends the first weights. "
+                    f"{_upper(self._sender)} sends the first weights. "
                     f"Received: weights of site `{self._site(caller.child)}`"
                 )
             held = self._state.weights.held
@@ -141,10 +164,10 @@ class FirstSync:
                         _FIRST_WEIGHTS,
                         functools.partial(weights.has_message, position),
                         lambda: (
-                            f"site `{self._site(0)}` has sent {weights.held} of "
-                            f"{weights.num_bytes} bytes of the first weights"
+                            f"{self._sender} has sent {weights.held} of {weights.num_bytes} bytes "
+                            "of the first weights"
                         ),
-                        lambda: [0],
+                        self._needs,
                         lambda: weights.held,
                     ),
                 )
@@ -152,3 +175,21 @@ class FirstSync:
             self._settle()
             yield message
             position += len(message)
+
+    @property
+    def _sender(self) -> str:
+        return "the server above" if self.comes_from_above else f"site `{self._site(0)}`"
+
+    def _needs(self) -> list[int]:
+        return [] if self.comes_from_above else [0]
+
+    def _describe(self, kinds: tuple[str, ...], num_bytes: int) -> None:
+        is_new = not self._state.weights.is_described
+        self._state.weights.describe(kinds, num_bytes)
+        if is_new:
+            self._state.recorder.add(Kind.DESCRIBED, kinds=kinds, bytes=num_bytes)
+        self._changed.notify_all()
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -14,6 +14,9 @@ came since the oldest backup.
 Up travels one packet: u16 bytes of label | label, UTF-8 | payload. Down travels one packet for each
 payload that is not empty, its child for a chunk number.
 
+In a tree of servers these are the payloads of all leaves: what a party server sends up is the
+bundle of those below it (`tree.bundle`), what it gets is the answer to its children, unchanged.
+
 Invariants:
 - (number, child) counts once. What is delivered again must be the same, and is dropped.
 - Memory is at most three payloads a child (one that comes in, one delivered, one kept), and the
@@ -21,9 +24,10 @@ Invariants:
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tf_hips.errors import PeerError, ProtocolError
+from tf_hips.ps import tree
 from tf_hips.ps.wire import Assembler, Buffer
 
 LABEL_BYTES = 1000
@@ -112,10 +116,12 @@ class _Gather:
     def __init__(self) -> None:
         self.labels: dict[int, str] = {}
         self.payloads: dict[int, memoryview] = {}
+        self.answer: list[memoryview] | None = None  # of the server above, for all leaves
 
     @property
     def num_bytes(self) -> int:
-        return sum(len(payload) for payload in self.payloads.values())
+        answered = sum(len(payload) for payload in self.answer or ())
+        return answered + sum(len(payload) for payload in self.payloads.values())
 
 
 class Gathers:
@@ -132,12 +138,23 @@ class Gathers:
         self.limit = limit
         self._past_limit = past_bytes
         self._num_children = num_children
+        self._widths: list[int | None] = [None] * num_children
+        self.is_passed_up = False  # whether the answers are those of a server above
         self._gathers = {0: _Gather()}
         self._needed = 0
         self.prologue = 0  # gathers before this one are what every process begins with
         self._live = [0]  # the two newest
         self._past_bytes = 0  # of the others
         self._uploads: dict[int, Upload] = {}
+
+    def shape(self, widths: Sequence[int | None], *, is_passed_up: bool) -> None:
+        """All children are known.
+
+        Args:
+            widths: of each child that is a party server how many leaves it stands for.
+            is_passed_up: whether there is a server above, which answers.
+        """
+        self._widths, self.is_passed_up = list(widths), is_passed_up
 
     def begin(self, child: int, number: int) -> Upload:
         """Takes in a call for gather `number`; an older one of the same child is given up.
@@ -146,7 +163,7 @@ class Gathers:
             ProtocolError: it is not the gather's turn.
         """
         newest = self.newest
-        if number == newest + 1 and not self.missing(newest):
+        if number == newest + 1 and self.is_over(newest):
             self._add(number)
         if number not in self._gathers:
             due, oldest = self._next(child), min(self._gathers)
@@ -225,8 +242,47 @@ class Gathers:
                     "other bytes"
                 )
             return False
+        width = self._widths[child]
+        if width is not None:
+            tree.unbundle(payload, width)  # its leaves' payloads, or an error
         gather.labels[child], gather.payloads[child] = label, payload
         return True
+
+    @property
+    def due(self) -> int | None:
+        """The gather that the server above must be asked for; None where there is none."""
+        newest = self.newest
+        is_due = self.is_passed_up and not self.missing(newest) and not self.is_over(newest)
+        return newest if is_due else None
+
+    def up(self, number: int) -> tuple[str, bytes]:
+        """Label and payload of a gather that all children have come to, for the server above."""
+        gather = self._gathers[number]
+        return gather.labels[0], tree.bundle(self._leaves(gather))
+
+    def take_answer(self, number: int, payloads: Sequence[Buffer]) -> None:
+        """Takes the payloads of all leaves of the whole tree."""
+        self._gathers[number].answer = [memoryview(payload) for payload in payloads]
+
+    def answers(self) -> list[tuple[int, list[memoryview]]]:
+        """Pairs of number and answer of the server above, of all that are kept."""
+        kept = sorted(self._gathers.items())
+        return [(number, one.answer) for number, one in kept if one.answer is not None]
+
+    def is_over(self, number: int) -> bool:
+        """Whether all that is asked for is there."""
+        if self.missing(number):
+            return False
+        gather = self._gathers.get(number)
+        return not self.is_passed_up or gather is None or gather.answer is not None
+
+    def _leaves(self, gather: _Gather) -> list[memoryview]:
+        payloads: list[memoryview] = []
+        for child in range(self._num_children):
+            width = self._widths[child]
+            data = gather.payloads[child]
+            payloads += [data] if width is None else tree.unbundle(data, width)
+        return payloads
 
     def kept(self) -> list[tuple[int, int, str, memoryview]]:
         """Child, number, label and payload of all that is there, oldest gather first."""
@@ -252,18 +308,17 @@ class Gathers:
         return set(range(self._num_children)) - set(self._gathers[number].payloads)
 
     def answer(self, number: int, have: Iterable[int] = ()) -> list[tuple[int, Buffer]]:
-        """Pairs of child and payload, in child order, but those in `have` and empty ones.
+        """Pairs of leaf and payload, in their order, but those in `have` and empty ones.
 
         Raises:
             ProtocolError: the gather is over, and all have gone on.
         """
         if number not in self._gathers:
             raise ProtocolError(f"Gather {number} is over. All sites have gone on.")
-        payloads = self._gathers[number].payloads
+        gather = self._gathers[number]
+        payloads = gather.answer if gather.answer is not None else self._leaves(gather)
         known = set(have)
-        return [
-            (child, payloads[child]) for child in sorted(set(payloads) - known) if payloads[child]
-        ]
+        return [(leaf, one) for leaf, one in enumerate(payloads) if one and leaf not in known]
 
     def _add(self, number: int) -> None:
         """Makes a gather ready; the one before the newest is over for all."""

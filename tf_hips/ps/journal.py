@@ -219,7 +219,8 @@ class Recovery:
     def _open(self, what: str, number: int) -> Reader:
         reader = Reader(self._folder.file(what, number))
         wanted, found = self._folder.facts, reader.header.facts
-        for name in ("run", "parties", "compression", "downlink", "shard", "rule"):
+        names = [field.name for field in dataclasses.fields(wanted)]
+        for name in names:
             if getattr(found, name) != getattr(wanted, name):
                 reader.close()
                 raise StateError(

@@ -280,7 +280,7 @@ class Link:
             if self._credentials is None:
                 channel = grpc.insecure_channel(self._uplink.server, CHANNEL_OPTIONS)
             else:
-                name = ("grpc.ssl_target_name_override", tls.server_name(tls.SERVER_ROLE))
+                name = ("grpc.ssl_target_name_override", tls.server_name(self._uplink.server_role))
                 channel = grpc.secure_channel(
                     self._uplink.server, self._credentials, (*CHANNEL_OPTIONS, name)
                 )
@@ -304,7 +304,7 @@ class Link:
         """After a broken connection: says why, having waited a moment, or raises."""
         self._disconnect()
         self._check(method)
-        name = tls.server_name(tls.SERVER_ROLE)
+        name = tls.server_name(self._uplink.server_role)
         found = diagnose(*self._address, self._uplink.tls, name, meter=self.meter)
         self._check(method)
         waited_s = patience.seconds - patience.left_s

@@ -13,8 +13,10 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
+from tf_hips.ps.tree import Leaves, Place, check_names, check_workers
 
 SAME = "same"
+ABOVE = ""  # the rule of a child that leaves it to the topmost server
 
 _numbers = itertools.count()
 
@@ -32,6 +34,8 @@ class Terms:
     shard: Shard = WHOLE
     past_bytes: int = 256 << 20
     rule: str | None = None
+    site: str | None = None  # by which it is known to the server above it; None: there is none
+    way_up: str | None = None  # compression of its way up; None: what the children bring
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -71,6 +75,8 @@ class Child:
     downlink: str
     seed: int
     rule: str = "sum"
+    leaves: Leaves = ()
+    above: str | None = None  # compression of its server's own way up, if it wishes for one
     model: Model | None = None
     first_round: int = 0
     has_left: bool = False
@@ -80,7 +86,16 @@ class Child:
 
     def terms(self) -> tuple[object, ...]:
         """What two joins of one child must have in common to be one."""
-        return self.process, self.workers, self.compression, self.downlink, self.seed, self.rule
+        return (
+            self.process,
+            self.workers,
+            self.compression,
+            self.downlink,
+            self.seed,
+            self.rule,
+            self.leaves,
+            self.above,
+        )
 
 
 class Members:
@@ -92,6 +107,8 @@ class Members:
         self.children: dict[int, Child] = {}
         self.is_started = False
         self.session = ""  # what tells this run from others of its name, once it is started
+        self.is_sealed = False  # the server above is being told of these children
+        self.place: Place | None = None  # what it has answered
 
     @property
     def are_complete(self) -> bool:
@@ -123,6 +140,17 @@ class Members:
         """Those of `children` that have left."""
         return [place for place in children if self.children[place].has_left]
 
+    @property
+    def leaves(self) -> Leaves:
+        """The leaves of all children, in order."""
+        return tuple(leaf for one in sorted(self.children) for leaf in self.children[one].leaves)
+
+    def whole(self, position: int) -> tuple[int, Leaves]:
+        """The number of a child's first leaf in the whole tree, and all leaves of that."""
+        before = sum(len(self.children[one].leaves) for one in range(position))
+        place = self.place
+        return (before, self.leaves) if place is None else (place.first + before, place.leaves)
+
     def describe(
         self,
         process: str,
@@ -131,27 +159,34 @@ class Members:
         downlink: str,
         seed: int,
         rule: str | None = None,
+        leaves: Leaves = (),
+        above: str | None = None,
     ) -> Child:
         """A child on these terms, checked and made canonical; None: the server's rule, or "sum".
 
         Raises:
             ProtocolError: a value is out of range, or a compressor or the rule is unknown.
         """
-        if not 1 <= workers <= 1 << 20:
-            raise ProtocolError(f"`workers` must be from 1 to 2^20. Received: workers={workers}")
+        check_workers([("", workers)])
         if not -(1 << 63) <= seed < 1 << 64:
             raise ProtocolError(
                 f"`seed` must have at most 64 bits. Received: seed={str(seed)[:40]}"
             )
         uplink = _canonical("compression", compression)
+        if above is not None:
+            above = _canonical("above", above)
         if downlink == SAME:
-            downlink = compressors.parse(uplink).for_sums.text
+            way_up = self.terms.way_up if self.terms.site is not None else None
+            downlink = compressors.parse(way_up or above or uplink).for_sums.text
         down = _canonical("downlink", downlink)
-        try:
-            rule = rules.parse(rule if rule is not None else self.terms.rule or "sum").text
-        except ValueError as error:
-            raise ProtocolError(f"`rule` is unknown to the server: {error}") from error
-        return Child(process, workers, uplink, down, seed, rule)
+        if rule is None and self.terms.rule is None and self.terms.site is not None:
+            rule = ABOVE
+        else:
+            try:
+                rule = rules.parse(rule if rule is not None else self.terms.rule or "sum").text
+            except ValueError as error:
+                raise ProtocolError(f"`rule` is unknown to the server: {error}") from error
+        return Child(process, workers, uplink, down, seed, rule, leaves, above)
 
     def admit(self, position: int, child: Child) -> Child:
         """Takes in `child`, or finds that it is in already; the one that is in.
@@ -162,7 +197,8 @@ class Members:
         """
         known = self.children.get(position)
         if known is None or known.terms() != child.terms():
-            if self.is_started:
+            is_other = known is not None and known.terms()[1:] != child.terms()[1:]
+            if self.is_started or (self.is_sealed and is_other):
                 raise self.second_process(position)
             self._check_terms(position, child)
             self.children[position] = known = child
@@ -247,8 +283,16 @@ class Members:
                     f"`{what}` must be {fixed}, which the server was told. Received: "
                     f"{what}={came} from site `{here}`"
                 )
+        others = [
+            (self.site(other), known.leaves)
+            for other, known in self.children.items()
+            if other != position
+        ]
+        check_names([*others, (here, child.leaves)], self.terms.site)
         for other, known in self.children.items():
-            for what in ("compression", "downlink", "rule", "seed"):
+            for what in ("compression", "downlink", "rule", "seed", "above"):
+                if what == "above" and None in (known.above, child.above):
+                    continue  # who wishes for nothing takes what others wish for
                 if other != position and getattr(known, what) != getattr(child, what):
                     raise ProtocolError(
                         f"All parties must agree on `{what}`. Site `{self.site(other)}` has "
@@ -261,12 +305,13 @@ def _told(child: Child) -> str:
     return (
         f"workers={child.workers} compression={child.compression} downlink={child.downlink} "
         f"seed={child.seed} rule={child.rule}"
+        + (f" above={child.above}" if child.above is not None else "")
     )
 
 
 def _canonical(what: str, text: str) -> str:
     try:
         found = compressors.check_makes_packets(compressors.parse(text), what, may_be_mixed=True)
-        return (compressors.check_for_sums(found) if what == "downlink" else found).text
+        return (found if what == "compression" else compressors.check_for_sums(found)).text
     except (ValueError, LibraryError) as error:  # no compiler here for a codec of theirs
         raise ProtocolError(f"`{what}` is unknown to the server: {error}") from error

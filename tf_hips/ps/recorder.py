@@ -38,6 +38,9 @@ class Kind(enum.IntEnum):
     RETURNED = 11  # another process of one child
     BACKED_UP = 12  # one child can come back to a round and a gather
     WEIGHT = 13  # what one child stands for in a round
+    # Of a server with one above it, what that one has answered:
+    PASSED_DOWN = 30  # a chunk of a round
+    ANSWERED = 31  # a gather, the payloads of all leaves
     # Of snapshots only:
     NEWEST = 20  # the round that begins
     RESULT = 21  # a chunk of the round before it

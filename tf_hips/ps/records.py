@@ -49,6 +49,8 @@ class Facts:
         downlink: the same of the way down.
         shard: which of how many servers of the run; files that do not say are of the only one.
         rule: text of the update rule that the server was told, or None.
+        site: name towards the server above, or None.
+        way_up: text of the compressor of the way there that the server was told, or None.
     """
 
     run: str
@@ -57,6 +59,8 @@ class Facts:
     downlink: str | None
     shard: tuple[int, int] = (0, 1)
     rule: str | None = None
+    site: str | None = None
+    way_up: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

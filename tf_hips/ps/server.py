@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The global server: gRPC calls of the parties in, the session's answers out.
+"""A server: gRPC calls of the parties in, the session's answers out.
+
+With an uplink it is the server of one party of another server (`upper`), else the global server.
 
     Terms, Join, AgreeModel, BeginSync, Leave   unary, JSON
     Upload, Download                            the first weights of child 0, raw bytes
@@ -34,6 +36,7 @@ from typing import Any, NoReturn
 import grpc
 
 from tf_hips import log
+from tf_hips.config import Tls
 from tf_hips.errors import (
     ConfigError,
     NonFiniteError,
@@ -50,9 +53,12 @@ from tf_hips.ps.listening import SERVER_OPTIONS, check_free, keepalive
 from tf_hips.ps.members import Caller
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig, terms_of
+from tf_hips.ps.shards import connect
 from tf_hips.ps.status import Metrics, snapshot
 from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Traffic
+from tf_hips.ps.tree import read_leaves
+from tf_hips.ps.upper import Limits, Upper
 from tf_hips.ps.wire import Call
 
 _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
@@ -66,7 +72,7 @@ _GRACE_S = 10.0
 
 
 class Server:
-    """A global server, listening once started."""
+    """A server, listening once started."""
 
     def __init__(self, config: ServerConfig) -> None:
         """A server that does not listen yet."""
@@ -76,13 +82,18 @@ class Server:
         self._session = Session(self._terms)
         self._keeper: Keeper | None = None
         self._stopped = threading.Event()
+        self._role, site = tls.SERVER_ROLE, tls.SERVER_ROLE
+        if config.uplink is not None:
+            self._role, site = tls.PARTY_SERVER_ROLE, config.uplink.site
         self._events = log.EventLog(
             config.log_dir,
             run=config.run,
-            role=tls.SERVER_ROLE,
-            site=tls.SERVER_ROLE,
+            role=self._role,
+            site=site,
             rank=self._terms.shard.index,
         )
+        self._limits = self._told = Limits.of(config)
+        self._upper: Upper | None = None
         self._admission = Admission(config, self._tell)
         self._traffic = Traffic(len(config.parties))
         self._metrics: Metrics | None = None
@@ -115,7 +126,9 @@ class Server:
             PeerError: the state cannot be written.
         """
         if self._config.tls is not None:
-            check_server(self._config.tls)
+            self._check_identity(self._config.tls)
+        if self._config.uplink is not None:
+            connect(self._config.uplink, self._config.run, 1).close()  # whether it can be used
         check_free(self._config.bind)
         if self._config.state_dir is not None:
             self._keeper = Keeper(
@@ -125,11 +138,9 @@ class Server:
             if self._keeper is not None:
                 self._session = self._keeper.restore() or self._keeper.begin()
             if self._config.metrics is not None:
-                self._metrics = Metrics(
-                    self._config.metrics,
-                    lambda: snapshot(self._config, self._session, self._traffic),
-                )
+                self._metrics = Metrics(self._config.metrics, self._snapshot)
             self._listen()
+            self._pass_up()
         except BaseException:
             self._stop_metrics()
             if self._keeper is not None:
@@ -143,8 +154,10 @@ class Server:
             parties=list(self._config.parties),
             shard=list(shard.numbers),
         )
+        uplink = self._config.uplink
         log.info(
-            "Global server%s of run %s listens at %s for the parties %s",
+            "%s%s of run %s listens at %s for the parties %s",
+            "Global server" if uplink is None else f"Server of party {uplink.site}",
             "" if shard.is_whole else f", {shard},",
             self._config.run,
             self.address,
@@ -184,6 +197,9 @@ class Server:
         if self._server is not None:
             self._server.stop(grace_s).wait()
             self._server = None
+        if self._upper is not None:
+            self._upper.close()
+            self._upper = None
         if self._pool is not None:
             self._pool.shutdown(wait=False)
         self._stop_metrics()
@@ -211,7 +227,7 @@ class Server:
             else:
                 self._port = server.add_secure_port(
                     self._config.bind,
-                    tls.server_credentials(self._config.tls, check_server, self._tell),
+                    tls.server_credentials(self._config.tls, self._check_identity, self._tell),
                 )
         except RuntimeError as error:
             raise ConfigError(
@@ -257,7 +273,7 @@ class Server:
             metadata = dict(context.invocation_metadata() or ())
             call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
             self._admission.check(context, call, may_operate=True)
-            return wire.to_json(**snapshot(self._config, self._session, self._traffic))
+            return wire.to_json(**self._snapshot())
         raise AssertionError("abort returned")
 
     def _unary(
@@ -317,7 +333,7 @@ class Server:
         metadata = dict(context.invocation_metadata() or ())
         call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
         self._admission.check(context, call)
-        limit = self._config.join_timeout_s if is_join else self._config.round_timeout_s
+        limit = self._limits.join_timeout_s if is_join else self._limits.round_timeout_s
         left = context.time_remaining()
         if left is not None:
             # A little before the caller gives up, so that it hears what it has waited for.
@@ -337,12 +353,37 @@ class Server:
         if not self._session.is_over or self._config.once:
             return
         self._session = self._keeper.begin() if self._keeper else Session(self._terms)
+        self._pass_up()
+
+    def _pass_up(self) -> None:
+        """Takes the session to the server above, if there is one."""
+        if self._config.uplink is not None:
+            self._upper = Upper(self._config.uplink, self._config.run, self._session, self._events)
+            self._upper.start()
+
+    def _ask_above(self, context_s: float) -> None:
+        """Asks the server above how long it waits, which is how long children must."""
+        own = Limits.of(self._config)
+        if self._config.uplink is not None:
+            above = Limits.above(self._config.uplink, self._config.run, context_s)
+            self._limits, self._told = own.under(above), own.told(above)
+
+    def _snapshot(self) -> dict[str, Any]:
+        told = snapshot(self._config, self._session, self._traffic)
+        return {**told, "uplink": self._upper.describe() if self._upper is not None else None}
+
+    def _check_identity(self, identity: Tls) -> None:
+        if self._role == tls.SERVER_ROLE:
+            check_server(identity)
+        else:
+            check_server(identity, self._role)
 
     def _tell_terms(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        self._ask_above(caller.patience_s)
         return wire.to_json(
-            join_timeout_s=float(self._config.join_timeout_s),
-            round_timeout_s=float(self._config.round_timeout_s),
-            max_gather_bytes=self._config.max_gather_bytes,
+            join_timeout_s=self._told.join_timeout_s,
+            round_timeout_s=self._told.round_timeout_s,
+            max_gather_bytes=self._told.max_gather_bytes,
             is_durable=self._keeper is not None,
             shard=self._terms.shard.numbers,
             is_over=session.is_over,
@@ -350,8 +391,16 @@ class Server:
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         fields = wire.from_json(
-            request, workers=int, compression=str, downlink=str, seed=int, rule=(str, type(None))
+            request,
+            workers=int,
+            compression=str,
+            downlink=str,
+            seed=int,
+            rule=(str, type(None)),
+            leaves=(list, type(None)),
+            above=(str, type(None)),
         )
+        fields["leaves"] = read_leaves(fields["leaves"], call.site, fields["workers"])
         answer = session.join(caller, **fields)
         self._events.write(
             "join",
@@ -435,6 +484,8 @@ class Server:
     def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         text = wire.from_json(request, text=str)["text"]
         session.fail(caller, text)
+        if self._upper is not None and session.have_all_failed:
+            self._upper.failed(call.site, text)
         self._events.write("failed", child=caller.child, child_site=call.site, text=text[:1000])
         return b""
 
@@ -451,7 +502,7 @@ class Server:
         have: set[int] = set()
         if call.attempt > 0:
             held = {0} if session.has_payload(caller, call.number) else set()
-            have = tell_held(context, held, len(self._config.parties))
+            have = tell_held(context, held, session.num_leaves)
         received_bytes, sent_bytes = 0, 0
         try:
             for message in messages:

@@ -7,9 +7,12 @@
 
 No gRPC here: `server` turns calls into these methods and their errors into status codes. Who has
 joined is kept by `members`, payloads by `gather`, packets by `store`, and these by `state`; the
-calls of the first synchronisation are in `first_sync`. All waiting goes through `waiting`. Only
-`watch` waits longer: a child holds it open to show that it is there, and to hear why the run has
-ended whatever it is doing.
+calls of the first synchronisation are in `first_sync`, those of gathers in `gathering`. All waiting
+goes through `waiting`. Only `watch` waits longer: a child holds it open to show that it is there,
+and to hear why the run has ended whatever it is doing.
+
+With a server above, what all children have brought goes up, and what comes down from there is what
+they get: `upper` does that.
 
 A child that was killed may come back as another process: it joins again, and does the rounds since
 its last backup once more (`comeback`). What it delivered before counts, and so do the results.
@@ -34,7 +37,7 @@ from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.comeback import Comeback
 from tf_hips.ps.description import describe
 from tf_hips.ps.first_sync import FirstSync
-from tf_hips.ps.gather import Upload
+from tf_hips.ps.gathering import Gathering, Moves
 from tf_hips.ps.members import Caller, Child, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.presence import Presence
@@ -42,6 +45,7 @@ from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.rounds import Packet, Rounds
 from tf_hips.ps.state import State
 from tf_hips.ps.store import Store
+from tf_hips.ps.tree import Leaves, Place
 from tf_hips.ps.waiting import Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
@@ -60,20 +64,44 @@ class Session:
         self._recorder = recorder if recorder is not None else Recorder()
         self._state = State(terms, self.changed, self._recorder)
         self._members = self._state.members
-        self._gathers = self._state.gathers
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
         self._waiting = Waiting(self.changed, self._members, self._note_end)
-        sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
-        self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
-        self._told: set[int] = set()
         self._moved = 0  # bytes of rounds; approximately, for it is not locked
         self._comeback = Comeback(self._state, self._presence, self._waiting, self._joined)
         self.back_up = self._comeback.back_up
+        sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
+        self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
+        self.first_sync = sync
+        values = Gathering(
+            self._state,
+            self._waiting,
+            self._comeback,
+            self._joined,
+            self._check_there,
+            Moves(
+                lambda: self._moved,
+                self.note_moved,
+                lambda moved, began: self._has_moved(moved, began + TELLS_AFTER_S),
+            ),
+        )
+        self.begin_gather, self.has_payload = values.begin, values.has_payload
+        self.wait_gather, self.answer_gather = values.wait, values.answer
+        self._told: set[int] = set()
 
     @property
     def store(self) -> Store | AsynchronousStore | None:
         """The rounds, once all children have agreed on the model."""
         return self._state.store
+
+    @property
+    def state(self) -> State:
+        """What the run consists of; `changed` guards it."""
+        return self._state
+
+    @property
+    def error(self) -> type[TfHipsError]:
+        """What the end of the run is raised as."""
+        return self._waiting.error
 
     @property
     def token(self) -> str:
@@ -157,10 +185,29 @@ class Session:
             caller.is_gone = True
             self.changed.notify_all()
 
-    def end(self, reason: str) -> None:
-        """Ends the run for all; the first reason stands."""
+    def end(self, reason: str, error: type[TfHipsError] = PeerError) -> None:
+        """Ends the run for all, by `error`; the first reason stands."""
         with self.changed:
-            self._waiting.end(reason)
+            self._waiting.end(reason, error)
+
+    @property
+    def num_leaves(self) -> int:
+        """Leaves of the whole tree, each of which has a payload in a gather."""
+        with self.changed:
+            return len(self._members.whole(0)[1])
+
+    @property
+    def have_all_failed(self) -> bool:
+        """Whether the last step of every child ended with an error, so that none waits for it."""
+        with self.changed:
+            return len(self._waiting.failures()) == len(self._terms.parties)
+
+    def start(self, place: Place | None = None) -> None:
+        """All children have joined, and the server above, if there is one, has answered."""
+        with self.changed:
+            self._state.start(place)
+            self._presence.expect(self._members.children)
+            self.changed.notify_all()
 
     def join(
         self,
@@ -170,6 +217,8 @@ class Session:
         downlink: str,
         seed: int,
         rule: str | None = None,
+        leaves: Leaves = (),
+        above: str | None = None,
     ) -> dict[str, object]:
         """Takes in a child and waits for the others; the same process may ask again.
 
@@ -181,16 +230,18 @@ class Session:
                 the run already.
             PeerError: the others did not come in time.
         """
-        child = self._members.describe(caller.process, workers, compression, downlink, seed, rule)
         members = self._members
+        leaves = leaves or ((self._site(caller.child), workers),)
+        child = members.describe(
+            caller.process, workers, compression, downlink, seed, rule, leaves, above
+        )
         with self.changed:
             self._waiting.check(caller)
             if members.is_started and members.children[caller.child].process != caller.process:
                 self._comeback.join(caller, child)
             known = members.admit(caller.child, child)
-            if members.are_complete and not members.is_started:
-                self._state.start()
-                self._presence.expect(members.children)
+            if members.are_complete and not members.is_started and self._terms.site is None:
+                self.start()
             self.changed.notify_all()
             known.num_joining += 1
             try:
@@ -199,26 +250,34 @@ class Session:
                     Wait(
                         "join",
                         lambda: self.is_started or members.children.get(caller.child) is not known,
-                        lambda: f"the parties {members.names(members.absent())} have not joined",
+                        lambda: (
+                            "the server above has not answered"
+                            if members.are_complete
+                            else f"the parties {members.names(members.absent())} have not joined"
+                        ),
+                        progress=lambda: int(members.are_complete),
                     ),
                 )
             finally:
                 known.num_joining -= 1
                 is_known = members.children.get(caller.child) is known
-                if is_known and not self.is_started and known.num_joining == 0:
+                is_waited_for = self.is_started or members.is_sealed
+                if is_known and not is_waited_for and known.num_joining == 0:
                     # Nobody must wait for a party that has given up. One that has come again over
                     # another connection has not: the end of the first may be noticed late.
                     del members.children[caller.child]
             if not is_known:
                 raise members.second_process(caller.child)
+            first, all_leaves = members.whole(caller.child)
+            place = members.place
             return {
-                "child": caller.child,
-                "parties": list(self._terms.parties),
-                "workers": [members.children[one].workers for one in sorted(members.children)],
+                "child": first,
+                "parties": [leaf for leaf, _ in all_leaves],
+                "workers": [count for _, count in all_leaves],
                 "compression": child.compression,
-                "downlink": child.downlink,
+                "downlink": child.downlink if place is None else place.downlink,
                 "seed": child.seed,
-                "rule": child.rule,
+                "rule": child.rule if place is None else place.rule,
                 "round": known.first_round,
                 "newest": self.store.of(caller.child).round if self.store is not None else 0,
                 "session": members.session,
@@ -337,6 +396,9 @@ class Session:
             def needs() -> list[int]:
                 return [self._terms.parties.index(site) for site in store.missing(number)]
 
+            late = "the server's disk is late"
+            if store.is_passed_up:
+                late = "the server above has not answered"
             self._waiting.until(
                 caller,
                 Wait(
@@ -349,11 +411,11 @@ class Session:
                                 f"site `{site}` ({count} of {len(store.chunks)} chunks came)"
                                 for site, count in store.missing(number).items()
                             )
-                            or "none; the server's disk is late"
+                            or f"none; {late}"
                         )
                     ),
                     needs,
-                    lambda: self._moved,
+                    lambda: self._moved + int(not store.missing(number)),
                 ),
             )
             if not store.is_past(number):
@@ -373,97 +435,6 @@ class Session:
         Who waits sees it when it wakes, at the latest when it would give up.
         """
         self._moved += num_bytes
-
-    def begin_gather(self, caller: Caller, number: int) -> Upload:
-        """What takes in the caller's payload for gather `number`.
-
-        Raises:
-            ProtocolError: it is not the gather's turn.
-        """
-        with self.changed:
-            self._joined(caller)
-            return self._gathers.begin(caller.child, number)
-
-    def has_payload(self, caller: Caller, number: int) -> bool:
-        """Whether the caller's payload for gather `number` is there."""
-        with self.changed:
-            return self._gathers.has(caller.child, number)
-
-    def wait_gather(
-        self, caller: Caller, number: int, upload: Upload, have: Iterable[int] = ()
-    ) -> list[tuple[int, wire.Buffer]] | None:
-        """Delivers the caller's payload, and waits for those of all others.
-
-        Args:
-            caller: the call.
-            number: the gather.
-            upload: what came in; nothing, if the payload came before.
-            have: children whose payloads the caller has.
-
-        Returns:
-            Pairs of child and payload, in child order, but those in `have` and empty ones. None
-            where some are missing and something goes on: the child should hear so, and the call be
-            made again.
-
-        Raises:
-            ProtocolError: what came is no payload, or not the one that came before; or the children
-                gather different things, which ends the run for all.
-            PeerError: a child has left, or did not come in time.
-        """
-        with self.changed:
-            gathers = self._gathers
-            self._joined(caller)
-            try:
-                came = upload.finish()
-            finally:
-                gathers.end(caller.child, upload)
-            if came is not None:
-                label, payload = came
-                child = self._members.children[caller.child]
-                if child.num_returns > 0:
-                    self._comeback.check_gather(caller, number, label)
-                others = {
-                    child: other
-                    for child, other in gathers.labels(number).items()
-                    if child != caller.child
-                }
-                if any(other != label for other in others.values()):
-                    whats = {child: _gather(number, other) for child, other in others.items()}
-                    self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
-                is_again = child.num_returns > 0
-                if is_again and number < gathers.newest:
-                    self._moved += 1  # as in rounds that are done again
-                if gathers.deliver(caller.child, number, label, payload, is_again=is_again):
-                    self._recorder.add(
-                        Kind.GATHERED, payload, child=caller.child, number=number, label=label
-                    )
-                self.changed.notify_all()
-            elif not gathers.has(caller.child, number):
-                raise ProtocolError("A gather has one packet of each site. Received: none")
-            label = gathers.labels(number).get(caller.child, "")
-            moved, tells = self._moved, time.monotonic() + TELLS_AFTER_S
-
-            def is_ready() -> bool:
-                missing = gathers.missing(number)
-                if missing and self._has_moved(moved, tells):
-                    return True
-                self._check_there(_gather(number, label), missing)
-                return not missing
-
-            self._waiting.until(
-                caller,
-                Wait(
-                    _gather(number, label),
-                    is_ready,
-                    lambda: (
-                        f"these have not sent their values of `{label}`: "
-                        + self._members.names(gathers.missing(number))
-                    ),
-                    lambda: gathers.missing(number),
-                    lambda: self._moved,
-                ),
-            )
-            return None if gathers.missing(number) else gathers.answer(number, have)
 
     def _has_moved(self, moved: int, tells: float) -> bool:
         """Whether it is time to tell a child that others go on."""
@@ -589,7 +560,3 @@ class Session:
 
 def _round(number: int) -> str:
     return f"round {number} of the gradients"
-
-
-def _gather(number: int, label: str) -> str:
-    return f"exact value {number} (`{label}`)"

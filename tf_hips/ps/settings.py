@@ -4,7 +4,7 @@
 import dataclasses
 import math
 
-from tf_hips.config import Tls
+from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules, wire
@@ -50,6 +50,10 @@ class ServerConfig:
         shard: which of how many servers share the model, from 0 (assignment.py).
         past_bytes: limit of what is kept of rounds that are over, for parties that come back from
             an older backup; None: 4 GiB in a `state_dir`, else 256 MiB of memory.
+        uplink: the server above this one, and as which party this one joins it; then it is the
+            server of that party. None: this is the global server.
+        uplink_compression: text of the compressor of the way up to it; None: what the parties wish
+            for, or else, for sums, what they send with themselves.
     """
 
     parties: tuple[str, ...]
@@ -74,6 +78,8 @@ class ServerConfig:
     state_dir: str | None = None
     shard: tuple[int, int] = (0, 1)
     past_bytes: int | None = None
+    uplink: Uplink | None = None
+    uplink_compression: str | None = None
 
     def __post_init__(self) -> None:
         """Checks all values.
@@ -94,6 +100,26 @@ class ServerConfig:
         if not self.parties or len(set(self.parties)) != len(self.parties):
             raise ConfigError(
                 f"`parties` must be distinct names, at least one. Received: {self.parties}"
+            )
+        if self.uplink is not None and self.downlink is not None:
+            raise ConfigError(
+                "`downlink` is what the topmost server says, so `uplink` excludes it. Received: "
+                f"downlink={self.downlink!r}"
+            )
+        if self.uplink is not None and self.rule is not None:
+            raise ConfigError(
+                "`rule` is what the topmost server says, so `uplink` excludes it. Received: "
+                f"rule={self.rule!r}"
+            )
+        if self.uplink is not None and self.shard != (0, 1):
+            raise ConfigError(
+                "A party has one server, so `uplink` excludes `shard`. Received: "
+                f"shard={self.shard}"
+            )
+        if self.uplink is None and self.uplink_compression is not None:
+            raise ConfigError(
+                "`uplink_compression` needs `uplink`. Received: "
+                f"uplink_compression={self.uplink_compression!r}"
             )
         if self.insecure == (self.tls is not None):
             raise ConfigError("Either `tls` must be set or `insecure`, and not both.")
@@ -143,6 +169,12 @@ def terms_of(config: ServerConfig) -> Terms:
             compressors.resolve(downlink), "downlink", may_be_mixed=True
         )
         downlink = compressors.check_for_sums(found).text
+    way_up = config.uplink_compression
+    if way_up is not None:
+        found = compressors.check_makes_packets(
+            compressors.resolve(way_up), "uplink_compression", may_be_mixed=True
+        )
+        way_up = compressors.check_for_sums(found).text
     return Terms(
         config.parties,
         compression,
@@ -153,6 +185,8 @@ def terms_of(config: ServerConfig) -> Terms:
         Shard.from_numbers(config.shard),
         _past_bytes(config),
         None if config.rule is None else rules.parse(config.rule).text,
+        config.uplink.site if config.uplink is not None else None,
+        way_up,
     )
 
 

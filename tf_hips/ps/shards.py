@@ -28,7 +28,9 @@ from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
 from tf_hips.ps.assignment import MAX_SHARDS, Shard
 from tf_hips.ps.client import Client, Welcome
+from tf_hips.ps.passing import Described, Passage, ReadWeights
 from tf_hips.ps.sockets import WireBytes
+from tf_hips.ps.tree import Leaves
 from tf_hips.ps.views import Halt, Packets
 
 SEPARATOR = ","
@@ -42,7 +44,13 @@ class ShardedClient:
     """What `Client` is, with several servers. Methods, threads and errors are the same."""
 
     def __init__(
-        self, uplink: Uplink, run: str, workers: int, *, must_be_back: bool = False
+        self,
+        uplink: Uplink,
+        run: str,
+        workers: int,
+        *,
+        must_be_back: bool = False,
+        leaves: Leaves = (),
     ) -> None:
         """Clients that have not connected yet.
 
@@ -51,6 +59,7 @@ class ShardedClient:
             run: identity of the run.
             workers: number of workers of this party.
             must_be_back: as for `Client`.
+            leaves: as for `Client`.
 
         Raises:
             ConfigError: as for `Client`, or there are too many servers.
@@ -68,16 +77,25 @@ class ShardedClient:
                 workers,
                 Shard(place, len(servers)),
                 must_be_back=must_be_back,
+                leaves=leaves,
             )
             for place, server in enumerate(servers)
         ]
         self._lock = threading.Lock()
         self._ended_at: int | None = None  # the shard at which the run has ended
         self._is_leaving = False
+        self._on_end: Callable[[], None] | None = None
         for place, client in enumerate(self._clients):
             client.on_end(functools.partial(self._hear, place))
 
-    def join(self, compression: str, downlink: str, seed: int, rule: str | None = None) -> Welcome:
+    def join(
+        self,
+        compression: str,
+        downlink: str,
+        seed: int,
+        rule: str | None = None,
+        above: str | None = None,
+    ) -> Welcome:
         """Joins the run at every shard and waits for all other parties; see `Client.join`.
 
         Raises:
@@ -89,7 +107,8 @@ class ShardedClient:
             # Before any server counts on this party, each must be the one that it is taken for.
             self._all(lambda client: client.ask_terms(), self.close)
             welcomes = self._all(
-                lambda client: client.join(compression, downlink, seed, rule), self._give_up_join
+                lambda client: client.join(compression, downlink, seed, rule, above),
+                self._give_up_join,
             )
             self._compare(welcomes)
         except BaseException:
@@ -114,6 +133,18 @@ class ShardedClient:
         with self._calling("BeginSync"):
             return self._clients[0].first_sync(weights)
 
+    def send_weights(self, what: Described, read: ReadWeights) -> bool:
+        """Sends the first weights of the run to shard 0; see `Client.send_weights`."""
+        with self._calling("BeginSync"):
+            return self._clients[0].send_weights(what, read)
+
+    def fetch_weights(
+        self, what: Described, held: Callable[[], int], take: Callable[[bytes], object]
+    ) -> None:
+        """Fetches the first weights of the run from shard 0; see `Client.fetch_weights`."""
+        with self._calling("BeginSync"):
+            self._clients[0].fetch_weights(what, held, take)
+
     def backed_up(self, round: int, gather: int) -> None:
         """Tells every server where this party could come back to; see `Client.backed_up`."""
         with self._calling("BackedUp"):
@@ -126,9 +157,15 @@ class ShardedClient:
         """
         with self._calling("Exchange"):
             whole = self._clients[0].open_round(round, packets)
+        self.transfer(whole, weight)
+        return whole.result
+
+    def transfer(self, passage: Passage, weight: float | None = None) -> None:
+        """Exchanges the packets of one round with all servers, as they come; as `exchange`."""
+        with self._calling("Exchange"):
             halts = [Halt() for _ in self._clients]
             tasks = [
-                functools.partial(client.transfer, whole, weight, halt)
+                functools.partial(client.transfer, passage, weight, halt)
                 for client, halt in zip(self._clients, halts, strict=True)
             ]
 
@@ -137,7 +174,11 @@ class ShardedClient:
                     halt.set()
 
             _together(tasks, halt_all)
-            return whole.result
+
+    @property
+    def max_gather_bytes(self) -> int:
+        """As of `Client`; gathers are shard 0's."""
+        return self._clients[0].max_gather_bytes
 
     def gather(self, number: int, label: str, payload: wire.Buffer) -> list[bytes]:
         """Sends bytes to all parties, returns those of all, by shard 0; see `Client.gather`."""
@@ -161,6 +202,15 @@ class ShardedClient:
         """Closes the connections without leaving the run."""
         for client in self._clients:
             client.close()
+
+    def ended(self, method: str) -> TfHipsError | None:
+        """As `Client.ended`, of the shard at which the run has ended."""
+        place = self._ended_at
+        return self._clients[place].ended(method) if place is not None else None
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """From now on `tell` is called, by any thread, when the run is heard to have ended."""
+        self._on_end = tell
 
     def wire_bytes(self) -> WireBytes:
         """Bytes that crossed the sockets to all shards so far, closed connections included."""
@@ -200,8 +250,7 @@ class ShardedClient:
             raise
 
     def _check(self, method: str) -> None:
-        place = self._ended_at
-        error = self._clients[place].ended(method) if place is not None else None
+        error = self.ended(method)
         if error is not None:
             raise error
 
@@ -211,6 +260,8 @@ class ShardedClient:
             if self._is_leaving or self._ended_at is not None:
                 return
             self._ended_at = place
+        if self._on_end is not None:
+            self._on_end()
         reason = str(self._clients[place].ended("Watch"))
         others = [client for client in self._clients if client is not self._clients[place]]
         tasks = [functools.partial(client.leave, reason) for client in others]
@@ -224,7 +275,14 @@ class ShardedClient:
 Connection = Client | ShardedClient
 
 
-def connect(uplink: Uplink, run: str, workers: int, *, must_be_back: bool = False) -> Connection:
+def connect(
+    uplink: Uplink,
+    run: str,
+    workers: int,
+    *,
+    must_be_back: bool = False,
+    leaves: Leaves = (),
+) -> Connection:
     """The client of a party: of one server, or of all that share the model.
 
     Args:
@@ -232,12 +290,13 @@ def connect(uplink: Uplink, run: str, workers: int, *, must_be_back: bool = Fals
         run: identity of the run.
         workers: number of workers of this party.
         must_be_back: as for `Client`.
+        leaves: as for `Client`.
 
     Raises:
         ConfigError: as for `Client`.
     """
     kind = ShardedClient if SEPARATOR in uplink.server else Client
-    return kind(uplink, run, workers, must_be_back=must_be_back)
+    return kind(uplink, run, workers, must_be_back=must_be_back, leaves=leaves)
 
 
 def _together(

@@ -9,6 +9,7 @@ Not thread-safe: the session's lock guards it.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import threading
 import uuid
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_hips.errors import NonFiniteError
+from tf_hips.ps import tree
 from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.gather import Gathers
 from tf_hips.ps.members import Child, Members, Terms
@@ -25,6 +27,7 @@ from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.rules import parse
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.store import Store
+from tf_hips.ps.tree import Place
 from tf_hips.ps.weights import FirstWeights
 from tf_hips.ps.wire import Buffer
 
@@ -47,11 +50,20 @@ class State:
         self.recorder = recorder
         self.changed = changed
 
-    def start(self) -> None:
-        """All children have joined."""
+    def start(self, place: Place | None = None) -> None:
+        """All children have joined, and the server above, if there is one, says where they are."""
         self.members.is_started = True
         self.members.session = uuid.uuid4().hex[:16]
-        self.recorder.add(Kind.JOINED, children=self._joined(), session=self.members.session)
+        self._take_place(place)
+        self.recorder.add(Kind.JOINED, **self._joined())
+
+    def _take_place(self, place: Place | None) -> None:
+        self.members.place = place
+        widths = []
+        for position, child in sorted(self.members.children.items()):
+            is_leaf = child.leaves == ((self.members.site(position), child.workers),)
+            widths.append(None if is_leaf else len(child.leaves))
+        self.gathers.shape(widths, is_passed_up=place is not None)
 
     def take_back(self, position: int, process: str) -> None:
         """Another process of a child goes on where the one before it has ended."""
@@ -135,9 +147,15 @@ class State:
         match kind:
             case Kind.JOINED:
                 for position, child in enumerate(fields["children"]):
+                    leaves = child.get("leaves") or [
+                        [self.members.site(position), child["workers"]]
+                    ]
+                    child["leaves"] = tuple((site, count) for site, count in leaves)
                     self.members.children[position] = Child(**child)
                 self.members.is_started = True
                 self.members.session = fields["session"]
+                place = fields.get("place")
+                self._take_place(place and Place.from_fields(place))
                 self.gathers.prologue = fields.get("prologue", 0)
                 if not fields.get("has_weights", True):
                     self.weights.forget()
@@ -151,6 +169,10 @@ class State:
             case Kind.GATHERED:
                 self.gathers.restore(
                     fields["child"], fields["number"], fields["label"], memoryview(data)
+                )
+            case Kind.ANSWERED:
+                self.gathers.take_answer(
+                    fields["number"], tree.unbundle(memoryview(data), fields["count"])
                 )
             case Kind.LEFT:
                 self.members.children[fields["child"]].has_left = True
@@ -171,9 +193,7 @@ class State:
         if store is None:
             raise ValueError("A snapshot needs a round.")
         children = self.members.children
-        joined = {
-            "children": self._joined(),
-            "session": self.members.session,
+        joined = self._joined() | {
             "prologue": self.gathers.prologue,
             "has_weights": not self.weights.is_forgotten,
         }
@@ -191,6 +211,10 @@ class State:
         small += [
             (Kind.GATHERED, {"child": child, "number": number, "label": label}, payload)
             for child, number, label, payload in self.gathers.kept()
+        ]
+        small += [
+            (Kind.ANSWERED, {"number": number, "count": len(answer)}, tree.bundle(answer))
+            for number, answer in self.gathers.answers()
         ]
         if isinstance(store, AsynchronousStore):
             return itertools.chain(small, store.capture())
@@ -229,6 +253,8 @@ class State:
                 store.of(child).weigh(fields["round"], child, fields["weight"])
             case _ if isinstance(store, AsynchronousStore):
                 store.restore(kind, fields, data)
+            case Kind.PASSED_DOWN:
+                store.finish(fields["round"], fields["chunk"], data)
             case Kind.NEWEST:
                 store.restore_round(fields["round"])
             case Kind.RESULT:
@@ -263,8 +289,10 @@ class State:
         self, child: Child, model: Model, first_round: int
     ) -> Store | AsynchronousStore:
         """The rounds of children that all have joined on the terms of `child`."""
-        rule = parse(child.rule)
-        up, down = model.compressor(child.compression), model.compressor(child.downlink)
+        place = self.members.place
+        rule = parse(child.rule if place is None else place.rule)
+        up = model.compressor(child.compression)
+        down = model.compressor(child.downlink if place is None else place.compression)
         common: dict[str, Any] = {
             "changed": self.changed,
             "recorder": self.recorder,
@@ -277,11 +305,26 @@ class State:
             return AsynchronousStore(
                 *terms, rule, first_rounds=firsts, past_bytes=past_bytes, **common
             )
+        if place is not None:  # what becomes of the sum or mean is the topmost server's
+            rule = parse("mean" if rule.is_mean else "sum")
         updates = Updates([chunk.size for chunk in model.chunks], rule)
-        past = self.recorder.make_past(past_bytes)
-        return Store(*terms, first_round=first_round, updates=updates, past=past, **common)
+        return Store(
+            *terms,
+            first_round=first_round,
+            updates=updates,
+            past=self.recorder.make_past(past_bytes),
+            site=self.members.terms.site,
+            **common,
+        )
 
-    def _joined(self) -> list[dict[str, Any]]:
-        names = ("process", "workers", "compression", "downlink", "seed", "rule", "num_returns")
-        children = self.members.children
-        return [{name: getattr(children[one], name) for name in names} for one in sorted(children)]
+    def _joined(self) -> dict[str, Any]:
+        names = ["process", "workers", "compression", "downlink", "seed", "rule", "num_returns"]
+        names += ["leaves", "above"]
+        children, place = self.members.children, self.members.place
+        return {
+            "children": [
+                {name: getattr(children[one], name) for name in names} for one in sorted(children)
+            ],
+            "session": self.members.session,
+            "place": place and dataclasses.asdict(place),
+        }

@@ -15,6 +15,9 @@ A chunk is merged as soon as all children have delivered it, whatever the other 
 result is kept while a child may still need it: when round r + 2 begins, every child has finished r,
 and its results go to the past (`past`), for children that come back.
 
+With a server above there is no result yet: the encoded sum goes up, and what comes down from there
+is the result (`finish`). Its residual, what the way up has missed, is kept here in the same way.
+
 Invariants:
 - (round, child, chunk) counts once. What was delivered before is taken for the same packet and
   dropped.
@@ -60,6 +63,8 @@ class _Round:
         self.order: list[int] = []  # chunk numbers in the order in which they were merged
         self.refusals: list[tuple[int, str]] = []  # each with the chunk's position
         self.weights: dict[int, float] = {}  # what children stand for, of those that have said so
+        self.ups: dict[int, Packet] = {}  # merged for the server above, which has not answered
+        self.up_order: list[int] = []
 
 
 class Store:
@@ -79,6 +84,7 @@ class Store:
         recorder: Recorder | None = None,
         shard: Shard = WHOLE,
         past: Past | None = None,
+        site: str | None = None,
     ) -> None:
         """A store with all residuals zero.
 
@@ -97,6 +103,8 @@ class Store:
             recorder: is told each packet that is taken.
             shard: which of the model's chunks are here; the others are other servers'.
             past: keeps the results of rounds that are over; None keeps none.
+            site: name towards the server above, which makes the results of what is encoded with
+                `downlink` here; None: there is none.
         """
         self.model = model
         self.chunks = shard.chunks(model)
@@ -105,7 +113,8 @@ class Store:
         self._sites = tuple(sites)
         self._uplink = uplink
         self._downlink = downlink
-        self._seed = native.derive_seed(seed, "server")
+        self.is_passed_up = site is not None
+        self._seed = native.derive_seed(seed, "server" if site is None else f"party/{site}")
         self._updates = updates or Updates([chunk.size for chunk in model.chunks])
         self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
         self.changed = changed if changed is not None else threading.Condition()
@@ -310,6 +319,60 @@ class Store:
                     news.append((chunk, result))
             return after, news
 
+    def ups(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
+        """What waits for the server above, in order of merging, after the first `after`.
+
+        Only what was made of packets that are durable: made again of others, it would be another.
+
+        Returns:
+            The value for `after` next time, and pairs of chunk number and packet.
+        """
+        with self.changed:
+            current = self._get(number)
+            durable = self._recorder.durable
+            news: list[tuple[int, Packet]] = []
+            for chunk in current.up_order[after:]:
+                if chunk in current.ups and current.positions[chunk] > durable:
+                    break
+                after += 1
+                if chunk in current.ups:
+                    news.append((chunk, current.ups[chunk]))
+            return after, news
+
+    def weight(self, number: int) -> float | None:
+        """What all children together stand for in round `number`; None: the rule takes no mean."""
+        if not self._updates.rule.is_mean:
+            return None
+        with self.changed:
+            said = self._get(number).weights
+            return sum(said.get(child, 1.0) for child in range(len(self._sites)))
+
+    def due(self) -> int | None:
+        """The round of which something waits for the server above; None where there is none."""
+        with self.changed:
+            newest = max(self._rounds)
+            return newest if self.ups(newest, 0)[1] else None
+
+    def has_result(self, number: int, chunk: int) -> bool:
+        """Whether a chunk of a round that is not over has its result."""
+        with self.changed:
+            return self._get(number).results[chunk] is not None
+
+    def finish(self, number: int, chunk: int, data: Buffer | Packet) -> None:
+        """Takes the result of a chunk from the server above; the first one counts."""
+        packet = np.frombuffer(data, np.uint8)
+        with self.changed:
+            current = self._get(number)
+            if current.results[chunk] is not None:
+                return
+            if self._recorder.is_keeping:
+                current.positions[chunk] = self._recorder.add(
+                    Kind.PASSED_DOWN, packet.data, round=number, chunk=chunk
+                )
+            current.ups.pop(chunk, None)
+            self._tell(current, chunk, packet)
+            self.changed.notify_all()
+
     def refusals(self, number: int) -> list[str]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""
         with self.changed:
@@ -487,10 +550,16 @@ class Store:
                     # The children may deliver other packets: the chunk is as if none had come.
                     for delivered in current.delivered:
                         delivered.discard(chunk)
-                else:
-                    current.results[chunk] = result
-                    current.order.append(chunk)
-                    current.num_merged += 1
+                elif self.is_passed_up and current.results[chunk] is None:
+                    current.ups[chunk] = result
+                    current.up_order.append(chunk)
+                elif not self.is_passed_up:
+                    self._tell(current, chunk, result)
+
+    def _tell(self, current: _Round, chunk: int, result: Packet) -> None:
+        current.results[chunk] = result
+        current.order.append(chunk)
+        current.num_merged += 1
 
     def _combine(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> Packet:
         where = self.model.chunks[chunk]

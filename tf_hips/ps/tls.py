@@ -26,7 +26,7 @@ from tf_hips.ps.wire import check_name
 SERVER_ROLE = "global-server"
 CHILD_ROLE = "party"
 OPERATOR_ROLE = "operator"
-SERVER_ROLES = ("server", "global-server")
+PARTY_SERVER_ROLE = "server"
 
 
 def server_name(role: str) -> str:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tf_hips.errors import PeerError
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.model import Model
+from tf_hips.ps.passing import Batch
 
 Packets = npt.NDArray[np.uint8]
 
@@ -39,6 +40,14 @@ class Round:
     result: Packets
     targets: Sequence[memoryview]
 
+    def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
+        """All packets of `chunks` at once, but those in `held`."""
+        yield [(chunk, self.views[chunk]) for chunk in chunks if chunk not in held]
+
+    def take(self, chunk: int, packet: memoryview) -> None:
+        """Puts a result into its place."""
+        self.targets[chunk][:] = packet
+
 
 @dataclasses.dataclass(frozen=True)
 class Agreed:
@@ -48,10 +57,14 @@ class Agreed:
     uplink: Compressor
     downlink: Compressor
 
+    def downlink_bytes(self, number: int) -> tuple[int, ...]:
+        """Bytes of each merged packet of a round, by chunk number."""
+        return self.model.packet_bytes(self.downlink.at(number))
+
     def open_round(self, number: int, packets: Packets) -> Round:
         """A round of these packets; raises ValueError if they are not those of the model."""
-        uplink, downlink = self.uplink.at(number), self.downlink.at(number)
-        up, down = (self.model.packet_bytes(one) for one in (uplink, downlink))
+        uplink, down = self.uplink.at(number), self.downlink_bytes(number)
+        up = self.model.packet_bytes(uplink)
         packets = np.ascontiguousarray(packets)
         if packets.dtype != np.uint8 or packets.shape != (sum(up),):
             raise ValueError(

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of gathers: each child delivers its payload, and waits for those of all.
+
+With a server above, theirs go up together, and what comes down from there is the answer (`answer`).
+Part of a session, and under its lock. The payloads are kept by `gather`.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+
+from tf_hips.errors import ProtocolError
+from tf_hips.ps import tree, wire
+from tf_hips.ps.comeback import Comeback
+from tf_hips.ps.gather import Upload
+from tf_hips.ps.members import Caller, Child
+from tf_hips.ps.recorder import Kind
+from tf_hips.ps.state import State
+from tf_hips.ps.waiting import Wait, Waiting
+
+
+@dataclasses.dataclass(frozen=True)
+class Moves:
+    """Whether anything goes on in a session, so that who waits may wait longer.
+
+    Attributes:
+        count: grows when it does.
+        note: makes it grow.
+        tells: gets a count and when it was read; whether a child should hear that others go on.
+    """
+
+    count: Callable[[], int]
+    note: Callable[[], None]
+    tells: Callable[[int, float], bool]
+
+
+class Gathering:
+    """The gathers of one run, as its children call for them."""
+
+    def __init__(
+        self,
+        state: State,
+        waiting: Waiting,
+        comeback: Comeback,
+        check: Callable[[Caller], Child],
+        check_there: Callable[[str, Iterable[int]], None],
+        moves: "Moves",
+    ) -> None:
+        """No call has come.
+
+        Args:
+            state: of the run.
+            waiting: the session's waiting calls.
+            comeback: knows what children that have come back may do.
+            check: called first by each call, with the lock held; raises if the caller may not.
+            check_there: gets what is waited for, and for whom; raises if one of them has left.
+            moves: whether anything goes on in the session.
+        """
+        self.changed = state.changed
+        self._gathers = state.gathers
+        self._members = state.members
+        self._recorder = state.recorder
+        self._waiting = waiting
+        self._comeback = comeback
+        self._joined = check
+        self._check_there = check_there
+        self._moves = moves
+
+    def begin(self, caller: Caller, number: int) -> Upload:
+        """What takes in the caller's payload for gather `number`.
+
+        Raises:
+            ProtocolError: it is not the gather's turn.
+        """
+        with self.changed:
+            self._joined(caller)
+            return self._gathers.begin(caller.child, number)
+
+    def has_payload(self, caller: Caller, number: int) -> bool:
+        """Whether the caller's payload for gather `number` is there."""
+        with self.changed:
+            return self._gathers.has(caller.child, number)
+
+    def wait(
+        self, caller: Caller, number: int, upload: Upload, have: Iterable[int] = ()
+    ) -> list[tuple[int, wire.Buffer]] | None:
+        """Delivers the caller's payload, and waits for those of all others.
+
+        Args:
+            caller: the call.
+            number: the gather.
+            upload: what came in; nothing, if the payload came before.
+            have: leaves whose payloads the caller has.
+
+        Returns:
+            Pairs of leaf and payload, in their order, but those in `have` and empty ones. None
+            where some are missing and something goes on: the child should hear so, and the call be
+            made again.
+
+        Raises:
+            ProtocolError: what came is no payload, or not the one that came before; or the children
+                gather different things, which ends the run for all.
+            PeerError: a child has left, or did not come in time.
+        """
+        with self.changed:
+            gathers = self._gathers
+            self._joined(caller)
+            try:
+                came = upload.finish()
+            finally:
+                gathers.end(caller.child, upload)
+            if came is not None:
+                label, payload = came
+                child = self._members.children[caller.child]
+                if child.num_returns > 0:
+                    self._comeback.check_gather(caller, number, label)
+                others = {
+                    child: other
+                    for child, other in gathers.labels(number).items()
+                    if child != caller.child
+                }
+                if any(other != label for other in others.values()):
+                    whats = {child: _gather(number, other) for child, other in others.items()}
+                    self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
+                is_again = child.num_returns > 0
+                if is_again and number < gathers.newest:
+                    self._moves.note()  # as in rounds that are done again
+                if gathers.deliver(caller.child, number, label, payload, is_again=is_again):
+                    self._recorder.add(
+                        Kind.GATHERED, payload, child=caller.child, number=number, label=label
+                    )
+                self.changed.notify_all()
+            elif not gathers.has(caller.child, number):
+                raise ProtocolError("A gather has one packet of each site. Received: none")
+            label = gathers.labels(number).get(caller.child, "")
+
+            moved, began = self._moves.count(), time.monotonic()
+
+            def is_ready() -> bool:
+                if gathers.is_over(number) or self._moves.tells(moved, began):
+                    return True
+                self._check_there(_gather(number, label), gathers.missing(number))
+                return False
+
+            self._waiting.until(
+                caller,
+                Wait(
+                    _gather(number, label),
+                    is_ready,
+                    lambda: (
+                        f"these have not sent their values of `{label}`: "
+                        + (
+                            self._members.names(gathers.missing(number))
+                            or "none here; the server above has not answered"
+                        )
+                    ),
+                    lambda: gathers.missing(number),
+                    lambda: self._moves.count() + int(not gathers.missing(number)),
+                ),
+            )
+            return gathers.answer(number, have) if gathers.is_over(number) else None
+
+    def answer(self, number: int, payloads: list[bytes]) -> None:
+        """Takes the payloads of all leaves of the tree from the server above."""
+        with self.changed:
+            self._gathers.take_answer(number, payloads)
+            data = tree.bundle(payloads) if self._recorder.is_keeping else b""
+            self._recorder.add(Kind.ANSWERED, data, number=number, count=len(payloads))
+            self.changed.notify_all()
+
+
+def _gather(number: int, label: str) -> str:
+    return f"exact value {number} (`{label}`)"

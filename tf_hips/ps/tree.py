@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Where servers and children stand in a tree: its leaves, and what a server has heard from above.
+
+                  server                 leaves, in tree order:
+                 /      \                a (2 workers), b (1), c (4)
+      server `west`      c
+       /       \
+      a         b
+
+A leaf is a child that computes gradients: a party of Horovod workers, or a single worker. A child
+says which leaves it stands for when it joins: itself, or, as the server of a party, those below it.
+When all have joined, every leaf learns all of them, so it knows its own number among them.
+
+Invariant: the leaves of a child follow one another, in the order of its own children.
+"""
+
+import dataclasses
+import itertools
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tf_hips.errors import ProtocolError
+from tf_hips.ps.wire import Buffer, check_name
+
+MAX_LEAVES = 4096
+MAX_WORKERS = 1 << 20
+
+Leaf = tuple[str, int]
+Leaves = tuple[Leaf, ...]
+
+_COUNT = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What a party server has heard when it joined the server above it.
+
+    Attributes:
+        first: number of its first leaf among those of the whole tree.
+        leaves: of the whole tree.
+        compression: text of the compressor of its own way up.
+        downlink: text of the compressor of the topmost server's way down.
+        rule: text of the topmost server's update rule.
+        session: what tells the run above from others of its name.
+    """
+
+    first: int
+    leaves: Leaves
+    compression: str
+    downlink: str
+    rule: str
+    session: str
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> "Place":
+        """Reads what `dataclasses.asdict` has made and JSON has carried."""
+        return cls(
+            **fields | {"leaves": tuple((str(site), int(n)) for site, n in fields["leaves"])}
+        )
+
+    @property
+    def num_leaves(self) -> int:
+        """Leaves of the whole tree."""
+        return len(self.leaves)
+
+
+def read_leaves(value: object, site: str, workers: int) -> Leaves:
+    """The leaves that a child stands for; None: itself alone.
+
+    Raises:
+        ProtocolError: `value` is no such list, or its workers are not `workers` in all.
+    """
+    if value is None:
+        return ((site, workers),)
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_LEAVES:
+        raise ProtocolError(f"`leaves` must be a list of 1 to {MAX_LEAVES} pairs.")
+    leaves = []
+    for pair in value:
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) is not int:
+            raise ProtocolError(
+                f"A leaf must be a pair of site and workers. Received: {str(pair)[:80]}"
+            )
+        try:
+            leaves.append((check_name("leaves", str(pair[0])), pair[1]))
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
+    check_workers(leaves)
+    if sum(count for _, count in leaves) != workers:
+        raise ProtocolError(
+            f"`workers` must be those of all leaves. Received: workers={workers} for "
+            f"{sum(count for _, count in leaves)}"
+        )
+    return tuple(leaves)
+
+
+def check_workers(leaves: Iterable[Leaf]) -> None:
+    """Raises ProtocolError unless each leaf has a sane number of workers."""
+    for site, count in leaves:
+        if not 1 <= count <= MAX_WORKERS:
+            raise ProtocolError(
+                f"`workers` must be from 1 to 2^20. Received: workers={count} of site `{site}`"
+            )
+
+
+def check_names(children: Sequence[tuple[str, Leaves]], own: str | None) -> None:
+    """Raises ProtocolError where two of a tree have one name, by which each has noise of its own.
+
+    Args:
+        children: pairs of name and leaves.
+        own: name of the server itself towards the one above it, if there is one.
+    """
+    seen = {own} if own is not None else set()
+    for site, leaves in children:
+        for name in dict.fromkeys([site, *(leaf for leaf, _ in leaves)]):
+            if name in seen:
+                raise ProtocolError(
+                    f"Every site of a tree must have a name of its own, party servers included. "
+                    f"Received: `{name}` twice"
+                )
+            seen.add(name)
+
+
+def bundle(payloads: Sequence[Buffer]) -> bytes:
+    """Payloads of several leaves as one: u32 count | u64 length of each | the payloads."""
+    lengths = (_LENGTH.pack(len(payload)) for payload in payloads)
+    return b"".join((_COUNT.pack(len(payloads)), *lengths, *payloads))
+
+
+def unbundle(data: Buffer, count: int) -> list[memoryview]:
+    """Reads what `bundle` made of `count` payloads; views of `data`.
+
+    Raises:
+        ProtocolError: `data` is something else.
+    """
+    view = memoryview(data)
+    front = _COUNT.size + count * _LENGTH.size
+    if len(view) < front or _COUNT.unpack_from(view)[0] != count:
+        raise ProtocolError(f"A bundle must have the payloads of {count} leaves.")
+    lengths = [_LENGTH.unpack_from(view, _COUNT.size + n * _LENGTH.size)[0] for n in range(count)]
+    if front + sum(lengths) != len(view):
+        raise ProtocolError(
+            f"The payloads of a bundle must fill it: {front + sum(lengths)} bytes. Received: "
+            f"{len(view)}"
+        )
+    cuts = itertools.accumulate(lengths, initial=front)
+    return [view[start:end] for start, end in itertools.pairwise(cuts)]

@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a party's server does at the server above it, in the name of all its children.
+
+    all children have joined        join there, as one child that stands for their leaves
+    all have agreed on the model    agree there
+    first weights                   pass them up as they come, or fetch them once for all
+    all have come to a gather       one bundle up, the payloads of all leaves down
+    a chunk is merged               its packet up; what comes down is the chunk's result
+    the run ends, or all leave      leave there with the same reason; and the other way round
+
+One thread does what is due, one thing at a time, and finds that in the state of the session, not in
+calls: so a server that was killed goes on above where its own records end. It comes back there as a
+party does (`comeback`), with the round that is its newest; packets that it sends again are the same
+bytes, because what they are made of was durable before they went.
+
+Invariant: what the server above has heard of, this one has on its disk, where it keeps its run.
+"""
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tf_hips import log
+from tf_hips.config import Uplink
+from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError, TfHipsError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ps import rules, tls
+from tf_hips.ps.client import read_terms
+from tf_hips.ps.link import Link
+from tf_hips.ps.passing import Batch
+from tf_hips.ps.session import Session
+from tf_hips.ps.shards import SEPARATOR, Connection, connect
+from tf_hips.ps.sockets import split_address
+from tf_hips.ps.store import Store
+from tf_hips.ps.tree import MAX_LEAVES, Place
+
+# Rounds after which the server above is told what this one cannot need any more: a call each time.
+BACKUP_EVERY = 64
+# Seconds that a server waits for longer than the one above it: an answer has to travel.
+_MARGIN_S = 10.0
+_ENDED = "The run has ended. "
+
+_Task = Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long one server waits in a join and in a round, and how long a payload may be."""
+
+    join_timeout_s: float
+    round_timeout_s: float
+    max_gather_bytes: int
+
+    @classmethod
+    def of(cls, told: Any) -> "Limits":
+        """Of a server's configuration."""
+        return cls(float(told.join_timeout_s), float(told.round_timeout_s), told.max_gather_bytes)
+
+    @classmethod
+    def above(cls, uplink: Uplink, run: str, timeout_s: float) -> "Limits":
+        """Of the server above, which is asked over a connection of its own.
+
+        Raises:
+            TfHipsError: it cannot be reached, or refuses this server.
+        """
+        try:
+            credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
+        except ConfigError as error:  # of this server, which its children can do nothing about
+            raise PeerError(f"The way up of `{uplink.site}` cannot be used: {error}") from error
+        # Servers that share a model were told the same.
+        server = uplink.server.partition(SEPARATOR)[0].strip()
+        uplink = dataclasses.replace(uplink, server=server)
+        link = Link(uplink, split_address(server), credentials, run, "terms")
+        try:
+            terms = read_terms(link.control("Terms", b"", timeout_s))
+        finally:
+            link.close()
+        return cls(terms["join_timeout_s"], terms["round_timeout_s"], terms["max_gather_bytes"])
+
+    def under(self, above: "Limits") -> "Limits":
+        """How long each of two waits may take: for the children, then for the server above."""
+        return Limits(
+            max(self.join_timeout_s, above.join_timeout_s + _MARGIN_S),
+            max(self.round_timeout_s, above.round_timeout_s + _MARGIN_S),
+            min(self.max_gather_bytes, above.max_gather_bytes),
+        )
+
+    def told(self, above: "Limits") -> "Limits":
+        """What children must know: both waits together."""
+        both = self.under(above)
+        return Limits(
+            self.join_timeout_s + both.join_timeout_s,
+            self.round_timeout_s + both.round_timeout_s,
+            both.max_gather_bytes,
+        )
+
+
+class Upper:
+    """Takes one session to the server above, from its first child to its end."""
+
+    def __init__(self, uplink: Uplink, run: str, session: Session, events: log.EventLog) -> None:
+        """Nothing is connected.
+
+        Args:
+            uplink: where the server above is, and as which party this one joins it.
+            run: identity of the run, equal on all levels.
+            session: of the children.
+            events: where joining and leaving are written.
+        """
+        self._uplink = uplink
+        self._run = run
+        self._session = session
+        self._events = events
+        self._client: Connection | None = None
+        self._is_synced = False
+        self._is_agreed = False
+        self._backup = -1
+        self._driver = threading.Thread(target=self._drive, name="tf_hips-upper", daemon=True)
+        self._leaver = threading.Thread(target=self._leave, name="tf_hips-upper-end", daemon=True)
+
+    def start(self) -> None:
+        """Begins to do what is due."""
+        self._driver.start()
+        self._leaver.start()
+
+    def close(self) -> None:
+        """Waits until the server above knows of the session's end; the session must be over."""
+        for thread in (self._leaver, self._driver):
+            if thread.is_alive():
+                thread.join()
+
+    def failed(self, site: str, text: str) -> None:
+        """A step of a child ended with an error, which others above may have to wait for."""
+        client = self._client
+        if client is not None:
+            client.failed(f"Site `{site}`: {text}")
+
+    def describe(self) -> dict[str, Any]:
+        """Where the way up leads, for a status."""
+        place = self._session.state.members.place
+        return {
+            "server": self._uplink.server,
+            "site": self._uplink.site,
+            "is_joined": place is not None,
+            "compression": place.compression if place is not None else None,
+            "leaves": place.num_leaves if place is not None else 0,
+        }
+
+    def _drive(self) -> None:
+        try:
+            while True:
+                with self._session.changed:
+                    task = self._due()
+                    while task is None and not self._session.is_over:
+                        self._session.changed.wait()
+                        task = self._due()
+                if task is None or self._session.is_over:
+                    return
+                task()
+        except TfHipsError as error:
+            self._end(error)
+        except Exception as error:
+            self._end(PeerError(f"The server of `{self._uplink.site}` has failed: {error!r}"))
+            raise
+
+    def _due(self) -> _Task | None:
+        """What is to be done next, if anything; called with the session's lock held."""
+        state = self._session.state
+        members, store = state.members, state.store
+        if self._client is None:
+            return self._join if members.are_complete else None
+        if self._is_sync_due(store):
+            return self._sync
+        if store is not None and not self._is_agreed:
+            return self._agree
+        if state.gathers.due is not None:
+            return self._gather
+        if store is not None and store.due() is not None:
+            return self._exchange
+        return None
+
+    def _join(self) -> None:
+        """Joins above, for the first time or as the process that comes back."""
+        session = self._session
+        with session.changed:
+            members = session.state.members
+            members.is_sealed = True
+            place = members.place
+            leaves = members.leaves
+            first = members.children[0]
+            way_up = place.compression if place is not None else _way_up(session)
+        if len(leaves) > MAX_LEAVES:
+            raise ProtocolError(f"A tree must have at most {MAX_LEAVES} leaves below one server.")
+        client = connect(
+            self._uplink,
+            self._run,
+            sum(count for _, count in leaves),
+            must_be_back=place is not None,
+            leaves=leaves,
+        )
+        client.on_end(lambda: self._hear(client))
+        with session.changed:
+            if session.is_over:
+                return
+            self._client = client  # from now on the end of the session closes it
+        welcome = client.join(way_up, first.downlink, first.seed, first.rule or None)
+        if rules.parse(welcome.rule).is_asynchronous:
+            raise ProtocolError(
+                f"Party servers take part in synchronous rounds only. Received: rule "
+                f"{welcome.rule} of server {self._uplink.server}"
+            )
+        all_leaves = tuple(zip(welcome.parties, welcome.workers, strict=True))
+        found = Place(
+            welcome.child, all_leaves, way_up, welcome.downlink, welcome.rule, welcome.session
+        )
+        if place is None:
+            with session.changed:
+                if not session.is_over:
+                    session.start(found)
+        elif place != found:
+            raise ProtocolError(
+                "The server above goes on with another run than the one that is kept here. Start "
+                "both anew, or both with the state of one run."
+            )
+        self._events.write("joined_above", **dataclasses.asdict(welcome))
+        log.info(
+            "Joined %s as `%s`, with %d of %d leaves",
+            self._uplink.server,
+            self._uplink.site,
+            len(leaves),
+            len(all_leaves),
+        )
+
+    def _agree(self) -> None:
+        client, store = self._connected(), self._session.state.store
+        if store is None:
+            raise ProtocolError("The model is not agreed on.")
+        number = store.round
+        client.agree_model(store.model.shapes, number + store.is_merged(number))
+        self._is_agreed = True
+
+    def _is_sync_due(self, store: Store | None) -> bool:
+        state, first_sync = self._session.state, self._session.first_sync
+        weights = state.weights
+        has_begun = store is not None and (
+            store.round > store.first_round or store.is_merged(store.round)
+        )
+        if self._is_synced or has_begun or weights.is_forgotten:
+            return False
+        if not first_sync.comes_from_above:
+            return weights.is_described
+        return not weights.are_whole and (first_sync.wanted is not None or weights.is_described)
+
+    def _sync(self) -> None:
+        """Passes the first weights on, up or down."""
+        client, first_sync = self._connected(), self._session.first_sync
+        with self._session.changed:
+            weights = self._session.state.weights
+            what = (weights.kinds, weights.num_bytes)
+            if not weights.is_described and first_sync.wanted is not None:
+                what = first_sync.wanted
+        if first_sync.comes_from_above:
+            first_sync.describe(*what)
+            client.fetch_weights(what, lambda: weights.held, first_sync.take)
+        else:
+            reader = _Weights(self._session)
+            try:
+                client.send_weights(what, reader.messages)
+            finally:
+                reader.close()
+        self._is_synced = True
+
+    def _gather(self) -> None:
+        session = self._session
+        with session.changed:
+            number = session.state.gathers.due
+            if number is None:
+                return
+            label, payload = session.state.gathers.up(number)
+        session.settle()
+        session.answer_gather(number, self._connected().gather(number, label, payload))
+
+    def _exchange(self) -> None:
+        client, store = self._connected(), self._session.state.store
+        number = store.due() if store is not None else None
+        if store is None or number is None:
+            return
+        if number >= self._backup + BACKUP_EVERY:
+            self._session.settle()
+            with self._session.changed:
+                gathers = self._session.state.gathers
+                gather = gathers.newest + gathers.is_over(gathers.newest)
+            client.backed_up(number, gather)
+            self._backup = number
+        passage = _Passing(self._session, store, number)
+        try:
+            client.transfer(passage, store.weight(number))
+        finally:
+            passage.close()
+
+    def _leave(self) -> None:
+        """Waits for the end of the session, and tells it above."""
+        session = self._session
+        with session.changed:
+            session.changed.wait_for(lambda: session.is_over)
+            client, reason = self._client, session.ended
+        if client is not None:
+            client.leave(reason)
+        self._events.write("left_above", reason=reason)
+
+    def _hear(self, client: Connection) -> None:
+        """The run has ended above."""
+        error = client.ended("Watch")
+        if error is not None:
+            self._end(error)
+
+    def _end(self, error: TfHipsError) -> None:
+        """Ends the run below, by the reason that the server above has given, if it has."""
+        _, ended, reason = str(error).partition(_ENDED)
+        kind = type(error) if isinstance(error, (ProtocolError, NonFiniteError)) else PeerError
+        self._session.end(reason if ended else str(error), kind)
+
+    def _connected(self) -> Connection:
+        if self._client is None:
+            raise ProtocolError("The server above must be joined before anything else.")
+        return self._client
+
+
+class _Turns:
+    """One iterator of a kind at a time: the next one ends that before it, also while it waits."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._turns: dict[tuple[int, ...], int] = {}
+        self._is_closed = False
+
+    def begin(self, kind: tuple[int, ...] = ()) -> Callable[[Callable[[], bool]], bool]:
+        """Ends the iterator before; a function that waits, and says whether the new one goes on.
+
+        It must be called with the session's lock held.
+        """
+        session = self._session
+        with session.changed:
+            turn = self._turns[kind] = self._turns.get(kind, 0) + 1
+            session.changed.notify_all()
+
+        def is_over() -> bool:
+            return self._is_closed or self._turns[kind] != turn or session.ended is not None
+
+        def wait(is_ready: Callable[[], bool]) -> bool:
+            session.changed.wait_for(lambda: is_over() or is_ready())
+            return not is_over()
+
+        return wait
+
+    def close(self) -> None:
+        """Ends all."""
+        with self._session.changed:
+            self._is_closed = True
+            self._session.changed.notify_all()
+
+
+class _Passing(_Turns):
+    """One round: packets as children complete them, results to the store."""
+
+    def __init__(self, session: Session, store: Store, number: int) -> None:
+        super().__init__(session)
+        self.number = number
+        self._store = store
+
+    def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
+        """Packets that are complete and durable, until all of the round have been."""
+        store, mine = self._store, frozenset(chunks) - held
+        wait = self.begin(tuple(chunks))
+        after = 0
+        while after < len(store.chunks):
+            with self._session.changed:
+                if not wait(functools.partial(self._has_more, after)):
+                    return
+                after, news = store.ups(self.number, after)
+            if batch := [(one, memoryview(packet)) for one, packet in news if one in mine]:
+                yield batch
+
+    def take(self, chunk: int, packet: memoryview) -> None:
+        """Gives a chunk its result."""
+        self._store.finish(self.number, chunk, packet)
+
+    def _has_more(self, after: int) -> bool:
+        return self._store.ups(self.number, after)[0] > after
+
+
+class _Weights(_Turns):
+    """The first weights, as child 0 sends them."""
+
+    def messages(self, position: int) -> Iterator[bytes]:
+        """From byte `position` on, when they are durable."""
+        wait = self.begin()
+        weights = self._session.state.weights
+        while position < weights.num_bytes:
+            with self._session.changed:
+                if not wait(functools.partial(weights.has_message, position)):
+                    return
+                message = weights.message(position)
+            self._session.settle()
+            yield message
+            position += len(message)
+
+
+def _way_up(session: Session) -> str:
+    """What the sums of children go up with: what this server was told, or what they bring."""
+    members = session.state.members
+    wishes = [child.above for child in members.children.values() if child.above is not None]
+    own = compressors.parse(members.children[0].compression).for_sums.text
+    return members.terms.way_up or (wishes[0] if wishes else own)
