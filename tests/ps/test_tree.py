@@ -3,9 +3,12 @@
 
 import pytest
 
-from tests.ps.parties import FEEDBACK, together, train_all
-from tests.ps.trees import Node, addresses_of, expected, leaves_of, serving_tree
+from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, together, train_all
+from tests.ps.trees import SHAPES, Node, addresses_of, expected, leaves_of, serving_tree
 from tests.support.certs import Certificates
+from tf_hips.config import Uplink
+from tf_hips.errors import ConfigError, PeerError, TfHipsError
+from tf_hips.ps.server import Server, ServerConfig
 
 TWO = Node("", (Node("west", ("a", "b")), Node("east", ("c", "d"))), sends=FEEDBACK)
 MIXED = Node("", (Node("west", ("a", "b")), "c"), sends=FEEDBACK)
@@ -36,3 +39,240 @@ def test_all_leaves_get_what_the_tree_gives(
             assert welcome.downlink == node.up
         assert train_all(members, 0, 3) == expected(node, 4)
         together(*(member.client.leave for member in members))
+
+
+@pytest.mark.parametrize("node", [TWO, DEEP], ids=["two", "deep"])
+def test_gathers_bring_the_payloads_of_all_leaves(certificates: Certificates, node: Node) -> None:
+    with (
+        serving_tree(certificates, node) as servers,
+        leaves_of(certificates, node, addresses_of(servers)) as members,
+    ):
+        for number in range(3):
+            # Of one leaf nothing, which is a payload too.
+            payloads = [b"%d of %d" % (number, place) * place for place in range(len(members))]
+            payloads[-1] *= 300_000
+            results = together(
+                *(
+                    lambda m=m, p=p, n=number: m.client.gather(n, "loss", p)
+                    for m, p in zip(members, payloads, strict=True)
+                )
+            )
+            assert results == [payloads] * len(members)
+        with pytest.raises(TfHipsError, match=r"different calls: site `.*` waits in exact"):
+            together(
+                *(
+                    lambda m=m, label=label: m.client.gather(3, label, b"")
+                    for m, label in zip(members, ("x", "x", "y", "y"), strict=True)
+                )
+            )
+
+
+def test_payloads_that_are_too_long_together_end_the_run_in_words(
+    certificates: Certificates,
+) -> None:
+    with (
+        serving_tree(certificates, TWO, max_gather_bytes=100) as servers,
+        leaves_of(certificates, TWO, addresses_of(servers)) as members,
+    ):
+        first = [b"x" * 40] * 4
+        results = together(*(lambda m=m: m.client.gather(0, "loss", first[0]) for m in members))
+        assert results == [first] * 4
+        with pytest.raises(
+            TfHipsError,
+            match=r"at most 100 bytes, .* 120 bytes: `loss` of the leaves \w, \w in one",
+        ):
+            together(*(lambda m=m: m.client.gather(1, "loss", b"x" * 50) for m in members))
+
+
+def first_weights(members: list[Party], weights: list[list[np.ndarray]]) -> None:
+    synced = together(
+        *(lambda m=m, w=w: m.client.first_sync(w) for m, w in zip(members, weights, strict=True))
+    )
+    for one in synced:
+        for got, sent in zip(one, weights[0], strict=True):
+            np.testing.assert_array_equal(got, sent)
+
+
+@pytest.mark.parametrize("node", [TWO, MIXED, DEEP], ids=["two", "mixed", "deep"])
+def test_all_begin_with_the_weights_of_the_first_leaf(
+    certificates: Certificates, node: Node
+) -> None:
+    with (
+        serving_tree(certificates, node) as servers,
+        leaves_of(certificates, node, addresses_of(servers)) as members,
+    ):
+        generator = np.random.default_rng(0)
+        weights = [
+            [generator.standard_normal(700_000, np.float32), np.full((3, 2), place)]
+            for place in range(len(members))
+        ]
+        first_weights(members, weights)
+        assert train_all(members, 0, 0) == expected(node, 1)
+
+
+def test_other_weights_are_refused_with_the_names(certificates: Certificates) -> None:
+    with (
+        serving_tree(certificates, TWO) as servers,
+        leaves_of(certificates, TWO, addresses_of(servers)) as members,
+        pytest.raises(TfHipsError, match=r"Site `west` .there. and site `east` .here. dif"),
+    ):
+        first_weights(members, [[np.zeros(3)]] * 2 + [[np.zeros(4)]] * 2)
+
+
+def test_another_model_is_refused_with_the_names(certificates: Certificates) -> None:
+    with (
+        serving_tree(certificates, TWO) as servers,
+        leaves_of(certificates, TWO, addresses_of(servers), joins=False) as members,
+    ):
+        for member in members[2:]:
+            member.shapes = ((3,), *member.shapes[1:])
+        together(*(member.join for member in members))
+        with pytest.raises(TfHipsError, match=r"Site `.*east.*` \(.*here.* differ: tensor 0"):
+            together(*(lambda m=m: m.train(0, 0) for m in members[:2]))
+
+
+def test_a_lost_leaf_ends_the_tree_with_its_name(certificates: Certificates) -> None:
+    with (
+        serving_tree(certificates, DEEP, lost_after_s=1.0) as servers,
+        leaves_of(certificates, DEEP, addresses_of(servers)) as members,
+    ):
+        merged = train_all(members, 0, 1)
+        assert merged == expected(DEEP, 2)
+        lost = members.pop(1)
+        lost.client.close()
+        for member in members:
+            with pytest.raises(PeerError, match=r"Site `b` was lost: its connection closed"):
+                member.train(2, 3)
+        for server in servers.values():
+            assert "Site `b` was lost" in str(server._session.ended)
+
+
+def test_a_leaf_that_leaves_with_a_reason_ends_the_tree(certificates: Certificates) -> None:
+    with (
+        serving_tree(certificates, TWO) as servers,
+        leaves_of(certificates, TWO, addresses_of(servers)) as members,
+    ):
+        train_all(members, 0, 0)
+        members[3].client.leave("its disk is full")
+        for member in members[:3]:
+            with pytest.raises(PeerError, match="Site `d` left the run: its disk is full"):
+                member.train(1, 2)
+
+
+def test_a_failed_step_ends_the_tree_when_nobody_at_its_server_waits(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tf_hips.ps.waiting.FAILED_AFTER_S", 0.5)
+    node = Node("", (Node("west", ("a",)), "b"), sends=FEEDBACK)
+    with (
+        serving_tree(certificates, node) as servers,
+        leaves_of(certificates, node, addresses_of(servers)) as (a, b),
+    ):
+        train_all((a, b), 0, 0)
+        a.client.failed("ValueError: no more data")
+        with pytest.raises(PeerError, match=r"`west` does not come .* Site `a`: ValueError: no mo"):
+            b.train(1, 1)
+
+
+def test_the_end_above_is_the_end_below(certificates: Certificates) -> None:
+    with (
+        serving_tree(certificates, DEEP) as servers,
+        leaves_of(certificates, DEEP, addresses_of(servers)) as members,
+    ):
+        train_all(members, 0, 0)
+        servers[""]._session.end("The server was stopped.")
+        for member in members:
+            with pytest.raises(PeerError, match=r"The run has ended\. The server was stopped."):
+                member.train(1, 2)
+
+
+def test_a_server_serves_a_run_after_another(certificates: Certificates) -> None:
+    with serving_tree(certificates, TWO) as servers:
+        for _ in range(2):
+            with leaves_of(certificates, TWO, addresses_of(servers)) as members:
+                assert train_all(members, 0, 1) == expected(TWO, 2)
+                together(*(member.client.leave for member in members))
+                for server in servers.values():
+                    with server._session.changed:
+                        over = server._session.changed.wait_for(
+                            lambda s=server: s._session.is_over, DEADLINE_S
+                        )
+                    assert over
+                    assert server._session.ended is None
+
+
+def test_names_are_those_of_one_leaf_each(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tf_hips.ps.upper._MARGIN_S", 0.5)
+    twice = Node("", (Node("west", ("a", "b")), "a"), sends=FEEDBACK)
+    own = Node("", (Node("west", ("west", "b")), "c"), sends=FEEDBACK)
+    for node, name in ((twice, "a"), (own, "west")):
+        with (
+            serving_tree(certificates, node, join_timeout_s=1.0) as servers,
+            leaves_of(certificates, node, addresses_of(servers), joins=False) as members,
+            pytest.raises(TfHipsError, match=f"a name of its own.* Received: `{name}` twice"),
+        ):
+            together(*(member.join for member in members))
+
+
+def test_wishes_and_orders_for_the_way_up(certificates: Certificates) -> None:
+    """What it was told comes before what children wish for, and that before what they send."""
+    for told, wish, found in (
+        (NOISE, FEEDBACK, NOISE),
+        (None, NOISE, NOISE),
+        (None, None, FEEDBACK),
+    ):
+        node = Node("", (Node("west", ("a",), sends=FEEDBACK, up=found),), sends=found)
+        with serving_tree(certificates, node, uplink_compression=told) as servers:
+            member = Party(
+                servers["west"].address, "a", None, shapes=SHAPES, compression=FEEDBACK, above=wish
+            )
+            member.downlink = node.up
+            member.join()
+            upper = servers["west"]._snapshot()["uplink"]
+            assert upper["compression"] == found
+            assert member.train(0, 1) == expected(node, 2)
+            member.client.close()
+    for settings, text in (
+        (
+            {"downlink": FEEDBACK, "uplink": Uplink("127.0.0.1:1", "w")},
+            "`downlink` is what the top",
+        ),
+        ({"uplink_compression": FEEDBACK}, "`uplink_compression` needs `uplink`"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            ServerConfig(("a",), insecure=True, **settings)
+
+
+def test_a_server_tells_where_it_stands(certificates: Certificates) -> None:
+    with (
+        serving_tree(certificates, MIXED) as servers,
+        leaves_of(certificates, MIXED, addresses_of(servers)) as members,
+    ):
+        train_all(members, 0, 1)
+        told = servers["west"]._snapshot()
+        assert told["uplink"] == {
+            "server": servers[""].address,
+            "site": "west",
+            "is_joined": True,
+            "compression": FEEDBACK,
+            "leaves": 3,
+        }
+        assert [child["site"] for child in told["children"]] == ["a", "b"]
+        assert servers[""]._snapshot()["uplink"] is None
+        assert [one["workers"] for one in servers[""]._snapshot()["children"]] == [3, 3]
+
+
+def test_roles_are_checked_on_every_level(certificates: Certificates) -> None:
+    uplink = Uplink("127.0.0.1:1", "west", certificates.party("west"))
+    parts = {"parties": ("a",), "uplink": uplink}
+    with pytest.raises(ConfigError, match="must be one of role server"):
+        Server(ServerConfig(**parts, tls=certificates.server())).start()
+    with pytest.raises(ConfigError, match="`server_role` must be one of"):
+        Uplink("127.0.0.1:1", "west", server_role="party")
+    with serving_tree(certificates, MIXED, insecure=False) as servers:
+        for site, role in (("", "server"), ("west", "global-server")):
+            member = Party(servers[site].address, "c", certificates.party("c"), server_role=role)
+            with pytest.raises(PeerError, match=f"must be one of role {role}"):
+                member.join()

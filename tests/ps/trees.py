@@ -110,7 +110,9 @@ def serving_tree(
 
         def start(one: Node, above: Server | None, role: str) -> None:
             own = dict(settings)
-            if above is not None:
+            if above is None:
+                own.pop("uplink_compression", None)
+            else:
                 identity = None if insecure else certificates.party(one.site)
                 own["uplink"] = Uplink(above.address, one.site, identity, DEADLINE_S, role)
             if insecure:

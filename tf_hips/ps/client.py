@@ -459,6 +459,11 @@ class Client:
 
         self._link.persist("Exchange", self._wait_s, attempt)
 
+    @property
+    def max_gather_bytes(self) -> int:
+        """Greatest length of a payload in bytes, as the server says; 0 before `join`."""
+        return self._max_gather_bytes
+
     def gather(self, number: int, label: str, payload: wire.Buffer) -> list[bytes]:
         """Sends this party's bytes to all parties, returns those of all.
 

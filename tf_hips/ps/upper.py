@@ -28,6 +28,7 @@ from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules, tls
 from tf_hips.ps.client import read_terms
+from tf_hips.ps.gather import too_long
 from tf_hips.ps.link import Link
 from tf_hips.ps.passing import Batch
 from tf_hips.ps.session import Session
@@ -279,8 +280,16 @@ class Upper:
             if number is None:
                 return
             label, payload = session.state.gathers.up(number)
+            leaves = session.state.members.leaves
         session.settle()
-        session.answer_gather(number, self._connected().gather(number, label, payload))
+        client = self._connected()
+        if len(payload) > client.max_gather_bytes:
+            names = ", ".join(site for site, _ in leaves)
+            raise ProtocolError(
+                f"{too_long(len(payload), client.max_gather_bytes)}: `{label}` of the leaves "
+                f"{names} in one"
+            )
+        session.answer_gather(number, client.gather(number, label, payload))
 
     def _exchange(self) -> None:
         client, store = self._connected(), self._session.state.store
