@@ -90,7 +90,7 @@ def test_an_expired_certificate_is_refused(certificates: Certificates) -> None:
 def test_a_server_with_an_expired_certificate_is_refused(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.server.check_server", lambda identity: None)
+    monkeypatch.setattr("tf_hips.ps.server.check_server", lambda *_: None)
     expired = certificates.identity("global-server", "hq", days=-1)
     with serving(certificates, tls=expired) as server:
         error = error_of_join(server.address, certificates.party("b"))
@@ -159,7 +159,7 @@ def test_another_run_is_refused(certificates: Certificates) -> None:
 def test_a_server_must_have_the_role(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.server.check_server", lambda identity: None)
+    monkeypatch.setattr("tf_hips.ps.server.check_server", lambda *_: None)
     for role in ("party", "server"):
         with serving(certificates, tls=certificates.identity(role, "hq")) as server:
             error = error_of_join(server.address, certificates.party("b"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers with a server above them: rounds, gathers, first weights, and how a tree ends."""
 
+import numpy as np
 import pytest
 
 from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, together, train_all

@@ -160,8 +160,12 @@ def add_identity(parser: argparse.ArgumentParser, owner: str) -> None:
     parser.add_argument("--insecure", action="store_true", help="plain text, on loopback only")
 
 
-def identity(options: argparse.Namespace) -> Tls | None:
+def identity(options: argparse.Namespace, prefix: str = "") -> Tls | None:
     """The TLS files of the command line, with absolute paths; None with `--insecure`.
+
+    Args:
+        options: with the attributes that `add_identity` declares.
+        prefix: of the options' names in messages.
 
     Raises:
         UsageError: some are missing, are not readable files, or `--insecure` is given as well.
@@ -170,16 +174,16 @@ def identity(options: argparse.Namespace) -> Tls | None:
     given = [name for name, path in files.items() if path is not None]
     if options.insecure:
         if given:
-            raise UsageError(f"--insecure and --{given[0]} exclude each other")
+            raise UsageError(f"--insecure and --{prefix}{given[0]} exclude each other")
         return None
-    missing = [f"--{name}" for name in files if name not in given]
+    missing = [f"--{prefix}{name}" for name in files if name not in given]
     if missing:
         raise UsageError(
             f"{', '.join(missing)} missing; `tf-hips certs` makes them, --insecure goes without"
         )
     for name, path in files.items():
         if not Path(path).is_file():
-            raise UsageError(f"--{name} must be a file. Received: {path!r}")
+            raise UsageError(f"--{prefix}{name} must be a file. Received: {path!r}")
     found = Tls(**{name: str(Path(path).resolve()) for name, path in files.items()})
     _check_loads(found)
     return found

@@ -47,6 +47,12 @@ def add(commands: Any) -> None:
         "share the model",
     )
     parser.add_argument(
+        "--server-role",
+        choices=config.SERVER_ROLES,
+        help="role of that server's certificate: `server` is one of a party (default "
+        "global-server)",
+    )
+    parser.add_argument(
         "--site",
         type=arguments.site,
         default="local",
@@ -123,7 +129,11 @@ def run(options: argparse.Namespace) -> int:
     uplink = None
     if options.server is not None:
         uplink = config.Uplink(
-            options.server, options.site, _identity(options), options.deadline or _DEADLINE_S
+            options.server,
+            options.site,
+            _identity(options),
+            options.deadline or _DEADLINE_S,
+            options.server_role or config.Uplink.server_role,
         )
     elif options.insecure or options.authority or options.certificate or options.key:
         raise arguments.UsageError("--authority, --certificate, --key and --insecure need --server")
@@ -133,6 +143,8 @@ def run(options: argparse.Namespace) -> int:
         )
     elif options.deadline is not None:
         raise arguments.UsageError("--deadline is for the server's answers and needs --server")
+    elif options.server_role is not None:
+        raise arguments.UsageError("--server-role is that of a --server, which it needs")
     hosts = _hosts(options)
     slots = sum(number for _, number in hosts) if hosts else options.num_proc or 1
     number = options.num_proc or slots

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tf-hips server`: the global server of a run, in the foreground."""
+"""`tf-hips server`: a server of a run, in the foreground: the global one, or that of a party."""
 
 import argparse
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from tf_hips.cli import arguments, config_file
+from tf_hips.cli import arguments, config_file, uplinks
 
 _MIB = 2**20
 
@@ -19,7 +19,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "server",
         help="serve the parties of a run",
-        description="Serves the parties of a run until it is told to end.",
+        description="Serves the parties of a run until it is told to end. With --uplink it is the "
+        "server of one party of another server, and what it serves are the leaves of that party.",
     )
     parser.add_argument(
         "--parties",
@@ -110,6 +111,7 @@ def add(commands: Any) -> None:
         metavar="HOST:PORT",
         help="tell Prometheus about the run, in plain HTTP",
     )
+    uplinks.add(parser)
     arguments.add_identity(parser, "the server")
     parser.set_defaults(run=run, file=config_file.add(parser))
 
@@ -121,6 +123,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(options.file.text(options))
         return 0
     tls = arguments.identity(options)
+    uplink = uplinks.of(options)
     from absl import flags
     from absl import logging as absl_logging
 
@@ -152,6 +155,8 @@ def run(options: argparse.Namespace) -> int:
         log_dir=options.log_dir,
         state_dir=options.state,
         shard=options.shard or (0, 1),
+        uplink=uplink,
+        uplink_compression=options.uplink_compression,
         **{name: value for name, value in limits.items() if value is not None},
     )
     flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults

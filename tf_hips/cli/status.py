@@ -9,6 +9,7 @@ from typing import Any
 
 from tf_hips.cli import arguments
 from tf_hips.cli.output import printable
+from tf_hips.config import SERVER_ROLES
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -31,6 +32,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--run", dest="run_name", type=arguments.site, default="local", metavar="NAME"
     )
+    parser.add_argument(
+        "--server-role",
+        choices=SERVER_ROLES,
+        default=SERVER_ROLES[0],
+        help="role of its certificate: `server` is one of a party (default global-server)",
+    )
     parser.add_argument("--json", action="store_true", help="all of it, as JSON")
     parser.add_argument(
         "--timeout",
@@ -47,10 +54,11 @@ def run(options: argparse.Namespace) -> int:
     """Asks and prints; 1 where the run has ended for a reason, or one of several is silent."""
     tls = arguments.identity(options)
     servers = options.server.split(",")
+    role = options.server_role
     if len(servers) == 1:
-        told = [ask(servers[0], options.run_name, tls, options.timeout)]
+        told = [ask(servers[0], options.run_name, tls, options.timeout, role)]
     else:
-        told = _ask_all(servers, options.run_name, tls, options.timeout)
+        told = _ask_all(servers, options.run_name, tls, options.timeout, role)
     if options.json:
         text = json.dumps(told if len(told) > 1 else told[0], indent=2)
         sys.stdout.write(text + "\n")
@@ -59,13 +67,15 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(one.get("error") or one.get("ended") for one in told) else 0
 
 
-def _ask_all(servers: list[str], run_name: str, tls: Any, timeout_s: float) -> list[dict[str, Any]]:
+def _ask_all(
+    servers: list[str], run_name: str, tls: Any, timeout_s: float, role: str
+) -> list[dict[str, Any]]:
     """What each server tells, and as its `server` which it is; the `error` of one that does not."""
     from tf_hips.errors import TfHipsError
 
     def one(server: str) -> dict[str, Any]:
         try:
-            return {"server": server, **ask(server, run_name, tls, timeout_s)}
+            return {"server": server, **ask(server, run_name, tls, timeout_s, role)}
         except TfHipsError as error:
             return {"server": server, "error": str(error)}
 
@@ -73,7 +83,9 @@ def _ask_all(servers: list[str], run_name: str, tls: Any, timeout_s: float) -> l
         return list(pool.map(one, servers))
 
 
-def ask(server: str, run_name: str, tls: Any, timeout_s: float) -> dict[str, Any]:
+def ask(
+    server: str, run_name: str, tls: Any, timeout_s: float, role: str = SERVER_ROLES[0]
+) -> dict[str, Any]:
     """What a server tells (`ps.status.snapshot`).
 
     Args:
@@ -81,6 +93,7 @@ def ask(server: str, run_name: str, tls: Any, timeout_s: float) -> dict[str, Any
         run_name: identity of the run.
         tls: identity of the caller; None: plain text.
         timeout_s: seconds to reach the server.
+        role: of its certificate.
 
     Raises:
         TfHipsError: it cannot be reached, or refuses the caller.
@@ -94,7 +107,11 @@ def ask(server: str, run_name: str, tls: Any, timeout_s: float) -> dict[str, Any
     site = own_identity(tls).site if tls is not None else "operator"
     credentials = identities.channel_credentials(tls) if tls is not None else None
     link = Link(
-        Uplink(server, site, tls, timeout_s), split_address(server), credentials, run_name, "status"
+        Uplink(server, site, tls, timeout_s, role),
+        split_address(server),
+        credentials,
+        run_name,
+        "status",
     )
     try:
         told: dict[str, Any] = json.loads(link.control("Status", b"", timeout_s))
@@ -165,8 +182,15 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
         f"{told['refused']} calls refused, "
         f"{'durable' if told['is_durable'] else 'state in memory'}"
     )
+    above = told["uplink"]
+    if above is not None:
+        state = "not joined yet"
+        if above["is_joined"]:
+            state = f"by {above['compression']}; {above['leaves']} leaves in the tree"
+        console.print(f"above: {above['server']}, as `{above['site']}`, {state}")
     if told["tensors"]:
-        console.print(f"its way down has missed {told['residual_rms']:.3g} (rms) so far")
+        way = "down" if above is None else "up"
+        console.print(f"its way {way} has missed {told['residual_rms']:.3g} (rms) so far")
 
 
 def _bytes(number: float) -> str:

@@ -16,9 +16,9 @@ call in progress.
 
 import contextlib
 import dataclasses
-import threading
+import functools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -33,7 +33,15 @@ from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.gather import to_packet, too_long
 from tf_hips.ps.link import Link, Patience, detail
 from tf_hips.ps.model import Model
-from tf_hips.ps.passing import Batch, Described, Passage, ReadWeights
+from tf_hips.ps.passing import (
+    Described,
+    Passage,
+    ReadWeights,
+    WayUp,
+    moving,
+    read_held,
+    say_held,
+)
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
 from tf_hips.ps.tree import Leaves
 from tf_hips.ps.views import Agreed, Halt, Packets, Round
@@ -309,7 +317,7 @@ class Client:
             if fields["fetches"]:
                 return True
             call = self._link.stub("stream_unary", "Upload", patience.left_s).future(  # type: ignore[attr-defined]
-                self._link.metered(_moving(read(fields["held"]), patience)),
+                self._link.metered(moving(read(fields["held"]), patience)),
                 metadata=self._link.metadata(fields["held"], attempt),
             )
             with patience.bounding(call):
@@ -419,10 +427,10 @@ class Client:
             nonlocal most_held
             count += first
             halt.check(self._uplink.server)
-            call = _Exchange(functools.partial(passage.batches, chunks), resumes=count > 0)
+            call = WayUp(functools.partial(passage.batches, chunks), resumes=count > 0)
             stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
-                self._link.metered(_moving(call.messages(), patience, count == first)),
-                metadata=(*self._link.metadata(number, count), *_held(have), *said),
+                self._link.metered(moving(call.messages(), patience, count == first)),
+                metadata=(*self._link.metadata(number, count), *say_held(have), *said),
             )
             with contextlib.ExitStack() as stack:
                 stack.callback(stream.cancel)
@@ -430,7 +438,7 @@ class Client:
                 stack.enter_context(patience.bounding(stream))
                 stack.enter_context(halt.bound(stream, self._uplink.server))
                 if count > 0:
-                    held = _read_held(stream.initial_metadata(), len(lengths))
+                    held = read_held(stream.initial_metadata(), len(lengths))
                     if len(held) > most_held:
                         patience.renew()
                     most_held = max(most_held, len(held))
@@ -489,17 +497,17 @@ class Client:
         results: dict[int, bytes] = {}
 
         def attempt(count: int, patience: Patience) -> None:
-            call = _Exchange(lambda held: iter([() if held else [(0, packet)]]), resumes=count > 0)
+            call = WayUp(lambda held: iter([() if held else [(0, packet)]]), resumes=count > 0)
             stream = self._link.stub("stream_stream", "Gather", patience.left_s)(
-                self._link.metered(_moving(call.messages(), patience, count == 0)),
-                metadata=(*self._link.metadata(number, count), *_held(set(results))),
+                self._link.metered(moving(call.messages(), patience, count == 0)),
+                metadata=(*self._link.metadata(number, count), *say_held(set(results))),
             )
             with contextlib.ExitStack() as stack:
                 stack.callback(stream.cancel)
                 stack.callback(call.resume, None)
                 stack.enter_context(patience.bounding(stream))
                 if count > 0:
-                    call.resume(_read_held(stream.initial_metadata(), 1))
+                    call.resume(read_held(stream.initial_metadata(), 1))
                 assembler = wire.Assembler([limit] * num_parties)
                 for message in stream:
                     if count == 0 or not message:
@@ -592,49 +600,3 @@ def read_terms(answer: bytes) -> dict[str, Any]:
         shard=list,
         is_over=bool,
     )
-
-
-class _Exchange:
-    """The way up of one attempt; a repeated one waits to hear what the server has."""
-
-    def __init__(
-        self, batches: Callable[[frozenset[int]], Iterator[Batch]], *, resumes: bool
-    ) -> None:
-        self._batches = batches
-        self._held: frozenset[int] | None = frozenset()
-        self._may_send = threading.Event()
-        if not resumes:
-            self._may_send.set()
-
-    def resume(self, held: Iterable[int] | None) -> None:
-        """Sends all but `held`; None: nothing, as the attempt is over."""
-        if not self._may_send.is_set():
-            self._held = None if held is None else frozenset(held)
-            self._may_send.set()
-
-    def messages(self) -> Iterator[bytes]:
-        self._may_send.wait()
-        if self._held is not None:
-            for batch in self._batches(self._held):
-                yield from wire.bundle(batch)
-
-
-def _moving(
-    messages: Iterable[bytes], patience: Patience, is_progress: bool = True
-) -> Iterator[bytes]:
-    """`messages`; each buys time, unless they travel once more over another connection."""
-    for message in messages:
-        if is_progress:
-            patience.renew()
-        yield message
-
-
-def _held(chunks: set[int]) -> tuple[tuple[str, str], ...]:
-    return ((wire.HELD_KEY, wire.ranges_to_text(chunks)),) if chunks else ()
-
-
-def _read_held(metadata: Iterable[tuple[str, str | bytes]] | None, limit: int) -> set[int]:
-    for key, value in metadata or ():
-        if key == wire.HELD_KEY:
-            return wire.ranges_from_text(str(value), limit)
-    return set()

@@ -219,8 +219,7 @@ class Recovery:
     def _open(self, what: str, number: int) -> Reader:
         reader = Reader(self._folder.file(what, number))
         wanted, found = self._folder.facts, reader.header.facts
-        names = [field.name for field in dataclasses.fields(wanted)]
-        for name in names:
+        for name in Facts.__dataclass_fields__:
             if getattr(found, name) != getattr(wanted, name):
                 reader.close()
                 raise StateError(

@@ -180,7 +180,7 @@ class Members:
             downlink = compressors.parse(way_up or above or uplink).for_sums.text
         down = _canonical("downlink", downlink)
         if rule is None and self.terms.rule is None and self.terms.site is not None:
-            rule = ABOVE
+            rule = ABOVE if self.place is None else self.place.rule
         else:
             try:
                 rule = rules.parse(rule if rule is not None else self.terms.rule or "sum").text

@@ -5,9 +5,12 @@ views     all packets of a round are there before the call, and so are the first
 upper     both come from children while others travel, and what comes down goes to them
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from tf_hips.ps import wire
+from tf_hips.ps.link import Patience
 from tf_hips.ps.wire import Buffer
 
 Batch = Sequence[tuple[int, Buffer]]
@@ -34,3 +37,58 @@ class Passage(Protocol):
 
     def take(self, chunk: int, packet: memoryview) -> None:
         """Takes a result, perhaps again; `packet` stays as it is."""
+
+
+class WayUp:
+    """The way up of one attempt; a repeated one waits to hear what the server has."""
+
+    def __init__(
+        self, batches: Callable[[frozenset[int]], Iterator[Batch]], *, resumes: bool
+    ) -> None:
+        """Nothing is sent.
+
+        Args:
+            batches: gets what the server has, yields the rest.
+            resumes: whether it waits for `resume`, to hear what the server has.
+        """
+        self._batches = batches
+        self._held: frozenset[int] | None = frozenset()
+        self._may_send = threading.Event()
+        if not resumes:
+            self._may_send.set()
+
+    def resume(self, held: Iterable[int] | None) -> None:
+        """Sends all but `held`; None: nothing, as the attempt is over."""
+        if not self._may_send.is_set():
+            self._held = None if held is None else frozenset(held)
+            self._may_send.set()
+
+    def messages(self) -> Iterator[bytes]:
+        """What travels."""
+        self._may_send.wait()
+        if self._held is not None:
+            for batch in self._batches(self._held):
+                yield from wire.bundle(batch)
+
+
+def moving(
+    messages: Iterable[bytes], patience: Patience, is_progress: bool = True
+) -> Iterator[bytes]:
+    """`messages`; each buys time, unless they travel once more over another connection."""
+    for message in messages:
+        if is_progress:
+            patience.renew()
+        yield message
+
+
+def say_held(chunks: set[int]) -> tuple[tuple[str, str], ...]:
+    """Metadata by which a caller says what it has."""
+    return ((wire.HELD_KEY, wire.ranges_to_text(chunks)),) if chunks else ()
+
+
+def read_held(metadata: Iterable[tuple[str, str | bytes]] | None, limit: int) -> set[int]:
+    """What the other side says that it has, of chunks below `limit`."""
+    for key, value in metadata or ():
+        if key == wire.HELD_KEY:
+            return wire.ranges_from_text(str(value), limit)
+    return set()

@@ -25,6 +25,7 @@ when what it has accepted is durable. Imports no TensorFlow: a server starts in 
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import os
 import threading
@@ -58,7 +59,7 @@ from tf_hips.ps.status import Metrics, snapshot
 from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.tree import read_leaves
-from tf_hips.ps.upper import Limits, Upper
+from tf_hips.ps.upper import Upper, Waits
 from tf_hips.ps.wire import Call
 
 _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
@@ -92,7 +93,7 @@ class Server:
             site=site,
             rank=self._terms.shard.index,
         )
-        self._limits = self._told = Limits.of(config)
+        self._waits = Waits(config)
         self._upper: Upper | None = None
         self._admission = Admission(config, self._tell)
         self._traffic = Traffic(len(config.parties))
@@ -193,7 +194,9 @@ class Server:
     def stop(self, grace_s: float = 1.0) -> None:
         """Ends the run, if one is on, and stops to listen."""
         self._stopped.set()
-        self._session.end("The server was stopped.")
+        with self._session.changed:
+            if not self._session.is_over:  # who hears later of a run that is over, hears why
+                self._session.end("The server was stopped.")
         if self._server is not None:
             self._server.stop(grace_s).wait()
             self._server = None
@@ -333,7 +336,8 @@ class Server:
         metadata = dict(context.invocation_metadata() or ())
         call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
         self._admission.check(context, call)
-        limit = self._limits.join_timeout_s if is_join else self._limits.round_timeout_s
+        waits = self._waits.here
+        limit = waits.join_timeout_s if is_join else waits.round_timeout_s
         left = context.time_remaining()
         if left is not None:
             # A little before the caller gives up, so that it hears what it has waited for.
@@ -357,33 +361,20 @@ class Server:
 
     def _pass_up(self) -> None:
         """Takes the session to the server above, if there is one."""
-        if self._config.uplink is not None:
-            self._upper = Upper(self._config.uplink, self._config.run, self._session, self._events)
+        if self._waits.uplink is not None:
+            self._upper = Upper(self._waits.uplink, self._config.run, self._session, self._events)
             self._upper.start()
 
-    def _ask_above(self, context_s: float) -> None:
-        """Asks the server above how long it waits, which is how long children must."""
-        own = Limits.of(self._config)
-        if self._config.uplink is not None:
-            above = Limits.above(self._config.uplink, self._config.run, context_s)
-            self._limits, self._told = own.under(above), own.told(above)
-
     def _snapshot(self) -> dict[str, Any]:
-        told = snapshot(self._config, self._session, self._traffic)
-        return {**told, "uplink": self._upper.describe() if self._upper is not None else None}
+        above = self._upper.describe() if self._upper is not None else None
+        return snapshot(self._config, self._session, self._traffic) | {"uplink": above}
 
     def _check_identity(self, identity: Tls) -> None:
-        if self._role == tls.SERVER_ROLE:
-            check_server(identity)
-        else:
-            check_server(identity, self._role)
+        check_server(identity, self._role)
 
     def _tell_terms(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
-        self._ask_above(caller.patience_s)
         return wire.to_json(
-            join_timeout_s=self._told.join_timeout_s,
-            round_timeout_s=self._told.round_timeout_s,
-            max_gather_bytes=self._told.max_gather_bytes,
+            **dataclasses.asdict(self._waits.ask(caller.patience_s)),
             is_durable=self._keeper is not None,
             shard=self._terms.shard.numbers,
             is_over=session.is_over,

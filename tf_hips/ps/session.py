@@ -277,7 +277,7 @@ class Session:
                 "compression": child.compression,
                 "downlink": child.downlink if place is None else place.downlink,
                 "seed": child.seed,
-                "rule": child.rule if place is None else place.rule,
+                "rule": known.rule,
                 "round": known.first_round,
                 "newest": self.store.of(caller.child).round if self.store is not None else 0,
                 "session": members.session,
@@ -397,7 +397,7 @@ class Session:
                 return [self._terms.parties.index(site) for site in store.missing(number)]
 
             late = "the server's disk is late"
-            if store.is_passed_up:
+            if self._members.place is not None:
                 late = "the server above has not answered"
             self._waiting.until(
                 caller,

@@ -63,6 +63,8 @@ class State:
         for position, child in sorted(self.members.children.items()):
             is_leaf = child.leaves == ((self.members.site(position), child.workers),)
             widths.append(None if is_leaf else len(child.leaves))
+            if place is not None:
+                child.rule = place.rule
         self.gathers.shape(widths, is_passed_up=place is not None)
 
     def take_back(self, position: int, process: str) -> None:
@@ -290,7 +292,7 @@ class State:
     ) -> Store | AsynchronousStore:
         """The rounds of children that all have joined on the terms of `child`."""
         place = self.members.place
-        rule = parse(child.rule if place is None else place.rule)
+        rule = parse(child.rule)
         up = model.compressor(child.compression)
         down = model.compressor(child.downlink if place is None else place.compression)
         common: dict[str, Any] = {

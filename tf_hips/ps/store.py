@@ -353,11 +353,6 @@ class Store:
             newest = max(self._rounds)
             return newest if self.ups(newest, 0)[1] else None
 
-    def has_result(self, number: int, chunk: int) -> bool:
-        """Whether a chunk of a round that is not over has its result."""
-        with self.changed:
-            return self._get(number).results[chunk] is not None
-
     def finish(self, number: int, chunk: int, data: Buffer | Packet) -> None:
         """Takes the result of a chunk from the server above; the first one counts."""
         packet = np.frombuffer(data, np.uint8)

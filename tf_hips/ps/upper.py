@@ -32,6 +32,7 @@ from tf_hips.ps.gather import too_long
 from tf_hips.ps.link import Link
 from tf_hips.ps.passing import Batch
 from tf_hips.ps.session import Session
+from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.shards import SEPARATOR, Connection, connect
 from tf_hips.ps.sockets import split_address
 from tf_hips.ps.store import Store
@@ -53,11 +54,6 @@ class Limits:
     join_timeout_s: float
     round_timeout_s: float
     max_gather_bytes: int
-
-    @classmethod
-    def of(cls, told: Any) -> "Limits":
-        """Of a server's configuration."""
-        return cls(float(told.join_timeout_s), float(told.round_timeout_s), told.max_gather_bytes)
 
     @classmethod
     def above(cls, uplink: Uplink, run: str, timeout_s: float) -> "Limits":
@@ -96,6 +92,34 @@ class Limits:
             self.round_timeout_s + both.round_timeout_s,
             both.max_gather_bytes,
         )
+
+
+class Waits:
+    """How long a server waits, which depends on the one above it, if there is one."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """What it was told itself, until it has asked."""
+        self._config = config
+        self._own = Limits(
+            float(config.join_timeout_s), float(config.round_timeout_s), config.max_gather_bytes
+        )
+        self.here = self.told = self._own
+        self.uplink = config.uplink
+        if config.uplink is not None:
+            # It must not give up before the children that it waits for are missed here.
+            deadline_s = max(config.uplink.deadline_s, config.round_timeout_s + _MARGIN_S)
+            self.uplink = dataclasses.replace(config.uplink, deadline_s=deadline_s)
+
+    def ask(self, timeout_s: float) -> Limits:
+        """What a child must know; asks the server above for what that is told.
+
+        Raises:
+            TfHipsError: it cannot be reached, or refuses this server.
+        """
+        if self.uplink is not None:
+            above = Limits.above(self.uplink, self._config.run, timeout_s)
+            self.here, self.told = self._own.under(above), self._own.told(above)
+        return self.told
 
 
 class Upper:
@@ -169,7 +193,7 @@ class Upper:
     def _due(self) -> _Task | None:
         """What is to be done next, if anything; called with the session's lock held."""
         state = self._session.state
-        members, store = state.members, state.store
+        members, store = state.members, self._store
         if self._client is None:
             return self._join if members.are_complete else None
         if self._is_sync_due(store):
@@ -235,7 +259,7 @@ class Upper:
         )
 
     def _agree(self) -> None:
-        client, store = self._connected(), self._session.state.store
+        client, store = self._connected(), self._store
         if store is None:
             raise ProtocolError("The model is not agreed on.")
         number = store.round
@@ -292,7 +316,7 @@ class Upper:
         session.answer_gather(number, client.gather(number, label, payload))
 
     def _exchange(self) -> None:
-        client, store = self._connected(), self._session.state.store
+        client, store = self._connected(), self._store
         number = store.due() if store is not None else None
         if store is None or number is None:
             return
@@ -330,6 +354,11 @@ class Upper:
         _, ended, reason = str(error).partition(_ENDED)
         kind = type(error) if isinstance(error, (ProtocolError, NonFiniteError)) else PeerError
         self._session.end(reason if ended else str(error), kind)
+
+    @property
+    def _store(self) -> Store | None:
+        store = self._session.state.store
+        return store if isinstance(store, Store) else None  # others are refused in `_join`
 
     def _connected(self) -> Connection:
         if self._client is None:

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of real servers, each of them and leaves killed with SIGKILL: the same bits in the end."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, together
+from tests.ps.test_comeback import Backup
+from tests.ps.test_restart import Later, ServerProcess, wait_for
+from tests.ps.trees import Node, expected, leaves_of
+from tests.support.certs import Certificates
+from tf_hips import log
+from tf_hips.ps.recorder import Kind
+
+SHAPES = ((3, 3, 1, 8), (8,), (72, 10), (10,))
+TREE = Node("", (Node("west", ("a", "b"), sends=FEEDBACK), "c"), sends=FEEDBACK)
+LAST = 59
+
+
+class TreeServer(ServerProcess):
+    """One server of a tree, as a process that keeps its run."""
+
+    def __init__(self, base: Path, node: Node, above: "TreeServer | None") -> None:
+        super().__init__(base / (node.site or "top"))
+        self.node = node
+        self.above = above
+
+    def command(self, *more: str) -> list[str]:
+        options = ["--parties", ",".join(self.node.names), "--insecure", "--once"]
+        options += ["--state", str(self.state), *more]
+        if self.above is not None:
+            options += ["--uplink", self.above.address, "--site", self.node.site]
+        if not self.is_eager:
+            return [sys.executable, "-m", "tf_hips.cli", "server", *options]
+        program = (
+            "from tf_hips import cli\n"
+            "from tf_hips.ps import durable\n"
+            "durable.SNAPSHOT_AFTER_BYTES = durable.SNAPSHOT_AFTER_SNAPSHOTS = 0\n"
+            f"cli.main({['server', *options]!r})"
+        )
+        return [sys.executable, "-c", program]
+
+    def wait_for_round(self, number: int) -> None:
+        """Waits until something of a round has been taken in; also where the journal is cut."""
+        if self.is_eager:
+            wait_for(lambda: max(self.snapshots(), default=-1) >= number)
+            return
+        self.wait_for(Kind.PACKET, lambda found: bool(found) and found[-1]["round"] >= number)
+
+    def snapshots(self) -> list[int]:
+        events = log.read_events(self.logs)
+        return [event["round"] for event in events if event["event"] == "snapshot"]
+
+    def check_end(self) -> None:
+        """It ends by itself, and well."""
+        assert self.process is not None
+        code = self.process.wait(2 * DEADLINE_S)
+        self.end()
+        assert code == 0, "".join(self.lines)
+
+
+@contextlib.contextmanager
+def tree(base: Path, node: Node = TREE) -> Iterator[dict[str, TreeServer]]:
+    servers: dict[str, TreeServer] = {}
+
+    def start(one: Node, above: TreeServer | None) -> None:
+        servers[one.site] = TreeServer(base, one, above)
+        servers[one.site].start()
+        for child in one.children:
+            if isinstance(child, Node):
+                start(child, servers[one.site])
+
+    try:
+        start(node, None)
+        yield servers
+    finally:
+        for server in servers.values():
+            server.end()
+
+
+def addresses(servers: dict[str, TreeServer]) -> dict[str, str]:
+    return {site: server.address for site, server in servers.items()}
+
+
+@pytest.mark.parametrize(
+    ("victims", "is_eager"),
+    [(("west",), False), (("west",), True), (("",), False), (("west", ""), True)],
+    ids=["party", "party-snapshots", "top", "both-snapshots"],
+)
+def test_servers_killed_while_rounds_go_on(
+    certificates: Certificates, tmp_path: Path, victims: tuple[str, ...], is_eager: bool
+) -> None:
+    with tree(tmp_path) as servers:
+        for site in victims if is_eager else ():
+            servers[site].is_eager = True
+            servers[site].restart()
+        with leaves_of(certificates, TREE, addresses(servers), shapes=SHAPES) as members:
+            training = [Later(lambda one=one: one.train(0, LAST)) for one in members]
+            for number in (3, 17, 40):
+                for site in victims:
+                    servers[site].wait_for_round(number)
+                    servers[site].kill()
+                for site in victims:
+                    servers[site].start()
+            merged = [one.result() for one in training]
+            wanted = expected(TREE, LAST + 1, SHAPES)
+            assert all(one == wanted for one in merged)
+            together(*(member.client.leave for member in members))
+        for server in servers.values():
+            server.check_end()
+
+
+def test_a_party_server_killed_in_every_phase(certificates: Certificates, tmp_path: Path) -> None:
+    with (
+        tree(tmp_path) as servers,
+        leaves_of(certificates, TREE, addresses(servers), shapes=SHAPES, joins=False) as (a, b, c),
+    ):
+        west = servers["west"]
+        early = Later(a.join)
+        wait_for(lambda: a.client._is_durable)  # it has an answer to its first call, and joins
+        west.restart()
+        late = Later(b.join)
+        wait_for(lambda: b.client._is_durable)
+        c.join()
+        early.result()
+        late.result()
+
+        weights = np.arange(3 << 18, dtype=np.float32)
+        a.client.first_sync([weights])
+        west.restart()
+        for member in (b, c):
+            np.testing.assert_array_equal(member.client.first_sync([0 * weights])[0], weights)
+
+        gathering = [Later(lambda m=m: m.client.gather(0, "loss", b"here")) for m in (a, b)]
+        west.wait_for(Kind.GATHERED, lambda found: len(found) == 2)
+        west.restart()
+        assert c.client.gather(0, "loss", b"c") == [b"here", b"here", b"c"]
+        assert all(one.result() == [b"here", b"here", b"c"] for one in gathering)
+
+        started = [Later(lambda m=m: m.train(0, 0)) for m in (a, b)]
+        west.wait_for(Kind.PACKET, lambda found: len(found) == 2 * 4)
+        west.restart()
+        merged = c.train(0, 0)
+        assert all(one.result() == merged for one in started)
+        west.restart()
+        results = together(*(lambda m=m: m.train(1, 3) for m in (a, b, c)))
+        assert [merged + result for result in results] == 3 * [expected(TREE, 4, SHAPES)]
+
+        a.client.leave()
+        west.kill()
+        leaving = Later(b.client.leave)
+        west.start()
+        leaving.result()
+        c.client.leave()
+        for server in servers.values():
+            server.check_end()
+
+
+def test_a_leaf_comes_back_below_a_party_server(certificates: Certificates, tmp_path: Path) -> None:
+    with (
+        tree(tmp_path) as servers,
+        leaves_of(certificates, TREE, addresses(servers), shapes=SHAPES) as (a, b, c),
+    ):
+        wanted = expected(TREE, 9, SHAPES)
+        together(*(lambda m=m: m.train(0, 2) for m in (a, b, c)))
+        backup = Backup.of(b, 3)
+        Backup.of(a, 2)
+        together(*(lambda m=m: m.train(3, 5) for m in (a, b, c)))
+        b.client.close()
+        waiting = [Later(lambda m=m: m.train(6, 8)) for m in (a, c)]
+        servers["west"].restart()  # it keeps what a leaf may come back to
+        back = Party(
+            servers["west"].address,
+            "b",
+            None,
+            shapes=SHAPES,
+            compression=FEEDBACK,
+            downlink=TREE.up,
+            above=FEEDBACK,
+            first_round=3,
+        )
+        back.residuals = [one.copy() for one in backup.residuals]
+        back.join()
+        assert back.train(3, 8) == wanted[3:]
+        assert [one.result() for one in waiting] == 2 * [wanted[6:]]
+        together(*(m.client.leave for m in (a, back, c)))
+        for server in servers.values():
+            server.check_end()

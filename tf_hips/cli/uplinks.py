@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of a server that has another server above it: where that is, and as whom to join."""
+
+import argparse
+
+from tf_hips import config
+from tf_hips.cli import arguments
+
+_TOLD = ("site", "uplink_authority", "uplink_certificate", "uplink_key", "uplink_compression")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.add_argument(
+        "--uplink",
+        type=arguments.endpoints,
+        metavar="HOST:PORT,...",
+        help="the server above this one, which is then the server of the party --site; all of "
+        "them, in the order of their shards, where several share a model",
+    )
+    parser.add_argument(
+        "--site", type=arguments.site, metavar="NAME", help="the party, as that server lists it"
+    )
+    parser.add_argument(
+        "--uplink-role",
+        choices=config.SERVER_ROLES,
+        help="role of that server's certificate (default global-server)",
+    )
+    parser.add_argument(
+        "--uplink-compression",
+        type=arguments.codec,
+        metavar="TEXT",
+        help="how sums are encoded for that server (default: what the children wish for, or else "
+        "what they send with)",
+    )
+    parser.add_argument(
+        "--uplink-authority",
+        metavar="FILE",
+        help="PEM of the authority of that server (default: --authority)",
+    )
+    parser.add_argument(
+        "--uplink-certificate", metavar="FILE", help="PEM of the certificate `party/SITE`"
+    )
+    parser.add_argument("--uplink-key", metavar="FILE", help="PEM of its private key")
+
+
+def of(options: argparse.Namespace) -> config.Uplink | None:
+    """The way up that the options describe; None where there is no server above.
+
+    Raises:
+        UsageError: options are missing, or there are some without `--uplink`.
+    """
+    if options.uplink is None:
+        for name in (*_TOLD, "uplink_role"):
+            if getattr(options, name) is not None:
+                raise arguments.UsageError(f"--{name.replace('_', '-')} needs --uplink")
+        return None
+    if options.site is None:
+        raise arguments.UsageError("--uplink needs --site, the party that this server is of")
+    tls = arguments.identity(
+        argparse.Namespace(
+            authority=options.uplink_authority or (None if options.insecure else options.authority),
+            certificate=options.uplink_certificate,
+            key=options.uplink_key,
+            insecure=options.insecure,
+        ),
+        prefix="uplink-",
+    )
+    return config.Uplink(
+        options.uplink, options.site, tls, server_role=options.uplink_role or "global-server"
+    )
