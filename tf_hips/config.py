@@ -26,6 +26,7 @@ CONFIG_VARIABLE = "TF_HIPS_CONFIG"
 ROLE_VARIABLE = "TF_HIPS_ROLE"
 ROLES = ("worker", "party", "server", "global-server", "evaluator", "operator")
 SERVER_ROLES = ("global-server", "server")
+INTRAS = ("horovod", "ps")
 
 _Value = TypeVar("_Value")
 
@@ -94,6 +95,8 @@ class Run:
             that names none; it may then name no other. The strategy reads and checks it.
         rule: text of the update rule (docs/rules.md), "momentum(learning_rate=0.1)", in the same
             way; None: the script's, or else the server's.
+        intra: how the workers of a party meet, "horovod" or "ps", as they were started; None: the
+            script says, or else "horovod".
     """
 
     run: str = "local"
@@ -105,6 +108,18 @@ class Run:
     comes_back: bool = False
     compression: str | None = None
     rule: str | None = None
+    intra: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks `intra`.
+
+        Raises:
+            ConfigError: it is no way to meet.
+        """
+        if self.intra is not None and self.intra not in INTRAS:
+            raise ConfigError(
+                f"`intra` must be one of {', '.join(INTRAS)}. Received: intra={self.intra!r}"
+            )
 
 
 def load(path: str | Path) -> Run:

@@ -54,7 +54,7 @@ from tf_hips.ps.shards import Connection, connect
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.over_parties import ExactReduction
-from tf_hips.strategies.party import PartyStrategy, chosen_compression
+from tf_hips.strategies.party import PartyStrategy, chosen_compression, chosen_intra
 from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.strategies.rules import as_mean, check_optimizer, chosen_rule, weight_of
 from tf_hips.strategies.uplink import Way, make_uplink
@@ -89,7 +89,7 @@ class HierarchicalPS(PartyStrategy):
         compression: Compressor | str | None = None,
         downlink: Compressor | str | None = _SAME,
         local_compression: Compressor | str | None = None,
-        intra: str = "horovod",
+        intra: str | None = None,
         nonfinite: str = "raise",
         config: configuration.Run | None = None,
         *,
@@ -106,8 +106,10 @@ class HierarchicalPS(PartyStrategy):
             downlink: encoding of the way down: "same" as up (`Compressor.for_sums` of it),
                 another one, or None for float32 values.
             local_compression: encoding inside the party; None sums exactly, which is right for fast
-                links.
-            intra: how the workers of a party meet; "horovod" is what there is.
+                links. With `intra="ps"` that of the way to the party's server, None float32 values.
+            intra: how the workers of a party meet: by "horovod", or "ps": each speaks to a server
+                of the party (docs/tree.md), which goes on to the one above it by `compression`.
+                None takes what the configuration says, else "horovod".
             nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`,
                 replace them by "zero", or "propagate" them.
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
@@ -128,9 +130,8 @@ class HierarchicalPS(PartyStrategy):
             ProtocolError: the server wants something else.
             PeerError: the server cannot be reached, or a party did not come in time.
         """
-        if intra != "horovod":
-            raise ValueError(f'`intra` must be "horovod". Received: intra={intra!r}')
         config = config if config is not None else configuration.current()
+        is_single = chosen_intra(intra, config) == "ps"
         self._up = chosen_compression(compression, config) or algorithms.fp32()
         check_makes_packets(self._up, "compression", may_be_mixed=True)
         self._down = (
@@ -139,7 +140,16 @@ class HierarchicalPS(PartyStrategy):
         check_makes_packets(self._down, "downlink", may_be_mixed=True)
         self._rule = chosen_rule(rule, config)
         local = None if local_compression is None else resolve(local_compression)
+        self._above: Compressor | None = None  # how the party's own server sends, where it has one
+        if is_single:
+            self._above = check_for_sums(self._up)
+            self._up = check_makes_packets(
+                local or algorithms.fp32(), "local_compression", may_be_mixed=True
+            )
+            local = None
         self._in_party = InParty(local, plan, topology, comp_threshold, "local_compression")
+        if is_single and plan is not None:
+            raise ValueError(f'`plan` is for `intra="horovod"`. Received: plan={plan!r}')
         codecs = [codec for codec in self._in_party.codecs().values() if codec is not None]
         if any(codec.for_sums != codec for codec in codecs):
             check_for_sums(self._up)
@@ -151,6 +161,12 @@ class HierarchicalPS(PartyStrategy):
         self._is_resumed = False  # this process has taken over where its backup was made
         self._gathered_bytes = 0
         super().__init__(nonfinite, config)
+        if is_single and primitives.size() > 1:
+            raise ValueError(
+                'With `intra="ps"` each worker is a process of its own for Horovod: start it alone '
+                f"(`tf-hips run --intra ps`, `tf-hips party -np 1`). Received: "
+                f"{primitives.size()} of them"
+            )
         self._exact = ExactReduction(self._gather_bytes, self._failures)
         if self._run.uplink is not None:
             if nonfinite == "propagate":
@@ -215,7 +231,8 @@ class HierarchicalPS(PartyStrategy):
         )
         try:
             wanted = None if self._rule is None else self._rule.text
-            welcome = client.join(self._up.text, self._down.text, self._run.seed, wanted)
+            above = None if self._above is None else self._above.text
+            welcome = client.join(self._up.text, self._down.text, self._run.seed, wanted, above)
         except BaseException:
             client.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise
@@ -254,15 +271,23 @@ class HierarchicalPS(PartyStrategy):
         return self._welcome is None and super()._is_alone()
 
     def _codecs(self) -> dict[str, Compressor | None]:
-        way_up = {"compression": self._up, "downlink": self._down} if self._welcome else {}
-        return {**way_up, **self._in_party.codecs()}
+        if self._welcome is None:
+            return self._in_party.codecs()
+        if self._above is not None:
+            return {"compression": self._up, "downlink": self._down}
+        return {"compression": self._up, "downlink": self._down, **self._in_party.codecs()}
 
     def _way_facts(self) -> dict[str, Any]:
-        of_rule = self._rule is not None and self._rule.gives_steps
-        return {**self._in_party.facts(), **({"rule": str(self._rule)} if of_rule else {})}
+        facts = self._in_party.facts()
+        if self._rule is not None and self._rule.gives_steps:
+            facts["rule"] = str(self._rule)
+        if self._above is not None:
+            facts["above"] = self._above.text
+        return facts
 
     def _has_kept_rule(self) -> bool:
-        return self._rule is not None and self._rule.keeps_state
+        is_above = self._above is not None and self._above.has_state  # at the party's server
+        return is_above or (self._rule is not None and self._rule.keeps_state)
 
     def _check_optimizer(self, optimizer: Any) -> None:
         if self._rule is not None:

@@ -81,6 +81,25 @@ def chosen_compression(given: Compressor | str | None, run: configuration.Run) -
     return named
 
 
+def chosen_intra(given: str | None, run: configuration.Run) -> str:
+    """How the workers of a party meet: as the script says, or else as they were started.
+
+    Raises:
+        ValueError: the script says something else than there is.
+        ConfigError: they were started otherwise.
+    """
+    if given is not None and given not in configuration.INTRAS:
+        raise ValueError(
+            f"`intra` must be one of {', '.join(configuration.INTRAS)}. Received: intra={given!r}"
+        )
+    if given is not None and run.intra is not None and given != run.intra:
+        raise ConfigError(
+            f"`intra` must be as the workers were started. Received: intra={given!r} in the "
+            f"script, {run.intra!r} in the configuration"
+        )
+    return given or run.intra or "horovod"
+
+
 class PartyStrategy(tf.distribute.Strategy):
     """One replica per process, gradients summed over a party; base of the public strategies."""
 
