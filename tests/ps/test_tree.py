@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers with a server above them: rounds, gathers, first weights, and how a tree ends."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
-from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, together, train_all
+from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, serving, together, train_all
 from tests.ps.trees import SHAPES, Node, addresses_of, expected, leaves_of, serving_tree
 from tests.support.certs import Certificates
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, TfHipsError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
+from tf_hips.ps.model import Model
 from tf_hips.ps.server import Server, ServerConfig
 
 TWO = Node("", (Node("west", ("a", "b")), Node("east", ("c", "d"))), sends=FEEDBACK)
@@ -277,3 +282,82 @@ def test_roles_are_checked_on_every_level(certificates: Certificates) -> None:
             member = Party(servers[site].address, "c", certificates.party("c"), server_role=role)
             with pytest.raises(PeerError, match=f"must be one of role {role}"):
                 member.join()
+
+
+def decoded(results: list[bytes], shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
+    """The values of float32 packets, round after round."""
+    model, codec = Model(shapes), compressors.parse("fp32")
+    lengths = model.packet_bytes(codec)
+    values = []
+    for result in results:
+        at = 0
+        for chunk, length in zip(model.chunks, lengths, strict=True):
+            values.append(native.decode(codec, result[at : at + length], chunk.size))
+            at += length
+    return values
+
+
+@pytest.mark.parametrize("rule", ["mean", "momentum(learning_rate=0.1)", "fedavgm"])
+def test_the_rule_is_that_of_the_topmost_server(certificates: Certificates, rule: str) -> None:
+    """Sums of sums, and means by what all leaves stand for, are those of one level."""
+    shapes = ((40, 7), (8,))
+    tree = Node("", (Node("west", ("a", "b"), up="fp32"), "c"), sends="fp32", up="fp32")
+    flat = Node("", ("a", "b", "c"), sends="fp32", up="fp32")
+    results = []
+    for node in (tree, flat):
+        with (
+            serving_tree(certificates, node, rule=rule) as servers,
+            leaves_of(certificates, node, addresses_of(servers), shapes=shapes) as members,
+        ):
+            assert all(one.client._welcome.rule.startswith(rule[:6]) for one in members)
+            merged = []
+            for number in range(3):
+                weights = (1.0, 2.0, 5.0) if "fed" in rule or rule == "mean" else [None] * 3
+                got = together(
+                    *(
+                        lambda m=m, w=w, n=number: m.client.exchange(n, m.packets(n), w).tobytes()
+                        for m, w in zip(members, weights, strict=True)
+                    )
+                )
+                assert all(one == got[0] for one in got)
+                merged.append(got[0])
+            results.append(decoded(merged, shapes))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rule_without_rounds_of_all_is_refused(certificates: Certificates) -> None:
+    with (
+        serving_tree(certificates, TWO, rule="asgd(learning_rate=0.1)") as servers,
+        leaves_of(certificates, TWO, addresses_of(servers), joins=False) as members,
+        pytest.raises(TfHipsError, match=r"synchronous rounds only. Received: rule asgd"),
+    ):
+        together(*(member.join for member in members))
+
+
+def test_several_servers_above_give_the_same_bits(certificates: Certificates) -> None:
+    with contextlib.ExitStack() as stack:
+        tops = [
+            stack.enter_context(
+                serving(certificates, parties=TWO.names, insecure=True, shard=(place, 3))
+            )
+            for place in range(3)
+        ]
+        above = ",".join(top.address for top in tops)
+        addresses = {}
+        for node in TWO.children:
+            assert isinstance(node, Node)
+            uplink = Uplink(above, node.site, None, DEADLINE_S)
+            server = stack.enter_context(
+                serving(certificates, parties=node.names, insecure=True, uplink=uplink)
+            )
+            addresses[node.site] = server.address
+        members = stack.enter_context(leaves_of(certificates, TWO, addresses))
+        first_weights(members, [[np.full(5, place)] for place in range(4)])
+        assert train_all(members, 0, 2) == expected(TWO, 3)
+        gathered = together(*(lambda m=m: m.client.gather(0, "x", b"y") for m in members))
+        assert gathered == 4 * [4 * [b"y"]]
+        members[0].client.leave("enough")
+        for member in members[1:]:
+            with pytest.raises(PeerError, match="Site `a` left the run: enough"):
+                member.train(3, 4)

@@ -113,6 +113,7 @@ def serving_tree(
             if above is None:
                 own.pop("uplink_compression", None)
             else:
+                own.pop("rule", None)
                 identity = None if insecure else certificates.party(one.site)
                 own["uplink"] = Uplink(above.address, one.site, identity, DEADLINE_S, role)
             if insecure:

@@ -15,16 +15,14 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tf_hips import config
-from tf_hips.cli import arguments, certs, party
+from tf_hips.cli import arguments, certs, party, party_servers
 from tf_hips.cli.processes import Failure, Job
 
 _SERVER = "server"
-_SERVER_START_S = 30.0
 # The certificates go away with the run; a connection can be made anew for as long as they hold.
 _CERTIFICATE_DAYS = 90
 
@@ -63,6 +61,12 @@ def add(commands: Any) -> None:
         help="start N servers, which share the model (default 1), for one party, too",
     )
     parser.add_argument(
+        "--intra",
+        choices=config.INTRAS,
+        help="how the workers of a party meet: by Horovod, or each as a process of its own at a "
+        "server of the party (default: horovod)",
+    )
+    parser.add_argument(
         "--seed", type=arguments.seed, default=0, help="seed of the run (default 0)"
     )
     parser.add_argument(
@@ -97,7 +101,8 @@ def run(options: argparse.Namespace) -> int:
     """Starts everything, waits, and returns the exit code of the job."""
     command = arguments.script_command(options.script, options.arguments)
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
-        job = stack.enter_context(Job(progress_role=party.worker_role("party0", 0)))
+        first = party_servers.leaf("party0", 0) if options.intra == "ps" else "party0"
+        job = stack.enter_context(Job(progress_role=party.worker_role(first, 0)))
         failure = _start(job, stack, options, command, Path(folder)) or job.wait()
     return party.report(failure)
 
@@ -116,6 +121,7 @@ def _start(
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
         compression=options.compression,
         rule=options.rule,
+        intra=options.intra,
     )
     # A server that nobody joins would wait for ever, and `CompressedRing` never joins one.
     uplinks: list[config.Uplink] | list[None] = [None]
@@ -124,13 +130,15 @@ def _start(
         if started is None:
             return job.wait()
         uplinks = started
+    if options.intra == "ps":
+        sites = [leaf for site in sites for leaf in _leaves(options, site)]
     for site, uplink in zip(sites, uplinks, strict=True):
         party.start_local_workers(
             job,
             stack,
             dataclasses.replace(run, uplink=uplink, saves=site == sites[0]),
             site=site,
-            number=options.workers,
+            number=1 if options.intra == "ps" else options.workers,
             processes=options.parties * options.workers,
             command=command,
             folder=folder,
@@ -141,6 +149,7 @@ def _start(
 
 def _needs_server(options: argparse.Namespace) -> bool:
     is_asked_for = options.server or options.servers or options.compression or options.rule
+    is_asked_for = is_asked_for or options.intra == "ps"
     return bool(
         options.parties > 1 or is_asked_for or options.max_restarts or options.deadline is not None
     )
@@ -149,32 +158,36 @@ def _needs_server(options: argparse.Namespace) -> bool:
 def _start_servers(
     job: Job, options: argparse.Namespace, run: config.Run, sites: list[str], folder: Path
 ) -> list[config.Uplink] | None:
-    """How each site reaches the servers once they listen; None when one failed before.
+    """How each site, or each leaf, reaches its servers once they listen; None when one failed.
 
     Raises:
         TimeoutError: one did not listen in time.
     """
-    own, *others = certs.make(
+    from tf_hips.ps import tls
+
+    is_ps = options.intra == "ps"
+    leaves = [leaf for site in sites for leaf in _leaves(options, site)] if is_ps else []
+    servers_of = sites if is_ps else []
+    made = certs.make(
         folder / "certificates",
         server=_SERVER,
-        parties=sites,
+        parties=[*sites, *leaves],
+        party_servers=servers_of,
         days=_CERTIFICATE_DAYS,
         authority_days=_CERTIFICATE_DAYS,
     )
+    names = [(tls.SERVER_ROLE, _SERVER), *((tls.CHILD_ROLE, one) for one in (*sites, *leaves))]
+    names += [(tls.PARTY_SERVER_ROLE, site) for site in servers_of]
+    identities = dict(zip(names, made, strict=True))
     environment = {
         **os.environ,
         **party.thread_defaults(os.environ, options.parties * options.workers),
     }
     server = [sys.executable, "-m", "tf_hips.cli", "server"]
-    server += ["--parties", ",".join(sites), "--run", run.run, "--once"]
-    server += ["--authority", own.authority, "--certificate", own.certificate, "--key", own.key]
+    server += ["--parties", ",".join(sites), *party_servers.options_of(options, run)]
+    server += party_servers.identity_of(identities[tls.SERVER_ROLE, _SERVER])
     server += ["--compression", options.compression] if options.compression else []
     server += ["--rule", options.rule] if options.rule else []
-    server += ["--log-dir", run.log_dir] if run.log_dir else []
-    deadline_s = config.Uplink.deadline_s
-    if options.deadline is not None:
-        server += [f"--{name}-timeout={options.deadline}" for name in ("round", "join")]
-        deadline_s = options.deadline
     number = options.servers or 1
     files = [folder / f"address{index}" for index in range(number)]
     for index, file in enumerate(files):
@@ -182,32 +195,28 @@ def _start_servers(
         command += ["--state", str(folder / f"state{index}")] if options.max_restarts else []
         role = _SERVER if number == 1 else f"{_SERVER}{index}"
         # One that ends with an error has ended the run.
-        start = _starting(job, role, command, environment, file)
+        start = party_servers.starting(job, role, command, environment, file)
         job.start_group(role, start, options.max_restarts, only_killed=True)
-    addresses = []
-    for file in files:
-        try:
-            address = job.wait_for_file(file, _SERVER_START_S)
-        except TimeoutError as error:
-            raise TimeoutError(f"a server did not start: {error}") from error
-        if address is None:
-            return None
-        addresses.append(address)
-    return [
-        config.Uplink(",".join(addresses), site, identity, deadline_s)
-        for site, identity in zip(sites, others, strict=True)
+    addresses = party_servers.wait_for(job, files)
+    if addresses is None:
+        return None
+    deadline_s = config.Uplink.deadline_s if options.deadline is None else options.deadline
+    uplinks = [
+        config.Uplink(",".join(addresses), site, identities[tls.CHILD_ROLE, site], deadline_s)
+        for site in sites
     ]
+    if options.intra != "ps":
+        return uplinks
+    below = [
+        party_servers.PartyServer(
+            uplink,
+            identities[tls.PARTY_SERVER_ROLE, uplink.site],
+            {one: identities[tls.CHILD_ROLE, one] for one in _leaves(options, uplink.site)},
+        )
+        for uplink in uplinks
+    ]
+    return party_servers.start(job, options, run, below, environment, folder)
 
 
-def _starting(
-    job: Job, role: str, command: list[str], environment: dict[str, str], address_file: Path
-) -> Callable[[int], None]:
-    """Starts a server; started again, it listens where the parties look for it."""
-
-    def start(attempt: int) -> None:
-        del attempt
-        has_listened = address_file.exists()
-        bind = address_file.read_text("ascii").strip() if has_listened else "127.0.0.1:0"
-        job.start(role, [*command, "--bind", bind], environment, is_service=True)
-
-    return start
+def _leaves(options: argparse.Namespace, site: str) -> list[str]:
+    return [party_servers.leaf(site, worker) for worker in range(options.workers)]

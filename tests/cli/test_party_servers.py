@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips run --intra ps`: a server for each party, and workers that are single processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf_hips import log
+
+TRAIN = """
+import json, pathlib, sys
+import keras, numpy as np
+import tf_hips
+
+strategy = tf_hips.HierarchicalPS("error_feedback(onebit)", local_compression="fp16")
+keras.utils.set_random_seed(strategy.global_rank)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(256), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=2)
+x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+rows = tf_hips.shard((x, x[:, :1]), batch_size=4)
+history = model.fit(rows, epochs=2, verbose=0)
+told = {
+    "fingerprint": tf_hips.fingerprint(model),
+    "loss": history.history["loss"],
+    "replicas": strategy.num_replicas_in_sync,
+}
+(pathlib.Path(sys.argv[1]) / f"{strategy.global_rank}.json").write_text(json.dumps(told))
+"""
+
+
+@pytest.mark.tf
+@pytest.mark.timeout(120)
+def test_workers_train_through_the_servers_of_their_parties(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    logs = tmp_path / "logs"
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "2"]
+        + ["--intra", "ps", "--log-dir", str(logs), str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    assert all(one == told[0] for one in told)
+    assert told[0]["replicas"] == 4
+    events = log.read_events(logs)
+    joined = {one["site"]: one for one in events if one["event"] == "joined_above"}
+    assert sorted(joined) == ["party0", "party1"]
+    leaves = ["party0-0", "party0-1", "party1-0", "party1-1"]
+    assert all(one["parties"] == leaves for one in joined.values())
+    assert all(one["compression"] == "error_feedback(onebit)" for one in joined.values())
+    rounds = [one for one in events if one["event"] == "round" and one["role"] == "server"]
+    # The leaves send halves, 2 bytes an element; what comes down are bits.
+    assert all(one["received_bytes"] > 3 * one["sent_bytes"] > 0 for one in rounds)
+    assert not [one for one in events if one.get("reason")]
