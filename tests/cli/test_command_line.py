@@ -88,7 +88,20 @@ WRONG = {
         ["party", "--hostfile", "no", "--", "{script}"],
         "--hostfile no cannot be read",
     ),
-    "certificate for nobody": (["certs", "issue", "x"], "--server, --party and --operator"),
+    "certificate for nobody": (["certs", "issue", "x"], "--party-server, --party and --operator"),
+    "a site without a server above": (
+        ["server", "--parties", "a", "--insecure", "--site", "west"],
+        "--site needs --uplink",
+    ),
+    "a server above without a site": (
+        ["server", "--parties", "a", "--insecure", "--uplink", "h:1"],
+        "--uplink needs --site",
+    ),
+    "a role of nothing": (
+        ["party", "--server-role", "server", "--", "{script}"],
+        "--server-role is that of a --server",
+    ),
+    "another way to meet": (["run", "--intra", "mpi", "x.py"], "invalid choice: 'mpi'"),
     "no days": (["certs", "issue", "x", "--party", "a", "--days", "0"], "number >= 1. Received"),
     "longer than the authority": (
         ["certs", "issue", "x", "--party", "a", "--days", "9999"],

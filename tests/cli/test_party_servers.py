@@ -39,8 +39,10 @@ def test_workers_train_through_the_servers_of_their_parties(tmp_path: Path) -> N
     script.write_text(TRAIN)
     logs = tmp_path / "logs"
     done = subprocess.run(
-        [sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "2"]
-        + ["--intra", "ps", "--log-dir", str(logs), str(script), str(tmp_path)],
+        [
+            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "2"),
+            *("--intra", "ps", "--log-dir", str(logs), str(script), str(tmp_path)),
+        ],
         capture_output=True,
         text=True,
         timeout=110,

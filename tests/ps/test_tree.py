@@ -2,6 +2,8 @@
 """Servers with a server above them: rounds, gathers, first weights, and how a tree ends."""
 
 import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -10,10 +12,13 @@ from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, serving, together, tra
 from tests.ps.trees import SHAPES, Node, addresses_of, expected, leaves_of, serving_tree
 from tests.support.certs import Certificates
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, PeerError, TfHipsError
+from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
+from tf_hips.ps import tree
+from tf_hips.ps.client import Client
 from tf_hips.ps.model import Model
+from tf_hips.ps.passing import Batch
 from tf_hips.ps.server import Server, ServerConfig
 
 TWO = Node("", (Node("west", ("a", "b")), Node("east", ("c", "d"))), sends=FEEDBACK)
@@ -361,3 +366,84 @@ def test_several_servers_above_give_the_same_bits(certificates: Certificates) ->
         for member in members[1:]:
             with pytest.raises(PeerError, match="Site `a` left the run: enough"):
                 member.train(3, 4)
+
+
+class Slow:
+    """A round of which a leaf has only the first packet until the test goes on."""
+
+    def __init__(self, member: Party, number: int) -> None:
+        self.whole = member.client.open_round(number, member.packets(number))
+        self.number = number
+        self.may_go_on = threading.Event()
+        self.have: list[int] = []
+
+    def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
+        [batch] = list(self.whole.batches(chunks, held))
+        yield batch[:1]
+        assert self.may_go_on.wait(DEADLINE_S)
+        yield batch[1:]
+
+    def take(self, chunk: int, packet: memoryview) -> None:
+        self.whole.take(chunk, packet)
+        self.have.append(chunk)
+        if chunk == 0:
+            self.may_go_on.set()
+
+
+def test_chunks_travel_while_others_are_still_coming_in(certificates: Certificates) -> None:
+    """A leaf sends no second packet before it has the result of the first, through two levels."""
+    with (
+        serving_tree(certificates, DEEP) as servers,
+        leaves_of(certificates, DEEP, addresses_of(servers)) as members,
+    ):
+        rounds = [Slow(member, 0) for member in members]
+        together(
+            *(
+                lambda m=m, one=one: m.client.transfer(one)
+                for m, one in zip(members, rounds, strict=True)
+            )
+        )
+        for one in rounds:
+            assert one.have[0] == 0
+            assert one.whole.result.tobytes() == expected(DEEP, 1)[0]
+
+
+def test_a_server_that_is_lost_above_is_lost_below(certificates: Certificates) -> None:
+    """A party server that is gone without a state ends the run for those beside it."""
+    with (
+        serving_tree(certificates, MIXED, lost_after_s=1.0) as servers,
+        leaves_of(certificates, MIXED, addresses_of(servers)) as members,
+    ):
+        train_all(members, 0, 0)
+        upper = servers["west"]._upper
+        assert upper is not None
+        assert upper._client is not None
+        upper._client.close()
+        with pytest.raises(PeerError, match="Site `west` was lost"):
+            members[2].train(1, 1)
+        with pytest.raises(PeerError, match="this party has left the run"):
+            together(*(lambda m=m: m.train(1, 1) for m in members[:2]))
+
+
+def test_nonsense_from_a_party_server_is_refused(certificates: Certificates) -> None:
+    with serving(certificates, parties=("west",), insecure=True) as server:
+        for leaves, workers, text in (
+            ((("a", 1), ("b", 2)), 2, "`workers` must be those of all leaves"),
+            ((("a", 0), ("b", 2)), 2, "`workers` must be from 1 to 2"),
+            ((("a/b", 2),), 2, "`leaves` must be 1 to 50 letters"),
+            ((("a", "b"),), 2, "A leaf must be a pair of site and workers"),
+            ((("a", 1), ("a", 1)), 2, None),
+        ):
+            client = Client(
+                Uplink(server.address, "west", None, DEADLINE_S), "local", workers, leaves=leaves
+            )
+            if text is not None:
+                with pytest.raises(ProtocolError, match=text):
+                    client.join(FEEDBACK, "same", 7)
+                continue
+            # Whoever has bundled nothing for its two leaves is found out.
+            client.join(FEEDBACK, "same", 7)
+            with pytest.raises(ProtocolError, match="must have the payloads of 2 leaves"):
+                client.gather(0, "x", b"no bundle")
+            assert client.gather(0, "x", tree.bundle([b"one", b"two"])) == [b"one", b"two"]
+            client.close()

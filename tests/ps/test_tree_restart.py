@@ -191,3 +191,21 @@ def test_a_leaf_comes_back_below_a_party_server(certificates: Certificates, tmp_
         together(*(m.client.leave for m in (a, back, c)))
         for server in servers.values():
             server.check_end()
+
+
+def test_a_run_that_is_over_below_is_told_above_by_the_next_process(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    with (
+        tree(tmp_path) as servers,
+        leaves_of(certificates, TREE, addresses(servers), shapes=SHAPES) as (a, b, c),
+    ):
+        together(*(lambda m=m: m.train(0, 1) for m in (a, b, c)))
+        servers[""].kill()
+        together(a.client.leave, b.client.leave)
+        servers["west"].kill()  # it has nobody to tell it to
+        servers[""].start()
+        servers["west"].start()
+        c.client.leave()
+        for server in servers.values():
+            server.check_end()

@@ -301,6 +301,14 @@ def test_a_party_that_disagrees_and_a_server_that_vanishes(tmp_path):
     assert f"127.0.0.1:{second.port}" in said["vanished-north-0"]
 
 
+@ranks(2)
+def test_a_worker_at_a_server_is_a_process_of_its_own():
+    from tf_hips.strategies import HierarchicalPS
+
+    with pytest.raises(ValueError, match=r"each worker is a process of its own .* Received: 2 of"):
+        HierarchicalPS(intra="ps")
+
+
 @ranks(1)
 def test_without_an_uplink_it_is_one_party():
     import keras
@@ -320,8 +328,17 @@ def test_without_an_uplink_it_is_one_party():
     training.fit(model, [x, y])
     assert fingerprint(model) == fingerprint(plain)
 
-    with pytest.raises(ValueError, match="intra='ps'"):
-        HierarchicalPS(intra="ps")
+    with pytest.raises(ValueError, match="intra='mpi'"):
+        HierarchicalPS(intra="mpi")
+    with pytest.raises(ConfigError, match="'horovod' in the script, 'ps' in the configuration"):
+        HierarchicalPS(intra="horovod", config=config.Run(intra="ps"))
+    with pytest.raises(
+        ConfigError, match=r"`intra` must be one of horovod, ps\. Received: intra='x'"
+    ):
+        config.Run(intra="x")
+    for option in ({"plan": "auto"}, {"topology": "ring"}, {"comp_threshold": 5}):
+        with pytest.raises(ValueError, match=f"are about sums by Horovod, .*{next(iter(option))}="):
+            HierarchicalPS(intra="ps", local_compression="onebit", **option)
     with pytest.raises(ValueError, match="onebit"):
         HierarchicalPS(compression="onebitt")
     # The configuration names the compression of a script that names none.

@@ -204,7 +204,7 @@ class Keeper:
             if recovery.is_empty:
                 return None
             session.restore(_entries(recovery))
-            if session.is_over:
+            if session.is_over and not session.owes_leave:
                 log.info("The run in %s is over; a new one begins.", self._folder.path)
                 return None
             journal = recovery.resume()

@@ -41,6 +41,7 @@ class Kind(enum.IntEnum):
     # Of a server with one above it, what that one has answered:
     PASSED_DOWN = 30  # a chunk of a round
     ANSWERED = 31  # a gather, the payloads of all leaves
+    LEFT_ABOVE = 32  # it knows that the run is over here
     # Of snapshots only:
     NEWEST = 20  # the round that begins
     RESULT = 21  # a chunk of the round before it

@@ -191,6 +191,12 @@ class Session:
             self._waiting.end(reason, error)
 
     @property
+    def owes_leave(self) -> bool:
+        """Whether there is a server above that does not know that the run is over here."""
+        with self.changed:
+            return self._members.place is not None and not self._state.has_left_above
+
+    @property
     def num_leaves(self) -> int:
         """Leaves of the whole tree, each of which has a payload in a gather."""
         with self.changed:

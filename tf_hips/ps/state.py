@@ -49,6 +49,7 @@ class State:
         self.store: Store | AsynchronousStore | None = None
         self.recorder = recorder
         self.changed = changed
+        self.has_left_above = False
 
     def start(self, place: Place | None = None) -> None:
         """All children have joined, and the server above, if there is one, says where they are."""
@@ -81,6 +82,11 @@ class State:
         self.members.children[position].backup = number, gather
         self.recorder.add(Kind.BACKED_UP, child=position, round=number, number=gather)
         self.forget_past()
+
+    def leave_above(self) -> None:
+        """The server above knows that the run is over here."""
+        self.has_left_above = True
+        self.recorder.add(Kind.LEFT_ABOVE)
 
     def agree(self, position: int, model: Model, first_round: int) -> None:
         """Takes a child's model; with the last one's there is a store."""
@@ -176,6 +182,8 @@ class State:
                 self.gathers.take_answer(
                     fields["number"], tree.unbundle(memoryview(data), fields["count"])
                 )
+            case Kind.LEFT_ABOVE:
+                self.has_left_above = True
             case Kind.LEFT:
                 self.members.children[fields["child"]].has_left = True
             case Kind.RETURNED:

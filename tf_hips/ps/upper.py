@@ -212,25 +212,15 @@ class Upper:
         with session.changed:
             members = session.state.members
             members.is_sealed = True
-            place = members.place
-            leaves = members.leaves
-            first = members.children[0]
-            way_up = place.compression if place is not None else _way_up(session)
-        if len(leaves) > MAX_LEAVES:
-            raise ProtocolError(f"A tree must have at most {MAX_LEAVES} leaves below one server.")
-        client = connect(
-            self._uplink,
-            self._run,
-            sum(count for _, count in leaves),
-            must_be_back=place is not None,
-            leaves=leaves,
-        )
+            place, leaves = members.place, members.leaves
+        client = self._make_client()
         client.on_end(lambda: self._hear(client))
         with session.changed:
             if session.is_over:
                 return
             self._client = client  # from now on the end of the session closes it
-        welcome = client.join(way_up, first.downlink, first.seed, first.rule or None)
+        terms = self._terms()
+        welcome = client.join(*terms)
         if rules.parse(welcome.rule).is_asynchronous:
             raise ProtocolError(
                 f"Party servers take part in synchronous rounds only. Received: rule "
@@ -238,7 +228,7 @@ class Upper:
             )
         all_leaves = tuple(zip(welcome.parties, welcome.workers, strict=True))
         found = Place(
-            welcome.child, all_leaves, way_up, welcome.downlink, welcome.rule, welcome.session
+            welcome.child, all_leaves, terms[0], welcome.downlink, welcome.rule, welcome.session
         )
         if place is None:
             with session.changed:
@@ -257,6 +247,25 @@ class Upper:
             len(leaves),
             len(all_leaves),
         )
+
+    def _make_client(self) -> Connection:
+        """A client that has not connected; of a run that goes on, if this server has joined one."""
+        with self._session.changed:
+            members = self._session.state.members
+            leaves = members.leaves
+            must_be_back = members.place is not None
+        if len(leaves) > MAX_LEAVES:
+            raise ProtocolError(f"A tree must have at most {MAX_LEAVES} leaves below one server.")
+        workers = sum(count for _, count in leaves)
+        return connect(self._uplink, self._run, workers, must_be_back=must_be_back, leaves=leaves)
+
+    def _terms(self) -> tuple[str, str, int, str | None]:
+        """With what it joins above, the same whenever it does."""
+        with self._session.changed:
+            members = self._session.state.members
+            first, place = members.children[0], members.place
+            way_up = place.compression if place is not None else _way_up(self._session)
+            return way_up, first.downlink, first.seed, first.rule or None
 
     def _agree(self) -> None:
         client, store = self._connected(), self._store
@@ -339,8 +348,18 @@ class Upper:
         with session.changed:
             session.changed.wait_for(lambda: session.is_over)
             client, reason = self._client, session.ended
+            owes_leave = session.owes_leave
+        try:
+            if client is None and owes_leave:
+                # The process before this one was killed when the run was over.
+                client = self._make_client()
+                client.join(*self._terms())
+        except TfHipsError as error:
+            log.warning("The end of the run was not told above: %s", error)
         if client is not None:
             client.leave(reason)
+        with session.changed:
+            session.state.leave_above()
         self._events.write("left_above", reason=reason)
 
     def _hear(self, client: Connection) -> None:

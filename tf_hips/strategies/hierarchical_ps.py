@@ -142,14 +142,18 @@ class HierarchicalPS(PartyStrategy):
         local = None if local_compression is None else resolve(local_compression)
         self._above: Compressor | None = None  # how the party's own server sends, where it has one
         if is_single:
+            if plan is not None or topology is not None or comp_threshold:
+                raise ValueError(
+                    "`plan`, `topology` and `comp_threshold` are about sums by Horovod, and "
+                    f'`intra="ps"` makes none. Received: plan={plan!r}, topology={topology!r}, '
+                    f"comp_threshold={comp_threshold!r}"
+                )
             self._above = check_for_sums(self._up)
             self._up = check_makes_packets(
                 local or algorithms.fp32(), "local_compression", may_be_mixed=True
             )
             local = None
         self._in_party = InParty(local, plan, topology, comp_threshold, "local_compression")
-        if is_single and plan is not None:
-            raise ValueError(f'`plan` is for `intra="horovod"`. Received: plan={plan!r}')
         codecs = [codec for codec in self._in_party.codecs().values() if codec is not None]
         if any(codec.for_sums != codec for codec in codecs):
             check_for_sums(self._up)
