@@ -175,7 +175,7 @@ def test_certificates_are_loaded_before_anything_starts(
 
 def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ServerConfig] = []
-    monkeypatch.setattr("tf_hips.ps.server.serve", lambda config, announce: seen.append(config))
+    monkeypatch.setattr("tf_hips.ps.serving.serve", lambda config, announce: seen.append(config))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     options = ["--compression", "onebit", "--downlink", "same", "--join-timeout", "7"]
     options += ["--round-timeout", "8", "--lost-after", "9", "--max-model-mb", "2"]

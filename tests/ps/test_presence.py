@@ -18,7 +18,8 @@ from tests.ps.relay import Relay
 from tests.support.certs import Certificates
 from tf_hips.errors import PeerError
 from tf_hips.ps.link import Link, Patience
-from tf_hips.ps.server import Server, ServerConfig, serve
+from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.ps.serving import serve
 from tf_hips.ps.weights import cut_weights
 
 pytestmark = pytest.mark.heavy  # these wait for what is lost

@@ -31,7 +31,8 @@ from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.ps.diagnosis import _diagnose_plain
 from tf_hips.ps.model import Model
-from tf_hips.ps.server import ServerConfig, serve
+from tf_hips.ps.server import ServerConfig
+from tf_hips.ps.serving import serve
 from tf_hips.ps.sockets import WireBytes
 
 WARMUPS = (

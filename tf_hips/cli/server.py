@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
     from absl import logging as absl_logging
 
     from tf_hips.ps.memory import limit_arenas
-    from tf_hips.ps.server import serve
+    from tf_hips.ps.serving import serve
     from tf_hips.ps.settings import ServerConfig
 
     limit_arenas()

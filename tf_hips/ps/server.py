@@ -27,11 +27,9 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -573,29 +571,3 @@ def _settling(session: Session) -> Iterator[None]:
     except TfHipsError:
         session.settle()
         raise
-
-
-def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
-    """Runs a server until its run is over (`once`) or the process is told to end.
-
-    Args:
-        config: what the server is told.
-        announce: file that gets the address, `host:port` and a line feed, as soon as the server
-            listens.
-
-    Raises:
-        PeerError: with `once`, when the run ended for a reason.
-    """
-    server = Server(config)
-    server.start()
-    try:
-        if announce is not None:
-            path = Path(announce)
-            whole = path.with_name(f".{path.name}.{os.getpid()}")
-            whole.write_text(f"{server.address}\n", encoding="ascii")
-            whole.replace(path)
-        reason = server.wait()
-    finally:
-        server.stop()
-    if reason is not None:
-        raise PeerError(reason)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server in the foreground, from its start to the end of its run."""
+
+import os
+from pathlib import Path
+
+from tf_hips.errors import PeerError
+from tf_hips.ps.server import Server
+from tf_hips.ps.settings import ServerConfig
+
+
+def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
+    """Runs a server until its run is over (`once`) or the process is told to end.
+
+    Args:
+        config: what the server is told.
+        announce: file that gets the address, `host:port` and a line feed, as soon as the server
+            listens.
+
+    Raises:
+        PeerError: with `once`, when the run ended for a reason.
+    """
+    server = Server(config)
+    server.start()
+    try:
+        if announce is not None:
+            path = Path(announce)
+            whole = path.with_name(f".{path.name}.{os.getpid()}")
+            whole.write_text(f"{server.address}\n", encoding="ascii")
+            whole.replace(path)
+        reason = server.wait()
+    finally:
+        server.stop()
+    if reason is not None:
+        raise PeerError(reason)
