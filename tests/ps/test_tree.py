@@ -11,6 +11,7 @@ import pytest
 from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, serving, together, train_all
 from tests.ps.trees import SHAPES, Node, addresses_of, expected, leaves_of, serving_tree
 from tests.support.certs import Certificates
+from tf_hips import cli
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
@@ -254,6 +255,31 @@ def test_wishes_and_orders_for_the_way_up(certificates: Certificates) -> None:
     ):
         with pytest.raises(ConfigError, match=text):
             ServerConfig(("a",), insecure=True, **settings)
+
+
+def test_status_of_a_party_server_names_its_way_up(
+    certificates: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = certificates.identity("operator", "alice")
+    options = ["--authority", operator.authority, "--certificate", operator.certificate]
+    options += ["--key", operator.key]
+    with serving_tree(certificates, MIXED, insecure=False) as servers:
+
+        def said(site: str, role: str) -> str:
+            command = ["status", "--server", servers[site].address, "--server-role", role]
+            with pytest.raises(SystemExit) as ended:
+                cli.main([*command, *options])
+            assert ended.value.code == 0
+            return capsys.readouterr().out
+
+        top = servers[""].address
+        assert f"above: {top}, as `west`, not joined yet" in said("west", "server")
+        with leaves_of(certificates, MIXED, addresses_of(servers), insecure=False) as members:
+            train_all(members, 0, 1)
+            text = said("west", "server")
+            assert f"above: {top}, as `west`, by {FEEDBACK}; 3 leaves in the tree" in text
+            assert "its way up has missed" in text
+            assert "above:" not in said("", "global-server")
 
 
 def test_a_server_tells_where_it_stands(certificates: Certificates) -> None:

@@ -161,34 +161,73 @@ def test_a_party_server_killed_in_every_phase(certificates: Certificates, tmp_pa
             server.check_end()
 
 
-def test_a_leaf_comes_back_below_a_party_server(certificates: Certificates, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_eager", [False, True], ids=["journal", "snapshots"])
+def test_a_leaf_comes_back_below_a_party_server(
+    certificates: Certificates, tmp_path: Path, is_eager: bool
+) -> None:
+    with tree(tmp_path) as servers:
+        west = servers["west"]
+        west.is_eager = is_eager
+        west.restart()
+        with leaves_of(certificates, TREE, addresses(servers), shapes=SHAPES) as (a, b, c):
+            wanted = expected(TREE, 9, SHAPES)
+            together(*(lambda m=m: m.train(0, 2) for m in (a, b, c)))
+            backup = Backup.of(b, 3)
+            Backup.of(a, 2)
+            together(*(lambda m=m: m.train(3, 4) for m in (a, b, c)))
+            payloads = [b"of a", b"", b"of c"]
+            gathered = together(
+                *(
+                    lambda m=m, p=p: m.client.gather(0, "loss", p)
+                    for m, p in zip((a, b, c), payloads, strict=True)
+                )
+            )
+            assert gathered == 3 * [payloads]
+            together(*(lambda m=m: m.train(5, 5) for m in (a, b, c)))
+            b.client.close()
+            waiting = [Later(lambda m=m: m.train(6, 8)) for m in (a, c)]
+            west.restart()  # it keeps what a leaf may come back to
+            back = Party(
+                west.address,
+                "b",
+                None,
+                shapes=SHAPES,
+                compression=FEEDBACK,
+                downlink=TREE.up,
+                above=FEEDBACK,
+                first_round=3,
+            )
+            back.residuals = [one.copy() for one in backup.residuals]
+            back.join()
+            assert back.train(3, 4) == wanted[3:5]
+            assert back.client.gather(0, "loss", b"") == payloads
+            assert back.train(5, 8) == wanted[5:]
+            assert [one.result() for one in waiting] == 2 * [wanted[6:]]
+            together(*(m.client.leave for m in (a, back, c)))
+        for server in servers.values():
+            server.check_end()
+
+
+def test_first_weights_from_above_outlive_the_server(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    node = Node("", ("c", Node("west", ("a", "b"), sends=FEEDBACK)), sends=FEEDBACK)
     with (
-        tree(tmp_path) as servers,
-        leaves_of(certificates, TREE, addresses(servers), shapes=SHAPES) as (a, b, c),
+        tree(tmp_path, node) as servers,
+        leaves_of(certificates, node, addresses(servers), shapes=SHAPES) as (c, a, b),
     ):
-        wanted = expected(TREE, 9, SHAPES)
-        together(*(lambda m=m: m.train(0, 2) for m in (a, b, c)))
-        backup = Backup.of(b, 3)
-        Backup.of(a, 2)
-        together(*(lambda m=m: m.train(3, 5) for m in (a, b, c)))
-        b.client.close()
-        waiting = [Later(lambda m=m: m.train(6, 8)) for m in (a, c)]
-        servers["west"].restart()  # it keeps what a leaf may come back to
-        back = Party(
-            servers["west"].address,
-            "b",
-            None,
-            shapes=SHAPES,
-            compression=FEEDBACK,
-            downlink=TREE.up,
-            above=FEEDBACK,
-            first_round=3,
-        )
-        back.residuals = [one.copy() for one in backup.residuals]
-        back.join()
-        assert back.train(3, 8) == wanted[3:]
-        assert [one.result() for one in waiting] == 2 * [wanted[6:]]
-        together(*(m.client.leave for m in (a, back, c)))
+        weights = np.arange(3 << 18, dtype=np.float32)
+        early = Later(lambda: a.client.first_sync([0 * weights]))
+        west = servers["west"]
+        c.client.first_sync([weights])
+        west.wait_for(Kind.WEIGHTS, lambda found: bool(found))
+        west.restart()
+        np.testing.assert_array_equal(early.result()[0], weights)
+        west.restart()
+        np.testing.assert_array_equal(b.client.first_sync([0 * weights])[0], weights)
+        results = together(*(lambda m=m: m.train(0, 2) for m in (c, a, b)))
+        assert results == 3 * [expected(node, 3, SHAPES)]
+        together(*(m.client.leave for m in (a, b, c)))
         for server in servers.values():
             server.check_end()
 
