@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, together
+from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, serving, together
 from tests.ps.test_comeback import Backup
 from tests.ps.test_restart import Later, ServerProcess, wait_for
 from tests.ps.trees import Node, expected, leaves_of
@@ -21,6 +21,8 @@ SHAPES = ((3, 3, 1, 8), (8,), (72, 10), (10,))
 TREE = Node("", (Node("west", ("a", "b"), sends=FEEDBACK), "c"), sends=FEEDBACK)
 LAST = 59
 
+pytestmark = pytest.mark.heavy  # servers start many times
+
 
 class TreeServer(ServerProcess):
     """One server of a tree, as a process that keeps its run."""
@@ -28,13 +30,13 @@ class TreeServer(ServerProcess):
     def __init__(self, base: Path, node: Node, above: "TreeServer | None") -> None:
         super().__init__(base / (node.site or "top"))
         self.node = node
-        self.above = above
+        self.uplink = above.address if above is not None else None
 
     def command(self, *more: str) -> list[str]:
         options = ["--parties", ",".join(self.node.names), "--insecure", "--once"]
         options += ["--state", str(self.state), *more]
-        if self.above is not None:
-            options += ["--uplink", self.above.address, "--site", self.node.site]
+        if self.uplink is not None:
+            options += ["--uplink", self.uplink, "--site", self.node.site]
         if not self.is_eager:
             return [sys.executable, "-m", "tf_hips.cli", "server", *options]
         program = (
@@ -248,3 +250,41 @@ def test_a_run_that_is_over_below_is_told_above_by_the_next_process(
         c.client.leave()
         for server in servers.values():
             server.check_end()
+
+
+def test_a_party_server_below_several_comes_back_to_all(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """With a mean, which needs to know what the children of the killed server stand for."""
+    results = []
+    for is_killed in (False, True):
+        with contextlib.ExitStack() as stack:
+            settings = {"parties": TREE.names, "insecure": True, "rule": "fedavgm"}
+            tops = [
+                stack.enter_context(serving(certificates, shard=(place, 2), **settings))
+                for place in range(2)
+            ]
+            [node] = [one for one in TREE.children if isinstance(one, Node)]
+            west = TreeServer(tmp_path / f"{is_killed}", node, None)
+            west.uplink = ",".join(top.address for top in tops)
+            stack.callback(west.end)
+            west.start()
+            places = {"": west.uplink, "west": west.address}
+            members = stack.enter_context(leaves_of(certificates, TREE, places, shapes=SHAPES))
+
+            def train(member: Party) -> list[bytes]:
+                return [
+                    member.client.exchange(n, member.packets(n), member.child + 1.0).tobytes()
+                    for n in range(LAST + 1)
+                ]
+
+            training = [Later(lambda one=one: train(one)) for one in members]
+            for number in (3, 17, 40) if is_killed else ():
+                west.wait_for_round(number)
+                west.restart()
+            merged = [one.result() for one in training]
+            assert all(one == merged[0] for one in merged)
+            results.append(merged[0])
+            together(*(member.client.leave for member in members))
+            west.check_end()
+    assert results[0] == results[1]
