@@ -216,7 +216,7 @@ def test_a_server_serves_a_run_after_another(certificates: Certificates) -> None
 def test_names_are_those_of_one_leaf_each(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tf_hips.ps.upper._MARGIN_S", 0.5)
+    monkeypatch.setattr("tf_hips.ps.waits._MARGIN_S", 0.5)
     twice = Node("", (Node("west", ("a", "b")), "a"), sends=FEEDBACK)
     own = Node("", (Node("west", ("west", "b")), "c"), sends=FEEDBACK)
     for node, name in ((twice, "a"), (own, "west")):

@@ -57,7 +57,8 @@ from tf_hips.ps.status import Metrics, snapshot
 from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.tree import read_leaves
-from tf_hips.ps.upper import Upper, Waits
+from tf_hips.ps.upper import Upper
+from tf_hips.ps.waits import Waits
 from tf_hips.ps.wire import Call
 
 _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (

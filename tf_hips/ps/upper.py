@@ -17,109 +17,27 @@ Invariant: what the server above has heard of, this one has on its disk, where i
 """
 
 import dataclasses
-import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tf_hips import log
 from tf_hips.config import Uplink
-from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps import rules, tls
-from tf_hips.ps.client import read_terms
+from tf_hips.ps import rules
 from tf_hips.ps.gather import too_long
-from tf_hips.ps.link import Link
-from tf_hips.ps.passing import Batch
+from tf_hips.ps.relays import PassedWeights, Passing
 from tf_hips.ps.session import Session
-from tf_hips.ps.settings import ServerConfig
-from tf_hips.ps.shards import SEPARATOR, Connection, connect
-from tf_hips.ps.sockets import split_address
+from tf_hips.ps.shards import Connection, connect
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import MAX_LEAVES, Place
 
 # Rounds after which the server above is told what this one cannot need any more: a call each time.
 BACKUP_EVERY = 64
-# Seconds that a server waits for longer than the one above it: an answer has to travel.
-_MARGIN_S = 10.0
 _ENDED = "The run has ended. "
 
 _Task = Callable[[], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """How long one server waits in a join and in a round, and how long a payload may be."""
-
-    join_timeout_s: float
-    round_timeout_s: float
-    max_gather_bytes: int
-
-    @classmethod
-    def above(cls, uplink: Uplink, run: str, timeout_s: float) -> "Limits":
-        """Of the server above, which is asked over a connection of its own.
-
-        Raises:
-            TfHipsError: it cannot be reached, or refuses this server.
-        """
-        try:
-            credentials = tls.channel_credentials(uplink.tls) if uplink.tls is not None else None
-        except ConfigError as error:  # of this server, which its children can do nothing about
-            raise PeerError(f"The way up of `{uplink.site}` cannot be used: {error}") from error
-        # Servers that share a model were told the same.
-        server = uplink.server.partition(SEPARATOR)[0].strip()
-        uplink = dataclasses.replace(uplink, server=server)
-        link = Link(uplink, split_address(server), credentials, run, "terms")
-        try:
-            terms = read_terms(link.control("Terms", b"", timeout_s))
-        finally:
-            link.close()
-        return cls(terms["join_timeout_s"], terms["round_timeout_s"], terms["max_gather_bytes"])
-
-    def under(self, above: "Limits") -> "Limits":
-        """How long each of two waits may take: for the children, then for the server above."""
-        return Limits(
-            max(self.join_timeout_s, above.join_timeout_s + _MARGIN_S),
-            max(self.round_timeout_s, above.round_timeout_s + _MARGIN_S),
-            min(self.max_gather_bytes, above.max_gather_bytes),
-        )
-
-    def told(self, above: "Limits") -> "Limits":
-        """What children must know: both waits together."""
-        both = self.under(above)
-        return Limits(
-            self.join_timeout_s + both.join_timeout_s,
-            self.round_timeout_s + both.round_timeout_s,
-            both.max_gather_bytes,
-        )
-
-
-class Waits:
-    """How long a server waits, which depends on the one above it, if there is one."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        """What it was told itself, until it has asked."""
-        self._config = config
-        self._own = Limits(
-            float(config.join_timeout_s), float(config.round_timeout_s), config.max_gather_bytes
-        )
-        self.here = self.told = self._own
-        self.uplink = config.uplink
-        if config.uplink is not None:
-            # It must not give up before the children that it waits for are missed here.
-            deadline_s = max(config.uplink.deadline_s, config.round_timeout_s + _MARGIN_S)
-            self.uplink = dataclasses.replace(config.uplink, deadline_s=deadline_s)
-
-    def ask(self, timeout_s: float) -> Limits:
-        """What a child must know; asks the server above for what that is told.
-
-        Raises:
-            TfHipsError: it cannot be reached, or refuses this server.
-        """
-        if self.uplink is not None:
-            above = Limits.above(self.uplink, self._config.run, timeout_s)
-            self.here, self.told = self._own.under(above), self._own.told(above)
-        return self.told
 
 
 class Upper:
@@ -299,7 +217,7 @@ class Upper:
             first_sync.describe(*what)
             client.fetch_weights(what, lambda: weights.held, first_sync.take)
         else:
-            reader = _Weights(self._session)
+            reader = PassedWeights(self._session)
             try:
                 client.send_weights(what, reader.messages)
             finally:
@@ -336,7 +254,7 @@ class Upper:
                 gather = gathers.newest + gathers.is_over(gathers.newest)
             client.backed_up(number, gather)
             self._backup = number
-        passage = _Passing(self._session, store, number)
+        passage = Passing(self._session, store, number)
         try:
             client.transfer(passage, store.weight(number))
         finally:
@@ -383,86 +301,6 @@ class Upper:
         if self._client is None:
             raise ProtocolError("The server above must be joined before anything else.")
         return self._client
-
-
-class _Turns:
-    """One iterator of a kind at a time: the next one ends that before it, also while it waits."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._turns: dict[tuple[int, ...], int] = {}
-        self._is_closed = False
-
-    def begin(self, kind: tuple[int, ...] = ()) -> Callable[[Callable[[], bool]], bool]:
-        """Ends the iterator before; a function that waits, and says whether the new one goes on.
-
-        It must be called with the session's lock held.
-        """
-        session = self._session
-        with session.changed:
-            turn = self._turns[kind] = self._turns.get(kind, 0) + 1
-            session.changed.notify_all()
-
-        def is_over() -> bool:
-            return self._is_closed or self._turns[kind] != turn or session.ended is not None
-
-        def wait(is_ready: Callable[[], bool]) -> bool:
-            session.changed.wait_for(lambda: is_over() or is_ready())
-            return not is_over()
-
-        return wait
-
-    def close(self) -> None:
-        """Ends all."""
-        with self._session.changed:
-            self._is_closed = True
-            self._session.changed.notify_all()
-
-
-class _Passing(_Turns):
-    """One round: packets as children complete them, results to the store."""
-
-    def __init__(self, session: Session, store: Store, number: int) -> None:
-        super().__init__(session)
-        self.number = number
-        self._store = store
-
-    def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
-        """Packets that are complete and durable, until all of the round have been."""
-        store, mine = self._store, frozenset(chunks) - held
-        wait = self.begin(tuple(chunks))
-        after = 0
-        while after < len(store.chunks):
-            with self._session.changed:
-                if not wait(functools.partial(self._has_more, after)):
-                    return
-                after, news = store.ups(self.number, after)
-            if batch := [(one, memoryview(packet)) for one, packet in news if one in mine]:
-                yield batch
-
-    def take(self, chunk: int, packet: memoryview) -> None:
-        """Gives a chunk its result."""
-        self._store.finish(self.number, chunk, packet)
-
-    def _has_more(self, after: int) -> bool:
-        return self._store.ups(self.number, after)[0] > after
-
-
-class _Weights(_Turns):
-    """The first weights, as child 0 sends them."""
-
-    def messages(self, position: int) -> Iterator[bytes]:
-        """From byte `position` on, when they are durable."""
-        wait = self.begin()
-        weights = self._session.state.weights
-        while position < weights.num_bytes:
-            with self._session.changed:
-                if not wait(functools.partial(weights.has_message, position)):
-                    return
-                message = weights.message(position)
-            self._session.settle()
-            yield message
-            position += len(message)
 
 
 def _way_up(session: Session) -> str:

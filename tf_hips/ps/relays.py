@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a party server passes on, as it comes from its children: packets, first weights.
+
+Iterators that wait for children are consumed by threads of gRPC, which cannot be interrupted. When
+a connection breaks, its iterator is ended by the one of the next connection; when all is over, by
+`close`, or by the end of the session.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+from tf_hips.ps.passing import Batch
+from tf_hips.ps.session import Session
+from tf_hips.ps.store import Store
+
+
+class Turns:
+    """One iterator of a kind at a time: the next one ends that before it, also while it waits."""
+
+    def __init__(self, session: Session) -> None:
+        """No iterator was asked for."""
+        self._session = session
+        self._turns: dict[tuple[int, ...], int] = {}
+        self._is_closed = False
+
+    def begin(self, kind: tuple[int, ...] = ()) -> Callable[[Callable[[], bool]], bool]:
+        """Ends the iterator before; a function that waits, and says whether the new one goes on.
+
+        It must be called with the session's lock held.
+        """
+        session = self._session
+        with session.changed:
+            turn = self._turns[kind] = self._turns.get(kind, 0) + 1
+            session.changed.notify_all()
+
+        def is_over() -> bool:
+            return self._is_closed or self._turns[kind] != turn or session.ended is not None
+
+        def wait(is_ready: Callable[[], bool]) -> bool:
+            session.changed.wait_for(lambda: is_over() or is_ready())
+            return not is_over()
+
+        return wait
+
+    def close(self) -> None:
+        """Ends all."""
+        with self._session.changed:
+            self._is_closed = True
+            self._session.changed.notify_all()
+
+
+class Passing(Turns):
+    """One round: packets as children complete them, results to the store."""
+
+    def __init__(self, session: Session, store: Store, number: int) -> None:
+        """Round `number` of the store of `session`."""
+        super().__init__(session)
+        self.number = number
+        self._store = store
+
+    def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
+        """Packets that are complete and durable, until all of the round have been."""
+        store, mine = self._store, frozenset(chunks) - held
+        wait = self.begin(tuple(chunks))
+        after = 0
+        while after < len(store.chunks):
+            with self._session.changed:
+                if not wait(functools.partial(self._has_more, after)):
+                    return
+                after, news = store.ups(self.number, after)
+            if batch := [(one, memoryview(packet)) for one, packet in news if one in mine]:
+                yield batch
+
+    def take(self, chunk: int, packet: memoryview) -> None:
+        """Gives a chunk its result."""
+        self._store.finish(self.number, chunk, packet)
+
+    def _has_more(self, after: int) -> bool:
+        return self._store.ups(self.number, after)[0] > after
+
+
+class PassedWeights(Turns):
+    """The first weights, as child 0 sends them."""
+
+    def messages(self, position: int) -> Iterator[bytes]:
+        """From byte `position` on, when they are durable."""
+        wait = self.begin()
+        weights = self._session.state.weights
+        while position < weights.num_bytes:
+            with self._session.changed:
+                if not wait(functools.partial(weights.has_message, position)):
+                    return
+                message = weights.message(position)
+            self._session.settle()
+            yield message
+            position += len(message)
