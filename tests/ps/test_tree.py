@@ -3,6 +3,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -402,6 +403,7 @@ class Slow:
         self.number = number
         self.may_go_on = threading.Event()
         self.have: list[int] = []
+        self.num_told = 0
 
     def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
         [batch] = list(self.whole.batches(chunks, held))
@@ -414,6 +416,9 @@ class Slow:
         self.have.append(chunk)
         if chunk == 0:
             self.may_go_on.set()
+
+    def go_on(self) -> None:
+        self.num_told += 1
 
 
 def test_chunks_travel_while_others_are_still_coming_in(certificates: Certificates) -> None:
@@ -473,3 +478,40 @@ def test_nonsense_from_a_party_server_is_refused(certificates: Certificates) -> 
                 client.gather(0, "x", b"no bundle")
             assert client.gather(0, "x", tree.bundle([b"one", b"two"])) == [b"one", b"two"]
             client.close()
+
+
+def test_leaves_wait_while_a_party_above_does_its_rounds_again(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That others go on is heard through the server between them."""
+    monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.waits._MARGIN_S", 0.2)
+    monkeypatch.setattr("tf_hips.ps.session.TELLS_AFTER_S", 0.1)
+    shapes = ((40, 7), (8,))
+    with (
+        serving_tree(certificates, MIXED, round_timeout_s=1.0) as servers,
+        leaves_of(certificates, MIXED, addresses_of(servers), shapes=shapes) as (a, b, c),
+    ):
+        for one in (a, b):
+            one.client._wait_s = 2.0
+        wanted = expected(MIXED, 8, shapes)
+        train_all((a, b, c), 0, 6)
+        c.client.close()
+        back = Party(
+            servers[""].address, "c", None, shapes=shapes, downlink=MIXED.up, deadline_s=1.0
+        )
+        back.client._workers = 3
+        back.join()
+        began = time.monotonic()
+
+        def slowly() -> list[bytes]:
+            found = []
+            for number in range(7):
+                threading.Event().wait(0.5)  # it computes
+                found += back.train(number, number)
+            return found + back.train(7, 7)
+
+        results = together(lambda: a.train(7, 7), lambda: b.train(7, 7), slowly)
+        assert time.monotonic() - began > 3.0
+        assert results == [wanted[7:], wanted[7:], wanted]
+        back.client.close()

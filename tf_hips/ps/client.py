@@ -40,6 +40,7 @@ from tf_hips.ps.passing import (
     WayUp,
     moving,
     read_held,
+    read_terms,
     say_held,
 )
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
@@ -449,6 +450,8 @@ class Client:
                     # message says that others go on.
                     if count == first or not message:
                         patience.renew()
+                    if not message:
+                        passage.go_on()
                     for chunk, packet in assembler.feed(message):
                         if len(packet) != lengths[chunk]:
                             raise ProtocolError(
@@ -583,20 +586,3 @@ class Client:
         if self._welcome is None:
             raise ProtocolError("`join` must come before anything else.")
         return self._welcome
-
-
-def read_terms(answer: bytes) -> dict[str, Any]:
-    """What a server has answered to `Terms`, by name.
-
-    Raises:
-        ProtocolError: it is something else.
-    """
-    return wire.from_json(
-        answer,
-        join_timeout_s=float,
-        round_timeout_s=float,
-        max_gather_bytes=int,
-        is_durable=bool,
-        shard=list,
-        is_over=bool,
-    )

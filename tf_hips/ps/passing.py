@@ -7,7 +7,7 @@ upper     both come from children while others travel, and what comes down goes 
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from tf_hips.ps import wire
 from tf_hips.ps.link import Patience
@@ -37,6 +37,9 @@ class Passage(Protocol):
 
     def take(self, chunk: int, packet: memoryview) -> None:
         """Takes a result, perhaps again; `packet` stays as it is."""
+
+    def go_on(self) -> None:
+        """The server says that others go on, so that whoever waits here must wait, too."""
 
 
 class WayUp:
@@ -92,3 +95,20 @@ def read_held(metadata: Iterable[tuple[str, str | bytes]] | None, limit: int) ->
         if key == wire.HELD_KEY:
             return wire.ranges_from_text(str(value), limit)
     return set()
+
+
+def read_terms(answer: bytes) -> dict[str, Any]:
+    """What a server has answered to `Terms`, by name.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
+    return wire.from_json(
+        answer,
+        join_timeout_s=float,
+        round_timeout_s=float,
+        max_gather_bytes=int,
+        is_durable=bool,
+        shard=list,
+        is_over=bool,
+    )

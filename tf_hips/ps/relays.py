@@ -75,6 +75,12 @@ class Passing(Turns):
         """Gives a chunk its result."""
         self._store.finish(self.number, chunk, packet)
 
+    def go_on(self) -> None:
+        """Children that wait hear that others go on."""
+        with self._session.changed:
+            self._session.note_moved()
+            self._session.changed.notify_all()
+
     def _has_more(self, after: int) -> bool:
         return self._store.ups(self.number, after)[0] > after
 

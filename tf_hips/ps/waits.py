@@ -11,8 +11,8 @@ import dataclasses
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError
 from tf_hips.ps import tls
-from tf_hips.ps.client import read_terms
 from tf_hips.ps.link import Link
+from tf_hips.ps.passing import read_terms
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.shards import SEPARATOR
 from tf_hips.ps.sockets import split_address
