@@ -263,13 +263,13 @@ def test_the_prologue_outlives_a_snapshot(tmp_path: Path) -> None:
             first.session.back_up(first.caller(child), first.session.token, 2, 6)
         first.train(3, 4)
         finished(first)
-        kept = sorted(first.session._gathers._gathers)
+        kept = sorted(first.session._state.gathers._gathers)
         assert kept == [0, 1, 2, 6, 7]
         (tmp_path / "second").mkdir()
         first.killed(tmp_path / "second")
     with Served(tmp_path / "second") as second:
-        assert sorted(second.session._gathers._gathers) == kept
-        assert second.session._gathers.prologue == 3
+        assert sorted(second.session._state.gathers._gathers) == kept
+        assert second.session._state.gathers.prologue == 3
         assert second.session._state.weights.is_forgotten == (
             second.session.store is not None and second.session.store.oldest > 0
         )
