@@ -261,8 +261,14 @@ class Gathers:
         return gather.labels[0], tree.bundle(self._leaves(gather))
 
     def take_answer(self, number: int, payloads: Sequence[Buffer]) -> None:
-        """Takes the payloads of all leaves of the whole tree."""
-        self._gathers[number].answer = [memoryview(payload) for payload in payloads]
+        """Takes the payloads of all leaves of the whole tree, if the gather is kept."""
+        gather = self._gathers.get(number)
+        if gather is None:
+            return
+        before = gather.num_bytes
+        gather.answer = [memoryview(payload) for payload in payloads]
+        if number not in self._live:  # as it is restored
+            self._past_bytes += gather.num_bytes - before
 
     def answers(self) -> list[tuple[int, list[memoryview]]]:
         """Pairs of number and answer of the server above, of all that are kept."""
