@@ -10,7 +10,7 @@ import yaml
 
 from tf_hips import cli
 from tf_hips.cli import arguments, config_file, server
-from tf_hips.ps import server as served
+from tf_hips.ps import serving as served
 from tf_hips.ps.settings import ServerConfig
 
 Run = Callable[..., tuple[int, str, str]]
