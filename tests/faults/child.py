@@ -23,8 +23,8 @@ from typing import Any
 from tests.faults.training import Setting, Trainer
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import TfHipsError
-from tf_hips.ps import client as client_module
 from tf_hips.ps.client import Client
+from tf_hips.ps.passing import WayUp
 from tf_hips.ps.wire import Assembler
 
 PLACES = ("mid-upload", "uploaded", "mid-download", "done", "backed-up")
@@ -58,9 +58,9 @@ class Trap:
         """Not set; looks at what the client sends and gets."""
         self.round = -1  # that is being done
         self._place, self._at = "", -1
-        messages, feed = client_module._Exchange.messages, Assembler.feed
+        messages, feed = WayUp.messages, Assembler.feed
 
-        def sending(call: client_module._Exchange) -> Iterator[bytes]:
+        def sending(call: WayUp) -> Iterator[bytes]:
             last: bytes | None = None
             for message in messages(call):
                 if last is not None:
@@ -75,7 +75,7 @@ class Trap:
             self.pass_by("mid-download")
             return feed(assembler, message)
 
-        client_module._Exchange.messages = sending  # type: ignore[method-assign]
+        WayUp.messages = sending  # type: ignore[method-assign]
         Assembler.feed = feeding  # type: ignore[method-assign]
 
     def set(self, place: str, number: int) -> None:
@@ -129,12 +129,12 @@ def _train(client: Client, setting: Setting, site: str, backup: Path, trap: Trap
 
 def _forget_what_is_held() -> None:
     """Lets a call that is repeated send all packets again, whatever the server says that it has."""
-    resume = client_module._Exchange.resume
+    resume = WayUp.resume
 
-    def forgetful(self: client_module._Exchange, held: Iterable[int]) -> None:
-        resume(self, ())
+    def forgetful(self: WayUp, held: Iterable[int] | None) -> None:
+        resume(self, None if held is None else ())
 
-    client_module._Exchange.resume = forgetful  # type: ignore[method-assign]
+    WayUp.resume = forgetful  # type: ignore[method-assign]
 
 
 def _say(**fields: object) -> None:

@@ -21,7 +21,7 @@ from tests.ps.served import (
     undisturbed,
 )
 from tf_hips import log
-from tf_hips.errors import PeerError
+from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps import durable, wire
 from tf_hips.ps import journal as journals
 from tf_hips.ps.recorder import Kind
@@ -270,6 +270,25 @@ def test_the_prologue_outlives_a_snapshot(tmp_path: Path) -> None:
     with Served(tmp_path / "second") as second:
         assert sorted(second.session._state.gathers._gathers) == kept
         assert second.session._state.gathers.prologue == 3
-        assert second.session._state.weights.is_forgotten == (
-            second.session.store is not None and second.session.store.oldest > 0
-        )
+
+
+@pytest.mark.usefixtures("eager")
+def test_that_the_first_weights_are_gone_outlives_a_snapshot(tmp_path: Path) -> None:
+    """A site without a backup hears at once that it cannot come back."""
+    with Served(tmp_path / "first") as first:
+        first.join()
+        first.agree()
+        first.session.begin_sync(first.caller(0), ["<f4[2]"], 8)
+        first.session.upload(first.caller(0), 0, bytes(8))
+        first.train(0, 2)
+        for child in (0, 1):
+            first.session.back_up(first.caller(child), first.session.token, 2, 0)
+        first.train(3, 4)
+        finished(first)
+        assert first.session._state.weights.is_forgotten
+        (tmp_path / "second").mkdir()
+        first.killed(tmp_path / "second")
+    with Served(tmp_path / "second") as second:
+        assert second.session._state.weights.is_forgotten
+        with pytest.raises(ProtocolError, match="only from a backup that was made in it"):
+            second.session.begin_sync(second.caller(1), ["<f4[2]"], 8)
