@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown codec": ({"party": {"compression": "onebti"}}, "party: `compression`"),
     "derived option": (
         {"server": {"bind": "h:1"}},
-        "`server.bind` follows from the rest of the file and may not be set",
+        "`server.bind` follows from the rest of the file, or is not for it, and may not be set",
     ),
     "derived option of parties": ({"party": {"hosts": "h:1"}}, "`party.hosts` follows from"),
     "state with spaces": ({"server": {"state": "a b"}}, "`server.state` must be a path of letters"),

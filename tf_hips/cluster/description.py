@@ -16,6 +16,9 @@ VERSION = 1
 SERVER_DERIVED = (
     *("parties", "bind", "run", "shard", "announce"),
     *("authority", "certificate", "key", "revoked", "insecure"),
+    # A file of this version has no servers below servers.
+    *("uplink", "site", "uplink_role", "uplink_compression"),
+    *("uplink_authority", "uplink_certificate", "uplink_key"),
 )
 PARTY_DERIVED = (
     *("server", "site", "run", "num_proc", "hosts", "hostfile", "interface", "announce"),
@@ -227,7 +230,8 @@ class Cluster:
             for key, value in getattr(self, section).items():
                 if key in derived:
                     raise ConfigError(
-                        f"`{section}.{key}` follows from the rest of the file and may not be set"
+                        f"`{section}.{key}` follows from the rest of the file, or is not for it, "
+                        "and may not be set"
                     )
                 if key in PATHS and isinstance(value, str):
                     place = value if value.startswith("/") else f"/{value}"

@@ -475,7 +475,13 @@ class Client:
         """Greatest length of a payload in bytes, as the server says; 0 before `join`."""
         return self._max_gather_bytes
 
-    def gather(self, number: int, label: str, payload: wire.Buffer) -> list[bytes]:
+    def gather(
+        self,
+        number: int,
+        label: str,
+        payload: wire.Buffer,
+        go_on: Callable[[], object] | None = None,
+    ) -> list[bytes]:
         """Sends this party's bytes to all parties, returns those of all.
 
         Args:
@@ -483,6 +489,7 @@ class Client:
                 asked for again.
             label: what the bytes are, the same at all parties; 1 to 1000 bytes.
             payload: any bytes, none included.
+            go_on: called when the server says that others go on, if given.
 
         Returns:
             The payloads of all parties, in child order.
@@ -515,6 +522,8 @@ class Client:
                 for message in stream:
                     if count == 0 or not message:
                         patience.renew()
+                    if not message and go_on is not None:
+                        go_on()
                     for child, other in assembler.feed(message):
                         results[child] = bytes(other)
                         patience.renew()

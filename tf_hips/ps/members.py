@@ -13,7 +13,7 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
-from tf_hips.ps.tree import Leaves, Place, check_names, check_workers
+from tf_hips.ps.tree import MAX_LEAVES, Leaves, Place, check_names, check_workers
 
 SAME = "same"
 ABOVE = ""  # the rule of a child that leaves it to the topmost server
@@ -288,6 +288,12 @@ class Members:
             for other, known in self.children.items()
             if other != position
         ]
+        num_leaves = sum(len(leaves) for _, leaves in others) + len(child.leaves)
+        if num_leaves > MAX_LEAVES:
+            raise ProtocolError(
+                f"A tree must have at most {MAX_LEAVES} leaves. Received: {num_leaves} with those "
+                f"of site `{here}`"
+            )
         check_names([*others, (here, child.leaves)], self.terms.site)
         for other, known in self.children.items():
             for what in ("compression", "downlink", "rule", "seed", "above"):

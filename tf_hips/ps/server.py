@@ -353,7 +353,7 @@ class Server:
 
     def _renew(self) -> None:
         """Begins a new session where a process that joins finds one that is over."""
-        if not self._session.is_over or self._config.once:
+        if not self._session.is_over or self._config.once or self._stopped.is_set():
             return
         self._session = self._keeper.begin() if self._keeper else Session(self._terms)
         self._pass_up()
@@ -361,7 +361,14 @@ class Server:
     def _pass_up(self) -> None:
         """Takes the session to the server above, if there is one."""
         if self._waits.uplink is not None:
-            self._upper = Upper(self._waits.uplink, self._config.run, self._session, self._events)
+            uplink, waits = self._waits.uplink, self._waits
+            self._upper = Upper(
+                uplink,
+                self._config.run,
+                self._session,
+                self._events,
+                lambda: waits.ask(uplink.deadline_s),
+            )
             self._upper.start()
 
     def _snapshot(self) -> dict[str, Any]:

@@ -435,6 +435,11 @@ class Session:
         results = store.past_results(number)
         return len(results), results[after:]
 
+    def goes_on(self, child: int) -> None:
+        """Notes that packets of `child` have come: what failed before is over."""
+        with self.changed:
+            self._waiting.note_call(child)
+
     def note_moved(self, num_bytes: int = 1) -> None:
         """Notes that bytes of a round have come in, or that something else goes on.
 

@@ -180,10 +180,16 @@ class ShardedClient:
         """As of `Client`; gathers are shard 0's."""
         return self._clients[0].max_gather_bytes
 
-    def gather(self, number: int, label: str, payload: wire.Buffer) -> list[bytes]:
+    def gather(
+        self,
+        number: int,
+        label: str,
+        payload: wire.Buffer,
+        go_on: Callable[[], object] | None = None,
+    ) -> list[bytes]:
         """Sends bytes to all parties, returns those of all, by shard 0; see `Client.gather`."""
         with self._calling("Gather"):
-            return self._clients[0].gather(number, label, payload)
+            return self._clients[0].gather(number, label, payload, go_on)
 
     def failed(self, text: str) -> None:
         """Says that this party's last step ended with an error; see `Client.failed`.

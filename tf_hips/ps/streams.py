@@ -60,6 +60,8 @@ class Reader(threading.Thread):
                 # What comes once more, over another connection, is no progress before it is whole.
                 if is_new or self._is_first:
                     self._session.note_moved(len(message))
+                if is_new:
+                    self._session.goes_on(self._caller.child)
             assembler.finish()
             self._check_complete()
         except grpc.RpcError:

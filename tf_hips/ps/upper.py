@@ -43,7 +43,14 @@ _Task = Callable[[], None]
 class Upper:
     """Takes one session to the server above, from its first child to its end."""
 
-    def __init__(self, uplink: Uplink, run: str, session: Session, events: log.EventLog) -> None:
+    def __init__(
+        self,
+        uplink: Uplink,
+        run: str,
+        session: Session,
+        events: log.EventLog,
+        ask: Callable[[], object],
+    ) -> None:
         """Nothing is connected.
 
         Args:
@@ -51,11 +58,14 @@ class Upper:
             run: identity of the run, equal on all levels.
             session: of the children.
             events: where joining and leaving are written.
+            ask: hears from the server above how long that waits, before it is joined. Children of
+                a run that is restored do not ask for it.
         """
         self._uplink = uplink
         self._run = run
         self._session = session
         self._events = events
+        self._ask = ask
         self._client: Connection | None = None
         self._is_synced = False
         self._is_agreed = False
@@ -127,8 +137,11 @@ class Upper:
     def _join(self) -> None:
         """Joins above, for the first time or as the process that comes back."""
         session = self._session
+        self._ask()
         with session.changed:
             members = session.state.members
+            if not members.are_complete:
+                return  # a child has given up meanwhile
             members.is_sealed = True
             place, leaves = members.place, members.leaves
         client = self._make_client()
@@ -240,7 +253,13 @@ class Upper:
                 f"{too_long(len(payload), client.max_gather_bytes)}: `{label}` of the leaves "
                 f"{names} in one"
             )
-        session.answer_gather(number, client.gather(number, label, payload))
+        session.answer_gather(number, client.gather(number, label, payload, self._go_on))
+
+    def _go_on(self) -> None:
+        """Children that wait hear that others above go on."""
+        with self._session.changed:
+            self._session.note_moved()
+            self._session.changed.notify_all()
 
     def _exchange(self) -> None:
         client, store = self._connected(), self._store

@@ -60,12 +60,8 @@ class Limits:
 
     def told(self, above: "Limits") -> "Limits":
         """What children must know: both waits together."""
-        both = self.under(above)
-        return Limits(
-            self.join_timeout_s + both.join_timeout_s,
-            self.round_timeout_s + both.round_timeout_s,
-            both.max_gather_bytes,
-        )
+        each = self.under(above)
+        return Limits(2 * each.join_timeout_s, 2 * each.round_timeout_s, each.max_gather_bytes)
 
 
 class Waits:
