@@ -10,6 +10,8 @@ import pytest
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.session import Session
+from tf_hips.ps.tree import MAX_LEAVES
+from tf_hips.ps.waits import Limits
 
 PATIENCE_S = 10.0
 
@@ -198,3 +200,46 @@ def test_who_has_left_may_be_away(run: Run) -> None:
     run.session.leave(Caller(1, "p1", PATIENCE_S), None)
     assert run.session.is_over
     assert not run.session._presence._timers
+
+
+def test_packets_that_come_end_what_had_failed(run: Run) -> None:
+    """Also in a round that has begun, where no new call says so."""
+    futures = [run.join(child, process)[1] for child, process in [(0, "a"), (1, "b")]]
+    for future in futures:
+        future.result(PATIENCE_S)
+    for child, process in [(0, "a"), (1, "b")]:
+        run.session.fail(Caller(child, process, PATIENCE_S), "too large")
+    assert run.session.have_all_failed
+    run.session.goes_on(1)
+    assert run.session._waiting.failures() == {0: "too large"}
+
+
+def test_a_tree_has_so_many_leaves_and_no_more(run: Run) -> None:
+    leaves = [tuple((f"{site}{one}", 1) for one in range(MAX_LEAVES // 2)) for site in "xy"]
+    callers = [Caller(child, f"p{child}", 0.1) for child in (0, 1)]
+    too_many = (*leaves[1], ("z", 1))
+    with pytest.raises(PeerError):  # the other one has not joined
+        run.session.join(callers[0], len(leaves[0]), "onebit", "same", 7, None, leaves[0])
+    first = run.pool.submit(
+        run.session.join,
+        Caller(0, "p0", PATIENCE_S), len(leaves[0]), "onebit", "same", 7, None, leaves[0],
+    )  # fmt: skip
+    with run.session.changed:
+        assert run.session.changed.wait_for(lambda: run._num_joining(0, "p0") > 0, PATIENCE_S)
+    with pytest.raises(ProtocolError, match=rf"at most {MAX_LEAVES} leaves\. Received: 4097 with"):
+        run.session.join(callers[1], len(too_many), "onebit", "same", 7, None, too_many)
+    second = run.session.join(callers[1], len(leaves[1]), "onebit", "same", 7, None, leaves[1])
+    assert first.result(PATIENCE_S)["child"] == 0
+    assert second["child"] == MAX_LEAVES // 2
+
+
+def test_children_wait_longer_than_both_waits_of_their_server() -> None:
+    own, above = Limits(7.0, 5.0, 100), Limits(600.0, 60.0, 50)
+    here, told = own.under(above), own.told(above)
+    assert here.join_timeout_s > above.join_timeout_s
+    assert here.round_timeout_s > above.round_timeout_s
+    assert (told.join_timeout_s, told.round_timeout_s) == (
+        2 * here.join_timeout_s,
+        2 * here.round_timeout_s,
+    )
+    assert told.max_gather_bytes == 50
