@@ -38,7 +38,7 @@ from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model
-from tf_hips.ps.past import Past
+from tf_hips.ps.past import MOST_IN_MEMORY, Past
 from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.rounds import Packet
 from tf_hips.ps.rules import UpdateRule, arrivals
@@ -47,9 +47,6 @@ from tf_hips.ps.rules.steps import Slots
 from tf_hips.ps.wire import Buffer
 
 Floats = npt.NDArray[np.float32]
-
-# Of older answers to all children, which are in memory whatever a server keeps on disk.
-_MOST_PAST_BYTES = 256 << 20
 
 
 class _Round:
@@ -291,7 +288,7 @@ class AsynchronousStore:
         first_rounds: Sequence[int] = (),
         changed: threading.Condition | None = None,
         recorder: Recorder | None = None,
-        past_bytes: int = _MOST_PAST_BYTES,
+        past_bytes: int = MOST_IN_MEMORY,
         shard: Shard = WHOLE,
     ) -> None:
         """A store in which nothing has moved.
@@ -324,7 +321,7 @@ class AsynchronousStore:
         }
         # Held from a packet's record until it is applied; never taken with `changed` held.
         self._turns = [threading.Lock() for _ in model.chunks]
-        share = min(past_bytes, _MOST_PAST_BYTES) // max(1, len(sites))
+        share = min(past_bytes, MOST_IN_MEMORY) // max(1, len(sites))
         firsts = first_rounds or [0] * len(sites)
         self._lanes = [
             Lane(self, child, site, seed=seed, first_round=first, past_bytes=share)

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps import tree
+from tf_hips.ps.past import MOST_IN_MEMORY
 from tf_hips.ps.wire import Assembler, Buffer
 
 LABEL_BYTES = 1000
@@ -133,10 +134,11 @@ class Gathers:
         Args:
             num_children: how many children there are.
             limit: greatest length of a payload in bytes.
-            past_bytes: limit of gathers that all have gone on from.
+            past_bytes: limit of gathers that all have gone on from; at most 256 MiB count, for they
+                are in memory.
         """
         self.limit = limit
-        self._past_limit = past_bytes
+        self._past_limit = min(past_bytes, MOST_IN_MEMORY)
         self._num_children = num_children
         self._widths: list[int | None] = [None] * num_children
         self.is_passed_up = False  # whether the answers are those of a server above
@@ -170,6 +172,7 @@ class Gathers:
             kept = f"one of {oldest} to {due}" if oldest < due else f"{due}"
             raise ProtocolError(
                 f"The gather must be {kept}, which is next. Received: gather {number}"
+                + (". Older ones are not kept: back up more often" if number < due else "")
             )
         if child in self._uploads:
             self._uploads[child].give_up()

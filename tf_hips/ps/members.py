@@ -13,6 +13,7 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
+from tf_hips.ps.past import MOST_IN_MEMORY
 from tf_hips.ps.tree import MAX_LEAVES, Leaves, Place, check_names, check_workers
 
 SAME = "same"
@@ -32,7 +33,7 @@ class Terms:
     lost_after_s: float = 120.0
     max_gather_bytes: int = 64 << 20
     shard: Shard = WHOLE
-    past_bytes: int = 256 << 20
+    past_bytes: int = MOST_IN_MEMORY
     rule: str | None = None
     site: str | None = None  # by which it is known to the server above it; None: there is none
     way_up: str | None = None  # compression of its way up; None: what the children bring

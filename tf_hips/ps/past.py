@@ -19,6 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+MOST_IN_MEMORY = 256 << 20
+"""Bytes that a server keeps in memory of what is over, whatever it may keep on disk."""
+
 Packet = npt.NDArray[np.uint8]
 Results = Sequence[tuple[int, Packet]]
 

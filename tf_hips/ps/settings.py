@@ -10,12 +10,12 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules, wire
 from tf_hips.ps.assignment import Shard
 from tf_hips.ps.members import SAME, Terms
+from tf_hips.ps.past import MOST_IN_MEMORY
 from tf_hips.ps.sockets import is_loopback, split_address
 
 # A record's length has 32 bits, and its fields stand in it, too.
 _MAX_RECORDED_BYTES = (1 << 32) - (1 << 16)
 
-_PAST_BYTES = 256 << 20
 _PAST_BYTES_ON_DISK = 4 << 30
 
 
@@ -193,4 +193,4 @@ def terms_of(config: ServerConfig) -> Terms:
 def _past_bytes(config: ServerConfig) -> int:
     if config.past_bytes is not None:
         return config.past_bytes
-    return _PAST_BYTES if config.state_dir is None else _PAST_BYTES_ON_DISK
+    return MOST_IN_MEMORY if config.state_dir is None else _PAST_BYTES_ON_DISK
