@@ -37,7 +37,7 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.plan import Plan
-from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import (
     Compressor,
@@ -368,7 +368,13 @@ class HierarchicalPS(PartyStrategy):
         return {"session": session, "round": round_number, "gathers": self._num_gathers}
 
     def _note_place(self, place: dict[str, Any]) -> None:
-        self._connected().backed_up(place["round"], place["gathers"])
+        try:
+            self._connected().backed_up(place["round"], place["gathers"])
+        except PeerError as error:
+            # The backup stands, and another site's end may have come before this note of it. A run
+            # that goes on says in its next round what is wrong.
+            log.warning("The server was not told of a backup, and keeps what is older. %s", error)
+            return
         self.write_event("backed_up", **place)
 
     def _can_come_back(self, place: dict[str, Any] | None) -> bool:
