@@ -95,13 +95,12 @@ def test_the_residual_is_that_of_the_store(certificates: Certificates) -> None:
         train_all(members, 0, 1)
         store = server._session.store
         assert store is not None
-        whole = np.concatenate([one for one in store._residuals if one is not None])
+        whole = np.concatenate([one for _, one in store.residuals()])
         told = status.ask(server.address, "local", certificates.party("a"), 10)
         assert math.isclose(told["residual_rms"], np.sqrt(np.mean(whole**2)), rel_tol=1e-5)
         # A run that diverges is when somebody asks.
-        for one in store._residuals:
-            if one is not None:
-                one[:] = 1e38
+        for _, one in store.residuals():
+            one[:] = 1e38
         told = status.ask(server.address, "local", certificates.party("a"), 10)
         assert told["residual_rms"] == pytest.approx(1e38)
 

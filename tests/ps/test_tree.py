@@ -243,7 +243,7 @@ def test_wishes_and_orders_for_the_way_up(certificates: Certificates) -> None:
             )
             member.downlink = node.up
             member.join()
-            upper = servers["west"]._snapshot()["uplink"]
+            upper = servers["west"].snapshot()["uplink"]
             assert upper["compression"] == found
             assert member.train(0, 1) == expected(node, 2)
             member.client.close()
@@ -289,7 +289,7 @@ def test_a_server_tells_where_it_stands(certificates: Certificates) -> None:
         leaves_of(certificates, MIXED, addresses_of(servers)) as members,
     ):
         train_all(members, 0, 1)
-        told = servers["west"]._snapshot()
+        told = servers["west"].snapshot()
         assert told["uplink"] == {
             "server": servers[""].address,
             "site": "west",
@@ -298,8 +298,8 @@ def test_a_server_tells_where_it_stands(certificates: Certificates) -> None:
             "leaves": 3,
         }
         assert [child["site"] for child in told["children"]] == ["a", "b"]
-        assert servers[""]._snapshot()["uplink"] is None
-        assert [one["workers"] for one in servers[""]._snapshot()["children"]] == [3, 3]
+        assert servers[""].snapshot()["uplink"] is None
+        assert [one["workers"] for one in servers[""].snapshot()["children"]] == [3, 3]
 
 
 def test_roles_are_checked_on_every_level(certificates: Certificates) -> None:
@@ -486,7 +486,7 @@ def test_leaves_wait_while_a_party_above_does_its_rounds_again(
     """That others go on is heard through the server between them."""
     monkeypatch.setattr("tf_hips.ps.client._MARGIN_S", 0.2)
     monkeypatch.setattr("tf_hips.ps.waits._MARGIN_S", 0.2)
-    monkeypatch.setattr("tf_hips.ps.session.TELLS_AFTER_S", 0.1)
+    monkeypatch.setattr("tf_hips.ps.waiting.TELLS_AFTER_S", 0.1)
     shapes = ((40, 7), (8,))
     with (
         serving_tree(certificates, MIXED, round_timeout_s=1.0) as servers,

@@ -44,6 +44,7 @@ from tf_hips.ps.passing import (
     say_held,
 )
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
+from tf_hips.ps.transfers import Transfers
 from tf_hips.ps.tree import Leaves
 from tf_hips.ps.views import Agreed, Halt, Packets, Round
 from tf_hips.ps.weights import cut_weights, kind_of, restore_weights
@@ -137,6 +138,7 @@ class Client:
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
         self._link = Link(uplink, address, credentials, run, self._process)
+        self._transfers = Transfers(self._link)
         self._wait_s = self._join_s = uplink.deadline_s
         self._max_gather_bytes = 0
         self._is_durable = False
@@ -309,23 +311,7 @@ class Client:
         Raises:
             ProtocolError: as for `first_sync`.
         """
-        kinds, total = what
-        request = wire.to_json(kinds=kinds, bytes=total)
-
-        def upload(attempt: int, patience: Patience) -> bool:
-            answer = self._link.once("BeginSync", request, attempt, patience.left_s)
-            fields = wire.from_json(answer, held=int, fetches=bool)
-            if fields["fetches"]:
-                return True
-            call = self._link.stub("stream_unary", "Upload", patience.left_s).future(  # type: ignore[attr-defined]
-                self._link.metered(moving(read(fields["held"]), patience)),
-                metadata=self._link.metadata(fields["held"], attempt),
-            )
-            with patience.bounding(call):
-                call.result()
-            return False
-
-        fetches = self._link.persist("Upload", self._wait_s, upload)
+        fetches = self._transfers.send_weights(what, read, self._wait_s)
         self._is_synced = not fetches
         return fetches
 
@@ -342,23 +328,7 @@ class Client:
         Raises:
             ProtocolError: as for `first_sync`.
         """
-        kinds, total = what
-        request = wire.to_json(kinds=kinds, bytes=total)
-
-        def download(attempt: int, patience: Patience) -> None:
-            self._link.once("BeginSync", request, attempt, patience.left_s)
-            call = self._link.stub("unary_stream", "Download", patience.left_s)
-            stream = call(b"", metadata=self._link.metadata(held(), attempt))
-            with patience.bounding(stream):
-                for message in stream:
-                    if held() + len(message) > total:
-                        raise ProtocolError(f"The weights have {total} bytes. Received: more")
-                    take(message)
-                    patience.renew()
-
-        self._link.persist("Download", self._wait_s, download)
-        if held() != total:
-            raise ProtocolError(f"The weights have {total} bytes. Received: {held()}")
+        self._transfers.fetch_weights(what, held, take, self._wait_s)
         self._is_synced = True
 
     def exchange(self, round: int, packets: Packets, weight: float | None = None) -> Packets:
@@ -504,33 +474,8 @@ class Client:
         if len(payload) > limit:
             raise ProtocolError(too_long(len(payload), limit))
         packet = memoryview(to_packet(label, payload))
-        results: dict[int, bytes] = {}
-
-        def attempt(count: int, patience: Patience) -> None:
-            call = WayUp(lambda held: iter([() if held else [(0, packet)]]), resumes=count > 0)
-            stream = self._link.stub("stream_stream", "Gather", patience.left_s)(
-                self._link.metered(moving(call.messages(), patience, count == 0)),
-                metadata=(*self._link.metadata(number, count), *say_held(set(results))),
-            )
-            with contextlib.ExitStack() as stack:
-                stack.callback(stream.cancel)
-                stack.callback(call.resume, None)
-                stack.enter_context(patience.bounding(stream))
-                if count > 0:
-                    call.resume(read_held(stream.initial_metadata(), 1))
-                assembler = wire.Assembler([limit] * num_parties)
-                for message in stream:
-                    if count == 0 or not message:
-                        patience.renew()
-                    if not message and go_on is not None:
-                        go_on()
-                    for child, other in assembler.feed(message):
-                        results[child] = bytes(other)
-                        patience.renew()
-                assembler.finish()
-
-        self._link.persist("Gather", self._wait_s, attempt)
-        return [results.get(child, b"") for child in range(num_parties)]
+        lengths = [limit] * num_parties
+        return self._transfers.gather(number, packet, lengths, self._wait_s, go_on)
 
     def failed(self, text: str) -> None:
         """Says that this party's last step ended with an error, which its script may have caught.

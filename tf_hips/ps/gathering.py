@@ -5,7 +5,6 @@ With a server above, theirs go up together, and what comes down from there is th
 Part of a session, and under its lock. The payloads are kept by `gather`.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable
 
@@ -16,22 +15,7 @@ from tf_hips.ps.gather import Upload
 from tf_hips.ps.members import Caller, Child
 from tf_hips.ps.recorder import Kind
 from tf_hips.ps.state import State
-from tf_hips.ps.waiting import Wait, Waiting
-
-
-@dataclasses.dataclass(frozen=True)
-class Moves:
-    """Whether anything goes on in a session, so that who waits may wait longer.
-
-    Attributes:
-        count: grows when it does.
-        note: makes it grow.
-        tells: gets a count and when it was read; whether a child should hear that others go on.
-    """
-
-    count: Callable[[], int]
-    note: Callable[[], None]
-    tells: Callable[[int, float], bool]
+from tf_hips.ps.waiting import Moves, Wait, Waiting
 
 
 class Gathering:
@@ -44,7 +28,7 @@ class Gathering:
         comeback: Comeback,
         check: Callable[[Caller], Child],
         check_there: Callable[[str, Iterable[int]], None],
-        moves: "Moves",
+        moves: Moves,
     ) -> None:
         """No call has come.
 
@@ -134,7 +118,7 @@ class Gathering:
                 raise ProtocolError("A gather has one packet of each site. Received: none")
             label = gathers.labels(number).get(caller.child, "")
 
-            moved, began = self._moves.count(), time.monotonic()
+            moved, began = self._moves.count, time.monotonic()
 
             def is_ready() -> bool:
                 if gathers.is_over(number) or self._moves.tells(moved, began):
@@ -155,7 +139,7 @@ class Gathering:
                         )
                     ),
                     lambda: gathers.missing(number),
-                    lambda: self._moves.count() + int(not gathers.missing(number)),
+                    lambda: self._moves.count + int(not gathers.missing(number)),
                 ),
             )
             return gathers.answer(number, have) if gathers.is_over(number) else None

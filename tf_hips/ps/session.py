@@ -7,9 +7,9 @@
 
 No gRPC here: `server` turns calls into these methods and their errors into status codes. Who has
 joined is kept by `members`, payloads by `gather`, packets by `store`, and these by `state`; the
-calls of the first synchronisation are in `first_sync`, those of gathers in `gathering`. All waiting
-goes through `waiting`. Only `watch` waits longer: a child holds it open to show that it is there,
-and to hear why the run has ended whatever it is doing.
+calls of the first synchronisation are in `first_sync`, those of rounds in `exchanging`, those of
+gathers in `gathering`. All waiting goes through `waiting`. Only `watch` waits longer: a child holds
+it open to show that it is there, and to hear why the run has ended whatever it is doing.
 
 With a server above, what all children have brought goes up, and what comes down from there is what
 they get: `upper` does that.
@@ -26,32 +26,29 @@ Invariant: a call that is refused changes nothing, so the children that behave c
 
 import itertools
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tf_hips import log
-from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
+from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
 from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.comeback import Comeback
 from tf_hips.ps.description import describe
+from tf_hips.ps.exchanging import Exchanging
 from tf_hips.ps.first_sync import FirstSync
-from tf_hips.ps.gathering import Gathering, Moves
+from tf_hips.ps.gathering import Gathering
 from tf_hips.ps.members import Caller, Child, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.presence import Presence
 from tf_hips.ps.recorder import Entry, Kind, Recorder
-from tf_hips.ps.rounds import Packet, Rounds
 from tf_hips.ps.state import State
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import Leaves, Place
-from tf_hips.ps.waiting import Wait, Waiting
+from tf_hips.ps.waiting import Moves, Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
 MAX_ROUND = 1 << 31
-# Seconds after which a child that waits is told that others are still sending.
-TELLS_AFTER_S = 10.0
 
 
 class Session:
@@ -66,26 +63,22 @@ class Session:
         self._members = self._state.members
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
         self._waiting = Waiting(self.changed, self._members, self._note_end)
-        self._moved = 0  # bytes of rounds; approximately, for it is not locked
+        moves = Moves()
+        self.note_moved = moves.note
         self._comeback = Comeback(self._state, self._presence, self._waiting, self._joined)
         self.back_up = self._comeback.back_up
         sync = FirstSync(self._state, self.changed, self._waiting, self._joined, self.settle)
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self.first_sync = sync
         values = Gathering(
-            self._state,
-            self._waiting,
-            self._comeback,
-            self._joined,
-            self._check_there,
-            Moves(
-                lambda: self._moved,
-                self.note_moved,
-                lambda moved, began: self._has_moved(moved, began + TELLS_AFTER_S),
-            ),
+            self._state, self._waiting, self._comeback, self._joined, self._check_there, moves
         )
         self.begin_gather, self.has_payload = values.begin, values.has_payload
         self.wait_gather, self.answer_gather = values.wait, values.answer
+        rounds = Exchanging(
+            self._state, self._waiting, self._joined, self._check_there, self._capture, moves
+        )
+        self.begin_round, self.wait_results = rounds.begin, rounds.wait_results
         self._told: set[int] = set()
 
     @property
@@ -320,136 +313,10 @@ class Session:
             self._state.agree(caller.child, model, first_round)
             self.changed.notify_all()
 
-    def begin_round(self, caller: Caller, number: int, weight: float | None = None) -> Rounds:
-        """The caller's rounds, with round `number` ready for packets of the caller.
-
-        Args:
-            caller: the call.
-            number: the round.
-            weight: what the caller stands for in it, where the rule takes a mean; None: 1.
-
-        Raises:
-            ProtocolError: it is not the round's turn, or the weight is not taken.
-            PeerError: the other parties have not agreed on the model in time.
-        """
-        with self.changed:
-            self._joined(caller)
-            members = self._members
-            self._waiting.until(
-                caller,
-                Wait(
-                    _round(number),
-                    lambda: self.store is not None,
-                    lambda: (
-                        f"the parties {members.names(members.without_model())} have not sent their "
-                        "model"
-                    ),
-                    members.without_model,
-                ),
-            )
-            store = self.store
-            if store is None:
-                raise ProtocolError("The model is not agreed on.")
-            rounds = store.of(caller.child)
-            is_new = self._state.begin_round(rounds, number, caller.child)
-            if is_new:
-                self._recorder.begin_round(self._capture, store.release, self._state.archive)
-            if weight is not None:
-                self._state.weigh(rounds, number, caller.child, weight)
-        if is_new:
-            self._state.archive()
-        return rounds
-
-    def wait_results(
-        self,
-        caller: Caller,
-        store: Rounds,
-        number: int,
-        after: int,
-        stop: Callable[[], bool],
-        refused: int,
-    ) -> tuple[int, list[tuple[int, Packet]]]:
-        """Waits for more than `after` merged chunks, and returns them as the store does.
-
-        While bytes of rounds come in, it waits as long as it takes, and returns now and then with
-        nothing, so that its caller can say so to the child.
-
-        Args:
-            caller: the call.
-            store: the caller's rounds.
-            number: the round.
-            after: chunks that were returned before.
-            stop: true when the caller's own packets have failed; nothing is returned then.
-            refused: refusals the caller knows of; a new one is raised.
-
-        Raises:
-            PeerError: a child has left, or did not deliver in time.
-            NonFiniteError: the sum of a chunk's packets was refused.
-        """
-        with self.changed:
-            moved, tells = self._moved, time.monotonic() + TELLS_AFTER_S
-
-            def is_ready() -> bool:
-                if store.is_past(number) or self._has_moved(moved, tells):
-                    return True
-                if stop() or len(store.refusals(number)) > refused:
-                    return True
-                if store.results(number, after)[0] > after or store.is_merged(number):
-                    return True
-                self._check_there(_round(number), needs())
-                return False
-
-            def needs() -> list[int]:
-                return [self._terms.parties.index(site) for site in store.missing(number)]
-
-            late = "the server's disk is late"
-            if self._members.place is not None:
-                late = "the server above has not answered"
-            self._waiting.until(
-                caller,
-                Wait(
-                    _round(number),
-                    is_ready,
-                    lambda: (
-                        f"in round {number} these have not delivered their packets: "
-                        + (
-                            ", ".join(
-                                f"site `{site}` ({count} of {len(store.chunks)} chunks came)"
-                                for site, count in store.missing(number).items()
-                            )
-                            or f"none; {late}"
-                        )
-                    ),
-                    needs,
-                    lambda: self._moved + int(not store.missing(number)),
-                ),
-            )
-            if not store.is_past(number):
-                news = store.refusals(number)[refused:]
-                if news and not stop():
-                    raise NonFiniteError(news[0])
-                return store.results(number, after)
-            # Who waits for a child that does its rounds again sees that it goes on.
-            self._moved += 1
-            self.changed.notify_all()
-        results = store.past_results(number)
-        return len(results), results[after:]
-
     def goes_on(self, child: int) -> None:
         """Notes that packets of `child` have come: what failed before is over."""
         with self.changed:
             self._waiting.note_call(child)
-
-    def note_moved(self, num_bytes: int = 1) -> None:
-        """Notes that bytes of a round have come in, or that something else goes on.
-
-        Who waits sees it when it wakes, at the latest when it would give up.
-        """
-        self._moved += num_bytes
-
-    def _has_moved(self, moved: int, tells: float) -> bool:
-        """Whether it is time to tell a child that others go on."""
-        return self._moved != moved and time.monotonic() > tells
 
     def fail(self, caller: Caller, text: str) -> None:
         """Notes that a child's last step ended with an error; its next call is the end of that.
@@ -567,7 +434,3 @@ class Session:
 
     def _site(self, child: int) -> str:
         return self._members.site(child)
-
-
-def _round(number: int) -> str:
-    return f"round {number} of the gradients"

@@ -8,8 +8,8 @@ seen when the packets that it was made of are durable.
     child 1 --packet--+--> rule (sum in child order) --> residual + sum --> encode --> result, kept
     child 2 --packet--+       or an optimizer's step
 
-A rule with an optimizer keeps its state of each chunk here (`rules.updates`); a sum that is refused
-leaves it as it was.
+How packets of a chunk are combined, and the state that this leaves behind, is `combining`'s; here
+is which packets of which round.
 
 A chunk is merged as soon as all children have delivered it, whatever the other chunks do. The
 result is kept while a child may still need it: when round r + 2 begins, every child has finished r,
@@ -29,17 +29,16 @@ Invariants:
 """
 
 import contextlib
-import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
+from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ops import native
-from tf_hips.ops.compressor import CHUNK, Compressor
+from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.assignment import WHOLE, Shard
+from tf_hips.ps.combining import Combining
 from tf_hips.ps.model import Model
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
@@ -114,9 +113,15 @@ class Store:
         self._uplink = uplink
         self._downlink = downlink
         self.is_passed_up = site is not None
-        self._seed = native.derive_seed(seed, "server" if site is None else f"party/{site}")
-        self._updates = updates or Updates([chunk.size for chunk in model.chunks])
-        self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
+        seed = native.derive_seed(seed, "server" if site is None else f"party/{site}")
+        self._combining = Combining(
+            model, self.chunks, self._sites, uplink, downlink, seed, updates
+        )
+        self._rule = self._combining.updates.rule
+        self.residuals, self.residual_rms = self._combining.residuals, self._combining.residual_rms
+        self.slots = self._combining.slots
+        self.restore_residual = self._combining.restore_residual
+        self.restore_slot = self._combining.restore_slot
         self.changed = changed if changed is not None else threading.Condition()
         self._recorder = recorder if recorder is not None else Recorder()
         self.past = past if past is not None else Past(0)
@@ -124,7 +129,6 @@ class Store:
         self._rounds = {first_round: self._new_round(first_round)}
         self._is_held = False
         self._waiting: list[tuple[_Round, int, dict[int, Packet]]] = []  # complete, not merged
-        self._scratch = threading.local()
 
     @property
     def uplink_text(self) -> str:
@@ -230,9 +234,9 @@ class Store:
         Raises:
             ProtocolError: the rule takes no weights, or the child has said something else before.
         """
-        if not self._updates.rule.is_mean:
+        if not self._rule.is_mean:
             raise ProtocolError(
-                f"Rule {self._updates.rule} takes no weights of children. Received: {weight:g} "
+                f"Rule {self._rule} takes no weights of children. Received: {weight:g} "
                 f"from site `{self._sites[child]}`"
             )
         with self.changed:
@@ -280,7 +284,7 @@ class Store:
                 current = self._get(number)
                 if chunk in current.delivered[child]:
                     continue
-            self._check(number, child, chunk, packet)
+            self._combining.check(number, child, chunk, packet)
             with self.changed:
                 if chunk in current.delivered[child]:  # the same child, over an older connection
                     continue
@@ -341,7 +345,7 @@ class Store:
 
     def weight(self, number: int) -> float | None:
         """What all children together stand for in round `number`; None: the rule takes no mean."""
-        if not self._updates.rule.is_mean:
+        if not self._rule.is_mean:
             return None
         with self.changed:
             said = self._get(number).weights
@@ -401,16 +405,6 @@ class Store:
                     return number, delivered
             return min(self._rounds) - 1, 0
 
-    def residual_rms(self) -> float:
-        """Root mean square of what packets of the way down have missed so far; 0 without any.
-
-        Merges go on meanwhile, so it is a value of about now.
-        """
-        held = [one for one in self._residuals if one is not None]
-        total = sum(float(np.square(one, dtype=np.float64).sum()) for one in held)
-        elements = sum(self.model.chunks[chunk].size for chunk in self.chunks)
-        return math.sqrt(total / max(1, elements))
-
     def is_merged(self, number: int) -> bool:
         """Whether all chunks of round `number` are merged and may be told."""
         with self.changed:
@@ -446,16 +440,6 @@ class Store:
                 (one, packet) for one, packet in enumerate(results) if packet is not None
             ]
 
-    def residuals(self) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
-        """Pairs of chunk number and residual, as they are; while merges are held they stay so."""
-        for chunk, residual in enumerate(self._residuals):
-            if residual is not None:
-                yield chunk, residual
-
-    def slots(self) -> Iterator[tuple[int, int, int, npt.NDArray[np.float32]]]:
-        """Chunk, slot, number of steps and values of what the rule keeps, as `residuals` does."""
-        return self._updates.kept()
-
     def release(self) -> None:
         """Merges what was held back, in the thread that calls, and what comes from now on."""
         with self.changed:
@@ -485,17 +469,6 @@ class Store:
             current.order.append(chunk)
             current.num_merged += 1
 
-    def restore_residual(self, chunk: int, values: Buffer) -> None:
-        """Gives a chunk its residual, float32 as bytes."""
-        residual = np.frombuffer(values, np.float32).copy()
-        if residual.size != self.model.chunks[chunk].size:
-            raise ValueError(f"the residual of chunk {chunk} has {residual.size} elements")
-        self._residuals[chunk] = residual
-
-    def restore_slot(self, chunk: int, place: int, count: int, values: Buffer) -> None:
-        """Gives the rule a slot of a chunk, float32 as bytes."""
-        self._updates.restore(chunk, place, count, values)
-
     def _new_round(self, number: int) -> _Round:
         return _Round(number, len(self.model.chunks), len(self._sites))
 
@@ -511,33 +484,14 @@ class Store:
             )
         return self._rounds[number]
 
-    def _check(self, number: int, child: int, chunk: int, packet: Packet) -> None:
-        size = self.model.chunks[chunk].size
-        if not hasattr(self._scratch, "values"):
-            self._scratch.values = np.empty(CHUNK, np.float32)
-        values = self._scratch.values[:size]
-        try:
-            native.decode(self._uplink_of(number, chunk), packet, size, out=values)
-        except PacketError as error:
-            raise PacketError(
-                f"{self._where(number, self._sites[child], chunk)}: {error}"
-            ) from error
-        if not np.isfinite(values).all():
-            raise NonFiniteError(
-                f"{self._where(number, self._sites[child], chunk)}: a gradient must be finite. "
-                f"Received: {int(np.count_nonzero(~np.isfinite(values)))} values that are not"
-            )
-
-    def _uplink_of(self, number: int, chunk: int) -> Compressor:
-        return self.model.codec(self._uplink.at(number), chunk)
-
-    def _where(self, number: int, site: str, chunk: int) -> str:
-        return f"Site `{site}`, round {number}, {self.model.describe(chunk)}"
-
     def _merge(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> None:
         result: Packet | None = None
         try:
-            result = self._combine(current, chunk, packets)
+            result = self._combining.combine(current.number, chunk, packets, current.weights)
+        except NonFiniteError as error:
+            with self.changed:
+                current.refusals.append((current.positions[chunk], str(error)))
+            raise
         finally:
             with self.changed:
                 current.packets[chunk] = {}
@@ -555,42 +509,3 @@ class Store:
         current.results[chunk] = result
         current.order.append(chunk)
         current.num_merged += 1
-
-    def _combine(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> Packet:
-        where = self.model.chunks[chunk]
-        rule = self._updates.merging(self._uplink_of(current.number, chunk), current.weights)
-        rule.begin(where.size)
-        for child, packet in packets.items():
-            rule.add(child, packet)
-        try:
-            merged = rule.finish()
-            if not np.isfinite(merged).all():
-                raise NonFiniteError("the sum")
-            step, slots = self._updates.step(chunk, merged)
-        except NonFiniteError:
-            text = self._describe_overflow(current.number, chunk, packets)
-            with self.changed:
-                current.refusals.append((current.positions[chunk], text))
-            raise NonFiniteError(text) from None
-        residual = self._residuals[chunk]
-        downlink = self.model.codec(self._downlink, chunk)
-        if downlink.has_state and residual is None:
-            residual = self._residuals[chunk] = np.zeros(where.size, np.float32)
-        key = native.Key(self._seed, current.number, where.tensor, where.offset)
-        packet = native.encode(downlink, step, key, kept=residual)
-        self._updates.keep(chunk, slots)
-        return packet
-
-    def _describe_overflow(self, number: int, chunk: int, packets: dict[int, Packet]) -> str:
-        size = self.model.chunks[chunk].size
-        uplink = self._uplink_of(number, chunk)
-        peaks = {
-            child: float(np.abs(native.decode(uplink, packet, size)).max())
-            for child, packet in packets.items()
-        }
-        worst = max(peaks, key=lambda child: peaks[child])
-        return (
-            f"{self._where(number, self._sites[worst], chunk)}: the sum over all sites must "
-            f"be finite. "
-            f"Received: an overflow; the largest value, {peaks[worst]:.3g}, is this site's"
-        )

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of a server's children: gRPC in, what the session makes of it out.
+
+    Terms, Join, AgreeModel, BeginSync, Leave   unary, JSON
+    Upload, Download                            the first weights of child 0, raw bytes
+    Exchange                                    both ways at once: packets up, merged packets down
+                                                as soon as they are there
+    Gather                                      one payload up, the payloads of all down
+    BackedUp                                    where the caller could come back to, JSON
+    Failed                                      a step of the caller ended with an error, JSON
+    Status                                      what the run is doing, JSON; also for operators
+    Watch                                       open for as long as a child takes part; brings the
+                                                reason when the run ends for one
+
+Every call names run, site and number in its metadata, and is refused unless the caller's
+certificate is `party/<site>` and the site is one of the run's. Plain text has no certificates, so
+it binds loopback only and must be asked for. Which session a call belongs to is `server`'s to say.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from tf_hips import log
+from tf_hips.errors import (
+    NonFiniteError,
+    PacketError,
+    PeerError,
+    ProtocolError,
+    TfHipsError,
+)
+from tf_hips.ps import wire
+from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
+from tf_hips.ps.members import Caller
+from tf_hips.ps.session import Session
+from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.streams import Reader, tell_held, weight_of
+from tf_hips.ps.traffic import Traffic
+from tf_hips.ps.tree import read_leaves
+from tf_hips.ps.waits import Waits
+from tf_hips.ps.wire import Call
+
+_CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
+    (PacketError, grpc.StatusCode.INVALID_ARGUMENT),
+    (NonFiniteError, grpc.StatusCode.OUT_OF_RANGE),
+    (ProtocolError, grpc.StatusCode.FAILED_PRECONDITION),
+    (PeerError, grpc.StatusCode.ABORTED),
+)
+
+
+class Host(Protocol):
+    """What calls ask of the server that hears them."""
+
+    def session_of(self, *, is_join: bool) -> Session:
+        """The session that a call belongs to; a new one where a process joins after the end."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """What there is to tell of the run (`status.snapshot`)."""
+
+    def has_failed(self, session: Session, site: str, text: str) -> None:
+        """A step of a child ended with an error."""
+
+
+class Calls:
+    """The calls of one server."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        waits: Waits,
+        admission: Admission,
+        traffic: Traffic,
+        events: log.EventLog,
+        host: Host,
+    ) -> None:
+        """No call has come.
+
+        Args:
+            config: what the server is told.
+            waits: how long calls wait.
+            admission: who may call.
+            traffic: counts what moves.
+            events: where calls are written.
+            host: the server.
+        """
+        self._config = config
+        self._waits = waits
+        self._admission = admission
+        self._traffic = traffic
+        self._events = events
+        self._host = host
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """The handlers of all methods, by name."""
+        return {
+            "Terms": grpc.unary_unary_rpc_method_handler(self._unary(self._tell_terms)),
+            "Join": grpc.unary_unary_rpc_method_handler(self._unary(self._join)),
+            "AgreeModel": grpc.unary_unary_rpc_method_handler(self._unary(self._agree_model)),
+            "BeginSync": grpc.unary_unary_rpc_method_handler(self._unary(self._begin_sync)),
+            "Leave": grpc.unary_unary_rpc_method_handler(self._unary(self._leave)),
+            "Upload": grpc.stream_unary_rpc_method_handler(self._unary(self._upload)),
+            "Download": grpc.unary_stream_rpc_method_handler(self._stream(self._download)),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._stream(self._watch)),
+            "Status": grpc.unary_unary_rpc_method_handler(self._status),
+            "BackedUp": grpc.unary_unary_rpc_method_handler(self._unary(self._back_up)),
+            "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
+            "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
+            "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
+        }
+
+    def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Not one of the session's calls: it waits for nothing, and shows nobody to be there."""
+        del request
+        with self._translated(context):
+            metadata = dict(context.invocation_metadata() or ())
+            call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
+            self._admission.check(context, call, may_operate=True)
+            return wire.to_json(**self._host.snapshot())
+        raise AssertionError("abort returned")
+
+    def _unary(
+        self, handle: Callable[[Any, Call, Caller, Session], bytes]
+    ) -> Callable[[Any, Any], bytes]:
+        def run(request: Any, context: grpc.ServicerContext) -> bytes:
+            with self._translated(context):
+                call, caller, session = self._identify(context, is_join=handle == self._join)
+                with _settling(session):
+                    answer = handle(request, call, caller, session)
+                if handle != self._tell_terms:  # who may begin another run must hear them
+                    session.settle()
+                return answer
+            raise AssertionError("abort returned")
+
+        return run
+
+    def _stream(
+        self, handle: Callable[[Any, Call, Caller, Session, grpc.ServicerContext], Iterator[bytes]]
+    ) -> Callable[[Any, Any], Iterator[bytes]]:
+        def run(request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+            with self._translated(context):
+                call, caller, session = self._identify(context)
+                with _settling(session):
+                    yield from handle(request, call, caller, session, context)
+
+        return run
+
+    @contextlib.contextmanager
+    def _translated(self, context: grpc.ServicerContext) -> Iterator[None]:
+        try:
+            self._admission.admit(context)
+            yield
+        except TurnedAwayError as error:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except RefusedError as error:
+            self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except TfHipsError as error:
+            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            self._refuse(context, code, str(error))
+
+    def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
+        text = text[:2000]  # gRPC bounds a call's metadata to 8 KiB
+        self._traffic.refused()
+        self._events.write("refused", code=code.name, reason=text, peer=context.peer())
+        log.warning("Refused a call of %s: %s", context.peer(), text)
+        who = self._admission.note(context, code)
+        if who is not None:
+            self._events.write("turned_away", who=who)
+            log.warning("Calls of `%s` are turned away for the rest of this minute", who)
+        context.abort(code, text)
+        raise AssertionError("abort returned")
+
+    def _identify(
+        self, context: grpc.ServicerContext, *, is_join: bool = False
+    ) -> tuple[Call, Caller, Session]:
+        metadata = dict(context.invocation_metadata() or ())
+        call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
+        self._admission.check(context, call)
+        waits = self._waits.here
+        limit = waits.join_timeout_s if is_join else waits.round_timeout_s
+        left = context.time_remaining()
+        if left is not None:
+            # A little before the caller gives up, so that it hears what it has waited for.
+            limit = min(limit, left - min(1.0, 0.1 * left))
+        caller = Caller(self._config.parties.index(call.site), call.process, limit)
+        session = self._host.session_of(is_join=is_join)
+        self._traffic.called(caller.child, call.attempt)
+        if not context.add_callback(lambda: session.hang_up(caller)):
+            caller.is_gone = True
+        return call, caller, session
+
+    def _tell_terms(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        return wire.to_json(
+            **dataclasses.asdict(self._waits.ask(caller.patience_s)),
+            is_durable=self._config.state_dir is not None,
+            shard=self._config.shard,
+            is_over=session.is_over,
+        )
+
+    def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        fields = wire.from_json(
+            request,
+            workers=int,
+            compression=str,
+            downlink=str,
+            seed=int,
+            rule=(str, type(None)),
+            leaves=(list, type(None)),
+            above=(str, type(None)),
+        )
+        fields["leaves"] = read_leaves(fields["leaves"], call.site, fields["workers"])
+        answer = session.join(caller, **fields)
+        self._events.write(
+            "join",
+            child=caller.child,
+            child_site=call.site,
+            attempt=call.attempt,
+            is_back=answer["is_back"],
+            **fields,
+        )
+        if not answer["is_back"]:
+            log.info("Site %s has joined with %d workers", call.site, fields["workers"])
+        return wire.to_json(**answer)
+
+    def _agree_model(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        fields = wire.from_json(request, shapes=list, round=int)
+        session.agree_model(caller, fields["shapes"], fields["round"])
+        self._events.write(
+            "model",
+            child=caller.child,
+            child_site=call.site,
+            tensors=len(fields["shapes"]),
+            round=fields["round"],
+        )
+        return b""
+
+    def _begin_sync(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        fields = wire.from_json(request, kinds=list, bytes=int)
+        held, fetches = session.begin_sync(caller, fields["kinds"], fields["bytes"])
+        return wire.to_json(held=held, fetches=fetches)
+
+    def _upload(
+        self, messages: Iterable[bytes], call: Call, caller: Caller, session: Session
+    ) -> bytes:
+        position = call.number
+        try:
+            for message in messages:
+                self._traffic.received(caller.child, len(message))
+                position = session.upload(caller, position, message)
+        except grpc.RpcError as error:
+            raise PeerError(
+                f"Site `{call.site}` was cut off in the first synchronisation."
+            ) from error
+        return b""
+
+    def _download(
+        self,
+        request: bytes,
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        for message in session.download(caller, call.number):
+            self._traffic.sent(caller.child, len(message))
+            yield message
+
+    def _watch(
+        self,
+        request: bytes,
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        context.send_initial_metadata(())  # the child knows that it has been heard
+        for reason, error in session.watch(caller):
+            yield wire.to_json(reason=reason, error=error.__name__)
+
+    def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        reason = wire.from_json(request, reason=(str, type(None)))["reason"]
+        session.leave(caller, reason)
+        self._events.write("leave", child=caller.child, child_site=call.site, reason=reason)
+        log.info("Site %s has left%s", call.site, f": {reason}" if reason else "")
+        return b""
+
+    def _back_up(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        fields = wire.from_json(request, session=str, round=int, number=int)
+        session.back_up(caller, fields["session"], fields["round"], fields["number"])
+        return b""
+
+    def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
+        text = wire.from_json(request, text=str)["text"]
+        session.fail(caller, text)
+        self._host.has_failed(session, call.site, text)
+        self._events.write("failed", child=caller.child, child_site=call.site, text=text[:1000])
+        return b""
+
+    def _gather(
+        self,
+        messages: Iterable[bytes],
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        began = time.monotonic()
+        upload = session.begin_gather(caller, call.number)
+        have: set[int] = set()
+        if call.attempt > 0:
+            held = {0} if session.has_payload(caller, call.number) else set()
+            have = tell_held(context, held, session.num_leaves)
+        received_bytes, sent_bytes = 0, 0
+        try:
+            for message in messages:
+                received_bytes += len(message)
+                self._traffic.received(caller.child, len(message))
+                upload.feed(message)
+        except grpc.RpcError as error:
+            raise PeerError(f"Site `{call.site}` was cut off in a gather.") from error
+        while (payloads := session.wait_gather(caller, call.number, upload, have)) is None:
+            yield b""  # others go on: the child waits on
+        session.settle()
+        for message in wire.bundle(payloads):
+            sent_bytes += len(message)
+            self._traffic.sent(caller.child, len(message))
+            yield message
+        self._events.write(
+            "gather",
+            number=call.number,
+            child=caller.child,
+            child_site=call.site,
+            attempt=call.attempt,
+            received_bytes=received_bytes,
+            sent_bytes=sent_bytes,
+            duration_us=int(1e6 * (time.monotonic() - began)),
+        )
+
+    def _exchange(
+        self,
+        messages: Iterable[bytes],
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        began = time.monotonic()
+        store = session.begin_round(caller, call.number, weight_of(context))
+        reader = Reader(messages, store, session, caller, call, self._traffic)
+        refused = len(store.refusals(call.number))
+        have: set[int] = set()
+        if call.attempt > 0:
+            have = tell_held(
+                context, store.delivered(call.number, caller.child), len(store.model.chunks)
+            )
+        reader.start()
+        after, sent_bytes = 0, 0
+        while after < len(store.chunks):
+            after, news = session.wait_results(
+                caller, store, call.number, after, reader.has_failed, refused
+            )
+            reader.check()
+            if not news:
+                yield b""  # others are sending: the child waits on
+            for message in wire.bundle(
+                (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
+            ):
+                sent_bytes += len(message)
+                self._traffic.sent(caller.child, len(message))
+                yield message
+        self._traffic.finished_round(caller.child, time.monotonic() - began)
+        self._events.write(
+            "round",
+            round=call.number,
+            child=caller.child,
+            child_site=call.site,
+            attempt=call.attempt,
+            received_bytes=reader.received_bytes,
+            sent_bytes=sent_bytes,
+            duration_us=int(1e6 * (time.monotonic() - began)),
+        )
+
+
+@contextlib.contextmanager
+def _settling(session: Session) -> Iterator[None]:
+    """An error is told when what the session had accepted before it is durable."""
+    try:
+        yield
+    except TfHipsError:
+        session.settle()
+        raise

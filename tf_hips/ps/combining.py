@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the packets of one chunk become: rule, residual, one packet; and what rounds leave behind.
+
+    packets --decode--> rule (sum in child order) --> residual + sum --> encode --> one packet
+                        or an optimizer's step
+
+Kept from round to round: the residual of the way on, down to the children or up to a server above,
+and what the rule keeps. `store` knows which packets belong together.
+
+Invariant: what is refused leaves all of that as it was.
+"""
+
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.errors import NonFiniteError, PacketError
+from tf_hips.ops import native
+from tf_hips.ops.compressor import CHUNK, Compressor
+from tf_hips.ps.model import Model
+from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rules.updates import Updates
+from tf_hips.ps.wire import Buffer
+
+
+class Combining:
+    """Combines the packets of a chunk. Thread-safe but for two calls that combine one chunk."""
+
+    def __init__(
+        self,
+        model: Model,
+        chunks: Sequence[int],
+        sites: Sequence[str],
+        uplink: Compressor,
+        downlink: Compressor,
+        seed: int,
+        updates: Updates | None,
+    ) -> None:
+        """All residuals are zero.
+
+        Args:
+            model: the model all children have agreed on.
+            chunks: which of its chunks are here.
+            sites: names of the children in child order, for messages.
+            uplink: what the children's packets are encoded with; of a warm-up the stage of the
+                round.
+            downlink: what is encoded here; error feedback, if any, is kept here.
+            seed: of what is encoded here.
+            updates: the rule, with its state; None: the sum.
+        """
+        self.updates = updates or Updates([chunk.size for chunk in model.chunks])
+        self._model = model
+        self._chunks = chunks
+        self._sites = sites
+        self._uplink = uplink
+        self._downlink = downlink
+        self._seed = seed
+        self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
+        self._scratch = threading.local()
+
+    def check(self, number: int, child: int, chunk: int, packet: Packet) -> None:
+        """Looks at a packet of round `number`.
+
+        Raises:
+            PacketError: it is cut off, too long or of another codec.
+            NonFiniteError: it decodes to NaN or an infinity.
+        """
+        size = self._model.chunks[chunk].size
+        if not hasattr(self._scratch, "values"):
+            self._scratch.values = np.empty(CHUNK, np.float32)
+        values = self._scratch.values[:size]
+        try:
+            native.decode(self._uplink_of(number, chunk), packet, size, out=values)
+        except PacketError as error:
+            raise PacketError(
+                f"{self._where(number, self._sites[child], chunk)}: {error}"
+            ) from error
+        if not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{self._where(number, self._sites[child], chunk)}: a gradient must be finite. "
+                f"Received: {int(np.count_nonzero(~np.isfinite(values)))} values that are not"
+            )
+
+    def combine(
+        self,
+        number: int,
+        chunk: int,
+        packets: Mapping[int, Packet],
+        weights: Mapping[int, float],
+    ) -> Packet:
+        """Makes one packet of those of a round.
+
+        Args:
+            number: the round.
+            chunk: whose they are.
+            packets: by child.
+            weights: what children stand for, of those that have said so.
+
+        Raises:
+            NonFiniteError: the sum, or what the rule makes of it, is not finite.
+        """
+        where = self._model.chunks[chunk]
+        rule = self.updates.merging(self._uplink_of(number, chunk), weights)
+        rule.begin(where.size)
+        for child, packet in packets.items():
+            rule.add(child, packet)
+        try:
+            merged = rule.finish()
+            if not np.isfinite(merged).all():
+                raise NonFiniteError("the sum")
+            step, slots = self.updates.step(chunk, merged)
+        except NonFiniteError:
+            raise NonFiniteError(self._describe_overflow(number, chunk, packets)) from None
+        residual = self._residuals[chunk]
+        downlink = self._model.codec(self._downlink, chunk)
+        if downlink.has_state and residual is None:
+            residual = self._residuals[chunk] = np.zeros(where.size, np.float32)
+        key = native.Key(self._seed, number, where.tensor, where.offset)
+        packet = native.encode(downlink, step, key, kept=residual)
+        self.updates.keep(chunk, slots)
+        return packet
+
+    def residual_rms(self) -> float:
+        """Root mean square of what packets of the way down have missed so far; 0 without any.
+
+        Merges go on meanwhile, so it is a value of about now.
+        """
+        held = [one for one in self._residuals if one is not None]
+        total = sum(float(np.square(one, dtype=np.float64).sum()) for one in held)
+        elements = sum(self._model.chunks[chunk].size for chunk in self._chunks)
+        return math.sqrt(total / max(1, elements))
+
+    def residuals(self) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+        """Pairs of chunk number and residual, as they are; while merges are held they stay so."""
+        for chunk, residual in enumerate(self._residuals):
+            if residual is not None:
+                yield chunk, residual
+
+    def slots(self) -> Iterator[tuple[int, int, int, npt.NDArray[np.float32]]]:
+        """Chunk, slot, number of steps and values of what the rule keeps, as `residuals` does."""
+        return self.updates.kept()
+
+    def restore_residual(self, chunk: int, values: Buffer) -> None:
+        """Gives a chunk its residual, float32 as bytes."""
+        residual = np.frombuffer(values, np.float32).copy()
+        if residual.size != self._model.chunks[chunk].size:
+            raise ValueError(f"the residual of chunk {chunk} has {residual.size} elements")
+        self._residuals[chunk] = residual
+
+    def restore_slot(self, chunk: int, place: int, count: int, values: Buffer) -> None:
+        """Gives the rule a slot of a chunk, float32 as bytes."""
+        self.updates.restore(chunk, place, count, values)
+
+    def _uplink_of(self, number: int, chunk: int) -> Compressor:
+        return self._model.codec(self._uplink.at(number), chunk)
+
+    def _where(self, number: int, site: str, chunk: int) -> str:
+        return f"Site `{site}`, round {number}, {self._model.describe(chunk)}"
+
+    def _describe_overflow(self, number: int, chunk: int, packets: Mapping[int, Packet]) -> str:
+        size = self._model.chunks[chunk].size
+        uplink = self._uplink_of(number, chunk)
+        peaks = {
+            child: float(np.abs(native.decode(uplink, packet, size)).max())
+            for child, packet in packets.items()
+        }
+        worst = max(peaks, key=lambda child: peaks[child])
+        return (
+            f"{self._where(number, self._sites[worst], chunk)}: the sum over all sites must "
+            f"be finite. "
+            f"Received: an overflow; the largest value, {peaks[worst]:.3g}, is this site's"
+        )
