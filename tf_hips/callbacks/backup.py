@@ -30,13 +30,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.callbacks import others, resuming, snapshot
+from tf_hips.callbacks import handover, others, resuming, snapshot
 from tf_hips.callbacks.folder import Backup, BackupFolder, sync
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.snapshot import Entry
 
 _FORMAT = 1
-_META = "meta.json"
+_META = handover.META
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -122,6 +122,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         resuming.begin_anew(self.model)
         self._probe()
         backup = self._choose()
+        if self._peers.strategy is not None and self._peers.rank == 0:
+            self._peers.strategy._offer_backups(self._newest)
         if backup is None:
             return
         self._peers.together(lambda: self._check(backup))
@@ -192,6 +194,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Deletes the backups, when all workers have made the last epoch."""
+        if self._peers.strategy is not None and self._peers.rank == 0:
+            self._peers.strategy._offer_backups(None)
         if self._resumed is not None:
             self.model._initial_epoch = self._outer_epoch
         resuming.begin_anew(self.model)
@@ -200,6 +204,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             is_over = num_epochs is None or self._next_epoch >= num_epochs
             if all(self._peers.gather_from_all(is_over, "the end of the run")):
                 self._peers.on_first(self._clear)
+
+    def _newest(self) -> Path:
+        """The newest backup, for another party; called by another thread."""
+        backups = self._folder.backups()
+        if not backups:
+            raise FileNotFoundError("no backup was made yet")
+        return self._folder.place(backups[-1])
 
     def _probe(self) -> None:
         """Raises now, not after an epoch, where the ranks do not see one directory."""
@@ -330,6 +341,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         backups = [Backup(*one) for one in listed]
         if backups and self._take_place(backups[-1]):
             return backups[-1]
+        fetched = self._fetch(backups[-1].number + 1 if backups else 1)
+        if fetched is not None:
+            return fetched
         everyone = self._peers.gather_from_all(
             [[one.epoch, one.step] for one in backups], "backups of this run"
         )
@@ -361,6 +375,25 @@ class BackupAndRestore(keras.callbacks.Callback):
         strategy._come_back(place)
         self._is_back = True
         return True
+
+    def _fetch(self, number: int) -> Backup | None:
+        """Takes up another party's newest backup, if that is the way into a run that goes on."""
+        strategy = self._peers.strategy
+        if strategy is None or not strategy._lacks_backup():
+            return None
+        log.warning(
+            "No backup here leads into the run that goes on. Another party's is fetched: what "
+            "encoding had dropped here is lost, so the run will not end bit for bit as without it."
+        )
+        fetched = self._peers.on_first(lambda: handover.fetch(self._folder, number, strategy))
+        backup = Backup(*fetched)
+        try:
+            if not self._take_place(backup):
+                raise ValueError("it is of another run, or its rounds are kept no more")
+        except ValueError as error:
+            raise ValueError(f"Another party's backup cannot be taken up here: {error}") from error
+        self._peers.on_first(lambda: strategy._note_place(self._meta(backup)["place"]))
+        return backup
 
     def _check(self, backup: Backup) -> None:
         """Raises where `backup` is of another run."""
@@ -429,6 +462,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                     "not bit for bit."
                 )
         meta = self._meta(backup)
+        if self._peers.strategy is not None and meta.get(handover.IS_OF_OTHERS):
+            self._peers.strategy.state.take_from_others()
         shared, own = _parts(self._entries(meta, metrics=False), meta)
         self._peers.together(lambda: self._read(backup, shared, own))
         self._peers.together(lambda: self._read_state(backup))

@@ -82,8 +82,8 @@ class BackupFolder:
         """All whole backups, oldest first."""
         if not self.path.is_dir():
             return []
-        matches = [_NAME.fullmatch(entry.name) for entry in self.path.iterdir()]
-        return sorted(Backup(*map(int, match.groups())) for match in matches if match)
+        found = [named(entry.name) for entry in self.path.iterdir()]
+        return sorted(backup for backup in found if backup is not None)
 
     def place(self, backup: Backup) -> Path:
         """Where a whole backup is."""
@@ -139,6 +139,12 @@ class BackupFolder:
                     entry.name.removeprefix(prefix)
                 ):
                     shutil.rmtree(entry)
+
+
+def named(name: str) -> Backup | None:
+    """The backup whose folder has that name; None: it is no backup's."""
+    match = _NAME.fullmatch(name)
+    return Backup(*map(int, match.groups())) if match else None
 
 
 def sync(path: Path) -> None:

@@ -7,6 +7,7 @@
                                                 as soon as they are there
     Gather                                      one payload up, the payloads of all down
     BackedUp                                    where the caller could come back to, JSON
+    WantBackup, GiveBackup                      a backup of another child down, one's own up
     Failed                                      a step of the caller ended with an error, JSON
     Status                                      what the run is doing, JSON; also for operators
     Watch                                       open for as long as a child takes part; brings the
@@ -36,6 +37,8 @@ from tf_hips.errors import (
 from tf_hips.ps import wire
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.members import Caller
+from tf_hips.ps.news import news_to_message
+from tf_hips.ps.parcel import Held
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
@@ -107,6 +110,8 @@ class Calls:
             "Watch": grpc.unary_stream_rpc_method_handler(self._stream(self._watch)),
             "Status": grpc.unary_unary_rpc_method_handler(self._status),
             "BackedUp": grpc.unary_unary_rpc_method_handler(self._unary(self._back_up)),
+            "WantBackup": grpc.unary_stream_rpc_method_handler(self._stream(self._want_backup)),
+            "GiveBackup": grpc.stream_unary_rpc_method_handler(self._unary(self._give_backup)),
             "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
             "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
@@ -277,8 +282,8 @@ class Calls:
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
         context.send_initial_metadata(())  # the child knows that it has been heard
-        for reason, error in session.watch(caller):
-            yield wire.to_json(reason=reason, error=error.__name__)
+        for news in session.watch(caller):
+            yield news_to_message(news)
 
     def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         reason = wire.from_json(request, reason=(str, type(None)))["reason"]
@@ -290,6 +295,43 @@ class Calls:
     def _back_up(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         fields = wire.from_json(request, session=str, round=int, number=int)
         session.back_up(caller, fields["session"], fields["round"], fields["number"])
+        return b""
+
+    def _want_backup(
+        self,
+        request: bytes,
+        call: Call,
+        caller: Caller,
+        session: Session,
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        fields = wire.from_json(request, parcel=str, bytes=int, workers=int)
+        held = Held(fields["parcel"], fields["bytes"])
+        began, sent_bytes = time.monotonic(), 0
+        for message in session.want_backup(caller, held, fields["workers"]):
+            sent_bytes += len(message)
+            self._traffic.sent(caller.child, len(message))
+            yield message
+        self._events.write(
+            "handed_over",
+            child=caller.child,
+            child_site=call.site,
+            sent_bytes=sent_bytes,
+            duration_us=int(1e6 * (time.monotonic() - began)),
+        )
+
+    def _give_backup(
+        self, messages: Iterable[bytes], call: Call, caller: Caller, session: Session
+    ) -> bytes:
+        def counted() -> Iterator[bytes]:
+            for message in messages:
+                self._traffic.received(caller.child, len(message))
+                yield message
+
+        try:
+            session.handover.give(caller, counted())
+        except grpc.RpcError as error:
+            raise PeerError(f"Site `{call.site}` was cut off while it sent a backup.") from error
         return b""
 
     def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -30,9 +30,11 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import tls, wire
 from tf_hips.ps.assignment import WHOLE, Shard
+from tf_hips.ps.backups import Backups, Give
 from tf_hips.ps.gather import to_packet, too_long
 from tf_hips.ps.link import Link, Patience, detail
 from tf_hips.ps.model import Model
+from tf_hips.ps.parcel import Held, Intake
 from tf_hips.ps.passing import (
     Described,
     Passage,
@@ -72,6 +74,8 @@ class Welcome:
         newest: the newest round.
         session: what tells this run from others of its name.
         is_back: whether this process has taken over from another one of its site.
+        oldest: the oldest round that such a process can come back to.
+        keeps_all: whether that is the first one of this party.
     """
 
     child: int
@@ -85,6 +89,8 @@ class Welcome:
     newest: int
     session: str
     is_back: bool
+    oldest: int
+    keeps_all: bool
 
 
 class Client:
@@ -140,6 +146,7 @@ class Client:
         self._link = Link(uplink, address, credentials, run, self._process)
         self._transfers = Transfers(self._link)
         self._wait_s = self._join_s = uplink.deadline_s
+        self._backups = Backups(self._link)
         self._max_gather_bytes = 0
         self._is_durable = False
         self._chunks: tuple[int, ...] = ()  # of the model, at this server
@@ -221,6 +228,8 @@ class Client:
             newest=int,
             session=str,
             is_back=bool,
+            oldest=int,
+            keeps_all=bool,
         )
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))
@@ -264,6 +273,32 @@ class Client:
         session = self._joined().session
         request = wire.to_json(session=session, round=round, number=gather)
         self._link.control("BackedUp", request, self._wait_s)
+
+    def offer(self, give: Give | None) -> None:
+        """From now on gives a backup of this party to those that have lost theirs.
+
+        Args:
+            give: yields the messages of a `parcel`, called by another thread; None: nothing more.
+        """
+        self._backups.offer(give)
+
+    def fetch_backup(self, intake: Intake) -> None:
+        """Fetches the newest backup of another party of as many workers.
+
+        Args:
+            intake: takes it.
+
+        Raises:
+            PeerError: no party has one, or it cannot be reached.
+            ProtocolError: what came is damaged, or does not fit here.
+        """
+        self._joined()
+        self._backups.fetch(intake, self._workers, self._wait_s)
+
+    def backup_messages(self, held: Held, workers: int) -> Iterator[bytes]:
+        """The same as it comes, for a party of `workers` workers that has `held` of it."""
+        self._joined()
+        return self._backups.stream(held, workers)
 
     def first_sync(self, weights: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Makes the weights of all parties those of child 0.

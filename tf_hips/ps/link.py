@@ -29,6 +29,7 @@ from tf_hips.errors import (
 )
 from tf_hips.ps import tls, wire
 from tf_hips.ps.diagnosis import diagnose
+from tf_hips.ps.news import Request, news_from_message
 from tf_hips.ps.sockets import Meter
 from tf_hips.ps.wire import Call
 
@@ -132,6 +133,7 @@ class Link:
         """
         self.ended: str | None = None
         self.on_end: Callable[[], None] | None = None  # called once `ended` is set, by any thread
+        self.on_request: Callable[[Request], None] | None = None  # may not wait
         self._error: type[TfHipsError] = PeerError  # what `ended` is raised as
         self.meter = Meter(*address)
         self._uplink = uplink
@@ -360,12 +362,13 @@ class Link:
                     stream.initial_metadata()  # the server has heard
                     self.meter.scan()
                     for message in stream:
-                        fields = wire.from_json(message, reason=str, error=str)
-                        is_dispute = fields["error"] == ProtocolError.__name__
-                        self._end(
-                            f"The run has ended. {fields['reason']}",
-                            ProtocolError if is_dispute else PeerError,
-                        )
+                        news = news_from_message(message)
+                        if isinstance(news, Request):
+                            if self.on_request is not None:
+                                self.on_request(news)
+                            continue
+                        reason, error = news
+                        self._end(f"The run has ended. {reason}", error)
                         return
                     if stream.code() == grpc.StatusCode.OK:
                         return  # this child has left

@@ -38,8 +38,11 @@ from tf_hips.ps.description import describe
 from tf_hips.ps.exchanging import Exchanging
 from tf_hips.ps.first_sync import FirstSync
 from tf_hips.ps.gathering import Gathering
+from tf_hips.ps.handover import Handover
 from tf_hips.ps.members import Caller, Child, Terms
 from tf_hips.ps.model import Model
+from tf_hips.ps.news import News, Request
+from tf_hips.ps.parcel import Held
 from tf_hips.ps.presence import Presence
 from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.state import State
@@ -80,6 +83,13 @@ class Session:
         )
         self.begin_round, self.wait_results = rounds.begin, rounds.wait_results
         self._told: set[int] = set()
+        self.handover = Handover(
+            self.changed,
+            self._members,
+            self._presence,
+            lambda: self.is_over,
+            self.note_moved,
+        )
 
     @property
     def store(self) -> Store | AsynchronousStore | None:
@@ -269,6 +279,8 @@ class Session:
                 raise members.second_process(caller.child)
             first, all_leaves = members.whole(caller.child)
             place = members.place
+            rounds = self.store.of(caller.child) if self.store is not None else None
+            oldest = rounds.oldest if rounds is not None else 0
             return {
                 "child": first,
                 "parties": [leaf for leaf, _ in all_leaves],
@@ -278,9 +290,11 @@ class Session:
                 "seed": child.seed,
                 "rule": known.rule,
                 "round": known.first_round,
-                "newest": self.store.of(caller.child).round if self.store is not None else 0,
+                "newest": rounds.round if rounds is not None else 0,
                 "session": members.session,
                 "is_back": known.num_returns > 0,
+                "oldest": oldest,
+                "keeps_all": oldest <= known.first_round,
             }
 
     def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:
@@ -350,29 +364,30 @@ class Session:
                 self._end_unless_others(caller.child, text)
             self.changed.notify_all()
 
-    def watch(self, caller: Caller) -> Iterator[tuple[str, type[TfHipsError]]]:
+    def watch(self, caller: Caller) -> Iterator[News]:
         """Shows that a child is there, until it leaves or hangs up, or the run ends.
 
         Yields:
-            Why the run has ended, if it has, and the error of it; the child counts as told when it
-            asks for more.
+            What the child is asked for; at the end why the run has ended, if it has, and the error
+            of it; the child counts as told when it asks for more.
 
         Raises:
             ProtocolError: the child is not in this run.
         """
         with self.changed:
-            if self.ended is None:
-                child = self._member(caller)
+            child = self._member(caller) if self.ended is None else None
+            if child is not None:
                 self._presence.arrive(caller.child, caller)
                 self.changed.notify_all()
-                try:
-                    self.changed.wait_for(
-                        lambda: self.ended is not None or child.has_left or caller.is_gone
-                    )
-                finally:
+        if child is not None:
+            try:
+                while (request := self._next_request(caller, child)) is not None:
+                    yield request
+            finally:
+                with self.changed:
                     self._presence.depart(caller.child, caller)
                     self.changed.notify_all()
-            reason = self.ended
+        reason = self.ended
         if reason is None:
             return
         self._recorder.settle()
@@ -382,6 +397,32 @@ class Session:
             with self.changed:
                 self._told.add(caller.child)
                 self.changed.notify_all()
+
+    def want_backup(self, caller: Caller, held: Held, workers: int) -> Iterator[bytes]:
+        """The messages of another child's newest backup; see `Handover.want`.
+
+        Raises:
+            ProtocolError: the child is not in this run.
+            PeerError: nobody has a backup, or it broke off.
+        """
+        with self.changed:
+            self._joined(caller)
+        yield from self.handover.fetch(caller, held, workers)
+
+    def _next_request(self, caller: Caller, child: Child) -> Request | None:
+        """What a child is asked for next; None: it is there no more, or the run has ended."""
+        handover = self.handover
+        with self.changed:
+            self.changed.wait_for(
+                lambda: (
+                    self.ended is not None
+                    or child.has_left
+                    or caller.is_gone
+                    or handover.has_request(caller.child)
+                )
+            )
+            is_on = self.ended is None and not child.has_left and not caller.is_gone
+            return handover.next_request(caller.child) if is_on else None
 
     def _capture(self) -> Iterator[Entry]:
         failures = self._waiting.failures().items()

@@ -27,7 +27,9 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
 from tf_hips.ps.assignment import MAX_SHARDS, Shard
+from tf_hips.ps.backups import Give
 from tf_hips.ps.client import Client, Welcome
+from tf_hips.ps.parcel import Held, Intake
 from tf_hips.ps.passing import Described, Passage, ReadWeights
 from tf_hips.ps.sockets import WireBytes
 from tf_hips.ps.tree import Leaves
@@ -35,7 +37,7 @@ from tf_hips.ps.views import Halt, Packets
 
 SEPARATOR = ","
 # What servers of one run need not agree on: how far they are, and who they are.
-_EACH_ITS_OWN = ("round", "newest", "session", "is_back")
+_EACH_ITS_OWN = ("round", "newest", "session", "is_back", "oldest", "keeps_all")
 
 _Result = TypeVar("_Result")
 
@@ -121,6 +123,8 @@ class ShardedClient:
             newest=min(one.newest for one in welcomes),
             session=SEPARATOR.join(one.session for one in welcomes),
             is_back=any(one.is_back for one in welcomes),
+            oldest=max(one.oldest for one in welcomes),
+            keeps_all=all(one.keeps_all for one in welcomes),
         )
 
     def agree_model(self, shapes: Sequence[Sequence[int]], first_round: int = 0) -> None:
@@ -149,6 +153,19 @@ class ShardedClient:
         """Tells every server where this party could come back to; see `Client.backed_up`."""
         with self._calling("BackedUp"):
             self._all(lambda client: client.backed_up(round, gather))
+
+    def offer(self, give: Give | None) -> None:
+        """As `Client.offer`, by shard 0."""
+        self._clients[0].offer(give)
+
+    def fetch_backup(self, intake: Intake) -> None:
+        """As `Client.fetch_backup`, by shard 0."""
+        with self._calling("WantBackup"):
+            self._clients[0].fetch_backup(intake)
+
+    def backup_messages(self, held: Held, workers: int) -> Iterator[bytes]:
+        """As `Client.backup_messages`, by shard 0."""
+        return self._clients[0].backup_messages(held, workers)
 
     def exchange(self, round: int, packets: Packets, weight: float | None = None) -> Packets:
         """Sends this party's packets of one round, returns the merged ones; see `Client.exchange`.

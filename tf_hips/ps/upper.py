@@ -150,6 +150,8 @@ class Upper:
             if session.is_over:
                 return
             self._client = client  # from now on the end of the session closes it
+            session.handover.fetch_above = client.backup_messages
+        client.offer(lambda one: session.handover.fetch(None, one.held, one.workers))
         terms = self._terms()
         welcome = client.join(*terms)
         if rules.parse(welcome.rule).is_asynchronous:

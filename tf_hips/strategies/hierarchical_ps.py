@@ -26,7 +26,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,10 @@ from tf_hips.ops.compressor import (
     resolve,
 )
 from tf_hips.ops.native import derive_seed
+from tf_hips.ps import parcel
 from tf_hips.ps import rules as update_rules
 from tf_hips.ps.client import Welcome
+from tf_hips.ps.parcel import Intake
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import Connection, connect
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
@@ -382,7 +384,31 @@ class HierarchicalPS(PartyStrategy):
         is_own = welcome is not None and place is not None and place["session"] == welcome.session
         # Once, and at the beginning: later backups of this process are its own.
         is_new = not self._sums and not self._is_resumed
-        return welcome is not None and welcome.is_back and is_own and is_new
+        is_kept = welcome is not None and place is not None and place["round"] >= welcome.oldest
+        return welcome is not None and welcome.is_back and is_own and is_new and is_kept
+
+    def _lacks_backup(self) -> bool:
+        welcome = self._together()
+        is_new = not self._sums and not self._is_resumed
+        return welcome is not None and welcome.is_back and is_new and not welcome.keeps_all
+
+    def _fetch_backup(self, intake: Intake) -> None:
+        began = time.monotonic()
+        with watchdog.doing("a backup of another party", has_deadline=True):
+            self._connected().fetch_backup(intake)
+        self.write_event(
+            "fetched_backup",
+            name=intake.name,
+            bytes=intake.held.num_bytes,
+            seconds=time.monotonic() - began,
+        )
+
+    def _offer_backups(self, newest: Callable[[], Path] | None) -> None:
+        if self._together() is None or self._is_closed:
+            return
+        self._connected().offer(
+            None if newest is None else lambda request: parcel.send(newest(), request.held)
+        )
 
     def _come_back(self, place: dict[str, Any]) -> None:
         self._num_gathers = int(place["gathers"])

@@ -22,6 +22,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -36,6 +37,7 @@ from tf_hips.comm.compressed import Complain
 from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import placement
 from tf_hips.ops.compressor import Compressor, resolve
+from tf_hips.ps.parcel import Intake
 from tf_hips.strategies import hooks
 from tf_hips.strategies.base import Extended, device
 from tf_hips.strategies.beginning import EAGER_STEP, Beginning
@@ -221,6 +223,22 @@ class PartyStrategy(tf.distribute.Strategy):
 
     def _come_back(self, place: dict[str, Any]) -> None:
         """Takes part in the run again, from `place` on; called on all ranks."""
+
+    def _lacks_backup(self) -> bool:
+        """Whether a run goes on without this process, and only a backup of it leads there.
+
+        Else there is none, or all its rounds can be done again.
+        """
+        return False
+
+    def _fetch_backup(self, intake: Intake) -> None:
+        """Fetches another party's newest backup of this run; called on rank 0."""
+
+    def _offer_backups(self, newest: Callable[[], Path] | None) -> None:
+        """Gives `newest`, a folder, to parties that have lost theirs; None: nothing any more.
+
+        Called on rank 0; `newest` is called by another thread, and may raise an OSError.
+        """
 
     def _counts_steps(self) -> bool:
         """Whether steps are numbered here, not by a server."""

@@ -23,6 +23,7 @@ Invariant: the residuals of a model go when the model goes; nothing here keeps i
 
 import contextlib
 import json
+import re
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
+
+_RESIDUAL = re.compile(r"(owner_|uplink_)?(residual|state)_")
 
 
 class StrategyState(tf.Module):
@@ -83,6 +86,8 @@ class StrategyState(tf.Module):
         for model, of_model in list(books.models.items()):
             if _belongs(first, model):
                 of_model.add(made)
+        if books.is_of_others:
+            made.drop_residuals()
         weakref.finalize(variables[0], self._forget, number)
 
     def keep(self, name: str, variable: tf.Variable) -> None:
@@ -137,6 +142,13 @@ class StrategyState(tf.Module):
             if rounds is not None and rounds.counts(step):
                 return int(rounds.restored)
         return 0
+
+    def take_from_others(self) -> None:
+        """What is restored from now on is another party's: what its encoding dropped is its own.
+
+        So residuals and states of codecs begin anew, and all else stays.
+        """
+        self._books.is_of_others = True
 
     def make_equal(self, model: keras.Model) -> None:
         """Makes replicas of `model` equal now, as the first step would; called on all ranks.
@@ -195,6 +207,13 @@ class _ListState(tf.Module):
         super().__init__(name="tf_hips_list_state")
         self.about = _Facts(self._sizes)
 
+    def drop_residuals(self) -> None:
+        """Sets to 0 what encoding has left behind."""
+        with tf.init_scope():
+            for name, value in vars(self).items():
+                if isinstance(value, tf.Variable) and _RESIDUAL.match(name):
+                    value.assign(tf.zeros_like(value))
+
     def _sizes(self) -> dict[str, Any]:
         return {
             f"elements of `{name}`": int(value.shape.num_elements())
@@ -233,6 +252,7 @@ class _Books:
         self._strategy = strategy
         self.num_lists = 0
         self.open: _ListState | None = None
+        self.is_of_others = False
         self.lists: dict[int, tuple[_ListState, weakref.ref[tf.Variable]]] = {}
         self.models: weakref.WeakKeyDictionary[keras.Model, ModelState] = (
             weakref.WeakKeyDictionary()

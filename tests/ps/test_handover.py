@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups that go from one party to another that has lost its own."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.ps.parties import DEADLINE_S, SITES, Party, parties, serving, together, train_all
+from tests.ps.relay import Relay
+from tests.ps.test_comeback import killed, wait_gone
+from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
+from tests.support.certs import Certificates
+from tf_hips.errors import PeerError
+from tf_hips.ps import parcel, wire
+from tf_hips.ps.news import Request
+from tf_hips.ps.parcel import Intake
+from tf_hips.ps.server import Server
+
+NUM_BYTES = (5 << 20) + 17
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    folder = tmp_path / "00000002-epoch-0-step-4"
+    folder.mkdir()
+    (folder / "shared.data").write_bytes(np.random.default_rng(0).bytes(NUM_BYTES))
+    (folder / "meta.json").write_text("{}")
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def offer(party: Party, folder: Path, number: int) -> None:
+    """What a party does that has made a backup before round `number`."""
+    party.client.offer(lambda request: parcel.send(folder, request.held))
+    party.client.backed_up(number, 0)
+
+
+def joined_again(server: Server, certificates: Certificates, site: str, address: str) -> Party:
+    """Another process of a site, which has joined and not agreed on the model."""
+    wait_gone(server, SITES.index(site))
+    party = Party(address, site, certificates.party(site))
+    party.client.join(party.said, party.downlink, 7)
+    return party
+
+
+@contextlib.contextmanager
+def lost_b(
+    certificates: Certificates, relay: bool = False
+) -> Iterator[tuple[Server, Party, Party, Relay | None]]:
+    """Two parties have done rounds 0 to 5 when b is killed, and is there again without anything."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(certificates))
+        a, b = stack.enter_context(parties(server, certificates))
+        train_all((a, b), 0, 5)
+        b.client.backed_up(2, 0)  # what is older is kept no more
+        a.client.backed_up(2, 0)
+        killed(b)
+        through = stack.enter_context(Relay(server.port)) if relay else None
+        address = through.address if through is not None else server.address
+        back = joined_again(server, certificates, "b", address)
+        stack.callback(back.client.close)
+        yield server, a, back, through
+
+
+def test_a_party_takes_anothers_backup_and_goes_on(
+    certificates: Certificates, backup: Path, tmp_path: Path
+) -> None:
+    with lost_b(certificates) as (server, a, back, _):
+        welcome = back.client._welcome
+        assert (welcome.is_back, welcome.oldest, welcome.keeps_all) == (True, 2, False)
+        offer(a, backup, 4)
+        intake = Intake(tmp_path / "taken")
+        # Others may be in the middle of a round, and wait there for the one that fetches.
+        ahead = threading.Thread(target=a.train, args=(6, 6), daemon=True)
+        ahead.start()
+        back.client.fetch_backup(intake)
+        assert intake.name == backup.name
+        assert content(tmp_path / "taken") == content(backup)
+        back.child = 1
+        back.client.agree_model(back.shapes, 4)
+        back.client.backed_up(4, 0)
+        assert len(back.train(4, 6)) == 3
+        ahead.join(DEADLINE_S)
+        assert not ahead.is_alive()
+        train_all((a, back), 7, 8)
+        # Both have told the same round, so what is older is forgotten.
+        assert server._session.store.oldest == 4
+
+
+@pytest.mark.parametrize("num_bytes", [200_000, 3_000_000])
+def test_what_was_fetched_before_a_cut_is_not_fetched_again(
+    certificates: Certificates, backup: Path, tmp_path: Path, num_bytes: int
+) -> None:
+    with lost_b(certificates, relay=True) as (_, a, back, relay):
+        assert relay is not None
+        offer(a, backup, 4)
+        before = relay.moved["down"]
+        relay.cut_after("down", num_bytes)
+        back.client.fetch_backup(Intake(tmp_path / "taken"))
+        assert relay.num_cuts == 1
+        assert content(tmp_path / "taken") == content(backup)
+        # A message that was cut comes once more, and so does what was on its way.
+        assert relay.moved["down"] - before < NUM_BYTES + (3 << 20)
+
+
+def test_nobody_has_a_backup(certificates: Certificates, tmp_path: Path) -> None:
+    with lost_b(certificates) as (_, a, back, _):
+        intake = Intake(tmp_path / "taken")
+        with pytest.raises(PeerError, match="`a`: it makes no backups now"):
+            back.client.fetch_backup(intake)
+        a.client.offer(lambda request: parcel.send(tmp_path / "gone", request.held))
+        with pytest.raises(PeerError, match=r"`a`: .*No such file"):
+            back.client.fetch_backup(intake)
+        back.client._workers = 5
+        with pytest.raises(PeerError, match="no other site of this size is there"):
+            back.client.fetch_backup(intake)
+        assert not (tmp_path / "taken").exists()
+
+
+def test_a_backup_that_is_deleted_just_then_gives_way_to_a_newer_one(
+    certificates: Certificates, backup: Path, tmp_path: Path
+) -> None:
+    with lost_b(certificates) as (_, a, back, _):
+        folders = iter([tmp_path / "deleted", backup])
+        offer(a, backup, 4)
+        a.client.offer(lambda request: parcel.send(next(folders), request.held))
+        back.client.fetch_backup(Intake(tmp_path / "taken"))
+        assert content(tmp_path / "taken") == content(backup)
+
+
+def test_one_that_gives_and_is_killed_ends_the_fetching_in_words(
+    certificates: Certificates, backup: Path, tmp_path: Path
+) -> None:
+    with lost_b(certificates) as (_, a, back, _):
+        offer(a, backup, 4)
+
+        def send_and_die(request: Request) -> Iterator[bytes]:
+            messages = parcel.send(backup, request.held)
+            yield next(messages)
+            yield next(messages)
+            killed(a)
+            yield next(messages)
+
+        a.client.offer(send_and_die)
+        with pytest.raises(PeerError, match="No other site has given a backup"):
+            back.client.fetch_backup(Intake(tmp_path / "taken"))
+
+
+def test_only_what_was_asked_for_is_taken(certificates: Certificates, backup: Path) -> None:
+    with lost_b(certificates) as (_, a, _, _):
+        offer(a, backup, 4)
+        with pytest.raises(grpc.RpcError, match="must be asked for before it is sent"):
+            message = wire.to_json(ticket="another's", error=None)
+            a.client._link.stub("stream_unary", "GiveBackup", 1.0)(
+                iter([message]), metadata=a.client._link.metadata()
+            )
+
+
+def test_a_backup_finds_its_way_through_a_tree(
+    certificates: Certificates, backup: Path, tmp_path: Path
+) -> None:
+    tree = Node("", (Node("west", ("a", "b")), Node("east", ("c", "d"))))
+    with (
+        serving_tree(certificates, tree) as servers,
+        leaves_of(certificates, tree, addresses_of(servers)) as members,
+    ):
+        train_all(members, 0, 1)
+        a, _, _, d = members
+        offer(a, backup, 1)
+        d.client.backed_up(1, 0)
+        killed(d)
+        wait_gone(servers["east"], 1)
+        with contextlib.closing(
+            Party(servers["east"].address, "d", None, workers=4).client
+        ) as back:
+            back.join(d.said, tree.up, 7, above="error_feedback(onebit)")
+            back._workers = 1  # as those of a have, which is the only one to have a backup
+            back.fetch_backup(Intake(tmp_path / "taken"))
+        assert content(tmp_path / "taken") == content(backup)
+        # And from its own server's other children, without a way up.
+        servers["west"]._session.handover.fetch_above = None
+        b = members[1]
+        killed(b)
+        wait_gone(servers["west"], 1)
+        with contextlib.closing(
+            Party(servers["west"].address, "b", None, workers=2).client
+        ) as back:
+            back.join(b.said, tree.up, 7, above="error_feedback(onebit)")
+            back._workers = 1
+            intake = Intake(tmp_path / "again")
+            together(lambda: back.fetch_backup(intake))
+        assert content(tmp_path / "again") == content(backup)

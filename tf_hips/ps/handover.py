@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups that go from a site that has one to a site that has lost its own.
+
+    site without a backup    asks its server (`WantBackup`), and gets a parcel
+    server                   asks another child over its `Watch` call; passes on what comes
+    child that is asked      sends its newest backup (`GiveBackup`), while it trains or waits
+
+Nothing is kept here: the server holds a few messages, and the slower of both sides sets the pace.
+A server with a server above asks there when none of its own children can give; one that is asked
+from above asks its children. So a parcel finds its way through a tree.
+
+What the two sites must have in common is told by the backup itself, where it is taken up.
+"""
+
+import collections
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+
+from tf_hips import log
+from tf_hips.errors import PeerError, ProtocolError
+from tf_hips.ps import wire
+from tf_hips.ps.members import Caller, Members
+from tf_hips.ps.news import Request
+from tf_hips.ps.parcel import Held
+from tf_hips.ps.presence import Presence
+
+# Messages of at most 1 MiB that wait for the receiver.
+_DEPTH = 4
+# For a child to open its files and read them once, for their digests.
+_ANSWER_S = 120.0
+
+FetchAbove = Callable[[Held, int], Iterator[bytes]]
+
+
+class _Pipe:
+    """What one child sends to one that receives."""
+
+    def __init__(self, request: Request, child: int, changed: threading.Condition) -> None:
+        self.request = request
+        self.child = child
+        self._changed = changed
+        self._messages: collections.deque[bytes] = collections.deque()
+        self._is_done = False
+        self._is_closed = False
+        self.error: str | None = None
+
+    def put(self, message: bytes, is_lost: Callable[[], bool]) -> None:
+        """Hands a message on, when there is room.
+
+        Raises:
+            PeerError: nobody takes it any more.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or is_lost() or len(self._messages) < _DEPTH
+            )
+            if self._is_closed or is_lost():
+                raise PeerError("The site that asked for a backup takes no more of it.")
+            self._messages.append(message)
+            self._changed.notify_all()
+
+    def get(self, patience_s: float, is_lost: Callable[[], bool]) -> bytes | None:
+        """The next message; None: that was all.
+
+        Raises:
+            PeerError: none came in time, the sender gave up, or `is_lost`.
+        """
+        with self._changed:
+            in_time = self._changed.wait_for(
+                lambda: bool(self._messages) or self._is_done or is_lost(), patience_s
+            )
+            if self._messages and not is_lost():
+                message = self._messages.popleft()
+                self._changed.notify_all()
+                return message
+            if self.error is not None:
+                raise PeerError(self.error)
+            if is_lost() or not in_time:
+                why = "the run has ended" if in_time else f"nothing came for {patience_s:.0f} s"
+                raise PeerError(f"The backup is not whole: {why}.")
+            return None
+
+    def finish(self, error: str | None = None) -> None:
+        with self._changed:
+            self._is_done = True
+            self.error = error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+class Handover:
+    """What one session does for sites that have lost their backups. Thread-safe."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        members: Members,
+        presence: Presence,
+        is_over: Callable[[], bool],
+        note_moved: Callable[[], object],
+    ) -> None:
+        """Nobody has asked.
+
+        Args:
+            changed: guards the session.
+            members: of the run.
+            presence: who is there.
+            is_over: whether the run has ended.
+            note_moved: called when bytes have moved, for which others wait.
+        """
+        self._changed = changed
+        self._members = members
+        self._presence = presence
+        self._is_over = is_over
+        self._note_moved = note_moved
+        self._asked: dict[int, collections.deque[Request]] = {}
+        self._pipes: dict[str, _Pipe] = {}
+        self.fetch_above: FetchAbove | None = None
+        """Fetches from the server above, where there is one."""
+
+    def has_request(self, child: int) -> bool:
+        """Whether `next_request` has one for `child`; the session's lock is held."""
+        return bool(self._asked.get(child))
+
+    def next_request(self, child: int) -> Request:
+        """What `child` is to be told; the session's lock is held."""
+        return self._asked[child].popleft()
+
+    def fetch(self, caller: Caller | None, held: Held, workers: int) -> Iterator[bytes]:
+        """The messages of another site's newest backup.
+
+        Args:
+            caller: the child that asks; None: the server above, which looks elsewhere itself.
+            held: what the receiver has.
+            workers: those of the site that receives; one of another size has other files.
+
+        Raises:
+            PeerError: nobody has one, or it broke off.
+        """
+        told = []
+        for child in self._candidates(caller, workers):
+            pipe = self._ask(child, held, workers)
+            try:
+                try:
+                    first = pipe.get(_ANSWER_S, self._is_lost(caller))
+                except PeerError as error:
+                    told.append(f"`{self._members.site(child)}`: {error}")
+                    continue
+                site = self._members.site(child)
+                log.info("The newest backup of site %s goes to one that has lost its own", site)
+                yield from self._pass_on(pipe, first, caller)
+                return
+            finally:
+                self._forget(pipe)
+        if caller is not None and self.fetch_above is not None:
+            for message in self.fetch_above(held, workers):
+                self._note_moved()
+                yield message
+            return
+        reasons = "; ".join(told) if told else "no other site of this size is there"
+        raise PeerError(f"No other site has given a backup: {reasons}")
+
+    def give(self, caller: Caller, messages: Iterable[bytes]) -> None:
+        """Takes what a child sends that was asked.
+
+        Raises:
+            ProtocolError: nobody has asked it.
+            PeerError: the receiver is gone.
+        """
+        stream = iter(messages)
+        fields = wire.from_json(next(stream, b""), ticket=str, error=(str, type(None)))
+        with self._changed:
+            pipe = self._pipes.get(fields["ticket"])
+        if pipe is None or pipe.child != caller.child:
+            raise ProtocolError("A backup must be asked for before it is sent.")
+        error: str | None = "the site that sent it was cut off"
+        try:
+            if fields["error"] is not None:
+                error = fields["error"][:1000]
+                return
+            for message in stream:
+                pipe.put(message, lambda: caller.is_gone or self._is_over())
+            error = None
+        finally:
+            pipe.finish(error)
+
+    def _pass_on(self, pipe: _Pipe, first: bytes | None, caller: Caller | None) -> Iterator[bytes]:
+        message = first
+        patience_s = caller.patience_s if caller is not None else _ANSWER_S
+        while message is not None:
+            yield message
+            self._note_moved()
+            message = pipe.get(patience_s, self._is_lost(caller))
+
+    def _candidates(self, caller: Caller | None, workers: int) -> list[int]:
+        """Children to ask, the one with the newest backup first."""
+        with self._changed:
+            children = self._members.children
+            return sorted(
+                (
+                    child
+                    for child, known in children.items()
+                    if (caller is None or child != caller.child)
+                    and not known.has_left
+                    and self._presence.is_there(child)
+                    and (
+                        # One that stands for others is asked, whatever it has said.
+                        len(known.leaves) > 1
+                        or (known.workers == workers and known.backup is not None)
+                    )
+                ),
+                key=lambda child: children[child].backup or (0, 0),
+                reverse=True,
+            )
+
+    def _ask(self, child: int, held: Held, workers: int) -> _Pipe:
+        request = Request(uuid.uuid4().hex, held, workers)
+        pipe = _Pipe(request, child, self._changed)
+        with self._changed:
+            self._pipes[request.ticket] = pipe
+            self._asked.setdefault(child, collections.deque()).append(request)
+            self._changed.notify_all()
+        return pipe
+
+    def _forget(self, pipe: _Pipe) -> None:
+        pipe.close()
+        with self._changed:
+            self._pipes.pop(pipe.request.ticket, None)
+            asked = self._asked.get(pipe.child)
+            if asked is not None and pipe.request in asked:
+                asked.remove(pipe.request)
+
+    def _is_lost(self, caller: Caller | None) -> Callable[[], bool]:
+        return lambda: self._is_over() or (caller is not None and caller.is_gone)
