@@ -91,13 +91,15 @@ class ServerProcess:
         self._drain = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
         self._drain.start()
 
-    def kill(self) -> None:
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        assert self.process.wait(DEADLINE_S) == -signal.SIGKILL
+        self.process.send_signal(number)
+        # Told to end, it ends well, and leaves its run to the next one.
+        code = 0 if number == signal.SIGTERM else -number
+        assert self.process.wait(DEADLINE_S) == code
 
-    def restart(self) -> None:
-        self.kill()
+    def restart(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self.kill(number)
         self.start()
 
     def end(self) -> None:
@@ -182,7 +184,7 @@ def test_a_run_goes_on_with_a_server_killed_in_every_phase(server: ServerProcess
 
     weights = np.arange(3 << 18, dtype=np.float32)
     a.client.first_sync([weights])
-    server.restart()
+    server.restart(signal.SIGTERM)
     np.testing.assert_array_equal(b.client.first_sync([0 * weights])[0], weights)
 
     gathering = Later(lambda: a.client.gather(0, "loss", b"from a"))
@@ -192,7 +194,7 @@ def test_a_run_goes_on_with_a_server_killed_in_every_phase(server: ServerProcess
 
     early = Later(lambda: a.train(0, 0))
     server.wait_for(Kind.PACKET, lambda found: len(found) == NUM_CHUNKS)
-    server.restart()
+    server.restart(signal.SIGTERM)
     merged = b.train(0, 0)
     assert early.result() == merged
 
@@ -220,11 +222,11 @@ def test_a_server_killed_while_rounds_go_on(server: ServerProcess) -> None:
     together(a.join, b.join)
     last = 59
     training = [Later(lambda one=one: one.train(0, last)) for one in (a, b)]
-    for number in (3, 17, 40):
+    for number, how in ((3, signal.SIGKILL), (17, signal.SIGTERM), (40, signal.SIGKILL)):
         server.wait_for(
             Kind.PACKET, lambda found, number=number: bool(found) and found[-1]["round"] >= number
         )
-        server.restart()
+        server.restart(how)
     merged = [one.result() for one in training]
     assert merged[0] == merged[1] == expected_rounds(last + 1)
     together(a.client.leave, b.client.leave)

@@ -117,7 +117,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves; SIGTERM ends in peace."""
+    """Serves; SIGTERM ends in peace, and with a state the run stays for the next start."""
     options = options.file.merge(options)
     if options.print_config:
         sys.stdout.write(options.file.text(options))

@@ -18,7 +18,7 @@ import grpc
 
 from tf_hips import log
 from tf_hips.config import Tls
-from tf_hips.errors import ConfigError
+from tf_hips.errors import ConfigError, PeerError
 from tf_hips.ps import tls, wire
 from tf_hips.ps.admission import Admission
 from tf_hips.ps.calls import Calls
@@ -237,6 +237,17 @@ class Server:
                 lambda: waits.ask(uplink.deadline_s),
             )
             self._upper.start()
+
+    def can_be_left(self) -> bool:
+        """Whether a run is on that another server would restore; what was accepted is durable."""
+        session = self._session
+        if self._keeper is None or not session.is_started or session.is_over:
+            return False
+        try:
+            session.settle()
+        except PeerError:
+            return False  # and that has ended the run
+        return True
 
     def session_of(self, *, is_join: bool) -> Session:
         """The session that a call belongs to; a new one where a process joins after the end."""
