@@ -156,8 +156,13 @@ class Server:
             return None if self._stopped.is_set() else session.ended
         return None
 
-    def stop(self, grace_s: float = 1.0) -> None:
-        """Ends the run, if one is on, and stops to listen."""
+    def stop(self, grace_s: float = _GRACE_S) -> None:
+        """Ends the run, if one is on, and stops to listen.
+
+        Args:
+            grace_s: seconds that calls in progress may take to end; most are told at once. A child
+                whose leaving is cut off would look for the server for a minute.
+        """
         self._stopped.set()
         with self._session.changed:
             if not self._session.is_over:  # who hears later of a run that is over, hears why
