@@ -282,7 +282,8 @@ def _convert(hint: Any, value: Any, file: str, where: str) -> Any:
     if isinstance(hint, types.UnionType):
         if value is None:
             return None
-        hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        hint = next((kind for kind in kinds if type(value) is kind), kinds[0])
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast("type[Any]", hint), value, file, f"{where}.")
     kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)

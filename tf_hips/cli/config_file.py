@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tf_hips import config
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, quorums
 from tf_hips.errors import ConfigError
 
 # What a value is in YAML, by the type of the option; others are what their default is, else text.
@@ -26,6 +26,7 @@ _KINDS: dict[Any, Any] = {
     arguments.seed: int,
     arguments.seconds: float,
     arguments.sites: tuple[str, ...],
+    quorums.deadline: float | str,
 }
 _PATHS = ("FILE", "DIR")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from tf_hips.cli import arguments, config_file, uplinks
+from tf_hips.cli import arguments, config_file, quorums, uplinks
 
 _MIB = 2**20
 
@@ -111,6 +111,7 @@ def add(commands: Any) -> None:
         metavar="HOST:PORT",
         help="tell Prometheus about the run, in plain HTTP",
     )
+    quorums.add(parser)
     uplinks.add(parser)
     arguments.add_identity(parser, "the server")
     parser.set_defaults(run=run, file=config_file.add(parser))
@@ -157,6 +158,7 @@ def run(options: argparse.Namespace) -> int:
         shard=options.shard or (0, 1),
         uplink=uplink,
         uplink_compression=options.uplink_compression,
+        **quorums.of(options),
         **{name: value for name, value in limits.items() if value is not None},
     )
     flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults

@@ -219,6 +219,10 @@ class Lane:
                 return frozenset(self.chunks)
             return frozenset(self.get(number).delivered)
 
+    def awaits(self, number: int, child: int) -> bool:
+        """Never: no update is late."""
+        return False
+
     def is_merged(self, number: int) -> bool:
         """Whether all chunks of round `number` are answered and may be told."""
         with self._changed:

@@ -354,7 +354,7 @@ class Calls:
         have: set[int] = set()
         if call.attempt > 0:
             held = {0} if session.has_payload(caller, call.number) else set()
-            have = tell_held(context, held, session.num_leaves)
+            have = tell_held(context, held, session.num_leaves + 1)
         received_bytes, sent_bytes = 0, 0
         try:
             for message in messages:

@@ -486,7 +486,7 @@ class Client:
         label: str,
         payload: wire.Buffer,
         go_on: Callable[[], object] | None = None,
-    ) -> list[bytes]:
+    ) -> list[bytes | None]:
         """Sends this party's bytes to all parties, returns those of all.
 
         Args:
@@ -497,7 +497,8 @@ class Client:
             go_on: called when the server says that others go on, if given.
 
         Returns:
-            The payloads of all parties, in child order.
+            The payloads of all parties, in child order; None of those without which the server has
+            closed the gather, which may be this one.
 
         Raises:
             ProtocolError: the payload is too long for the server, or the parties do different
@@ -509,8 +510,7 @@ class Client:
         if len(payload) > limit:
             raise ProtocolError(too_long(len(payload), limit))
         packet = memoryview(to_packet(label, payload))
-        lengths = [limit] * num_parties
-        return self._transfers.gather(number, packet, lengths, self._wait_s, go_on)
+        return self._transfers.gather(number, packet, limit, num_parties, self._wait_s, go_on)
 
     def failed(self, text: str) -> None:
         """Says that this party's last step ended with an error, which its script may have caught.

@@ -18,12 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips.errors import NonFiniteError, PacketError
-from tf_hips.ops import native
+from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
+from tf_hips.ps.partial import LatePacket
 from tf_hips.ps.rounds import Packet
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.wire import Buffer
+
+Floats = npt.NDArray[np.float32]
 
 
 class Combining:
@@ -58,7 +61,7 @@ class Combining:
         self._uplink = uplink
         self._downlink = downlink
         self._seed = seed
-        self._residuals: list[npt.NDArray[np.float32] | None] = [None] * len(model.chunks)
+        self._residuals: list[Floats | None] = [None] * len(model.chunks)
         self._scratch = threading.local()
 
     def check(self, number: int, child: int, chunk: int, packet: Packet) -> None:
@@ -90,6 +93,8 @@ class Combining:
         chunk: int,
         packets: Mapping[int, Packet],
         weights: Mapping[int, float],
+        late: Sequence[LatePacket] = (),
+        share: float | None = None,
     ) -> Packet:
         """Makes one packet of those of a round.
 
@@ -98,6 +103,9 @@ class Combining:
             chunk: whose they are.
             packets: by child.
             weights: what children stand for, of those that have said so.
+            late: packets of older rounds that count in this one, in their order.
+            share: what a sum is multiplied by, to stand for children that are not in it; None: by
+                nothing. A mean stands for them as it is.
 
         Raises:
             NonFiniteError: the sum, or what the rule makes of it, is not finite.
@@ -108,7 +116,9 @@ class Combining:
         for child, packet in packets.items():
             rule.add(child, packet)
         try:
-            merged = rule.finish()
+            merged = self._with_late(rule.finish(), chunk, [*packets], weights, late)
+            if share is not None and not self.updates.rule.is_mean:
+                merged = native_updates.scale(merged, share)
             if not np.isfinite(merged).all():
                 raise NonFiniteError("the sum")
             step, slots = self.updates.step(chunk, merged)
@@ -123,6 +133,30 @@ class Combining:
         self.updates.keep(chunk, slots)
         return packet
 
+    def _with_late(
+        self,
+        merged: Floats,
+        chunk: int,
+        children: Sequence[int],
+        weights: Mapping[int, float],
+        late: Sequence[LatePacket],
+    ) -> Floats:
+        """Adds late packets to a sum, or puts them into a mean by their weights."""
+        if not late:
+            return merged
+        total = 1.0
+        if self.updates.rule.is_mean:
+            present = sum(weights.get(child, 1.0) for child in children)
+            total = present + sum(one.weight for one in late)
+            merged = native_updates.scale(merged, present / total if total else 0.0)
+        for one in late:
+            row = native.decode(self._uplink_of(one.number, chunk), one.packet, merged.size)
+            factor = 1.0
+            if self.updates.rule.is_mean:
+                factor = one.weight / total if total else 0.0
+            merged = native_updates.add_scaled(merged, row, factor)
+        return merged
+
     def residual_rms(self) -> float:
         """Root mean square of what packets of the way down have missed so far; 0 without any.
 
@@ -133,13 +167,13 @@ class Combining:
         elements = sum(self._model.chunks[chunk].size for chunk in self._chunks)
         return math.sqrt(total / max(1, elements))
 
-    def residuals(self) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    def residuals(self) -> Iterator[tuple[int, Floats]]:
         """Pairs of chunk number and residual, as they are; while merges are held they stay so."""
         for chunk, residual in enumerate(self._residuals):
             if residual is not None:
                 yield chunk, residual
 
-    def slots(self) -> Iterator[tuple[int, int, int, npt.NDArray[np.float32]]]:
+    def slots(self) -> Iterator[tuple[int, int, int, Floats]]:
         """Chunk, slot, number of steps and values of what the rule keeps, as `residuals` does."""
         return self.updates.kept()
 

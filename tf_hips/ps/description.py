@@ -4,12 +4,16 @@
 from collections.abc import Callable
 from typing import Any
 
+from tf_hips.ps.closing import Closing
 from tf_hips.ps.presence import Presence
 from tf_hips.ps.state import State
 
 
 def describe(
-    state: State, presence: Presence, why_ended: Callable[[], str | None]
+    state: State,
+    presence: Presence,
+    why_ended: Callable[[], str | None],
+    closing: Closing | None = None,
 ) -> dict[str, Any]:
     """What the run is doing.
 
@@ -17,21 +21,28 @@ def describe(
         state: of the run; its lock must be free.
         presence: who is there.
         why_ended: why the run has ended, or None.
+        closing: closes rounds without some children; None: they wait for all.
 
     Returns:
         `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round` (the
         newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`, `residual_rms`, and of
-        each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`, `left`),
-        `workers`, `round`, `chunks` (of that round, of `chunks` in all), and `lag`, the rounds that
-        it is behind.
+        each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`, `lost`,
+        `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in all), `lag`, the rounds
+        that it is behind, `late`, updates that came after their round was closed, and `absent`,
+        rounds that were closed without it; both since the server began. `quorum` is None, or how
+        many children make a round, and `deadline_s` when that is enough, if it is known.
     """
     with state.changed:
         store, known = state.store, state.members.children
         newest = store.round if store is not None else 0
+        partial = closing.describe() if closing is not None else None
         children = []
         for place, site in enumerate(state.members.terms.parties):
             child = known.get(place)
             reached, chunks = store.progress(place) if store is not None else (0, 0)
+            if partial is not None and partial["reached"].get(place, newest) < newest:
+                reached = partial["reached"][place]
+                chunks = 0
             children.append(
                 {
                     "site": site,
@@ -40,6 +51,8 @@ def describe(
                     "round": max(reached, 0),
                     "chunks": chunks,
                     "lag": max(0, newest - reached) if store is not None else 0,
+                    "late": partial["late"][place] if partial is not None else 0,
+                    "absent": partial["absent"][place] if partial is not None else 0,
                 }
             )
         first = known[min(known)] if known else None
@@ -55,6 +68,8 @@ def describe(
             "compression": store.uplink_text if store else first and first.compression,
             "downlink": store.downlink_text if store else first and first.downlink,
             "rule": first.rule if first is not None else None,
+            "quorum": partial["least"] if partial is not None else None,
+            "deadline_s": partial["deadline_s"] if partial is not None else None,
             "children": children,
         }
     # Outside of the lock: it reads much.
@@ -69,4 +84,6 @@ def _state_of(state: State, presence: Presence, place: int) -> str:
         return "left"
     if not state.members.is_started:
         return "joining"
+    if child.is_lost:
+        return "lost"
     return "there" if presence.is_there(place) else "away"

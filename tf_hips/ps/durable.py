@@ -181,6 +181,7 @@ class Keeper:
             terms.rule,
             terms.site,
             terms.way_up,
+            terms.quorum.late if terms.quorum is not None else None,
         )
         self._folder = Folder(base, facts)
         self._base = base
@@ -197,7 +198,7 @@ class Keeper:
         """
         began = time.monotonic()
         recorder = JournalRecorder(self._folder, self._events)
-        session = Session(self._terms, recorder)
+        session = Session(self._terms, recorder, tell=self._events.write)
         recovery: Recovery | None = None
         try:
             recovery = Recovery(self._folder)
@@ -236,7 +237,7 @@ class Keeper:
         """
         self._release()
         recorder = JournalRecorder(self._folder, self._events)
-        session = Session(self._terms, recorder)
+        session = Session(self._terms, recorder, tell=self._events.write)
         try:
             journal = Journal.begin(self._folder)
         except OSError as error:

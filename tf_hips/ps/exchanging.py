@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from tf_hips.errors import NonFiniteError, ProtocolError
+from tf_hips.ps.closing import Closing
 from tf_hips.ps.members import Caller, Child
 from tf_hips.ps.recorder import Entry
 from tf_hips.ps.rounds import Packet, Rounds
@@ -26,6 +27,7 @@ class Exchanging:
         check_there: Callable[[str, Iterable[int]], None],
         capture: Callable[[], Iterator[Entry]],
         moves: Moves,
+        closing: Closing | None = None,
     ) -> None:
         """No call has come.
 
@@ -36,6 +38,7 @@ class Exchanging:
             check_there: gets what is waited for, and for whom; raises if one of them has left.
             capture: the whole session, for a snapshot.
             moves: whether anything goes on in the session.
+            closing: closes rounds without some children; None: they wait for all.
         """
         self.changed = state.changed
         self._state = state
@@ -46,6 +49,7 @@ class Exchanging:
         self._check_there = check_there
         self._capture = capture
         self._moves = moves
+        self._closing = closing
 
     def begin(self, caller: Caller, number: int, weight: float | None = None) -> Rounds:
         """The caller's rounds, with round `number` ready for packets of the caller.
@@ -83,8 +87,13 @@ class Exchanging:
                 self._recorder.begin_round(self._capture, store.release, self._state.archive)
             if weight is not None:
                 self._state.weigh(rounds, number, caller.child, weight)
+            self._end_if_refused(rounds, number)
+            if self._closing is not None:
+                self._closing.begins(caller.child, number)
         if is_new:
             self._state.archive()
+        if self._closing is not None:
+            self._closing.look()
         return rounds
 
     def wait_results(
@@ -118,6 +127,8 @@ class Exchanging:
             moved, began = self._moves.count, time.monotonic()
 
             def is_ready() -> bool:
+                if store.awaits(number, caller.child):
+                    return stop() or self._moves.tells(moved, began)
                 if store.is_past(number) or self._moves.tells(moved, began):
                     return True
                 if stop() or len(store.refusals(number)) > refused:
@@ -128,7 +139,8 @@ class Exchanging:
                 return False
 
             def needs() -> list[int]:
-                return [members.terms.parties.index(site) for site in store.missing(number)]
+                missing = [members.terms.parties.index(site) for site in store.missing(number)]
+                return missing if self._closing is None else self._closing.needed(missing)
 
             late = "the server's disk is late"
             if members.place is not None:
@@ -152,7 +164,12 @@ class Exchanging:
                     lambda: self._moves.count + int(not store.missing(number)),
                 ),
             )
+            if store.awaits(number, caller.child):
+                return after, []
+            if self._closing is not None:
+                self._closing.answered(caller.child, number)
             if not store.is_past(number):
+                self._end_if_refused(store, number)
                 news = store.refusals(number)[refused:]
                 if news and not stop():
                     raise NonFiniteError(news[0])
@@ -162,6 +179,14 @@ class Exchanging:
             self.changed.notify_all()
         results = store.past_results(number)
         return len(results), results[after:]
+
+    def _end_if_refused(self, store: Rounds, number: int) -> None:
+        """Ends the run for a sum that is refused of a round that cannot be done again."""
+        if self._closing is None:
+            return
+        refusals = store.refusals(number)
+        if refusals:
+            self._waiting.end(refusals[0], NonFiniteError)
 
 
 def _round(number: int) -> str:

@@ -11,8 +11,12 @@ apart. Gathers that all have gone on from are kept for children that come back a
 again, up to a limit of bytes: the prologue, which is what came before the first round, and what
 came since the oldest backup.
 
+A gather may be closed without some children (`quorum`): their payloads are absent for all, also
+for themselves, and what they deliver later is dropped.
+
 Up travels one packet: u16 bytes of label | label, UTF-8 | payload. Down travels one packet for each
-payload that is not empty, its child for a chunk number.
+payload that is not empty, its leaf for a chunk number; and where leaves are absent, a bit for each
+of them, as of one leaf more.
 
 In a tree of servers these are the payloads of all leaves: what a party server sends up is the
 bundle of those below it (`tree.bundle`), what it gets is the answer to its children, unchanged.
@@ -103,6 +107,23 @@ class Upload:
         self._assembler, self._packet = None, None
 
 
+def to_bits(are_absent: Sequence[bool]) -> bytes:
+    """Which leaves are absent: bit i of byte i // 8, the least one first."""
+    number = sum(1 << place for place, is_absent in enumerate(are_absent) if is_absent)
+    return number.to_bytes(bits_bytes(len(are_absent)), "little")
+
+
+def bits_bytes(num_leaves: int) -> int:
+    """Length of `to_bits` for so many leaves."""
+    return (num_leaves + 7) // 8
+
+
+def from_bits(bits: Buffer, num_leaves: int) -> list[bool]:
+    """Reads what `to_bits` made."""
+    number = int.from_bytes(bits, "little")
+    return [bool(number >> place & 1) for place in range(num_leaves)]
+
+
 def too_long(num_bytes: int, limit: int) -> str:
     """What is said about a payload beyond the limit."""
     return (
@@ -117,11 +138,12 @@ class _Gather:
     def __init__(self) -> None:
         self.labels: dict[int, str] = {}
         self.payloads: dict[int, memoryview] = {}
-        self.answer: list[memoryview] | None = None  # of the server above, for all leaves
+        self.answer: list[memoryview | None] | None = None  # of the server above, for all leaves
+        self.counted: frozenset[int] | None = None  # children, if it was closed without some
 
     @property
     def num_bytes(self) -> int:
-        answered = sum(len(payload) for payload in self.answer or ())
+        answered = sum(len(payload) for payload in self.answer or () if payload is not None)
         return answered + sum(len(payload) for payload in self.payloads.values())
 
 
@@ -185,8 +207,34 @@ class Gathers:
             del self._uploads[child]
 
     def has(self, child: int, number: int) -> bool:
-        """Whether the payload of `child` is there."""
-        return number in self._gathers and child in self._gathers[number].payloads
+        """Whether the payload of `child` is there, or not asked for any more."""
+        return number in self._gathers and (
+            child in self._gathers[number].payloads or self.is_absent(child, number)
+        )
+
+    def is_absent(self, child: int, number: int) -> bool:
+        """Whether gather `number` was closed without `child`."""
+        gather = self._gathers.get(number)
+        return gather is not None and gather.counted is not None and child not in gather.counted
+
+    def is_closed(self, number: int) -> bool:
+        """Whether it is decided who counts in gather `number`."""
+        return not self.missing(number)
+
+    def came(self, number: int) -> list[int]:
+        """The children whose payloads of gather `number` are there."""
+        return sorted(self._gathers[number].payloads) if number in self._gathers else []
+
+    def close(self, number: int, children: Iterable[int]) -> None:
+        """Leaves out all but `children`, whose payloads are there."""
+        gather = self._gathers[number]
+        if gather.counted is None:
+            gather.counted = frozenset(children)
+
+    def closed(self) -> list[tuple[int, list[int]]]:
+        """Pairs of number and children of gathers that were closed without some."""
+        kept = sorted(self._gathers.items())
+        return [(number, sorted(one.counted)) for number, one in kept if one.counted is not None]
 
     def labels(self, number: int) -> dict[int, str]:
         """What each child that has come calls gather `number`."""
@@ -234,7 +282,7 @@ class Gathers:
                 may have it, so none of the two can stand for the other.
         """
         gather = self._gathers.get(number)
-        if gather is None:
+        if gather is None or self.is_absent(child, number):
             return False
         if child in gather.payloads:
             before = gather.labels[child], gather.payloads[child]
@@ -261,19 +309,19 @@ class Gathers:
     def up(self, number: int) -> tuple[str, bytes]:
         """Label and payload of a gather that all children have come to, for the server above."""
         gather = self._gathers[number]
-        return gather.labels[0], tree.bundle(self._leaves(gather))
+        return next(iter(gather.labels.values())), tree.bundle(self._leaves(gather))
 
-    def take_answer(self, number: int, payloads: Sequence[Buffer]) -> None:
+    def take_answer(self, number: int, payloads: Sequence[Buffer | None]) -> None:
         """Takes the payloads of all leaves of the whole tree, if the gather is kept."""
         gather = self._gathers.get(number)
         if gather is None:
             return
         before = gather.num_bytes
-        gather.answer = [memoryview(payload) for payload in payloads]
+        gather.answer = [None if one is None else memoryview(one) for one in payloads]
         if number not in self._live:  # as it is restored
             self._past_bytes += gather.num_bytes - before
 
-    def answers(self) -> list[tuple[int, list[memoryview]]]:
+    def answers(self) -> list[tuple[int, list[memoryview | None]]]:
         """Pairs of number and answer of the server above, of all that are kept."""
         kept = sorted(self._gathers.items())
         return [(number, one.answer) for number, one in kept if one.answer is not None]
@@ -285,10 +333,13 @@ class Gathers:
         gather = self._gathers.get(number)
         return not self.is_passed_up or gather is None or gather.answer is not None
 
-    def _leaves(self, gather: _Gather) -> list[memoryview]:
-        payloads: list[memoryview] = []
+    def _leaves(self, gather: _Gather) -> list[memoryview | None]:
+        payloads: list[memoryview | None] = []
         for child in range(self._num_children):
             width = self._widths[child]
+            if gather.counted is not None and child not in gather.counted:
+                payloads += [None] * (1 if width is None else width)
+                continue
             data = gather.payloads[child]
             payloads += [data] if width is None else tree.unbundle(data, width)
         return payloads
@@ -314,10 +365,15 @@ class Gathers:
         """The children whose payload has not come."""
         if number not in self._gathers:
             return set()  # all had come, and gone on
-        return set(range(self._num_children)) - set(self._gathers[number].payloads)
+        gather = self._gathers[number]
+        if gather.counted is not None:
+            return set()  # nobody is waited for
+        return set(range(self._num_children)) - set(gather.payloads)
 
     def answer(self, number: int, have: Iterable[int] = ()) -> list[tuple[int, Buffer]]:
         """Pairs of leaf and payload, in their order, but those in `have` and empty ones.
+
+        Where leaves are absent, the last one is (number of leaves, which of them: a bit for each).
 
         Raises:
             ProtocolError: the gather is over, and all have gone on.
@@ -327,7 +383,12 @@ class Gathers:
         gather = self._gathers[number]
         payloads = gather.answer if gather.answer is not None else self._leaves(gather)
         known = set(have)
-        return [(leaf, one) for leaf, one in enumerate(payloads) if one and leaf not in known]
+        told: list[tuple[int, Buffer]] = [
+            (leaf, one) for leaf, one in enumerate(payloads) if one and leaf not in known
+        ]
+        if any(one is None for one in payloads) and len(payloads) not in known:
+            told.append((len(payloads), to_bits([one is None for one in payloads])))
+        return told
 
     def _add(self, number: int) -> None:
         """Makes a gather ready; the one before the newest is over for all."""

@@ -6,10 +6,11 @@ Part of a session, and under its lock. The payloads are kept by `gather`.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tf_hips.errors import ProtocolError
 from tf_hips.ps import tree, wire
+from tf_hips.ps.closing import Closing
 from tf_hips.ps.comeback import Comeback
 from tf_hips.ps.gather import Upload
 from tf_hips.ps.members import Caller, Child
@@ -29,6 +30,7 @@ class Gathering:
         check: Callable[[Caller], Child],
         check_there: Callable[[str, Iterable[int]], None],
         moves: Moves,
+        closing: Closing | None = None,
     ) -> None:
         """No call has come.
 
@@ -39,6 +41,7 @@ class Gathering:
             check: called first by each call, with the lock held; raises if the caller may not.
             check_there: gets what is waited for, and for whom; raises if one of them has left.
             moves: whether anything goes on in the session.
+            closing: closes gathers without some children; None: they wait for all.
         """
         self.changed = state.changed
         self._gathers = state.gathers
@@ -49,6 +52,7 @@ class Gathering:
         self._joined = check
         self._check_there = check_there
         self._moves = moves
+        self._closing = closing
 
     def begin(self, caller: Caller, number: int) -> Upload:
         """What takes in the caller's payload for gather `number`.
@@ -104,6 +108,12 @@ class Gathering:
                     if child != caller.child
                 }
                 if any(other != label for other in others.values()):
+                    if gathers.is_absent(caller.child, number):
+                        raise ProtocolError(
+                            f"Exact value {number} was closed without site "
+                            f"`{self._members.site(caller.child)}`, as `{min(others.values())}`. "
+                            f"Received: `{label}`; all parties must take the same steps"
+                        )
                     whats = {child: _gather(number, other) for child, other in others.items()}
                     self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
                 is_again = child.num_returns > 0
@@ -113,6 +123,8 @@ class Gathering:
                     self._recorder.add(
                         Kind.GATHERED, payload, child=caller.child, number=number, label=label
                     )
+                    if self._closing is not None:
+                        self._closing.look_at_gather()
                 self.changed.notify_all()
             elif not gathers.has(caller.child, number):
                 raise ProtocolError("A gather has one packet of each site. Received: none")
@@ -123,8 +135,12 @@ class Gathering:
             def is_ready() -> bool:
                 if gathers.is_over(number) or self._moves.tells(moved, began):
                     return True
-                self._check_there(_gather(number, label), gathers.missing(number))
+                self._check_there(_gather(number, label), needs())
                 return False
+
+            def needs() -> list[int]:
+                missing = gathers.missing(number)
+                return sorted(missing) if self._closing is None else self._closing.needed(missing)
 
             self._waiting.until(
                 caller,
@@ -138,13 +154,13 @@ class Gathering:
                             or "none here; the server above has not answered"
                         )
                     ),
-                    lambda: gathers.missing(number),
+                    needs,
                     lambda: self._moves.count + int(not gathers.missing(number)),
                 ),
             )
             return gathers.answer(number, have) if gathers.is_over(number) else None
 
-    def answer(self, number: int, payloads: list[bytes]) -> None:
+    def answer(self, number: int, payloads: Sequence[bytes | None]) -> None:
         """Takes the payloads of all leaves of the tree from the server above."""
         with self.changed:
             self._gathers.take_answer(number, payloads)

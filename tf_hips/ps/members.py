@@ -14,6 +14,7 @@ from tf_hips.ps import rules
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
 from tf_hips.ps.past import MOST_IN_MEMORY
+from tf_hips.ps.quorum import Quorum
 from tf_hips.ps.tree import MAX_LEAVES, Leaves, Place, check_names, check_workers
 
 SAME = "same"
@@ -37,6 +38,7 @@ class Terms:
     rule: str | None = None
     site: str | None = None  # by which it is known to the server above it; None: there is none
     way_up: str | None = None  # compression of its way up; None: what the children bring
+    quorum: Quorum | None = None  # None: rounds wait for all
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -81,6 +83,7 @@ class Child:
     model: Model | None = None
     first_round: int = 0
     has_left: bool = False
+    is_lost: bool = False  # others go on without it, and it may come back
     num_joining: int = 0  # Join calls that wait; one may be a lost connection's
     num_returns: int = 0  # processes that have taken over from one before them
     backup: tuple[int, int] | None = None  # round and gather that it can come back to
@@ -118,8 +121,24 @@ class Members:
 
     @property
     def have_left(self) -> bool:
-        """Whether every child has joined and left again."""
-        return self.are_complete and all(child.has_left for child in self.children.values())
+        """Whether every child has joined and left again, but for those that are lost."""
+        children = self.children.values()
+        return (
+            self.are_complete
+            and all(child.has_left or child.is_lost for child in children)
+            and any(child.has_left for child in children)
+        )
+
+    @property
+    def lost(self) -> list[int]:
+        """The children that others go on without, and that may come back."""
+        return [place for place, child in sorted(self.children.items()) if child.is_lost]
+
+    @property
+    def living(self) -> set[int]:
+        """The children that are neither lost nor have left."""
+        children = self.children.items()
+        return {place for place, child in children if not (child.is_lost or child.has_left)}
 
     def site(self, child: int) -> str:
         """The name of a child."""
@@ -276,6 +295,9 @@ class Members:
 
     def _check_terms(self, position: int, child: Child) -> None:
         here = self.site(position)
+        is_apart = child.rule != ABOVE and rules.parse(child.rule).is_asynchronous
+        if self.terms.quorum is not None and is_apart:
+            raise ProtocolError(no_quorum(child.rule, f"site `{here}`"))
         for what in ("compression", "downlink", "rule"):
             fixed = getattr(self.terms, what)
             came = getattr(child, what)
@@ -306,6 +328,14 @@ class Members:
                         f"{getattr(known, what)}. Received: {what}={getattr(child, what)} "
                         f"from site `{here}`"
                     )
+
+
+def no_quorum(rule: str, source: str) -> str:
+    """What is said where a quorum means nothing."""
+    return (
+        "`quorum` and `close_at` are of synchronous rounds, and asynchronous rules have none. "
+        f"Received: rule={rule} from {source}"
+    )
 
 
 def _told(child: Child) -> str:

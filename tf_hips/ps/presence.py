@@ -34,8 +34,8 @@ class Presence:
     def expect(self, children: Iterable[int]) -> None:
         """From now on each of `children` must be there."""
         for child in children:
-            self._calls.setdefault(child, [])
-            self._await(child)
+            if not self._calls.setdefault(child, []):
+                self._await(child)
 
     def arrive(self, child: int, call: object) -> None:
         """A call by which `child` shows that it is there."""
@@ -57,6 +57,10 @@ class Presence:
     def release(self, child: int) -> None:
         """`child` has left and may be away."""
         self._calls.pop(child, None)
+        self._stop_timer(child)
+
+    def excuse(self, child: int) -> None:
+        """`child` may be away, and may come back."""
         self._stop_timer(child)
 
     def stop(self) -> None:

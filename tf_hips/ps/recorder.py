@@ -38,6 +38,9 @@ class Kind(enum.IntEnum):
     RETURNED = 11  # another process of one child
     BACKED_UP = 12  # one child can come back to a round and a gather
     WEIGHT = 13  # what one child stands for in a round
+    CLOSED = 14  # a round, by the updates of some children
+    LOST = 15  # one child, or that it is there again
+    GATHER_CLOSED = 16  # a gather, without some children
     # Of a server with one above it, what that one has answered:
     PASSED_DOWN = 30  # a chunk of a round
     ANSWERED = 31  # a gather, the payloads of all leaves
@@ -49,6 +52,8 @@ class Kind(enum.IntEnum):
     SLOT = 23  # of a rule, of a chunk
     TOTAL = 24  # of all steps, of a chunk; asynchronous rounds
     RECEIVED = 25  # what a child has of that
+    MISSED = 26  # rounds, by children whose updates have not come
+    LATE = 27  # a packet of an update that may count in a later round
 
 
 Entry = tuple[Kind, dict[str, Any], Buffer]

@@ -51,6 +51,7 @@ class Facts:
         rule: text of the update rule that the server was told, or None.
         site: name towards the server above, or None.
         way_up: text of the compressor of the way there that the server was told, or None.
+        late: what becomes of late updates where rounds close without some children, or None.
     """
 
     run: str
@@ -61,6 +62,7 @@ class Facts:
     rule: str | None = None
     site: str | None = None
     way_up: str | None = None
+    late: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

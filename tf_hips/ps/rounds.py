@@ -1,16 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of one child see of rounds, whether these are everybody's or its own."""
+"""One synchronous round; and what the calls of one child see of rounds, whoever's these are."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from tf_hips.ps.model import Model
+from tf_hips.ps.partial import Key, Late
+from tf_hips.ps.past import Packet
 from tf_hips.ps.wire import Buffer
 
-Packet = npt.NDArray[np.uint8]
+__all__ = ["Packet", "Round", "Rounds"]
+
+
+class Round:
+    """One round: for each chunk the packets that have come, then the result."""
+
+    def __init__(self, number: int, num_chunks: int, num_children: int) -> None:
+        """Nothing has come."""
+        self.number = number
+        self.packets: list[dict[int, Packet]] = [{} for _ in range(num_chunks)]
+        self.delivered: list[set[int]] = [set() for _ in range(num_children)]
+        self.results: list[Packet | None] = [None] * num_chunks
+        self.positions = [0] * num_chunks  # of the record of each chunk's newest packet
+        self.num_merged = 0
+        self.order: list[int] = []  # chunk numbers in the order in which they were merged
+        self.refusals: list[tuple[int, str]] = []  # each with the chunk's position
+        self.weights: dict[int, float] = {}  # what children stand for, of those that have said so
+        self.ups: dict[int, Packet] = {}  # merged for the server above, which has not answered
+        self.up_order: list[int] = []
+        # Of rounds that are closed, where they may be without some children:
+        self.counted: tuple[int, ...] | None = None
+        self.late: dict[Key, Late] = {}
+        self.share: float | None = None
 
 
 class Rounds(Protocol):
@@ -57,6 +78,9 @@ class Rounds(Protocol):
 
     def delivered(self, number: int, child: int) -> frozenset[int]:
         """The chunks that `child` has delivered in round `number`."""
+
+    def awaits(self, number: int, child: int) -> bool:
+        """Whether `child` gets results of a round when its late update is complete."""
 
     def is_merged(self, number: int) -> bool:
         """Whether all chunks of round `number` have results that may be told."""

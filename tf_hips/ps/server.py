@@ -45,7 +45,6 @@ class Server:
         self._config = config
         self._terms = terms_of(config)
         self._lock = threading.Lock()
-        self._session = Session(self._terms)
         self._keeper: Keeper | None = None
         self._stopped = threading.Event()
         self._role, site = tls.SERVER_ROLE, tls.SERVER_ROLE
@@ -58,6 +57,7 @@ class Server:
             site=site,
             rank=self._terms.shard.index,
         )
+        self._session = Session(self._terms, tell=self._events.write)
         self._waits = Waits(config)
         self._upper: Upper | None = None
         self._admission = Admission(config, self._tell)
@@ -135,7 +135,7 @@ class Server:
                 log.warning("Metrics are plain HTTP for whoever reaches this address")
 
     def wait(self) -> str | None:
-        """Waits until the run is over and `once` is set, or until `stop`.
+        """Waits until the run is over and `once` is set, or is below its quorum, or until `stop`.
 
         Returns:
             None after a run that all children left in peace or after `stop`, else why the run
@@ -221,13 +221,16 @@ class Server:
         log.warning("%s", text)
 
     def _is_done(self, session: Session) -> bool:
-        return self._stopped.is_set() or (self._config.once and session.is_over)
+        is_over = session.is_over and (self._config.once or session.is_below_quorum)
+        return self._stopped.is_set() or is_over
 
     def _renew(self) -> None:
         """Begins a new session where a process that joins finds one that is over."""
         if not self._session.is_over or self._config.once or self._stopped.is_set():
             return
-        self._session = self._keeper.begin() if self._keeper else Session(self._terms)
+        self._session = (
+            self._keeper.begin() if self._keeper else Session(self._terms, tell=self._events.write)
+        )
         self._pass_up()
 
     def _pass_up(self) -> None:

@@ -18,13 +18,15 @@ def serve(config: ServerConfig, announce: str | Path | None = None) -> None:
     the one that starts next: the process ends at once, and nobody hears of an end. Any other error,
     `KeyboardInterrupt` among them, ends the run for all.
 
+    A run that ends below its quorum ends the process, too: somebody has to look.
+
     Args:
         config: what the server is told.
         announce: file that gets the address, `host:port` and a line feed, as soon as the server
             listens.
 
     Raises:
-        PeerError: with `once`, when the run ended for a reason.
+        PeerError: with `once`, when the run ended for a reason; or it ended below its quorum.
     """
     server = Server(config)
     server.start()

@@ -11,6 +11,8 @@ calls of the first synchronisation are in `first_sync`, those of rounds in `exch
 gathers in `gathering`. All waiting goes through `waiting`. Only `watch` waits longer: a child holds
 it open to show that it is there, and to hear why the run has ended whatever it is doing.
 
+Rounds that may close without some children (`Terms.quorum`) are closed by `closing`.
+
 With a server above, what all children have brought goes up, and what comes down from there is what
 they get: `upper` does that.
 
@@ -33,6 +35,7 @@ from tf_hips import log
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
 from tf_hips.ps.asynchronous import AsynchronousStore
+from tf_hips.ps.closing import Closing, Tell
 from tf_hips.ps.comeback import Comeback
 from tf_hips.ps.description import describe
 from tf_hips.ps.exchanging import Exchanging
@@ -44,11 +47,12 @@ from tf_hips.ps.model import Model
 from tf_hips.ps.news import News, Request
 from tf_hips.ps.parcel import Held
 from tf_hips.ps.presence import Presence
+from tf_hips.ps.quorum import Clock, SystemClock
 from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.state import State
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import Leaves, Place
-from tf_hips.ps.waiting import Moves, Wait, Waiting
+from tf_hips.ps.waiting import ENDED, Moves, Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
 MAX_ROUND = 1 << 31
@@ -57,8 +61,22 @@ MAX_ROUND = 1 << 31
 class Session:
     """The state of one run. Thread-safe; one condition guards it and its store."""
 
-    def __init__(self, terms: Terms, recorder: Recorder | None = None) -> None:
-        """A session that nobody has joined; `recorder` is told what it accepts."""
+    def __init__(
+        self,
+        terms: Terms,
+        recorder: Recorder | None = None,
+        *,
+        clock: Clock | None = None,
+        tell: Tell | None = None,
+    ) -> None:
+        """A session that nobody has joined.
+
+        Args:
+            terms: what the server was told.
+            recorder: is told what it accepts.
+            clock: by which rounds are closed; None: the system's.
+            tell: writes events of rounds that are closed; None: nowhere.
+        """
         self.changed = threading.Condition()
         self._terms = terms
         self._recorder = recorder if recorder is not None else Recorder()
@@ -66,6 +84,17 @@ class Session:
         self._members = self._state.members
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
         self._waiting = Waiting(self.changed, self._members, self._note_end)
+        self._closing: Closing | None = None
+        if terms.quorum is not None:
+            self._closing = Closing(
+                terms.quorum,
+                self._state,
+                clock if clock is not None else SystemClock(),
+                self._waiting.end,
+                lambda: self.is_over,
+                tell if tell is not None else _tell_nobody,
+            )
+            self._waiting.lets_go = self._let_go
         moves = Moves()
         self.note_moved = moves.note
         self._comeback = Comeback(self._state, self._presence, self._waiting, self._joined)
@@ -74,12 +103,24 @@ class Session:
         self.begin_sync, self.upload, self.download = sync.begin, sync.upload, sync.download
         self.first_sync = sync
         values = Gathering(
-            self._state, self._waiting, self._comeback, self._joined, self._check_there, moves
+            self._state,
+            self._waiting,
+            self._comeback,
+            self._joined,
+            self._check_there,
+            moves,
+            self._closing,
         )
         self.begin_gather, self.has_payload = values.begin, values.has_payload
         self.wait_gather, self.answer_gather = values.wait, values.answer
         rounds = Exchanging(
-            self._state, self._waiting, self._joined, self._check_there, self._capture, moves
+            self._state,
+            self._waiting,
+            self._joined,
+            self._check_there,
+            self._capture,
+            moves,
+            self._closing,
         )
         self.begin_round, self.wait_results = rounds.begin, rounds.wait_results
         self._told: set[int] = set()
@@ -120,6 +161,11 @@ class Session:
     def ended(self) -> str | None:
         """Why the run has ended, if it has."""
         return self._waiting.ended
+
+    @property
+    def is_below_quorum(self) -> bool:
+        """Whether the run has ended because too few children were there for too long."""
+        return self._closing is not None and self._closing.is_below
 
     @property
     def is_over(self) -> bool:
@@ -167,6 +213,10 @@ class Session:
             if self.is_started and not self.is_over:
                 children = self._members.children
                 self._presence.expect(one for one in children if not children[one].has_left)
+                for lost in self._members.lost:
+                    self._presence.excuse(lost)
+                if self._closing is not None:
+                    self._closing.resume()
 
     def settle(self) -> None:
         """Waits until all that was accepted before is durable; the lock must be free.
@@ -180,7 +230,7 @@ class Session:
 
     def describe(self) -> dict[str, Any]:
         """What the run is doing, as `description.describe` says."""
-        return describe(self._state, self._presence, lambda: self.ended)
+        return describe(self._state, self._presence, lambda: self.ended, self._closing)
 
     def hang_up(self, caller: Caller) -> None:
         """Notes that the other end of a call is gone."""
@@ -248,6 +298,7 @@ class Session:
             self._waiting.check(caller)
             if members.is_started and members.children[caller.child].process != caller.process:
                 self._comeback.join(caller, child)
+                self._find(caller.child)
             known = members.admit(caller.child, child)
             if members.are_complete and not members.is_started and self._terms.site is None:
                 self.start()
@@ -328,9 +379,14 @@ class Session:
             self.changed.notify_all()
 
     def goes_on(self, child: int) -> None:
-        """Notes that packets of `child` have come: what failed before is over."""
+        """Notes that packets of `child` have come: what failed before is over.
+
+        Closes the round if that was what it waited for; the lock must be free.
+        """
         with self.changed:
             self._waiting.note_call(child)
+        if self._closing is not None:
+            self._closing.look()
 
     def fail(self, caller: Caller, text: str) -> None:
         """Notes that a child's last step ended with an error; its next call is the end of that.
@@ -345,7 +401,7 @@ class Session:
     def leave(self, caller: Caller, reason: str | None) -> None:
         """Notes that a child leaves; with a reason, before the others, it ends the run for all.
 
-        Not so in asynchronous rounds: there the others go on.
+        Not so where the others go on without it: in asynchronous rounds, and with a quorum.
         """
         with self.changed:
             child = self._members.children.get(caller.child)
@@ -353,6 +409,8 @@ class Session:
                 raise ProtocolError(f"Site `{self._site(caller.child)}` has not joined this run.")
             if child.process != caller.process:
                 raise self._members.second_process(caller.child)
+            if reason is not None and self._parts_in_trouble(caller.child, reason):
+                return
             if not child.has_left:
                 self._recorder.add(Kind.LEFT, child=caller.child, reason=reason)
             child.has_left = True
@@ -362,6 +420,8 @@ class Session:
             if reason is not None:
                 text = f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}"
                 self._end_unless_others(caller.child, text)
+            if self._closing is not None:
+                self._closing.look_soon()
             self.changed.notify_all()
 
     def watch(self, caller: Caller) -> Iterator[News]:
@@ -378,6 +438,7 @@ class Session:
             child = self._member(caller) if self.ended is None else None
             if child is not None:
                 self._presence.arrive(caller.child, caller)
+                self._find(caller.child)
                 self.changed.notify_all()
         if child is not None:
             try:
@@ -433,6 +494,8 @@ class Session:
 
     def _note_end(self) -> None:
         self._presence.stop()
+        if self._closing is not None:
+            self._closing.stop()
         self._recorder.add(Kind.ENDED, reason=self.ended)
 
     def _member(self, caller: Caller) -> Child:
@@ -445,7 +508,34 @@ class Session:
     def _joined(self, caller: Caller) -> Child:
         child = self._member(caller)
         self._waiting.note_call(caller.child)
+        self._find(caller.child)
         return child
+
+    def _find(self, child: int) -> None:
+        """A child that was lost calls again."""
+        if self._closing is not None and self._members.children[child].is_lost:
+            self._closing.find(child)
+        if self._closing is not None and child in self._told:
+            self._told.discard(child)
+            self._presence.expect([child])
+
+    def _let_go(self, child: int, reason: str) -> bool:
+        """Whether others go on without a child whose last step ended with an error."""
+        return self._closing is not None and self._closing.lose(child, reason)
+
+    def _parts_in_trouble(self, child: int, reason: str) -> bool:
+        """Whether a child that leaves for `reason` is lost, and others go on."""
+        _, ended, why = reason.partition(ENDED)
+        if self._closing is not None and ended:
+            self.end(why)  # at another server of the run
+            return False
+        if not self._let_go(child, f"Site `{self._site(child)}` left the run: {reason[:1000]}"):
+            return False
+        self._told.add(child)
+        self._waiting.note_call(child)
+        self._presence.excuse(child)
+        self.changed.notify_all()
+        return True
 
     def _check_there(self, what: str, children: Iterable[int]) -> None:
         gone = self._members.gone(children)
@@ -457,11 +547,15 @@ class Session:
 
     def _lose(self, child: int) -> None:
         self._told.add(child)  # as far as it can be
-        self._end_unless_others(
-            child,
+        reason = (
             f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
-            f"within {self._terms.lost_after_s:g} s.",
+            f"within {self._terms.lost_after_s:g} s."
         )
+        if not self._let_go(child, reason):
+            self._end_unless_others(child, reason)
+            return
+        self._presence.excuse(child)
+        self.changed.notify_all()
 
     def _end_unless_others(self, child: int, reason: str) -> None:
         """Ends the run for all, or for `child` alone where others go on without it."""
@@ -475,3 +569,7 @@ class Session:
 
     def _site(self, child: int) -> str:
         return self._members.site(child)
+
+
+def _tell_nobody(event: str, **fields: object) -> None:
+    """Where events of a session without a server go."""

@@ -7,10 +7,12 @@ import math
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import ConfigError
 from tf_hips.ops import compressor as compressors
+from tf_hips.ps import quorum as quorums
 from tf_hips.ps import rules, wire
 from tf_hips.ps.assignment import Shard
-from tf_hips.ps.members import SAME, Terms
+from tf_hips.ps.members import SAME, Terms, no_quorum
 from tf_hips.ps.past import MOST_IN_MEMORY
+from tf_hips.ps.quorum import Quorum
 from tf_hips.ps.sockets import is_loopback, split_address
 
 # A record's length has 32 bits, and its fields stand in it, too.
@@ -52,6 +54,15 @@ class ServerConfig:
             an older backup; None: 4 GiB in a `state_dir`, else 256 MiB of memory.
         uplink: the server above this one, and as which party this one joins it; then it is the
             server of that party. None: this is the global server.
+        quorum: parties whose updates make a round, once its deadline is over; None: all of them.
+        round_deadline: seconds after the opening of a round, or "adaptive", which None is, too.
+        deadline_mads: how many median absolute deviations an adaptive deadline lies beyond the
+            median of past arrivals; None: 5.
+        late: what becomes of an update that is complete after that: it counts in the "next" round,
+            which None is, too, or it is dropped ("drop").
+        close_at: parties whose updates make a round at once; instead of a quorum.
+        below_quorum_s: seconds that fewer parties than the quorum may be there; then the run, and
+            the server, end. None: 300.
         uplink_compression: text of the compressor of the way up to it; None: what the parties wish
             for, or else, for sums, what they send with themselves.
     """
@@ -80,6 +91,12 @@ class ServerConfig:
     past_bytes: int | None = None
     uplink: Uplink | None = None
     uplink_compression: str | None = None
+    quorum: int | None = None
+    round_deadline: float | str | None = None
+    deadline_mads: float | None = None
+    late: str | None = None
+    close_at: int | None = None
+    below_quorum_s: float | None = None
 
     def __post_init__(self) -> None:
         """Checks all values.
@@ -187,7 +204,23 @@ def terms_of(config: ServerConfig) -> Terms:
         None if config.rule is None else rules.parse(config.rule).text,
         config.uplink.site if config.uplink is not None else None,
         way_up,
+        _quorum(config),
     )
+
+
+def _quorum(config: ServerConfig) -> Quorum | None:
+    quorum = quorums.from_options(
+        len(config.parties),
+        config.quorum,
+        config.round_deadline,
+        config.deadline_mads,
+        config.late,
+        config.close_at,
+        config.below_quorum_s,
+    )
+    if quorum is not None and config.rule is not None and rules.parse(config.rule).is_asynchronous:
+        raise ValueError(no_quorum(config.rule, "the server's own configuration"))
+    return quorum
 
 
 def _past_bytes(config: ServerConfig) -> int:

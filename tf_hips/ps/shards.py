@@ -203,7 +203,7 @@ class ShardedClient:
         label: str,
         payload: wire.Buffer,
         go_on: Callable[[], object] | None = None,
-    ) -> list[bytes]:
+    ) -> list[bytes | None]:
         """Sends bytes to all parties, returns those of all, by shard 0; see `Client.gather`."""
         with self._calling("Gather"):
             return self._clients[0].gather(number, label, payload, go_on)

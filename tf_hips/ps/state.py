@@ -16,12 +16,16 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tf_hips.errors import NonFiniteError
 from tf_hips.ps import tree
 from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.gather import Gathers
 from tf_hips.ps.members import Child, Members, Terms
 from tf_hips.ps.model import Model
+from tf_hips.ps.partial import Partial
+from tf_hips.ps.quorum import NEXT
 from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.rules import parse
@@ -76,6 +80,13 @@ class State:
         if self.store is None:
             child.model = None  # it tells it again
         self.recorder.add(Kind.RETURNED, child=position, process=process)
+
+    def note_lost(self, position: int, *, is_lost: bool) -> None:
+        """Others go on without a child, or it is there again."""
+        child = self.members.children[position]
+        if child.is_lost != is_lost:
+            child.is_lost = is_lost
+            self.recorder.add(Kind.LOST, child=position, is_lost=is_lost)
 
     def note_backup(self, position: int, number: int, gather: int) -> None:
         """A child can come back to round `number` and gather `gather` from now on."""
@@ -186,6 +197,10 @@ class State:
                 self.has_left_above = True
             case Kind.LEFT:
                 self.members.children[fields["child"]].has_left = True
+            case Kind.LOST:
+                self.members.children[fields["child"]].is_lost = fields["is_lost"]
+            case Kind.GATHER_CLOSED:
+                self.gathers.close(fields["number"], fields["children"])
             case Kind.RETURNED:
                 self.take_back(fields["child"], fields["process"])
             case Kind.BACKED_UP:
@@ -213,6 +228,8 @@ class State:
             small.append((Kind.MODEL, {"child": position, **fields}, b""))
             if child.has_left:
                 small.append((Kind.LEFT, {"child": position}, b""))
+            if child.is_lost:
+                small.append((Kind.LOST, {"child": position, "is_lost": True}, b""))
             if child.backup is not None:
                 number, gather = child.backup
                 backup = {"child": position, "round": number, "number": gather}
@@ -221,6 +238,10 @@ class State:
         small += [
             (Kind.GATHERED, {"child": child, "number": number, "label": label}, payload)
             for child, number, label, payload in self.gathers.kept()
+        ]
+        small += [
+            (Kind.GATHER_CLOSED, {"number": number, "children": children}, b"")
+            for number, children in self.gathers.closed()
         ]
         small += [
             (Kind.ANSWERED, {"number": number, "count": len(answer)}, tree.bundle(answer))
@@ -234,6 +255,7 @@ class State:
             (Kind.RESULT, {"round": number - 1, "chunk": chunk}, packet.data)
             for chunk, packet in results
         ]
+        small += _partial_entries(store.partial)
         return itertools.chain(
             small,
             (
@@ -263,6 +285,11 @@ class State:
                 store.of(child).weigh(fields["round"], child, fields["weight"])
             case _ if isinstance(store, AsynchronousStore):
                 store.restore(kind, fields, data)
+            case Kind.CLOSED:
+                late = [(child, number) for child, number in fields["late"]]
+                store.merge(store.close(fields["round"], fields["children"], late))
+            case Kind.MISSED | Kind.LATE if store.partial is not None:
+                _restore_partial(store.partial, kind, fields, data)
             case Kind.PASSED_DOWN:
                 store.finish(fields["round"], fields["chunk"], data)
             case Kind.NEWEST:
@@ -317,6 +344,10 @@ class State:
             )
         if place is not None:  # what becomes of the sum or mean is the topmost server's
             rule = parse("mean" if rule.is_mean else "sum")
+        quorum = self.members.terms.quorum
+        workers = [one.workers for _, one in sorted(self.members.children.items())]
+        chunks = self.members.terms.shard.chunks(model)
+        partial = Partial(workers, chunks, carries=quorum.late == NEXT) if quorum else None
         updates = Updates([chunk.size for chunk in model.chunks], rule)
         return Store(
             *terms,
@@ -324,6 +355,7 @@ class State:
             updates=updates,
             past=self.recorder.make_past(past_bytes),
             site=self.members.terms.site,
+            partial=partial,
             **common,
         )
 
@@ -338,3 +370,25 @@ class State:
             "session": self.members.session,
             "place": place and dataclasses.asdict(place),
         }
+
+
+def _partial_entries(partial: Partial | None) -> Iterator[Entry]:
+    """What is kept of rounds that children have missed, and of late updates."""
+    if partial is None:
+        return
+    missed, late = partial.kept()
+    yield Kind.MISSED, {"rounds": missed}, b""
+    for (child, number), one in late:
+        for chunk, packet in sorted(one.packets.items()):
+            fields = {"round": number, "child": child, "chunk": chunk, "weight": one.weight}
+            yield Kind.LATE, fields, packet.data
+
+
+def _restore_partial(partial: Partial, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
+    """Takes an entry of `_partial_entries`."""
+    if kind == Kind.MISSED:
+        partial.restore_missed(fields["rounds"])
+        return
+    number, child = fields["round"], fields["child"]
+    partial.take(number, child, fields["chunk"], np.frombuffer(data, np.uint8))
+    partial.weigh(number, child, fields["weight"])

@@ -11,9 +11,11 @@ seen when the packets that it was made of are durable.
 How packets of a chunk are combined, and the state that this leaves behind, is `combining`'s; here
 is which packets of which round.
 
-A chunk is merged as soon as all children have delivered it, whatever the other chunks do. The
-result is kept while a child may still need it: when round r + 2 begins, every child has finished r,
-and its results go to the past (`past`), for children that come back.
+A chunk is merged as soon as all children have delivered it, whatever the other chunks do; a round
+that may close without some children (`partial`) is merged when it is closed, of the same children
+in all chunks. The result is kept while a child may still need it: when round r + 2 begins, r is
+over for all, or for all but those that are late; its results go to the past (`past`), for these and
+for children that come back.
 
 With a server above there is no result yet: the encoded sum goes up, and what comes down from there
 is the result (`finish`). Its residual, what the way up has missed, is kept here in the same way.
@@ -26,11 +28,12 @@ Invariants:
   chunk belongs to that chunk.
 - A packet that does not decode, or decodes to something that is not finite, never enters a round.
   Its sender may deliver a better one; the others notice nothing.
+- Who counts in a round that closes without some is recorded, before any result is told.
 """
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -40,30 +43,18 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.combining import Combining
 from tf_hips.ps.model import Model
+from tf_hips.ps.partial import Key, Partial, late_packets
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
-from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rounds import Packet, Round
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.wire import Buffer
 
 KEPT_ROUNDS = 2
 
 
-class _Round:
-    """One round: for each chunk the packets that have come, then the result."""
-
-    def __init__(self, number: int, num_chunks: int, num_children: int) -> None:
-        self.number = number
-        self.packets: list[dict[int, Packet]] = [{} for _ in range(num_chunks)]
-        self.delivered: list[set[int]] = [set() for _ in range(num_children)]
-        self.results: list[Packet | None] = [None] * num_chunks
-        self.positions = [0] * num_chunks  # of the record of each chunk's newest packet
-        self.num_merged = 0
-        self.order: list[int] = []  # chunk numbers in the order in which they were merged
-        self.refusals: list[tuple[int, str]] = []  # each with the chunk's position
-        self.weights: dict[int, float] = {}  # what children stand for, of those that have said so
-        self.ups: dict[int, Packet] = {}  # merged for the server above, which has not answered
-        self.up_order: list[int] = []
+# A round, one of its chunks, and the packets of the children that count.
+Job = tuple[Round, int, dict[int, Packet]]
 
 
 class Store:
@@ -84,6 +75,7 @@ class Store:
         shard: Shard = WHOLE,
         past: Past | None = None,
         site: str | None = None,
+        partial: Partial | None = None,
     ) -> None:
         """A store with all residuals zero.
 
@@ -104,7 +96,10 @@ class Store:
             past: keeps the results of rounds that are over; None keeps none.
             site: name towards the server above, which makes the results of what is encoded with
                 `downlink` here; None: there is none.
+            partial: who has missed rounds, where they may close without some children; None: they
+                are merged when all have delivered.
         """
+        self.partial = partial
         self.model = model
         self.chunks = shard.chunks(model)
         self._is_here = frozenset(self.chunks)
@@ -128,7 +123,7 @@ class Store:
         self._archiving = threading.Lock()
         self._rounds = {first_round: self._new_round(first_round)}
         self._is_held = False
-        self._waiting: list[tuple[_Round, int, dict[int, Packet]]] = []  # complete, not merged
+        self._waiting: list[Job] = []  # complete, not merged
 
     @property
     def uplink_text(self) -> str:
@@ -240,6 +235,9 @@ class Store:
                 f"from site `{self._sites[child]}`"
             )
         with self.changed:
+            if self.partial is not None and self.partial.has_missed(number, child):
+                late = self.partial
+                return late.awaits(number, child) and late.weigh(number, child, weight)
             if self.is_past(number):
                 return False
             current = self._get(number)
@@ -278,24 +276,26 @@ class Store:
         num_new = 0
         for chunk, data in packets:
             packet = np.frombuffer(data, np.uint8)
-            with self.changed:
-                if self.is_past(number):
-                    return num_new  # all of it was delivered before
-                current = self._get(number)
-                if chunk in current.delivered[child]:
-                    continue
+            if not self._wants(number, child, chunk):
+                continue
             self._combining.check(number, child, chunk, packet)
             with self.changed:
-                if chunk in current.delivered[child]:  # the same child, over an older connection
-                    continue
-                current.delivered[child].add(chunk)
-                current.packets[chunk][child] = packet
+                if not self._wants(number, child, chunk):
+                    continue  # the same child, over an older connection; or the round was closed
+                num_new += 1
+                position = 0
                 if self._recorder.is_keeping:
-                    current.positions[chunk] = self._recorder.add(
+                    position = self._recorder.add(
                         Kind.PACKET, packet.data, round=number, child=child, chunk=chunk
                     )
-                num_new += 1
-                if len(current.packets[chunk]) < len(self._sites):
+                if self.partial is not None and self.partial.has_missed(number, child):
+                    self.partial.take(number, child, chunk, packet)
+                    continue
+                current = self._get(number)
+                current.delivered[child].add(chunk)
+                current.packets[chunk][child] = packet
+                current.positions[chunk] = position
+                if self.partial is not None or len(current.packets[chunk]) < len(self._sites):
                     continue
                 complete = current.packets[chunk]
                 if self._is_held:
@@ -303,6 +303,82 @@ class Store:
                     continue
             self._merge(current, chunk, complete)
         return num_new
+
+    def _wants(self, number: int, child: int, chunk: int) -> bool:
+        """Whether a packet is new, and counts when it is taken."""
+        with self.changed:
+            if self.partial is not None and self.partial.has_missed(number, child):
+                return self.partial.takes(number, child, chunk)
+            # Of a round that is past, all was delivered before.
+            return not self.is_past(number) and chunk not in self._get(number).delivered[child]
+
+    def whole(self, number: int) -> list[int]:
+        """The children whose updates of a round that is not closed are complete."""
+        with self.changed:
+            delivered = self._get(number).delivered
+            return [one for one, held in enumerate(delivered) if len(held) == len(self.chunks)]
+
+    def is_closed(self, number: int) -> bool:
+        """Whether it is decided who counts in round `number`."""
+        with self.changed:
+            return number not in self._rounds or self._rounds[number].counted is not None
+
+    def close(self, number: int, children: Iterable[int], late: Iterable[Key]) -> list[Job]:
+        """Decides who counts in a round; the first decision stands.
+
+        Args:
+            number: the round.
+            children: whose updates are complete.
+            late: updates of older rounds that count in this one.
+
+        Returns:
+            What `merge` does, without the lock.
+
+        Raises:
+            ValueError: an update is not complete.
+        """
+        partial = self.partial
+        with self.changed:
+            current = self._get(number)
+            if partial is None or current.counted is not None:
+                return []
+            counted = tuple(sorted(children))
+            if not set(counted) <= set(self.whole(number)):
+                raise ValueError(f"the updates of children {counted} in round {number}")
+            current.late = partial.claim(late)
+            current.counted = counted
+            current.share = partial.share([*counted, *(child for child, _ in current.late)])
+            position = 0
+            if self._recorder.is_keeping:
+                keys = [list(key) for key in current.late]
+                position = self._recorder.add(
+                    Kind.CLOSED, round=number, children=counted, late=keys
+                )
+            current.positions = [position] * len(current.positions)
+            absent = [child for child in range(len(self._sites)) if child not in counted]
+            packets: dict[int, dict[int, Packet]] = {child: {} for child in absent}
+            jobs: list[Job] = []
+            for chunk in self.chunks:
+                held = current.packets[chunk]
+                for child in absent:
+                    if child in held:
+                        packets[child][chunk] = held.pop(child)
+                jobs.append((current, chunk, held))
+            partial.miss(number, packets, current.weights)
+            for child in absent:
+                current.delivered[child] = set(self.chunks)  # what may come is `partial`'s
+            if not self._is_held:
+                return jobs
+            self._waiting += jobs
+            return []
+
+    def merge(self, jobs: Iterable[Job]) -> None:
+        """Merges what `close` has given; who waits is told of a sum that is refused."""
+        for job in jobs:
+            with contextlib.suppress(NonFiniteError):
+                self._merge(*job)
+            with self.changed:
+                self.changed.notify_all()
 
     def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
         """What is merged of round `number`, in order of merging, after the first `after`.
@@ -348,8 +424,11 @@ class Store:
         if not self._rule.is_mean:
             return None
         with self.changed:
-            said = self._get(number).weights
-            return sum(said.get(child, 1.0) for child in range(len(self._sites)))
+            current = self._get(number)
+            said, counted = current.weights, current.counted
+            children = counted if counted is not None else range(len(self._sites))
+            late = sum(one.weight for one in current.late.values())
+            return sum(said.get(child, 1.0) for child in children) + late
 
     def due(self) -> int | None:
         """The round of which something waits for the server above; None where there is none."""
@@ -389,9 +468,16 @@ class Store:
     def delivered(self, number: int, child: int) -> frozenset[int]:
         """The chunks that `child` has delivered in round `number`."""
         with self.changed:
+            if self.partial is not None and self.partial.has_missed(number, child):
+                return self.partial.delivered(number, child)
             if self.is_past(number):
                 return self._is_here
             return frozenset(self._get(number).delivered[child])
+
+    def awaits(self, number: int, child: int) -> bool:
+        """Whether `child` gets results of a round when its late update is complete."""
+        with self.changed:
+            return self.partial is not None and self.partial.awaits(number, child)
 
     def progress(self, child: int) -> tuple[int, int]:
         """The newest round of which `child` has delivered a chunk, and how many it has.
@@ -420,7 +506,7 @@ class Store:
     def missing(self, number: int) -> dict[str, int]:
         """Children that owe chunks of round `number`, by name, with how many have come."""
         with self.changed:
-            if self.is_past(number):
+            if self.is_past(number) or self._get(number).counted is not None:
                 return {}
             counts = zip(self._sites, self._get(number).delivered, strict=True)
             return {site: len(got) for site, got in counts if len(got) < len(self.chunks)}
@@ -445,12 +531,7 @@ class Store:
         with self.changed:
             self._is_held = False
             waiting, self._waiting = self._waiting, []
-        for current, chunk, packets in waiting:
-            # The children are told of a sum that is refused when they look for results.
-            with contextlib.suppress(NonFiniteError):
-                self._merge(current, chunk, packets)
-            with self.changed:
-                self.changed.notify_all()
+        self.merge(waiting)
 
     def restore_round(self, number: int) -> None:
         """Makes `number` the newest round, and the one before it, if there was one, merged."""
@@ -459,6 +540,7 @@ class Store:
             if number > self.first_round:
                 before = self._rounds[number - 1] = self._new_round(number - 1)
                 before.delivered = [set(self.chunks) for _ in self._sites]
+                before.counted = () if self.partial is not None else None
         self.past.restore(number - 1, len(self.chunks))
 
     def restore_result(self, number: int, chunk: int, packet: Buffer) -> None:
@@ -469,14 +551,14 @@ class Store:
             current.order.append(chunk)
             current.num_merged += 1
 
-    def _new_round(self, number: int) -> _Round:
-        return _Round(number, len(self.model.chunks), len(self._sites))
+    def _new_round(self, number: int) -> Round:
+        return Round(number, len(self.model.chunks), len(self._sites))
 
-    def _ordered(self, finished: _Round) -> list[tuple[int, Packet]]:
+    def _ordered(self, finished: Round) -> list[tuple[int, Packet]]:
         results = [(chunk, finished.results[chunk]) for chunk in finished.order]
         return [(chunk, packet) for chunk, packet in results if packet is not None]
 
-    def _get(self, number: int) -> _Round:
+    def _get(self, number: int) -> Round:
         if number not in self._rounds:
             raise ProtocolError(
                 f"Rounds {min(self._rounds)} to {max(self._rounds)} are kept. Received: "
@@ -484,10 +566,13 @@ class Store:
             )
         return self._rounds[number]
 
-    def _merge(self, current: _Round, chunk: int, packets: dict[int, Packet]) -> None:
+    def _merge(self, current: Round, chunk: int, packets: dict[int, Packet]) -> None:
         result: Packet | None = None
         try:
-            result = self._combining.combine(current.number, chunk, packets, current.weights)
+            late = list(late_packets(current.late, chunk))
+            result = self._combining.combine(
+                current.number, chunk, packets, current.weights, late, current.share
+            )
         except NonFiniteError as error:
             with self.changed:
                 current.refusals.append((current.positions[chunk], str(error)))
@@ -495,17 +580,19 @@ class Store:
         finally:
             with self.changed:
                 current.packets[chunk] = {}
-                if result is None:
+                if result is None and self.partial is not None:
+                    pass  # it is decided who counts: the run ends (`exchanging`)
+                elif result is None:
                     # The children may deliver other packets: the chunk is as if none had come.
                     for delivered in current.delivered:
                         delivered.discard(chunk)
-                elif self.is_passed_up and current.results[chunk] is None:
-                    current.ups[chunk] = result
-                    current.up_order.append(chunk)
                 elif not self.is_passed_up:
                     self._tell(current, chunk, result)
+                elif current.results[chunk] is None:
+                    current.ups[chunk] = result
+                    current.up_order.append(chunk)
 
-    def _tell(self, current: _Round, chunk: int, result: Packet) -> None:
+    def _tell(self, current: Round, chunk: int, result: Packet) -> None:
         current.results[chunk] = result
         current.order.append(chunk)
         current.num_merged += 1

@@ -37,7 +37,6 @@ class Reader(threading.Thread):
         self._traffic = traffic
         self._number = call.number
         self._is_first = call.attempt == 0
-        self._site = call.site
         self._error: Exception | None = None
 
     def has_failed(self) -> bool:
@@ -72,9 +71,9 @@ class Reader(threading.Thread):
                 self._session.changed.notify_all()
 
     def _check_complete(self) -> None:
-        owed = self._store.missing(self._number).get(self._site)
-        if owed is not None and not self._store.has_refused(self._number):
-            total = len(self._store.chunks)
+        total = len(self._store.chunks)
+        owed = len(self._store.delivered(self._number, self._caller.child))
+        if owed < total and not self._store.has_refused(self._number):
             raise ProtocolError(
                 f"A round has {total} chunks. The stream ended with {owed} delivered."
             )

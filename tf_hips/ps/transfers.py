@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tf_hips.errors import ProtocolError
 from tf_hips.ps import wire
+from tf_hips.ps.gather import bits_bytes, from_bits
 from tf_hips.ps.link import Link, Patience
 from tf_hips.ps.passing import Described, ReadWeights, WayUp, moving, read_held, say_held
 
@@ -70,21 +71,23 @@ class Transfers:
         self,
         number: int,
         packet: wire.Buffer,
-        lengths: list[int],
+        limit: int,
+        num_leaves: int,
         wait_s: float,
         go_on: Callable[[], object] | None,
-    ) -> list[bytes]:
+    ) -> list[bytes | None]:
         """One gather.
 
         Args:
             number: the gather.
             packet: what goes up.
-            lengths: of each leaf the greatest length of its payload in bytes.
+            limit: greatest length of a payload in bytes.
+            num_leaves: leaves of the whole tree.
             wait_s: seconds after which it gives up when nothing moves.
             go_on: called when the server says that others go on, if given.
 
         Returns:
-            The payloads of all leaves, in their order.
+            The payloads of all leaves, in their order; None of those that are absent.
         """
         results: dict[int, bytes] = {}
 
@@ -100,7 +103,7 @@ class Transfers:
                 stack.enter_context(patience.bounding(stream))
                 if count > 0:
                     call.resume(read_held(stream.initial_metadata(), 1))
-                assembler = wire.Assembler(lengths)
+                assembler = wire.Assembler([limit] * num_leaves + [bits_bytes(num_leaves)])
                 for message in stream:
                     if count == 0 or not message:
                         patience.renew()
@@ -112,4 +115,7 @@ class Transfers:
                 assembler.finish()
 
         self._link.persist("Gather", wait_s, attempt)
-        return [results.get(child, b"") for child in range(len(lengths))]
+        absent = from_bits(results.get(num_leaves, b""), num_leaves)
+        return [
+            None if is_absent else results.get(leaf, b"") for leaf, is_absent in enumerate(absent)
+        ]

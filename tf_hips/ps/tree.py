@@ -31,6 +31,7 @@ Leaves = tuple[Leaf, ...]
 
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
+_ABSENT = (1 << 64) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +123,17 @@ def check_names(children: Sequence[tuple[str, Leaves]], own: str | None) -> None
             seen.add(name)
 
 
-def bundle(payloads: Sequence[Buffer]) -> bytes:
-    """Payloads of several leaves as one: u32 count | u64 length of each | the payloads."""
-    lengths = (_LENGTH.pack(len(payload)) for payload in payloads)
-    return b"".join((_COUNT.pack(len(payloads)), *lengths, *payloads))
+def bundle(payloads: Sequence[Buffer | None]) -> bytes:
+    """Payloads of several leaves as one: u32 count | u64 length of each | the payloads.
+
+    A leaf that is absent, None, has 2^64 - 1 for a length.
+    """
+    lengths = (_LENGTH.pack(_ABSENT if one is None else len(one)) for one in payloads)
+    return b"".join((_COUNT.pack(len(payloads)), *lengths, *(one or b"" for one in payloads)))
 
 
-def unbundle(data: Buffer, count: int) -> list[memoryview]:
-    """Reads what `bundle` made of `count` payloads; views of `data`.
+def unbundle(data: Buffer, count: int) -> list[memoryview | None]:
+    """Reads what `bundle` made of `count` payloads; views of `data`, None where one is absent.
 
     Raises:
         ProtocolError: `data` is something else.
@@ -139,10 +143,14 @@ def unbundle(data: Buffer, count: int) -> list[memoryview]:
     if len(view) < front or _COUNT.unpack_from(view)[0] != count:
         raise ProtocolError(f"A bundle must have the payloads of {count} leaves.")
     lengths = [_LENGTH.unpack_from(view, _COUNT.size + n * _LENGTH.size)[0] for n in range(count)]
-    if front + sum(lengths) != len(view):
+    sizes = [0 if length == _ABSENT else length for length in lengths]
+    if front + sum(sizes) != len(view):
         raise ProtocolError(
-            f"The payloads of a bundle must fill it: {front + sum(lengths)} bytes. Received: "
+            f"The payloads of a bundle must fill it: {front + sum(sizes)} bytes. Received: "
             f"{len(view)}"
         )
-    cuts = itertools.accumulate(lengths, initial=front)
-    return [view[start:end] for start, end in itertools.pairwise(cuts)]
+    cuts = itertools.accumulate(sizes, initial=front)
+    parts = [view[start:end] for start, end in itertools.pairwise(cuts)]
+    return [
+        None if length == _ABSENT else part for length, part in zip(lengths, parts, strict=True)
+    ]

@@ -32,10 +32,10 @@ from tf_hips.ps.session import Session
 from tf_hips.ps.shards import Connection, connect
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import MAX_LEAVES, Place
+from tf_hips.ps.waiting import ENDED
 
 # Rounds after which the server above is told what this one cannot need any more: a call each time.
 BACKUP_EVERY = 64
-_ENDED = "The run has ended. "
 
 _Task = Callable[[], None]
 
@@ -309,7 +309,7 @@ class Upper:
 
     def _end(self, error: TfHipsError) -> None:
         """Ends the run below, by the reason that the server above has given, if it has."""
-        _, ended, reason = str(error).partition(_ENDED)
+        _, ended, reason = str(error).partition(ENDED)
         kind = type(error) if isinstance(error, (ProtocolError, NonFiniteError)) else PeerError
         self._session.end(reason if ended else str(error), kind)
 

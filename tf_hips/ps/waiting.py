@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Mapping
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.members import Caller, Members
 
+# What the end of a run is told with, before its reason.
+ENDED = "The run has ended. "
 # Seconds that others wait for a child whose step failed; its script may catch the error and go on.
 FAILED_AFTER_S = 10.0
 # Seconds after which a child that waits is told that others are still sending.
@@ -85,6 +87,8 @@ class Waiting:
         """
         self.ended: str | None = None
         self.error: type[TfHipsError] = PeerError
+        # Gets a child that has failed, and why; whether others go on without it.
+        self.lets_go: Callable[[int, str], bool] = lambda child, reason: False
         self._changed = changed
         self._members = members
         self._at_end = at_end
@@ -103,7 +107,7 @@ class Waiting:
     def check(self, caller: Caller) -> None:
         """Raises if the run has ended or the caller is gone."""
         if self.ended is not None:
-            raise self.error(f"The run has ended. {self.ended}")
+            raise self.error(f"{ENDED}{self.ended}")
         if caller.is_gone:
             raise PeerError(f"Site `{self._members.site(caller.child)}` has hung up.")
 
@@ -206,10 +210,12 @@ class Waiting:
             text, failed = self._failures[child]
             left = min(left, max(entered, failed) + FAILED_AFTER_S - time.monotonic())
             if left <= 0:
-                self.end(
+                reason = (
                     f"Site `{self._members.site(child)}` does not come to {wait.what}: its last "
                     f"step ended with an error. {text}"
                 )
+                if not self.lets_go(child, reason):
+                    self.end(reason)
                 return 0.0
         return left
 

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who counts in rounds that close without some of their children, and updates that come late.
+
+    closed by a and b      c has missed the round
+    late is "drop"         what c delivers of it is taken for nothing, and c gets the results
+    late is "next"         it is kept; when it is whole it goes into the next round that closes
+
+A round that c has missed is done by c like every other: it delivers, and gets the results that all
+others got. So its replica stays equal with theirs.
+
+Not thread-safe: the store's lock guards it.
+
+Invariants:
+- An update counts whole or not at all, in one round, once.
+- What is here follows from the packets and closings that were recorded, in their order.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tf_hips.ps.past import Packet
+
+Key = tuple[int, int]  # child, and the round of its update
+
+
+@dataclasses.dataclass
+class Late:
+    """What has come of one late update.
+
+    Attributes:
+        packets: by chunk.
+        weight: what the child stands for.
+    """
+
+    packets: dict[int, Packet] = dataclasses.field(default_factory=dict)
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LatePacket:
+    """A packet of an update that counts in a later round than it was made for."""
+
+    child: int
+    number: int
+    packet: Packet
+    weight: float
+
+
+class Partial:
+    """The rounds that children have missed, and their late updates."""
+
+    def __init__(self, workers: Sequence[int], chunks: Sequence[int], *, carries: bool) -> None:
+        """Nobody has missed a round.
+
+        Args:
+            workers: of each child, by which sums are scaled.
+            chunks: that make an update whole.
+            carries: whether late updates go into the next round; else they are dropped.
+        """
+        self._workers = tuple(workers)
+        self._chunks = frozenset(chunks)
+        self._carries = carries
+        self._missed: dict[int, set[int]] = {}
+        self._late: dict[Key, Late] = {}
+        self._pending: set[Key] = set()
+
+    def has_missed(self, number: int, child: int) -> bool:
+        """Whether round `number` was closed without `child`, and its update has not come since."""
+        return child in self._missed.get(number, ())
+
+    def awaits(self, number: int, child: int) -> bool:
+        """Whether a late update of `child` is to be taken before it gets its results."""
+        return self._carries and self.has_missed(number, child)
+
+    def takes(self, number: int, child: int, chunk: int) -> bool:
+        """Whether a packet of a round that `child` has missed is new and wanted."""
+        return self.awaits(number, child) and chunk not in self.delivered(number, child)
+
+    def delivered(self, number: int, child: int) -> frozenset[int]:
+        """The chunks of a round that `child` has missed which need not come any more."""
+        if not self.awaits(number, child):
+            return self._chunks
+        late = self._late.get((child, number))
+        return frozenset(late.packets) if late is not None else frozenset()
+
+    def take(self, number: int, child: int, chunk: int, packet: Packet) -> None:
+        """Keeps a packet of a late update; a whole one waits for the next round that closes."""
+        late = self._late.setdefault((child, number), Late())
+        late.packets[chunk] = packet
+        if late.packets.keys() == self._chunks:
+            self._pending.add((child, number))
+            self._missed.get(number, set()).discard(child)
+
+    def weigh(self, number: int, child: int, weight: float) -> bool:
+        """Notes what `child` stands for in its late update; whether it is new."""
+        late = self._late.setdefault((child, number), Late())
+        if late.weight == weight:
+            return False
+        late.weight = weight
+        return True
+
+    def miss(
+        self, number: int, packets: Mapping[int, dict[int, Packet]], weights: Mapping[int, float]
+    ) -> None:
+        """A round is closed without some children.
+
+        Args:
+            number: the round.
+            packets: of each such child what has come of its update, by chunk.
+            weights: what children have said to stand for.
+        """
+        if not packets:
+            return
+        self._missed[number] = set(packets)
+        if self._carries:
+            for child, held in packets.items():
+                if held or child in weights:
+                    self._late[child, number] = Late(dict(held), weights.get(child, 1.0))
+
+    @property
+    def pending(self) -> list[Key]:
+        """Late updates that are whole and count in the next round, in their order."""
+        return sorted(self._pending)
+
+    def claim(self, keys: Iterable[Key]) -> dict[Key, Late]:
+        """Takes late updates out, for the round that they count in.
+
+        Raises:
+            ValueError: one of them is not there.
+        """
+        claimed = {}
+        for key in sorted(keys):
+            if key not in self._pending:
+                raise ValueError(f"the late update {key} is not whole")
+            self._pending.discard(key)
+            claimed[key] = self._late.pop(key)
+        return claimed
+
+    def share(self, children: Iterable[int]) -> float | None:
+        """What a sum over `children` is multiplied by, to stand for all; None: by nothing.
+
+        Args:
+            children: whose updates are in the sum, as often as they are.
+        """
+        total, counted = sum(self._workers), sum(self._workers[child] for child in children)
+        return None if counted == total else total / counted
+
+    def forget_before(self, oldest: int) -> None:
+        """Rounds before `oldest` are not kept any more: nobody delivers in them."""
+        for number in [number for number in self._missed if number < oldest]:
+            for child in self._missed.pop(number):
+                self._late.pop((child, number), None)
+
+    def kept(self) -> tuple[list[list[object]], list[tuple[Key, Late]]]:
+        """What `restore` takes: missed rounds with their children, and late updates."""
+        missed: list[list[object]] = [
+            [number, sorted(children)] for number, children in sorted(self._missed.items())
+        ]
+        return missed, sorted(self._late.items())
+
+    def restore_missed(self, rounds: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Takes the missed rounds of `kept`."""
+        self._missed = {number: set(children) for number, children in rounds}
+
+
+def late_packets(late: Mapping[Key, Late], chunk: int) -> Iterator[LatePacket]:
+    """The packets of one chunk of late updates, in their order."""
+    for (child, number), one in sorted(late.items()):
+        yield LatePacket(child, number, one.packets[chunk], one.weight)
