@@ -23,6 +23,7 @@ from tf_hips.ps.journal import Folder, Journal, Recovery, SnapshotWriter
 from tf_hips.ps.members import Terms
 from tf_hips.ps.past import Past
 from tf_hips.ps.past_files import PastOnDisk
+from tf_hips.ps.quorum import Clock
 from tf_hips.ps.recorder import Entry, Kind, Recorder, from_payload, to_payload
 from tf_hips.ps.records import Facts
 from tf_hips.ps.session import Session
@@ -166,8 +167,22 @@ class JournalRecorder(Recorder):
 class Keeper:
     """Keeps the sessions of one server, one at a time."""
 
-    def __init__(self, base: str, run: str, terms: Terms, events: log.EventLog) -> None:
+    def __init__(
+        self,
+        base: str,
+        run: str,
+        terms: Terms,
+        events: log.EventLog,
+        clock: Clock | None = None,
+    ) -> None:
         """Takes the folder `base`/`run`.
+
+        Args:
+            base: folder of the server's runs.
+            run: identity of the run.
+            terms: what the server was told.
+            events: where it is written what was restored, and which rounds were closed.
+            clock: of the sessions; None: the system's.
 
         Raises:
             ConfigError: it cannot be made, or a running server holds it.
@@ -187,6 +202,7 @@ class Keeper:
         self._base = base
         self._terms = terms
         self._events = events
+        self._clock = clock
         self._recorder: JournalRecorder | None = None
 
     def restore(self) -> Session | None:
@@ -198,7 +214,7 @@ class Keeper:
         """
         began = time.monotonic()
         recorder = JournalRecorder(self._folder, self._events)
-        session = Session(self._terms, recorder, tell=self._events.write)
+        session = Session(self._terms, recorder, clock=self._clock, tell=self._events.write)
         recovery: Recovery | None = None
         try:
             recovery = Recovery(self._folder)
@@ -237,7 +253,7 @@ class Keeper:
         """
         self._release()
         recorder = JournalRecorder(self._folder, self._events)
-        session = Session(self._terms, recorder, tell=self._events.write)
+        session = Session(self._terms, recorder, clock=self._clock, tell=self._events.write)
         try:
             journal = Journal.begin(self._folder)
         except OSError as error:

@@ -43,7 +43,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.combining import Combining
 from tf_hips.ps.model import Model
-from tf_hips.ps.partial import Key, Partial, late_packets
+from tf_hips.ps.partial import TOO_LATE, Key, Partial, late_packets
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.rounds import Packet, Round
@@ -163,9 +163,10 @@ class Store:
                 return False
             newest = max(self._rounds)
             if number != newest + 1:
+                advice = TOO_LATE if self.partial is not None and number < self.oldest else ""
                 raise ProtocolError(
                     f"The round must be one of {self.oldest} to {newest + 1}. "
-                    f"Received: round {number}"
+                    f"Received: round {number}{advice}"
                 )
             if self._rounds[newest].num_merged < len(self.chunks):
                 raise ProtocolError(
