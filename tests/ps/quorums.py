@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions whose rounds close without some children, without sockets: by a clock that tests move."""
+"""Sessions whose rounds close without some children, without sockets, by a clock tests move."""
 
 import shutil
 import threading

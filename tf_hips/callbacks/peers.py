@@ -38,8 +38,11 @@ class Peers:
         return primitives.gather_objects(value, "what BackupAndRestore does")
 
     def gather_from_all(self, value: Any, label: str) -> list[Any]:
-        """JSON values of all workers of all parties."""
-        return [value] if self.strategy is None else self.strategy._gather_objects(value, label)
+        """JSON values of all workers of all parties, but of those that are absent."""
+        if self.strategy is None:
+            return [value]
+        everyone = self.strategy._gather_objects(value, label)
+        return [one for one in everyone if one is not None]
 
     def together(self, action: Callable[[], Any]) -> list[Any]:
         """Runs `action` on all ranks; returns their JSON values when all are done.

@@ -43,9 +43,8 @@ class Closing(keras.callbacks.Callback):
         steps = (self.params or {}).get("steps")
         first, last = self._epochs
         own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
-        told_by_all = self._strategy._gather_objects(
-            [own, self._digests_if_equal()], "the length of `fit`"
-        )
+        mine = [own, self._digests_if_equal()]
+        told_by_all = _with_own(self._strategy._gather_objects(mine, "the length of `fit`"), mine)
         everyone = [one for one, _ in told_by_all]
         if any(len({one[place] for one in everyone} - {None}) > 1 for place in range(3)):
             told = "; ".join(
@@ -79,12 +78,10 @@ class Closing(keras.callbacks.Callback):
         """
         if self._strategy._is_alone():
             return
-        told_by_all = self._strategy._gather_objects(
-            [bool(self.model.stop_training), digests(_replicated(self.model))],
-            "whether to stop after an epoch",
-        )
-        self.model.stop_training = any(wish for wish, _ in told_by_all)
-        different = self._difference([one for _, one in told_by_all])
+        mine = [bool(self.model.stop_training), digests(_replicated(self.model))]
+        told_by_all = self._strategy._gather_objects(mine, "whether to stop after an epoch")
+        self.model.stop_training = any(wish for wish, _ in filter(None, told_by_all))
+        different = self._difference([one for _, one in _with_own(told_by_all, mine)])
         if different:
             raise ProtocolError(
                 f"All workers must do the same to the model. Received: after epoch {epoch + 1} "
@@ -158,6 +155,12 @@ class AtEpochEnds(_Passing):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Looks at the epoch's loss."""
         self._callback.on_batch_end(self._batch, logs)
+
+
+def _with_own(told_by_all: list[Any], mine: Any) -> list[Any]:
+    """What was told by those that are present; and by this worker, where its party is absent."""
+    present = [one for one in told_by_all if one is not None]
+    return present if len(present) == len(told_by_all) else [*present, mine]
 
 
 def _replicated(model: keras.Model) -> list[Any]:

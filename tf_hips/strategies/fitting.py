@@ -132,7 +132,7 @@ class Fitting:
             return
         own = logs.digests(model.weights)
         everyone = strategy._gather_objects(own, "weights before training")
-        if all(one == own for one in everyone):
+        if all(one == own for one in everyone if one is not None):
             return
         if beginning.first_sync is None:
             beginning.make_equal_in_party(model.weights)
@@ -184,12 +184,15 @@ class Fitting:
                 own,
                 choice,
                 self._total,
-                self._strategy._replica(),
+                primitives.rank() == 0,
                 self._strategy.num_replicas_in_sync,
             )
 
-    def _total(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._strategy._reduce_exactly(values, is_mean=False)
+    def _total(self, values: Sequence[tf.Tensor], operations: Sequence[str]) -> list[tf.Tensor]:
+        total: list[tf.Tensor] = self._strategy._reduce_exactly(
+            values, is_mean=False, operations=operations
+        )
+        return total
 
     @contextlib.contextmanager
     def _as(self, name: str, model: keras.Model) -> Iterator[None]:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_hips.comm import primitives
+from tf_hips.errors import ProtocolError
 
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
@@ -26,6 +27,7 @@ def gather(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
 
     Raises:
         ValueError: rank, axis or type is not such, or lengths differ where they must not.
+        ProtocolError: the server's quorum has gone on without a party.
     """
     tensor = tf.convert_to_tensor(value)
     rank, place = tensor.shape.rank, tf.get_static_value(axis)
@@ -54,7 +56,7 @@ def with_gradient(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
         result = gather(strategy, tensor, axis)
 
         def back(upstream: tf.Tensor) -> tf.Tensor:
-            [total] = strategy._reduce_exactly([upstream], is_mean=False)
+            [total] = strategy._reduce_exactly([upstream], is_mean=False, operations="whole")
             lengths = gather(strategy, tf.shape(tensor)[axis][None], 0)
             begin = tf.reduce_sum(lengths[: strategy._replica()])
             rows = tf.range(begin, begin + tf.shape(tensor)[axis])
@@ -69,6 +71,11 @@ def _over_parties(strategy: Any, rows: tf.Tensor) -> tf.Tensor:
     number, workers = strategy._replica(), strategy.num_replicas_in_sync
     if tf.executing_eagerly():
         lengths = strategy._gather_objects(int(rows.shape[0]), "the lengths of gathered values")
+        if None in lengths:
+            raise ProtocolError(
+                "`gather` needs the values of all parties, and the server's quorum has gone on "
+                f"without {lengths.count(None)} of {workers} workers."
+            )
     elif rows.shape.is_fully_defined():
         lengths = [int(rows.shape[0])] * workers
     else:
@@ -81,6 +88,6 @@ def _over_parties(strategy: Any, rows: tf.Tensor) -> tf.Tensor:
     wide = tf.cast(bits, tf.int64 if kind == tf.int64 else tf.int32)
     before, after = sum(lengths[:number]), sum(lengths[number + 1 :])
     padding = [[before, after], *([0, 0] for _ in range(rows.shape.rank - 1))]
-    [total] = strategy._reduce_exactly([tf.pad(wide, padding)], is_mean=False)
+    [total] = strategy._reduce_exactly([tf.pad(wide, padding)], is_mean=False, operations="whole")
     narrow = tf.cast(total, kind)
     return tf.cast(narrow, tf.bool) if rows.dtype == tf.bool else tf.bitcast(narrow, rows.dtype)

@@ -173,7 +173,11 @@ class HierarchicalPS(PartyStrategy):
                 f"(`tf-hips run --intra ps`, `tf-hips party -np 1`). Received: "
                 f"{primitives.size()} of them"
             )
-        self._exact = ExactReduction(self._gather_bytes, self._failures)
+        self._exact = ExactReduction(
+            self._gather_bytes,
+            self._failures,
+            lambda: self._welcome.workers if self._welcome is not None else (),
+        )
         if self._run.uplink is not None:
             if nonfinite == "propagate":
                 raise ValueError(
@@ -314,7 +318,7 @@ class HierarchicalPS(PartyStrategy):
             self._client.failed(f"{type(error).__name__}: {error}")
 
     def _over_parties(
-        self, tensors: Sequence[tf.Tensor], label: str, operation: str = "sum"
+        self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
     ) -> list[tf.Tensor]:
         if self._together() is None:
             return list(tensors)
@@ -326,9 +330,14 @@ class HierarchicalPS(PartyStrategy):
         if welcome is None:
             return own
         payload = json.dumps(own).encode()
-        texts = on_rank_0(lambda: [text.decode() for text in self._gather_bytes(label, payload)])
+        texts = on_rank_0(
+            lambda: [text and text.decode() for text in self._gather_bytes(label, payload)]
+        )
         texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
-        everyone = [json.loads(text) for text in texts]
+        everyone = [
+            [None] * count if text is None else json.loads(text)
+            for text, count in zip(texts, welcome.workers, strict=True)
+        ]
         counts = tuple(len(values) for values in everyone)
         if counts != welcome.workers:
             raise ProtocolError(
@@ -336,8 +345,8 @@ class HierarchicalPS(PartyStrategy):
             )
         return [value for values in everyone for value in values]
 
-    def _gather_bytes(self, label: str, payload: bytes) -> list[bytes]:
-        """Bytes of all parties, in their order. On rank 0, in the order of the turns."""
+    def _gather_bytes(self, label: str, payload: bytes) -> list[bytes | None]:
+        """Bytes of all parties, in their order; None of absent ones. On rank 0, in turn."""
         # The number counts answers: a gather that failed is asked for again, not skipped.
         with watchdog.doing("a sum over the parties", has_deadline=True):
             payloads = self._connected().gather(self._num_gathers, label, payload)

@@ -15,9 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Sums tensors over all replicas, exactly. Eager.
-Sum = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
-# Values of all replicas, by what they are.
+# Sums tensors over all replicas, exactly, each as `over_parties` says. Eager.
+Sum = Callable[[Sequence[tf.Tensor], Sequence[str]], list[tf.Tensor]]
+# Values of all replicas, by what they are; None of those that are absent.
 Gather = Callable[[Any, str], list[Any]]
 
 
@@ -26,7 +26,7 @@ def over_replicas(
     logs: Any,
     result: Callable[[Any], Any],
     total: Sum,
-    rank: int,
+    is_first: bool,
     num_replicas: int,
 ) -> Any:
     """What `result` says when the model's metrics hold the state of all replicas together.
@@ -36,7 +36,7 @@ def over_replicas(
         logs: what the last step of this replica returned.
         result: Keras' choice between the metrics' results and `logs`.
         total: sums tensors over all replicas.
-        rank: number of this replica among all.
+        is_first: whether this replica is the first one of its party.
         num_replicas: how many there are.
 
     Returns:
@@ -44,17 +44,21 @@ def over_replicas(
         its step, which no metric explains: their mean over the replicas.
     """
     variables = model.metrics_variables
-    shares = []
+    shares, operations = [], []
     for variable in variables:
         share = _wide(tf.convert_to_tensor(variable.value))
+        operation = "sum"
         if variable.aggregation == "mean":
-            share = share / tf.cast(num_replicas, share.dtype)
-        elif variable.aggregation == "only_first_replica" and rank:
-            share = tf.zeros_like(share)
+            operation, share = "mean", share / tf.cast(num_replicas, share.dtype)
+        elif variable.aggregation == "only_first_replica":
+            operation, share = "first", share if is_first else tf.zeros_like(share)
         shares.append(share)
+        operations.append(operation)
     state = [
         (variable, tf.cast(value, variable.dtype))
-        for variable, value in zip(variables, total(shares) if shares else [], strict=True)
+        for variable, value in zip(
+            variables, total(shares, operations) if shares else [], strict=True
+        )
     ]
     with keras.StatelessScope(state_mapping=state):
         chosen = result(logs)
@@ -85,13 +89,16 @@ def average_statistics(model: keras.Model, total: Sum, gather: Gather, num_repli
     if not candidates:
         return 0
     everyone = gather(digests(candidates), "statistics of the model's layers")
+    present = [one for one in everyone if one is not None]
+    # Who is absent may have others; the mean of values that are equal is that value.
     chosen = [
         weight
         for place, weight in enumerate(candidates)
-        if len({one[place] for one in everyone}) > 1
+        if len(present) < len(everyone) or len({one[place] for one in present}) > 1
     ]
     if chosen:
-        sums = total([_wide(tf.convert_to_tensor(weight.value)) for weight in chosen])
+        values = [_wide(tf.convert_to_tensor(weight.value)) for weight in chosen]
+        sums = total(values, ["mean"] * len(values))
         for weight, value in zip(chosen, sums, strict=True):
             weight.assign(tf.cast(value / tf.cast(num_replicas, value.dtype), weight.dtype))
     return len(chosen)
@@ -116,6 +123,7 @@ def _mean_of_logs(logs: Any, total: Sum, num_replicas: int) -> Any:
     )
     if not names:
         return logs
-    [sums] = total([tf.constant([float(values[name]) for name in names], tf.float64)])
+    own = tf.constant([float(values[name]) for name in names], tf.float64)
+    [sums] = total([own], ["mean"])
     means = dict(zip(names, (sums / num_replicas).numpy().tolist(), strict=True))
     return {name: means.get(name, value) for name, value in logs.items()}

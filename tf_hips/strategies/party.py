@@ -161,7 +161,7 @@ class PartyStrategy(tf.distribute.Strategy):
         return self.global_rank
 
     def _over_parties(
-        self, tensors: Sequence[tf.Tensor], label: str, operation: str = "sum"
+        self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
     ) -> list[tf.Tensor]:
         """Reduces what is reduced over this party already over all parties, exactly.
 
@@ -170,7 +170,7 @@ class PartyStrategy(tf.distribute.Strategy):
         Args:
             tensors: numeric tensors of known shape, equal on all ranks of the party.
             label: what they are, for messages.
-            operation: "sum", "min" or "max".
+            operation: of `over_parties`, one or one for each tensor.
 
         Returns:
             Tensors like `tensors`, equal on all ranks of all parties.
@@ -180,6 +180,9 @@ class PartyStrategy(tf.distribute.Strategy):
 
     def _gather_objects(self, value: Any, label: str) -> list[Any]:
         """JSON values of all workers of all parties, by global rank, on all of them. Eager.
+
+        None where a party is absent: a server with a quorum has gone on without it. That may be
+        this one; all parties hear the same.
 
         Args:
             value: this worker's.
@@ -314,7 +317,20 @@ class PartyStrategy(tf.distribute.Strategy):
 
     # Reductions.
 
-    def _reduce_exactly(self, values: Sequence[Any], is_mean: bool) -> list[tf.Tensor]:
+    def _reduce_exactly(
+        self,
+        values: Sequence[Any],
+        is_mean: bool,
+        operations: str | Sequence[str] | None = None,
+    ) -> list[tf.Tensor]:
+        """Sums or averages over all replicas.
+
+        Args:
+            values: numeric tensors, one list on each replica.
+            is_mean: whether to divide by the number of replicas.
+            operations: of `over_parties`, one or one for each; None: as `is_mean` says.
+        """
+        over = operations if operations is not None else "mean" if is_mean else "sum"
         tensors = [tf.convert_to_tensor(value) for value in values]
         self._num_reductions += 1
         is_one_party = self._num_workers() == primitives.size()
@@ -341,7 +357,7 @@ class PartyStrategy(tf.distribute.Strategy):
         with tf.device("/cpu:0"):
             sums = self._turns(
                 lambda: self._over_parties(
-                    plain([tf.reshape(tensor, [-1]) for tensor in tensors], label), label
+                    plain([tf.reshape(tensor, [-1]) for tensor in tensors], label), label, over
                 ),
                 label=_sum_of(tensors),
             )

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import data as batches
+from tf_hips.errors import ProtocolError
 from tf_hips.strategies import hooks
 
 
@@ -110,12 +111,18 @@ def gather(rows: Any, *, strategy: Any = None) -> Any:
 
     Raises:
         ValueError: the workers' rows are not those of shards of one whole.
+        ProtocolError: the server's quorum has gone on without a party.
     """
     strategy = _found(strategy)
     own = [np.asarray(part) for part in tf.nest.flatten(rows)]
     group, groups = strategy.sample_group()
     kinds = [[part.dtype.name, list(part.shape[:1]), list(part.shape[1:])] for part in own]
     everyone = strategy._gather_objects([group, kinds], "the rows to gather")
+    if None in everyone:
+        raise ProtocolError(
+            "`gather` needs the rows of all parties, and the server's quorum has gone on without "
+            f"{everyone.count(None)} of {len(everyone)} workers."
+        )
     if len({number for number, _ in everyone}) < groups:
         raise ValueError(
             "`gather` needs all workers that share the data, and parties of an asynchronous run "

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact reductions where a server with a quorum has gone on without some parties."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tf_hips.errors import ProtocolError
+
+pytestmark = pytest.mark.tf
+
+WORKERS = (2, 1, 3)
+VALUES = ((1.5, 4.0), (2.0, 8.0), (3.25, 16.0))
+
+
+def combined(operations: list[str], absent: set[int], dtype: Any = np.float64) -> Any:
+    """What three parties make of VALUES, as each of them computes it."""
+    from tf_hips.strategies.failures import Failures
+    from tf_hips.strategies.over_parties import ExactReduction
+
+    payloads = [
+        None if place in absent else np.asarray(pair, dtype).tobytes()
+        for place, pair in enumerate(VALUES)
+    ]
+    exact = ExactReduction(lambda title, payload: payloads, Failures(), lambda: WORKERS)
+    kinds = [(np.dtype(dtype), False, 1)] * 2
+    packed = np.frombuffer(np.asarray(VALUES[0], dtype).tobytes(), np.uint8)
+    return exact._combine("values", operations, kinds, packed).view(dtype).tolist()
+
+
+def test_with_all_present_nothing_is_scaled() -> None:
+    assert combined(["sum", "mean"], set()) == [6.75, 28.0]
+    assert combined(["first", "whole"], set()) == [1.5, 28.0]
+    assert combined(["min", "max"], set()) == [1.5, 16.0]
+
+
+def test_results_are_those_of_who_is_present() -> None:
+    assert combined(["sum", "mean"], {2}) == [3.5, 12.0 * 6 / 3]
+    assert combined(["first", "first"], {0}) == [2.0, 8.0]
+    assert combined(["min", "max"], {0, 2}) == [2.0, 8.0]
+    assert combined(["mean", "sum"], {0}, np.float32) == [5.25 * 6 / 4, 24.0]
+    with pytest.raises(ProtocolError, match="without 1 of 3"):
+        combined(["sum", "whole"], {1})
+
+
+def test_metrics_and_statistics_are_means_over_those_present() -> None:
+    """Two parties of one worker; the second is absent, and computes the same as the first."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.strategies import logs
+
+    def total(mine: Any) -> Any:
+        def reduce(tensors: Any, operations: Any) -> Any:
+            scales = {"sum": 1.0, "first": 1.0, "mean": 2.0}  # of 2 workers, 1 is present
+            return [
+                one * tf.cast(scales[operation], one.dtype)
+                for one, operation in zip(mine, operations, strict=True)
+            ]
+
+        return reduce
+
+    layer = keras.layers.BatchNormalization()
+    model = keras.Sequential([keras.Input((2,)), layer])
+    layer.moving_mean.assign([0.5, -1.0])
+    own = [tf.cast(weight.value, tf.float64) for weight in model.non_trainable_weights]
+    other = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
+    present = logs.digests(model.non_trainable_weights)
+    for one in (model, other):
+        chosen = logs.average_statistics(one, total(own), lambda *_: [present, None], 2)
+        assert chosen == 2
+    for here, there in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(here.numpy(), there.numpy())
+    np.testing.assert_array_equal(layer.moving_mean.numpy(), [0.5, -1.0])
+    told = logs._mean_of_logs({"loss": 9.0}, total([tf.constant([3.0], tf.float64)]), 2)
+    assert told == {"loss": 3.0}
+
+
+def test_a_party_that_is_absent_compares_itself_with_the_others() -> None:
+    from tf_hips.strategies.closing import _with_own
+
+    assert _with_own([[1], [2]], [2]) == [[1], [2]]
+    assert _with_own([[1], None], [2]) == [[1], [2]]
