@@ -118,7 +118,9 @@ def _train(client: Client, setting: Setting, site: str, backup: Path, trap: Trap
             number += 1
             if number % GATHER_EVERY == 0:
                 values = client.gather(number // GATHER_EVERY - 1, "site", site.encode())
-                assert values == [one.encode() for one in setting.sites]
+                for one, value in zip(setting.sites, values, strict=True):
+                    assert value in (None, one.encode())  # a quorum may go on without some
+                assert None not in values or setting.has_quorum
             if number % BACKUP_EVERY == 0:
                 trainer.save(backup, number)
                 trap.pass_by("backed-up")

@@ -41,6 +41,7 @@ class Setting:
         is_secure: mutual TLS; else plain text.
         rounds: how many there are.
         seed: of the run.
+        has_quorum: whether rounds may close without some children.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Setting:
     is_secure: bool = False
     rounds: int = 8
     seed: int = 7
+    has_quorum: bool = False
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Setting":
