@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.ps.parties import DEADLINE_S, SHAPES, Party, parties, serving, togeth
 from tests.ps.trees import SHAPES as TREE_SHAPES
 from tests.ps.trees import Node, addresses_of, leaves_of
 from tests.support.certs import Certificates
+from tf_hips import cli
 from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, TfHipsError
 from tf_hips.ops import compressor as compressors
@@ -62,14 +64,18 @@ class Expected:
         return b"".join(packet.tobytes() for _, packet in results)
 
 
-def test_a_late_party_gets_what_the_others_got(certificates: Certificates) -> None:
+def test_a_late_party_gets_what_the_others_got(
+    certificates: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
     with (
-        serving(certificates, **DEADLINES) as server,
+        serving(certificates, metrics="127.0.0.1:0", **DEADLINES) as server,
         parties(server, certificates, sites=SITES, insecure=True) as (a, b, c),
     ):
         first = together(*(lambda m=one: m.train(0, 0) for one in (a, b, c)))
         assert first[0] == first[1] == first[2]
         early = together(lambda: a.train(1, 4), lambda: b.train(1, 4))
+        behind = server.snapshot()["children"][2]
+        assert (behind["lag"], behind["absent"], behind["late"]) == (4, 4, 0)
         late = c.train(1, 4)
         assert early[0] == early[1] == late
         last = together(*(lambda m=one: m.train(5, 5) for one in (a, b, c)))
@@ -92,6 +98,14 @@ def test_a_late_party_gets_what_the_others_got(certificates: Certificates) -> No
         told = server.snapshot()
         assert [one["late"] for one in told["children"]] == [0, 0, 4]
         assert [one["absent"] for one in told["children"]] == [0, 0, 4]
+        with urllib.request.urlopen(f"http://{server.metrics_address}/metrics") as answer:
+            metrics = answer.read().decode()
+        assert 'tf_hips_child_late_total{run="local",shard="0",site="c"} 4.0' in metrics
+        assert 'tf_hips_quorum{run="local",shard="0"} 2.0' in metrics
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["status", "--server", server.address, "--insecure"])
+        assert ended.value.code == 0
+        assert "quorum: 2 of 3, after 0.1 s" in capsys.readouterr().out
 
 
 def test_several_shards_decide_each_for_itself(certificates: Certificates) -> None:

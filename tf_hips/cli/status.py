@@ -131,7 +131,9 @@ def _show(all_told: list[dict[str, Any]]) -> None:
         table.add_column("shard")
     table.add_column("site", no_wrap=True)
     table.add_column("state")
-    for column in ("workers", "round", "lag", "chunks", "received", "sent", "retries", "last call"):
+    columns = ["workers", "round", "lag", "chunks", "received", "sent", "retries", "last call"]
+    has_quorum = any(told.get("quorum") is not None for told in all_told)
+    for column in [*columns, *(("late", "absent") if has_quorum else ())]:
         table.add_column(column, justify="right")
     is_first = True
     for told in all_told:
@@ -157,6 +159,7 @@ def _show(all_told: list[dict[str, Any]]) -> None:
                 _bytes(child["sent_bytes"]),
                 str(child["retries"]),
                 "never" if last is None else f"{_time(last)} ago",
+                *((str(child["late"]), str(child["absent"])) if has_quorum else ()),
             )
     console.print(table)
 
@@ -182,6 +185,10 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
         f"{told['refused']} calls refused, "
         f"{'durable' if told['is_durable'] else 'state in memory'}"
     )
+    if told["quorum"] is not None:
+        deadline_s = told["deadline_s"]
+        when = "when all have come" if deadline_s is None else f"after {deadline_s:.3g} s"
+        console.print(f"quorum: {told['quorum']} of {len(told['children'])}, {when}")
     above = told["uplink"]
     if above is not None:
         state = "not joined yet"

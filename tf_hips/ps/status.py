@@ -140,6 +140,8 @@ class _Collector:
             ("rounds", "Counter", "Rounds of which a child has got all results."),
             ("retries", "Counter", "Calls that a child made again."),
             ("lag", "Gauge", "Rounds that a child is behind the newest one."),
+            ("late", "Counter", "Updates of a child that came after their round was closed."),
+            ("absent", "Counter", "Rounds that were closed without a child."),
         ):
             family = getattr(self._core, f"{kind}MetricFamily")(
                 f"tf_hips_child_{name}", text, labels=[*run, "site"]
@@ -147,6 +149,11 @@ class _Collector:
             for child in told["children"]:
                 family.add_metric([*run.values(), child["site"]], child[name])
             yield family
+        if told["quorum"] is not None:
+            yield self._one("quorum", "Children that make a round.", told["quorum"], run)
+        if told["deadline_s"] is not None:
+            text = "After the opening of a round, when the quorum is enough."
+            yield self._one("round_deadline_seconds", text, told["deadline_s"], run)
         there = self._core.GaugeMetricFamily(
             "tf_hips_child_up", "1 while a child is there.", labels=[*run, "site"]
         )
