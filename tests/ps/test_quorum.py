@@ -18,8 +18,8 @@ from tests.ps.quorums import (
     oracle_mean,
     oracle_sum,
 )
-from tf_hips.errors import ConfigError, PeerError, ProtocolError
-from tf_hips.ps import durable
+from tf_hips.errors import ConfigError, PeerError, ProtocolError, StateError
+from tf_hips.ps import durable, waiting
 from tf_hips.ps import quorum as quorums
 from tf_hips.ps.members import Caller
 from tf_hips.ps.quorum import DROP, NEXT, Arrivals, Quorum
@@ -62,6 +62,7 @@ def test_a_round_closes_at_its_deadline_and_the_late_update_counts_in_the_next()
         run.rounds(3, 3)
         both = oracle_sum("fp32", 3, [0, 1, 2], [(1, 1), (1, 2)])
         assert all(same(run.results(child, 3), both) for child in range(3))
+        assert not run.clock._due  # no timer is left of rounds that are closed
         assert [event["late"] for event in run.told("closed")] == [[], [], [], [["b", 1], ["b", 2]]]
         assert [event["absent"] for event in run.told("closed")] == [[], ["b"], ["b"], []]
         assert [(event["child_site"], event["round"]) for event in run.told("late")] == [
@@ -377,12 +378,75 @@ def test_what_excludes_each_other_is_refused() -> None:
         ({"quorum": 2, "round_deadline": 3.0, "deadline_mads": 2.0}, "is of adaptive deadlines"),
         ({"quorum": 2, "rule": "asgd"}, "asynchronous rules have none"),
         ({"quorum": 2, "below_quorum_s": 0.0}, "`below_quorum_s` must be > 0"),
+        ({"quorum": 2, "below_quorum_s": 600.0}, "must be less than `round_timeout_s`"),
+        ({"quorum": 2, "round_deadline": 9.0, "round_timeout_s": 9.0}, "must be less than"),
     ):
         with pytest.raises(ConfigError, match=text):
             ServerConfig(**common, **options)
     assert terms_of(ServerConfig(**common, quorum=3)).quorum is None
     with Run(FIXED) as run, pytest.raises(ProtocolError, match="asynchronous rules have none"):
         run.session.join(Caller(0, "p0", 1.0), 1, "fp32", "fp32", 7, "asgd")
+
+
+def test_a_child_whose_step_failed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "FAILED_AFTER_S", 0.0)
+    with Run(Quorum(2, 1000.0)).begin() as run:
+        run.rounds(0, 0)
+        run.session.fail(run.caller(2), "ValueError: no")
+        run.rounds(1, 1, (0, 1))
+        with pytest.raises(PeerError, match="Waited"):
+            store: Any = run.session.store
+            run.session.wait_results(run.caller(0, 0.05), store, 1, 0, lambda: False, 0)
+        run.clock.advance(0.0)
+        assert same(run.results(0, 1), oracle_sum("fp32", 1, [0, 1], []))
+        [lost] = run.told("lost")
+        assert "its last step ended with an error. ValueError: no" in lost["reason"]
+        run.deliver(2, 1)  # its script has caught the error
+        assert [event["child"] for event in run.told("found")] == [2]
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_what_is_known_of_absent_children_outlives_the_server(
+    tmp_path: Path, is_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_eager:
+        monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 0)
+        monkeypatch.setattr(durable, "SNAPSHOT_AFTER_SNAPSHOTS", 0)
+    first, quorum = tmp_path / "first", Quorum(2, 1.0, below_s=30.0)
+    first.mkdir()
+    with Run(quorum, base=first).begin() as run:
+        run.rounds(0, 0)
+        for child in (0, 1):
+            run.deliver(child, 1)
+            run.gather(child, 0, bytes([child]))
+        run.clock.advance(1.0)
+        run.deliver(2, 1, chunks=[1])  # late, and not whole
+        run.session.leave(run.caller(2), "no")
+        run.rounds(2, 2, (0, 1))
+        run.clock.advance(0.0)
+        run.rounds(3, 3, (0,))
+        with run.session.changed:
+            store: Any = run.session.store
+            assert run.session.changed.wait_for(functools.partial(is_free, store), 10.0)
+        second = run.killed(tmp_path / "second")
+    with Run(quorum, base=second) as run:
+        assert run.session.describe()["children"][2]["state"] == "lost"
+        assert run.gather(0, 0, b"\0") == [b"\0", b"\1", None]
+        run.rounds(3, 3, (1,))
+        assert same(run.results(1, 3), oracle_sum("fp32", 3, [0, 1], []))
+        assert run.gather(2, 0, b"late") == [b"\0", b"\1", None]
+        run.deliver(2, 1, chunks=[0, 2, 3])  # what it owes of its update
+        assert same(run.results(2, 1), oracle_sum("fp32", 1, [0, 1], []))
+        run.rounds(4, 4)
+        assert same(run.results(0, 4), oracle_sum("fp32", 4, [0, 1, 2], [(2, 1)]))
+
+
+def test_a_state_is_of_one_kind_of_rounds(tmp_path: Path) -> None:
+    with Run(FIXED, base=tmp_path).begin() as run:
+        run.rounds(0, 0)
+    for other in (None, Quorum(2, 1.0, late=DROP)):
+        with pytest.raises(StateError, match="late="):
+            Run(other, base=tmp_path)
 
 
 def test_an_overflow_ends_the_run() -> None:

@@ -241,7 +241,7 @@ def test_a_killed_child_is_not_waited_for_and_catches_up(
 ) -> None:
     """Processes; the third is killed in the middle of an upload, and ends with equal weights."""
     setting = Setting("quorum", FEEDBACK, FEEDBACK, sites=SITES, rounds=12, has_quorum=True)
-    options = DEADLINES | {"round_deadline": 60.0, "lost_after_s": 1.0, "late": "drop"}
+    options = DEADLINES | {"round_deadline": 15.0, "lost_after_s": 1.0, "late": "drop"}
     with serving(certificates, **options) as server, contextlib.ExitStack() as stack:
 
         def start(site: str) -> Spoken:

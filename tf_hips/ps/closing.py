@@ -40,13 +40,19 @@ class _Open:
         number: which.
         opened: when, by the clock.
         came: children that have come, with their seconds since then.
-        is_awaited: whether a timer looks at it at its deadline.
+        cancel: ends the timer that looks at it at its deadline; None: there is none.
     """
 
     number: int
     opened: float
     came: dict[int, float] = dataclasses.field(default_factory=dict)
-    is_awaited: bool = False
+    cancel: Callable[[], None] | None = None
+
+    def stop(self) -> None:
+        """It need not be looked at again."""
+        if self.cancel is not None:
+            self.cancel()
+            self.cancel = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +158,9 @@ class Closing:
 
     def stop(self) -> None:
         """The run has ended."""
+        for one in (self._round, self._gather):
+            if one is not None:
+                one.stop()
         if self._stop_below is not None:
             self._stop_below()
             self._stop_below = None
@@ -195,7 +204,8 @@ class Closing:
             late_s=round(late_s, 6),
             goes=self.quorum.late,
         )
-        log.warning(
+        is_first = (child, number - 1) not in self._heard  # one line for a row of them
+        (log.warning if is_first else log.debug)(
             "The update of site %s for round %d came %.3f s after the round was closed, and %s",
             self._site(child),
             number,
@@ -238,14 +248,13 @@ class Closing:
         left_s = one.opened + deadline_s - self._clock.now()
         if left_s <= 0:
             return True
-        if not one.is_awaited:
-            one.is_awaited = True
-            self._clock.after(left_s, lambda: self._look_again(one))
+        if one.cancel is None:
+            one.cancel = self._clock.after(left_s, lambda: self._look_again(one))
         return False
 
     def _look_again(self, one: _Open) -> None:
         with self._changed:
-            one.is_awaited = False
+            one.cancel = None
         self.look()
 
     def _look_at_round(self) -> list[Job]:
@@ -265,6 +274,7 @@ class Closing:
         is_first = number == store.first_round
         if not self._is_due(one, came):
             return []
+        one.stop()
         late = store.partial.pending if store.partial is not None else []
         jobs = store.close(number, came, late)
         absent = set(range(len(self._members.terms.parties))) - set(came)
@@ -297,6 +307,7 @@ class Closing:
             self._gather = _Open(number, self._clock.now())
         if not self._is_due(self._gather, came):
             return
+        self._gather.stop()
         if len(came) < len(self._members.terms.parties):
             gathers.close(number, came)
             self._state.recorder.add(Kind.GATHER_CLOSED, number=number, children=came)

@@ -62,7 +62,7 @@ class ServerConfig:
             which None is, too, or it is dropped ("drop").
         close_at: parties whose updates make a round at once; instead of a quorum.
         below_quorum_s: seconds that fewer parties than the quorum may be there; then the run, and
-            the server, end. None: 300.
+            the server, end. None: half of `round_timeout_s`, 300 at most.
         uplink_compression: text of the compressor of the way up to it; None: what the parties wish
             for, or else, for sums, what they send with themselves.
     """
@@ -218,6 +218,18 @@ def _quorum(config: ServerConfig) -> Quorum | None:
         config.close_at,
         config.below_quorum_s,
     )
+    if quorum is not None and config.below_quorum_s is None:
+        below_s = min(quorum.below_s, config.round_timeout_s / 2)
+        quorum = dataclasses.replace(quorum, below_s=below_s)
+    for name, value in (
+        ("round_deadline", quorum.deadline_s if quorum is not None else None),
+        ("below_quorum_s", config.below_quorum_s),
+    ):
+        if value is not None and value >= config.round_timeout_s:
+            raise ValueError(
+                f"`{name}` must be less than `round_timeout_s`, after which parties give up. "
+                f"Received: {name}={value}, round_timeout_s={config.round_timeout_s}"
+            )
     if quorum is not None and config.rule is not None and rules.parse(config.rule).is_asynchronous:
         raise ValueError(no_quorum(config.rule, "the server's own configuration"))
     return quorum
