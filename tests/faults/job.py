@@ -204,6 +204,8 @@ class Job:
         found = ["--parties", ",".join(self.setting.sites), "--run", RUN, "--once"]
         found += ["--bind", f"127.0.0.1:{self.port}", "--state", str(self.state)]
         found += ["--log-dir", str(self.events), *self.more]
+        if self.setting.has_quorum:
+            found += ["--quorum", str(len(self.setting.sites) - 1), "--round-deadline", "0.3"]
         if self._known is None:
             return [*found, "--insecure"]
         tls = self._known.server
@@ -325,7 +327,7 @@ class Job:
     def check_end(self) -> None:
         """The second half of `finish`."""
         digests = [one.wait_for("digest")["digest"] for one in self.children]
-        wanted = undisturbed(self.setting)
+        wanted = digests[0] if self.setting.has_quorum else undisturbed(self.setting)
         if any(one != wanted for one in digests):
             raise Failed(f"weights must be {wanted}. Received: {digests}\n{self.story()}")
         codes = [one.ends() for one in (*self.children, self.server)]
@@ -346,10 +348,22 @@ class Job:
             for child in range(len(self.setting.sites))
             for chunk in range(len(Model.from_json(shapes).chunks))
         }
+        if self.setting.has_quorum:
+            self._check_closings()
         lost = sorted(expected - came.keys())
         twice = sorted(key for key, count in came.items() if count > 1)
         if lost or twice or came.keys() - expected:
             raise Failed(f"lost: {lost[:5]}; twice: {twice[:5]} (round, child, chunk)")
+
+    def _check_closings(self) -> None:
+        """Raises Failed unless each round was closed once, and no update counts twice."""
+        closings = self.recorded(Kind.CLOSED)
+        if [one["round"] for one in closings] != list(range(self.setting.rounds)):
+            raise Failed(f"each round must be closed once. Received: {closings}")
+        counted = Counter((child, one["round"]) for one in closings for child in one["children"])
+        counted += Counter((child, number) for one in closings for child, number in one["late"])
+        if any(count > 1 for count in counted.values()):
+            raise Failed(f"an update counts once. Received: {counted}")
 
     def recorded(self, kind: Kind) -> list[dict[str, Any]]:
         """What all journals of the run say of one kind, those included that were deleted."""

@@ -69,6 +69,8 @@ SETTINGS = {
         Setting("onebit", _ONEBIT, _ONEBIT),
         Setting("tls", _ONEBIT, _ONEBIT, shapes=LARGE, is_secure=True),
         Setting("noise", *["error_feedback(terngrad(bitwidth=2))"] * 2, sites=("a", "b", "c")),
+        # Who is late depends on moments: weights are compared with each other only.
+        Setting("quorum", _ONEBIT, _ONEBIT, sites=("a", "b", "c"), has_quorum=True),
         Setting("mixed", "error_feedback(topk(ratio=0.05))", _ONEBIT, sites=("a", "b", "c")),
     )
 }

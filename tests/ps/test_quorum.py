@@ -17,13 +17,19 @@ from tests.ps.quorums import (
     decoded,
     oracle_mean,
     oracle_sum,
+    packet_of,
 )
-from tf_hips.errors import ConfigError, PeerError, ProtocolError, StateError
+from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError, StateError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
 from tf_hips.ps import durable, waiting
 from tf_hips.ps import quorum as quorums
 from tf_hips.ps.members import Caller
+from tf_hips.ps.partial import Partial
 from tf_hips.ps.quorum import DROP, NEXT, Arrivals, Quorum
+from tf_hips.ps.recorder import Recorder
 from tf_hips.ps.settings import ServerConfig, terms_of
+from tf_hips.ps.store import Store
 
 FEEDBACK = "error_feedback(onebit)"
 FIXED = Quorum(2, 1.0, late=NEXT)
@@ -175,9 +181,6 @@ def replay_store(run: Run) -> Any:
 
 def encoded_alone(store: Any, number: int, sums: list[np.ndarray]) -> list[bytes]:
     """What a store makes of sums: its way down encodes them, with its residual."""
-    from tf_hips.ops import compressor as compressors
-    from tf_hips.ops import native
-
     zeros = [np.zeros_like(one) for one in sums]
     for child, values in ((0, sums), (1, zeros), (2, zeros)):
         for chunk, one in enumerate(values):
@@ -441,6 +444,40 @@ def test_what_is_known_of_absent_children_outlives_the_server(
         assert same(run.results(0, 4), oracle_sum("fp32", 4, [0, 1, 2], [(2, 1)]))
 
 
+def test_a_late_update_is_acknowledged_when_it_is_durable() -> None:
+    class Slow(Recorder):
+        is_keeping = True
+        num_added = 0
+        synced = 0
+
+        def add(self, *_: Any, **fields: Any) -> int:
+            self.num_added += 1
+            return self.num_added
+
+        @property
+        def durable(self) -> int:
+            return self.synced
+
+    recorder = Slow()
+    up = compressors.parse("fp32")
+    partial = Partial((1, 2, 3), range(len(MODEL.chunks)), carries=True)
+    store = Store(MODEL, SITES, up, up, 7, recorder=recorder, partial=partial)
+    for child in (0, 1):
+        for chunk in range(len(MODEL.chunks)):
+            store.add(0, child, [(chunk, packet_of("fp32", child, 0, chunk))])
+    store.merge(store.close(0, (0, 1), []))
+    assert store.results(0, 0) == (0, [])  # who counts is not durable
+    recorder.synced = recorder.num_added
+    assert store.results(0, 0)[0] == len(MODEL.chunks)
+    for chunk in range(len(MODEL.chunks)):
+        assert store.awaits(0, 2)
+        store.add(0, 2, [(chunk, packet_of("fp32", 2, 0, chunk))])
+    assert store.awaits(0, 2)
+    assert store.delivered(0, 2) == frozenset(range(len(MODEL.chunks)))
+    recorder.synced = recorder.num_added
+    assert not store.awaits(0, 2)
+
+
 def test_a_state_is_of_one_kind_of_rounds(tmp_path: Path) -> None:
     with Run(FIXED, base=tmp_path).begin() as run:
         run.rounds(0, 0)
@@ -450,10 +487,6 @@ def test_a_state_is_of_one_kind_of_rounds(tmp_path: Path) -> None:
 
 
 def test_an_overflow_ends_the_run() -> None:
-    from tf_hips.errors import NonFiniteError
-    from tf_hips.ops import compressor as compressors
-    from tf_hips.ops import native
-
     with Run(FIXED).begin() as run:
         run.rounds(0, 0)
         codec = compressors.parse("fp32").codec

@@ -69,14 +69,29 @@ class Partial:
         self._missed: dict[int, set[int]] = {}
         self._late: dict[Key, Late] = {}
         self._pending: set[Key] = set()
+        self._positions: dict[Key, int] = {}  # of the newest record of each late update
 
     def has_missed(self, number: int, child: int) -> bool:
         """Whether round `number` was closed without `child`, and its update has not come since."""
         return child in self._missed.get(number, ())
 
-    def awaits(self, number: int, child: int) -> bool:
-        """Whether a late update of `child` is to be taken before it gets its results."""
-        return self._carries and self.has_missed(number, child)
+    def awaits(self, number: int, child: int, durable: int | None = None) -> bool:
+        """Whether a late update of `child` is to be taken before it gets its results.
+
+        Args:
+            number: the round.
+            child: who is late.
+            durable: the position up to which records are; a whole update counts as taken when it
+                is there. None: whatever is.
+        """
+        if self._carries and self.has_missed(number, child):
+            return True
+        position = self._positions.get((child, number))
+        if durable is None or position is None:
+            return False
+        if position <= durable:
+            del self._positions[child, number]
+        return position > durable
 
     def takes(self, number: int, child: int, chunk: int) -> bool:
         """Whether a packet of a round that `child` has missed is new and wanted."""
@@ -89,8 +104,17 @@ class Partial:
         late = self._late.get((child, number))
         return frozenset(late.packets) if late is not None else frozenset()
 
-    def take(self, number: int, child: int, chunk: int, packet: Packet) -> None:
-        """Keeps a packet of a late update; a whole one waits for the next round that closes."""
+    def take(self, number: int, child: int, chunk: int, packet: Packet, position: int = 0) -> None:
+        """Keeps a packet of a late update; a whole one waits for the next round that closes.
+
+        Args:
+            number: the round.
+            child: who is late.
+            chunk: of the update.
+            packet: what has come.
+            position: of its record.
+        """
+        self._positions[child, number] = position
         late = self._late.setdefault((child, number), Late())
         late.packets[chunk] = packet
         if late.packets.keys() == self._chunks:
@@ -156,6 +180,8 @@ class Partial:
         for number in [number for number in self._missed if number < oldest]:
             for child in self._missed.pop(number):
                 self._late.pop((child, number), None)
+        for key in [key for key in self._positions if key[1] < oldest]:
+            del self._positions[key]
 
     def kept(self) -> tuple[list[list[object]], list[tuple[Key, Late]]]:
         """What `restore` takes: missed rounds with their children, and late updates."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tf_hips.ps.model import Model
-from tf_hips.ps.partial import Key, Late
+from tf_hips.ps.partial import Key, Late, Partial
 from tf_hips.ps.past import Packet
 from tf_hips.ps.wire import Buffer
 
@@ -32,6 +32,40 @@ class Round:
         self.counted: tuple[int, ...] | None = None
         self.late: dict[Key, Late] = {}
         self.share: float | None = None
+
+    def close(
+        self,
+        partial: Partial,
+        counted: Sequence[int],
+        late: Sequence[Key],
+        chunks: Sequence[int],
+    ) -> list[tuple[int, dict[int, Packet]]]:
+        """Decides who counts; what others have delivered is late from now on.
+
+        Args:
+            partial: who has missed rounds.
+            counted: the children, whose updates are complete.
+            late: updates of older rounds that count, too.
+            chunks: those that are here.
+
+        Returns:
+            Pairs of chunk and packets that are to be merged.
+
+        Raises:
+            ValueError: a late update is not there.
+        """
+        self.late = partial.claim(late)
+        self.counted = tuple(counted)
+        self.share = partial.share([*counted, *(child for child, _ in self.late)])
+        absent = [child for child in range(len(self.delivered)) if child not in counted]
+        came: dict[int, dict[int, Packet]] = {child: {} for child in absent}
+        for child in absent:
+            self.delivered[child] = set(chunks)  # what may come is `partial`'s
+            for chunk in chunks:
+                if child in self.packets[chunk]:
+                    came[child][chunk] = self.packets[chunk].pop(child)
+        partial.miss(self.number, came, self.weights)
+        return [(chunk, self.packets[chunk]) for chunk in chunks]
 
 
 class Rounds(Protocol):

@@ -290,7 +290,7 @@ class Store:
                         Kind.PACKET, packet.data, round=number, child=child, chunk=chunk
                     )
                 if self.partial is not None and self.partial.has_missed(number, child):
-                    self.partial.take(number, child, chunk, packet)
+                    self.partial.take(number, child, chunk, packet, position)
                     continue
                 current = self._get(number)
                 current.delivered[child].add(chunk)
@@ -343,31 +343,16 @@ class Store:
             current = self._get(number)
             if partial is None or current.counted is not None:
                 return []
-            counted = tuple(sorted(children))
+            position, counted, late = 0, sorted(children), sorted(late)
             if not set(counted) <= set(self.whole(number)):
                 raise ValueError(f"the updates of children {counted} in round {number}")
-            current.late = partial.claim(late)
-            current.counted = counted
-            current.share = partial.share([*counted, *(child for child, _ in current.late)])
-            position = 0
+            jobs = [(current, *one) for one in current.close(partial, counted, late, self.chunks)]
             if self._recorder.is_keeping:
-                keys = [list(key) for key in current.late]
+                keys = [list(key) for key in late]
                 position = self._recorder.add(
                     Kind.CLOSED, round=number, children=counted, late=keys
                 )
             current.positions = [position] * len(current.positions)
-            absent = [child for child in range(len(self._sites)) if child not in counted]
-            packets: dict[int, dict[int, Packet]] = {child: {} for child in absent}
-            jobs: list[Job] = []
-            for chunk in self.chunks:
-                held = current.packets[chunk]
-                for child in absent:
-                    if child in held:
-                        packets[child][chunk] = held.pop(child)
-                jobs.append((current, chunk, held))
-            partial.miss(number, packets, current.weights)
-            for child in absent:
-                current.delivered[child] = set(self.chunks)  # what may come is `partial`'s
             if not self._is_held:
                 return jobs
             self._waiting += jobs
@@ -478,7 +463,8 @@ class Store:
     def awaits(self, number: int, child: int) -> bool:
         """Whether `child` gets results of a round when its late update is complete."""
         with self.changed:
-            return self.partial is not None and self.partial.awaits(number, child)
+            durable = self._recorder.durable
+            return self.partial is not None and self.partial.awaits(number, child, durable)
 
     def progress(self, child: int) -> tuple[int, int]:
         """The newest round of which `child` has delivered a chunk, and how many it has.
