@@ -169,15 +169,25 @@ class Run:
         self, child: int, number: int, *, chunks: Sequence[int] | None = None, weight: Any = None
     ) -> Store:
         """A call of a child for a round; it sends its packets, or those of `chunks`."""
+        self._await_snapshot()
         store: Any = self.session.begin_round(self.caller(child), number, weight)
         for chunk in range(len(MODEL.chunks)) if chunks is None else chunks:
             if store.add(number, child, [(chunk, packet_of(self.up, child, number, chunk))]):
                 self.session.goes_on(child)
         return store
 
+    def _await_snapshot(self) -> None:
+        """Waits until merges are not held back."""
+        store: Any = self.session.store
+        with self.session.changed:
+            assert self.session.changed.wait_for(
+                lambda: store is None or not store._is_held, PATIENCE_S
+            )
+
     def results(self, child: int, number: int) -> list[bytes] | None:
         """What a child gets of a round, all of it; None: it would wait."""
         store: Any = self.session.begin_round(self.caller(child), number)
+        self._await_snapshot()
         assert self.session._recorder.settle() is None
         news: list[Any] = []
         after = 0

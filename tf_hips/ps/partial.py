@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tf_hips.ps.past import Packet
 
 TOO_LATE = (
-    ". This site is too far behind: the results of older rounds are not kept. It cannot go on in "
-    "this run; in the next one let the server keep more (`--past-mb`) or wait longer "
-    "(`--round-deadline`)"
+    ". This site is too far behind: the results of older rounds are not kept. Started again with "
+    "BackupAndRestore it goes on from another site's backup; or let the server keep more "
+    "(`--past-mb`) or wait longer (`--round-deadline`)"
 )
 
 Key = tuple[int, int]  # child, and the round of its update
