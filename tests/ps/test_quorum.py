@@ -456,6 +456,7 @@ def test_a_late_update_is_acknowledged_when_it_is_durable() -> None:
     for child in (0, 1):
         for chunk in range(len(MODEL.chunks)):
             store.add(0, child, [(chunk, packet_of("fp32", child, 0, chunk))])
+    recorder.synced = recorder.num_added
     store.merge(store.close(0, (0, 1), []))
     assert store.results(0, 0) == (0, [])  # who counts is not durable
     recorder.synced = recorder.num_added

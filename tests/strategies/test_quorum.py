@@ -12,7 +12,7 @@ from tf_hips import config, log
 pytestmark = pytest.mark.tf
 
 SITES = ("north", "south", "east")
-EPOCHS = 3
+EPOCHS = 2
 STEPS = 4
 
 
