@@ -252,6 +252,18 @@ def test_an_adaptive_deadline_waits_for_all_until_it_knows_enough() -> None:
         assert run.results(0, 4) is None
         run.clock.advance(0.2)
         assert same(run.results(0, 4), oracle_sum("fp32", 4, [0, 1], []))
+        # One that comes back from far behind does not stretch the deadlines of all.
+        for number in range(5, 45):
+            for child in (0, 1):
+                run.deliver(child, number)
+            run.clock.advance(5.0)
+        before = run.session.describe()["deadline_s"]
+        run.clock.advance(36000.0)
+        for number in range(4, 45):
+            run.deliver(2, number)
+            assert run.results(2, number) is not None
+        assert len(run.told("late")) == 41
+        assert run.session.describe()["deadline_s"] <= before + 0.5
 
 
 def test_a_child_that_is_too_far_behind_is_told_what_to_do() -> None:

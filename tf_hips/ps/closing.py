@@ -194,7 +194,9 @@ class Closing:
         self._heard.add((child, number))
         self._num_late[child] += 1
         late_s = self._clock.now() - closed.time
-        self._arrivals.note(self._clock.now() - closed.opened)
+        if number >= max(self._closed) - 1:
+            # One that does older rounds has begun them late, which says nothing of a round.
+            self._arrivals.note(self._clock.now() - closed.opened)
         is_kept = self.quorum.late == NEXT
         self._tell(
             "late",
