@@ -176,6 +176,38 @@ def test_a_party_server_has_a_quorum_of_its_own(certificates: Certificates) -> N
         together(*(lambda m=one: m.train(2, 2) for one in (a, b, d, e)))
 
 
+def test_a_party_server_that_is_gone_is_one_child(certificates: Certificates) -> None:
+    west = Node("west", ("a", "b"), up="fp32")
+    node = Node("", (west, "e"), up="fp32")
+    with contextlib.ExitStack() as stack:
+        top = stack.enter_context(
+            serving(
+                certificates, insecure=True, parties=("west", "e"), quorum=1, round_deadline=15.0
+            )
+        )
+        uplink = Uplink(top.address, "west", None, DEADLINE_S, "global-server")
+        low = stack.enter_context(
+            serving(certificates, insecure=True, parties=west.names, uplink=uplink)
+        )
+        addresses = addresses_of({"": top, "west": low})
+        a, b, e = stack.enter_context(leaves_of(certificates, node, addresses))
+        together(*(lambda m=one: m.train(0, 0) for one in (a, b, e)))
+        low.stop(0.0)
+        [result] = e.train(1, 1)  # what is left of the run goes on
+        fp32 = compressors.parse("fp32")
+        generator = np.random.default_rng((e.child, 1))
+        own = np.concatenate([generator.standard_normal(n).astype(np.float32) for n in e.sizes])
+        model = Model(tuple(tuple(shape) for shape in TREE_SHAPES))
+        sizes = model.packet_bytes(fp32)
+        parts = np.split(np.frombuffer(result, np.uint8), np.cumsum(sizes)[:-1])
+        found = [
+            native.decode(fp32, part, chunk.size)
+            for part, chunk in zip(parts, model.chunks, strict=True)
+        ]
+        np.testing.assert_array_equal(np.concatenate(found), own * np.float32(6 / 3))
+        assert top.snapshot()["children"][0]["state"] == "lost"
+
+
 def test_a_gather_goes_on_without_a_late_party(certificates: Certificates) -> None:
     with (
         serving(certificates, **DEADLINES) as server,
