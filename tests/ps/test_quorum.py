@@ -318,6 +318,16 @@ def test_below_quorum_the_run_ends_with_the_reasons() -> None:
         assert "OSError: disk" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_below"), [("Below quorum for 30 s: x", True), ("Its disk is full.", False)]
+)
+def test_a_run_that_ends_at_another_shard_ends_here(reason: str, is_below: bool) -> None:
+    with Run(Quorum(2, 1.0, below_s=30.0)).begin() as run:
+        run.rounds(0, 0)
+        run.session.leave(run.caller(1), f"PeerError: Server x: The run has ended. {reason}")
+        assert (run.session.ended, run.session.is_below_quorum) == (reason, is_below)
+
+
 def test_who_comes_back_in_time_saves_the_run() -> None:
     with Run(Quorum(2, 1.0, below_s=30.0)).begin() as run:
         run.rounds(0, 0)

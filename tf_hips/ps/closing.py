@@ -29,6 +29,9 @@ from tf_hips.ps.store import Job, Store
 # Closed rounds of which it is remembered when that was, to say how late an update is.
 _REMEMBERED = 1024
 
+# What the reason of a run begins with that has ended below its quorum.
+_BELOW = "Below quorum"
+
 Tell = Callable[..., None]
 
 
@@ -177,6 +180,11 @@ class Closing:
             log.warning("Others go on without site %s. %s", self._site(child), reason)
             self.look_soon()
         return True
+
+    def ended_elsewhere(self, reason: str) -> None:
+        """The run has ended at another server of it."""
+        self.is_below = reason.startswith(_BELOW)
+        self._end(reason)
 
     def find(self, child: int) -> None:
         """A child that was lost is there again."""
@@ -359,7 +367,7 @@ class Closing:
                 self._why_lost.get(child, f"Site `{self._site(child)}` was lost.") for child in lost
             )
             self._end(
-                f"Below quorum for {self.quorum.below_s:g} s: {num_there} of "
+                f"{_BELOW} for {self.quorum.below_s:g} s: {num_there} of "
                 f"{len(self._members.terms.parties)} sites are there, {self.quorum.least} are "
                 f"needed. {why}"
             )

@@ -527,7 +527,7 @@ class Session:
         """Whether a child that leaves for `reason` is lost, and others go on."""
         _, ended, why = reason.partition(ENDED)
         if self._closing is not None and ended:
-            self.end(why)  # at another server of the run
+            self._closing.ended_elsewhere(why)
             return False
         if not self._let_go(child, f"Site `{self._site(child)}` left the run: {reason[:1000]}"):
             return False
