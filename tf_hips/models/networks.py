@@ -7,12 +7,14 @@ Those of keras.applications are Keras' own, without their weights and without a 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import keras
 
 from tf_hips.models import plain, residual, text
 
-Make = Callable[[tuple[int, ...], int], keras.Model]
+# Of the shape of one sample, and the number of classes.
+Make = Callable[[Any, int], keras.Model]
 
 # The smallest sides that keras.applications takes.
 _LEAST = {"InceptionV3": 75}
