@@ -18,14 +18,18 @@ from tf_hips.cli import (
     arguments,
     certs,
     cluster,
+    data,
     deploy,
+    evaluate,
     info,
     party,
     plan,
     profile,
+    report,
     run,
     server,
     status,
+    train,
 )
 from tf_hips.errors import TfHipsError
 
@@ -40,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run, party, server, status, certs, cluster, deploy, profile, plan, info):
+    for module in (
+        *(run, party, server, status, certs, cluster, deploy, profile, plan),
+        *(train, evaluate, data, report, info),
+    ):
         module.add(commands)
     options = parser.parse_args(argv)
     try:

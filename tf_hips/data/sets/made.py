@@ -10,6 +10,8 @@ _TEST_SHARE = 0.2
 _SEED = 2026  # the data are the same in every run, whatever its seed
 _NUM_TRAIN, _NUM_TEST = 4096, 1024
 _SIDE, _CLASSES = 28, 10
+# A linear model gets about nine in ten of these right, a network more.
+_NOISE = 5.0
 _LENGTH = 64
 _ALPHABET = np.frombuffer(b"abcdefghijklmnop", np.uint8)
 
@@ -43,8 +45,8 @@ def synthetic() -> DataSet:
 
     def rows(number: int) -> Rows:
         labels = random.integers(0, _CLASSES, number)
-        noisy = patterns[labels] + random.normal(scale=1.5, size=(number, _SIDE, _SIDE))
-        pixels = np.clip(np.rint(127.5 + 40 * noisy), 0, 255).astype(np.uint8)
+        noisy = patterns[labels] + random.normal(scale=_NOISE, size=(number, _SIDE, _SIDE))
+        pixels = np.clip(np.rint(127.5 + 15 * noisy), 0, 255).astype(np.uint8)
         return Rows(pixels[..., np.newaxis], labels.astype(np.int64))
 
     return DataSet("synthetic", rows(_NUM_TRAIN), rows(_NUM_TEST), _CLASSES, "made on the spot")
