@@ -64,7 +64,7 @@ class CheckpointFolder:
         """Steps of all checkpoints, in their order; none where the directory is not there."""
         try:
             names = [entry.name for entry in self.path.iterdir()]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         found = (_NAME.fullmatch(name) for name in names)
         return sorted(int(match[1]) for match in found if match)

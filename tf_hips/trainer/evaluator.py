@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -122,7 +123,11 @@ def run(settings: Evaluation) -> int:
     number = 0
     judge: _Judge | None = None
     try:
-        with output.open("a+", encoding="utf-8") as lines:
+        lines = output.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
+    try:
+        with lines:
             after = _last_step(lines)
             for step, found in Followed(settings, after):
                 if isinstance(found, str):
@@ -138,8 +143,6 @@ def run(settings: Evaluation) -> int:
                 sys.stdout.write(_row(values))
                 sys.stdout.flush()
                 number += 1
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
     finally:
         events.close()
     ended = CheckpointFolder(settings.model_dir).ended()
@@ -173,10 +176,14 @@ class _Judge:
         """What a line says."""
         begin = time.monotonic()
         try:
-            self._model.load_weights(checkpoint.weights)
+            with warnings.catch_warnings():
+                # Keras warns where it finds no weights for a layer, and leaves it as it began.
+                warnings.simplefilter("error", UserWarning)
+                warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+                self._model.load_weights(checkpoint.weights)
         except FileNotFoundError:
             return {"step": checkpoint.step, "skipped": "deleted"}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, UserWarning) as error:
             first = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"The checkpoints must be of {self._what}. Received: {checkpoint.weights.parent}, "
