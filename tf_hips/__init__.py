@@ -48,7 +48,7 @@ _HOMES = {
     "warmup": "tf_hips.ops",
 }
 
-_PACKAGES = ("callbacks",)
+_PACKAGES = ("callbacks", "models")
 
 __all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 

@@ -59,11 +59,16 @@ def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
     (tmp_path / ".writing-model_step_6").mkdir()
     folder.end(5, None)
     assert folder.ended() == {"last_step": 5, "reason": None}
-    with pytest.raises(ConfigError, match=r"at step 0 need .* with step 5"):
-        CheckpointFolder(tmp_path).begin(0)
+    for run in (None, "mine"):
+        with pytest.raises(ConfigError, match=r"without those of another.* with step 5"):
+            CheckpointFolder(tmp_path).begin(0, run)
     folder.begin(5)
     assert folder.ended() is None
     assert [entry.name for entry in tmp_path.iterdir()] == ["model_step_5"]
+    folder.begin(3)  # goes on from a backup before its last checkpoint
+    folder.write(6, 0, {"run": "mine"}, write_text)
+    folder.begin(0, "mine")  # killed before its first backup
+    assert folder.steps() == [5, 6]
 
 
 def test_a_place_that_cannot_be_written_is_said_before_training(tmp_path):

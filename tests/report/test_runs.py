@@ -207,6 +207,14 @@ def test_what_is_written_is_read_back(tmp_path):
     }
     [run] = runs.read(tmp_path)
     assert run.workers[0].local_steps == (), "one entry is no local step"
+    for path in (tmp_path / "party0/cpu").iterdir():
+        path.unlink()
+    [run] = runs.read(tmp_path)
+    assert run.accuracy == 0.75
+    assert run.points[0][0] > 0
+    (tmp_path / "party0/net.meta").write_text('{"test_acc": 0.5}')
+    with pytest.raises(ConfigError, match="must say `begin_time`"):
+        runs.read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -306,3 +306,43 @@ def test_modes_that_do_not_fit_the_run_are_refused(tmp_path, mode, launcher, mes
     assert message in output
     assert re.search(r"\] tf-hips train: error: ", output)
     assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(alone, tmp_path, monkeypatch):
+    from tf_hips.trainer import progress
+
+    def train(name, **options):
+        alone(
+            max_steps=40,
+            eval_duration=10,
+            batch_size=32,
+            learning_rate=0.1,
+            log_dir=str(tmp_path / name),
+            train_dir=str(tmp_path / f"{name}-models"),
+            eval_freq=15,
+            seed=7,
+            **options,
+        )
+
+    train("whole")
+    tell = progress.Progress.on_epoch_end
+
+    def fail(self, epoch, logs=None):
+        tell(self, epoch, logs)
+        if epoch == 2:
+            raise RuntimeError("power cut")
+
+    monkeypatch.setattr(progress.Progress, "on_epoch_end", fail)
+    backup = {"backup_dir": str(tmp_path / "backup")}
+    with pytest.raises(RuntimeError, match="power cut"):
+        train("parts", **backup)
+    monkeypatch.setattr(progress.Progress, "on_epoch_end", tell)
+    train("parts", **backup)
+    whole, parts = (log.read_events(tmp_path / name) for name in ("whole", "parts"))
+    assert whole[-1]["fingerprint"] == parts[-1]["fingerprint"]
+    assert whole[-1]["event"] == parts[-1]["event"] == "result"
+    told = [one["step"] for one in parts if one["event"] == "epoch"]
+    assert told == [10, 20, 30, 30, 40]
+    assert CheckpointFolder(tmp_path / "parts-models").steps() == [15, 30, 40]

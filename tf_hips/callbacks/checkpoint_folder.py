@@ -73,17 +73,24 @@ class CheckpointFolder:
         """Where a checkpoint is."""
         return self.path / f"model_step_{step}"
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, run: str | None = None) -> None:
         """Makes the directory ready for a run whose next checkpoints come after `step`.
 
+        A run that goes on from a backup may find later ones, which it made before it was stopped
+        and makes again.
+
+        Args:
+            step: where the run is; 0: at its beginning.
+            run: its identity, if it has one that is also that of its earlier attempts.
+
         Raises:
-            ConfigError: it holds later checkpoints, or cannot be written.
+            ConfigError: another run has written here, or the directory cannot be written.
         """
-        later = [one for one in self.steps() if one > step]
-        if later:
+        there = self.steps()
+        if step == 0 and there and not (run is not None and self._run_of(there[-1]) == run):
             raise ConfigError(
-                f"The checkpoints of a run that is at step {step} need a folder without later "
-                f"ones. Received: {self.path}, with step {later[-1]}"
+                "The checkpoints of a run that begins need a folder without those of another. "
+                f"Received: {self.path}, with step {there[-1]}"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -98,6 +105,12 @@ class CheckpointFolder:
             raise ConfigError(
                 f"Checkpoints cannot be written to {self.path}: {error.strerror or error}"
             ) from error
+
+    def _run_of(self, step: int) -> Any:
+        try:
+            return self.read(step).facts.get("run")
+        except (DamagedError, OSError):
+            return None
 
     def write(
         self, step: int, epoch: int, facts: Mapping[str, Any], save: Callable[[Path], None]

@@ -39,7 +39,8 @@ class StepCheckpoint(keras.callbacks.Callback):
             every: steps between two of them, counted through all epochs; with
                 `steps_per_execution` the first step that is seen after a multiple of it.
             keep: how many stay; None: all.
-            facts: what the model is, JSON values that the evaluator reads: `network`, `dataset`.
+            facts: what the model is, JSON values that the evaluator reads: `network`, `dataset`;
+                and `run`, if the run has a name that its earlier attempts had, too.
 
         Raises:
             ValueError: an argument is out of range.
@@ -74,7 +75,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         """Makes the folder ready, before the first epoch.
 
         Raises:
-            ConfigError: it holds later checkpoints, or cannot be written.
+            ConfigError: it holds another run's checkpoints, or cannot be written.
         """
         del logs
         self._epoch = epoch
@@ -82,7 +83,7 @@ class StepCheckpoint(keras.callbacks.Callback):
             self._begins = False
             self._last = self._step()
             self._written = -1
-            self._peers.together(lambda: self._folder.begin(self._last) if self._writes else None)
+            self._peers.together(self._make_ready)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes one, if one is due."""
@@ -116,6 +117,10 @@ class StepCheckpoint(keras.callbacks.Callback):
                 self._folder.end(self._last, reason)
             except OSError as error:
                 log.warning("The end of training cannot be noted: %s", error)
+
+    def _make_ready(self) -> None:
+        if self._writes:
+            self._folder.begin(self._last, self._facts.get("run"))
 
     def _step(self) -> int:
         return int(self.model.optimizer.iterations)

@@ -127,6 +127,8 @@ def read(path: str | Path) -> list[Run]:
         return [from_summary(trees.read_summary(one), one) for one in summaries]
     if trees.is_tree(path):
         return [from_summary(trees.summarise_tree(path), path)]
+    if metas := sorted({*path.glob(trees.META), *path.glob(f"*/{trees.META}")}):
+        return [from_meta(metas[0], path)]
     below = [one for one in sorted(path.iterdir()) if one.is_dir() and _holds_a_run(one)]
     if not below:
         raise ConfigError(
@@ -137,7 +139,8 @@ def read(path: str | Path) -> list[Run]:
 
 
 def _holds_a_run(folder: Path) -> bool:
-    return any(folder.glob("*.jsonl")) or trees.is_tree(folder) or any(folder.glob("*.json"))
+    kinds = ("*.jsonl", "*.json", trees.META, f"*/{trees.META}")
+    return trees.is_tree(folder) or any(any(folder.glob(kind)) for kind in kinds)
 
 
 def read_all(paths: Sequence[str | Path]) -> list[Run]:
@@ -281,6 +284,23 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
         dense_bytes=None,
         slow_seconds=0.0,
         source=str(path),
+    )
+
+
+def from_meta(meta: Path, path: Path) -> Run:
+    """A run of which only HiPS's `net.meta` is left: its last test, when the file was written.
+
+    Raises:
+        ConfigError: it is no such file.
+    """
+    told = trees.read_meta(meta)
+    try:
+        second = max(0.0, meta.stat().st_mtime - float(told["begin_time"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{meta} must say `begin_time`. Received: another") from error
+    run = from_summary({}, path)
+    return dataclasses.replace(
+        run, points=((second, float(told["test_acc"])),), seconds=second, source=str(meta)
     )
 
 

@@ -41,16 +41,16 @@ def make(settings: Training, data: sets.DataSet, strategy: Any, seed: int) -> So
     Args:
         settings: batch sizes and the split.
         data: the same on all workers.
-        strategy: a strategy of tf_hips, or None.
+        strategy: a strategy of tf_hips.
         seed: of split and order, the same on all workers.
 
     Raises:
         ConfigError: some worker would have fewer rows than a batch.
     """
-    group, groups = (0, 1) if strategy is None else strategy.sample_group()
+    group, groups = strategy.sample_group()
     size = settings.batch_size
     split = splits.parse(settings.split)
-    make_variable = make_plain_variable if strategy is None else strategy._make_variable
+    make_variable = strategy._make_variable
     common: dict[str, Any] = {"seed": seed, "make_variable": make_variable}
     rows = data.train
     if len(rows) < groups * size:
@@ -83,9 +83,8 @@ def make(settings: Training, data: sets.DataSet, strategy: Any, seed: int) -> So
             **common,
         )
     steps = len(rows) // (groups * size)
-    replica, replicas = (
-        (0, 1) if strategy is None else (strategy._replica(), strategy.num_replicas_in_sync)
-    )
+    # Where each party is a world of its own, its workers test on all rows.
+    replica, replicas = strategy._replica(), strategy.num_replicas_in_sync
     return Source(
         train=scaled(train.repeat(), data),
         test=test_batches(data, settings.eval_batch_size, replica, replicas, make_variable),

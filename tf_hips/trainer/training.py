@@ -7,14 +7,13 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_hips import callbacks, config, log, models
+from tf_hips import callbacks, config, models
 from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
 from tf_hips.errors import ConfigError
@@ -66,7 +65,7 @@ def run(settings: Training) -> None:
     try:
         _train(settings, told, name, data, way)
     except BaseException as error:
-        close = getattr(way.strategy, "close", None)
+        close = getattr(way.strategy, "close", None)  # of those that join a server
         if close is not None:  # else the others wait for this party until they give it up
             close(f"{type(error).__name__}: {error}")
         raise
@@ -74,11 +73,10 @@ def run(settings: Training) -> None:
 
 def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, way: Any) -> None:
     strategy = way.strategy
-    write_event = _event_log(told) if strategy is None else strategy.write_event
-    rank = 0 if strategy is None else strategy.global_rank
-    workers = 1 if strategy is None else strategy.sample_group()[1]
+    write_event, rank = strategy.write_event, strategy.global_rank
+    workers = strategy.sample_group()[1]
     source = sources.make(settings, data, strategy, told.seed)
-    with way.scope():
+    with strategy.scope():
         model = models.make(name, data.shape, data.classes)
         model.compile(
             optimizer=way.optimizer,
@@ -113,17 +111,15 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         batch_size=settings.batch_size,
         workers=workers,
         learning_rate=settings.learning_rate or DEFAULT_RATE,
-        tree=_tree(settings, told, strategy),
+        tree=_tree(settings, told),
         is_first=rank == 0,
     )
-    progress = Progress(
-        plan, write_event, lambda: 0.0 if strategy is None else _seconds_in_rounds(strategy)
-    )
+    progress = Progress(plan, write_event, lambda: getattr(strategy, "seconds_in_rounds", 0.0))
     used: list[keras.callbacks.Callback] = [StopAt(num_steps), progress]
     checkpoint = None
     if settings.train_dir is not None:
         checkpoint = callbacks.StepCheckpoint(
-            settings.train_dir, settings.eval_freq, facts={**facts, "classes": data.classes}
+            settings.train_dir, settings.eval_freq, facts={**facts, "run": told.run}
         )
         used.append(checkpoint)
     if settings.backup_dir is not None:
@@ -168,21 +164,13 @@ def _num_steps(settings: Training, steps_of_pass: int) -> int:
     return min(whole, settings.max_steps or whole)
 
 
-def _event_log(told: config.Run) -> Callable[..., None]:
-    return log.EventLog(told.log_dir, run=told.run, role=config.role(), site="local", rank=0).write
-
-
-def _seconds_in_rounds(strategy: Any) -> float:
-    return float(getattr(strategy, "seconds_in_rounds", 0.0))
-
-
-def _tree(settings: Training, told: config.Run, strategy: Any) -> Path | None:
+def _tree(settings: Training, told: config.Run) -> Path | None:
     """The folder of this worker's tree, emptied of an older run's files."""
     if settings.tree_dir is None:
         return None
     site = told.uplink.site if told.uplink is not None else "local"
     device = _device()
-    local = 0 if strategy is None else primitives.local_rank()
+    local = primitives.local_rank()
     folder = Path(settings.tree_dir) / site.replace("/", "-")
     folder /= device if device != "cpu" or not local else f"cpu-{local}"
     try:
@@ -200,7 +188,7 @@ def _device() -> str:
     gpus = tf.config.list_logical_devices("GPU")
     if not gpus:
         return "cpu"
-    local = primitives.local_rank() % len(gpus) if primitives.is_running() else 0
+    local = primitives.local_rank() % len(gpus)
     visible = [one for one in os.environ.get(_GPUS, "").split(",") if one]
     return f"gpu{visible[local] if local < len(visible) else local}"
 

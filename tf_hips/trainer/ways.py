@@ -4,7 +4,6 @@
 A new mode is a function here, or in a module of its own, and its entry in `modes.MODES`.
 """
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -29,7 +28,7 @@ class Way:
     """What a mode is made of.
 
     Attributes:
-        strategy: a strategy of tf_hips; None: there is none.
+        strategy: a strategy of tf_hips.
         optimizer: of the model, made inside the strategy's scope.
         fit: trains: gets the model and what `keras.Model.fit` takes.
     """
@@ -37,10 +36,6 @@ class Way:
     strategy: Any
     optimizer: keras.optimizers.Optimizer
     fit: Callable[..., Any] = _fit
-
-    def scope(self) -> Any:
-        """Where the model is to be built."""
-        return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
 
 
 def synchronous(settings: Training, run: config.Run) -> Way:
@@ -87,13 +82,20 @@ def delay_compensated(settings: Training, run: config.Run) -> Way:
 
 
 def alone(settings: Training, run: config.Run) -> Way:
-    """No strategy."""
+    """One worker, bit for bit what Keras does without a strategy.
+
+    It has one all the same: that is who puts the data where a backup was made.
+    """
+    import tf_hips
+
     if run.uplink is not None or int(os.environ.get(WORKERS_VARIABLE, "1")) > 1:
         raise ConfigError(
             "The mode local trains on one device: start it without a launcher, or with `tf-hips "
             "run --parties 1 --workers 1`. Received: one of several workers"
         )
-    return Way(None, _optimizer(settings))
+    ring = tf_hips.CompressedRing(config=run)
+    with ring.scope():
+        return Way(ring, _optimizer(settings))
 
 
 def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:

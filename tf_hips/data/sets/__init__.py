@@ -58,7 +58,7 @@ def find(name: str, folder: str | Path | None = None) -> Where:
     place = prepared.default_folder() if folder is None else Path(folder)
     if name in MADE:
         return Where("made", None)
-    if name == IMAGE_FOLDER:
+    if name == IMAGE_FOLDER and not prepared.is_there(name, place):
         folders.find(place)
         return Where("folder", place)
     if name in files.FILES:
