@@ -2,7 +2,11 @@
 """What `tf-hips train`, `evaluate` and `data` make of their options, and of the seeds'."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -146,6 +150,13 @@ def test_a_file_and_set_say_the_same_as_options(command, tmp_path):
     assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
+def test_the_example_is_accepted(command):
+    example = Path(__file__).resolve().parents[2] / "examples/train.yaml"
+    _, told, _ = command("train", "--config", str(example))
+    assert (told.network, told.split, told.mode) == ("lenet", "class", "sync")
+    assert told.train_dir == str(example.parents[1] / "train-out/models")
+
+
 def test_print_config_is_read_back(command, tmp_path, capsys, monkeypatch):
     parser = arguments.Parser(prog="tf-hips")
     train.add(parser.add_subparsers(dest="command"))
@@ -236,3 +247,41 @@ def test_an_evaluator_has_numbers_it_can_use():
 
     with pytest.raises(ConfigError, match="`poll_s` must be positive"):
         Evaluation(model_dir="m", poll_s=0.0)
+
+
+def told(*words, code=0, **variables):
+    """What a real command says: it becomes another program, and that one ends."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_hips.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_data_sets_are_shown_and_what_is_missing_is_one_line(tmp_path):
+    from tests.data.files import write_mnist
+
+    write_mnist(tmp_path / "mnist", train=60, test=10)
+    (tmp_path / "data_batch_1.bin").write_bytes(b"")
+    listed = told("data", "show", "--data-dir", str(tmp_path))
+    assert re.search(rf"mnist +files: {tmp_path}/mnist *\n", listed)
+    assert re.search(r"digits +needs no file *\n", listed)
+    assert re.search(r"cifar10 +not whole: .* without data_batch_2.bin", listed)
+    assert re.search(r"cifar100 +not under", listed)
+    shown = told(
+        *("data", "show", "mnist", "--data-dir", str(tmp_path)),
+        *("--split", "class", "--workers", "2,1"),
+    )
+    assert "28 x 28 x 1" in shown
+    assert "60 to train on, 10 to test on" in shown
+    assert re.search(r"\n0 +20 +6 +6 +6 +2 +0", shown)
+    error = told("data", "show", "svhn", "--data-dir", str(tmp_path), code=1)
+    assert error.startswith("tf-hips data show: error: The data set svhn is not under")
+    assert "`tf-hips data prepare svhn --data-dir DIR`" in error
+    assert error.count("\n") == 1
+    ready = told("data", "prepare", "mnist", "--data-dir", str(tmp_path))
+    assert ready == f"mnist is ready in {tmp_path}/mnist\n"

@@ -11,6 +11,8 @@ from tf_hips.data.sets import prepared
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.settings import Prepare, Show
 
+_WIDE = 400
+
 
 def show(told: Show) -> None:
     """Prints a line for each data set, or a table about one.
@@ -21,7 +23,8 @@ def show(told: Show) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    # A file or a pipe has no width; what is cut off there would be lost.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     if told.name is None:
         table = Table("data set", "where", box=None, pad_edge=False)
         for name in sets.NAMES:
