@@ -46,7 +46,7 @@ def trained(mode="sync", split="iid", sites=("west", "east"), accuracies=(0.5, 0
                 epoch=n + 1,
                 samples=100,
                 seconds=2.0,
-                rounds_s=0.5 if len(sites) > 1 else 0.0,
+                rounds_s=0.5 if len(sites) > 1 else None,
                 test_accuracy=accuracy,
             )
             for n, accuracy in enumerate(accuracies)

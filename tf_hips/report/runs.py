@@ -222,7 +222,8 @@ def _worker(events: Sequence[Event]) -> Worker:
     waited: float | None = None
     seconds = float(sum(event["seconds"] for event in epochs))
     if epochs:
-        waited = float(sum(event.get("rounds_s") or 0.0 for event in epochs))
+        known = [event["rounds_s"] for event in epochs if event.get("rounds_s") is not None]
+        waited = float(sum(known)) if known else None
     elif len(exchanges) > 1:
         # From the first answer to the last, so the exchange before the first is left out.
         seconds = (exchanges[-1]["time_us"] - exchanges[0]["time_us"]) / 1e6
@@ -257,7 +258,9 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
                     name=f"{host}/{device}",
                     samples=sum(int(one) for one in lists["num_samples_list"]),
                     seconds=total,
-                    communication_s=min(float(sum(waited)), total) if waited else None,
+                    communication_s=min(float(sum(waited)), total)
+                    if waited and any(waited)
+                    else None,
                     # ESync counts the entry of the aggregation, too; others have that one only.
                     local_steps=tuple(one - 1 for one in steps)
                     if max(steps, default=0) > 1

@@ -66,14 +66,15 @@ class Progress(keras.callbacks.Callback):
         self,
         plan: Plan,
         write_event: Callable[..., None],
-        rounds_s: Callable[[], float],
+        rounds_s: Callable[[], float] | None,
     ) -> None:
         """Begins to count when `fit` does.
 
         Args:
             plan: what the run is.
             write_event: of the strategy or of a log of this process's own.
-            rounds_s: seconds that rounds with other parties have taken so far; on rank 0.
+            rounds_s: seconds that rounds with other parties have taken so far, on rank 0; None:
+                there are no others.
         """
         super().__init__()
         self._plan = plan
@@ -116,7 +117,7 @@ class Progress(keras.callbacks.Callback):
         del logs
         self._number = epoch + 1
         self._step_before = int(self.model.optimizer.iterations)
-        self._rounds_before = self._rounds_s()
+        self._rounds_before = self._rounds_s() if self._rounds_s is not None else 0.0
         self._evaluation_s: float | None = None
         self._interval = self._end_of_steps = time.monotonic()
 
@@ -143,8 +144,10 @@ class Progress(keras.callbacks.Callback):
         step = int(self.model.optimizer.iterations)
         seconds = self._end_of_steps - self._interval
         steps = step - self._step_before
-        # The others of a party wait for its rank 0 while that waits for other parties.
-        rounds_s = float(self._peers.gather(self._rounds_s() - self._rounds_before)[0])
+        rounds_s: float | None = None
+        if self._rounds_s is not None:
+            # The others of a party wait for its rank 0 while that waits for other parties.
+            rounds_s = float(self._peers.gather(self._rounds_s() - self._rounds_before)[0])
         accuracy = logs.get(f"val_{_ACCURACY}")
         values = {
             "loss": _finite(logs.get("loss")),
@@ -163,7 +166,10 @@ class Progress(keras.callbacks.Callback):
             **values,
         )
         if self._plan.tree is not None:
-            self._write_tree(self._plan.tree, step, steps, seconds, rounds_s, accuracy)
+            # The format has a number there in any case; what is waited for inside a party is not
+            # measured.
+            waited_s = rounds_s or 0.0
+            self._write_tree(self._plan.tree, step, steps, seconds, waited_s, accuracy)
         if self._plan.is_first:
             self._say(step, steps, seconds, values)
 

@@ -114,7 +114,11 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         tree=_tree(settings, told),
         is_first=rank == 0,
     )
-    progress = Progress(plan, write_event, lambda: getattr(strategy, "seconds_in_rounds", 0.0))
+    progress = Progress(
+        plan,
+        write_event,
+        None if told.uplink is None else lambda: float(strategy.seconds_in_rounds),
+    )
     used: list[keras.callbacks.Callback] = [StopAt(num_steps), progress]
     checkpoint = None
     if settings.train_dir is not None:
