@@ -40,6 +40,21 @@ def write(folder, model):
     return write_it
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Evaluates nothing: tests of what is followed need no numbers."""
+    from tf_hips.trainer import evaluator
+
+    class Judge:
+        def __init__(self, *_):
+            pass
+
+        def evaluate(self, checkpoint):
+            return {"step": checkpoint.step, "loss": 0.5, "top1": 0.25, "top5": 1.0}
+
+    monkeypatch.setattr(evaluator, "_Judge", Judge)
+
+
 def evaluate(folder, **options):
     from tf_hips.trainer import evaluator
 
@@ -102,7 +117,7 @@ def test_numbers_are_those_of_keras_and_numpy(folder, write, model, capsys):
     assert f"{line['top5']:.2%}" in table
 
 
-def test_follows_in_order_and_ends_with_training(folder, write):
+def test_follows_in_order_and_ends_with_training(quick, folder, write):
     write(20)
     write(5)
     following = Following(folder)
@@ -129,7 +144,7 @@ def test_what_is_written_just_before_the_end_is_seen(folder, write):
     assert [step for step, _ in followed] == [2]
 
 
-def test_a_half_written_one_is_waited_for(folder, write, monkeypatch):
+def test_a_half_written_one_is_waited_for(quick, folder, write, monkeypatch):
     from tf_hips.trainer.evaluator import Followed
 
     seen = threading.Event()
@@ -156,7 +171,7 @@ def test_a_half_written_one_is_waited_for(folder, write, monkeypatch):
     assert "skipped" not in lines(folder)[0]
 
 
-def test_damaged_and_deleted_ones_are_skipped_and_said(folder, write, monkeypatch, capsys):
+def test_damaged_and_deleted_ones_are_skipped_and_said(quick, folder, write, monkeypatch, capsys):
     from tf_hips.trainer import evaluator
 
     for step in (10, 20, 30, 40):
@@ -183,7 +198,7 @@ def test_damaged_and_deleted_ones_are_skipped_and_said(folder, write, monkeypatc
     assert "training failed after step 40: NonFiniteError: loss" in capsys.readouterr().out
 
 
-def test_a_second_evaluator_goes_on_behind_the_first(folder, write):
+def test_a_second_evaluator_goes_on_behind_the_first(quick, folder, write):
     write(10)
     evaluate(folder)
     path = folder.path / "evaluations.jsonl"
@@ -197,7 +212,7 @@ def test_a_second_evaluator_goes_on_behind_the_first(folder, write):
     assert evaluate(folder) == 0
 
 
-def test_every_so_many_steps(folder, write):
+def test_every_so_many_steps(quick, folder, write):
     for step in (10, 20, 31, 32, 59, 61):
         write(step)
     evaluate(folder, eval_freq=30)

@@ -83,17 +83,27 @@ def evaluate_at_once(folder):
     return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
 
 
-def test_a_run_that_fails_says_so_to_who_follows(alone, tmp_path, monkeypatch):
+def test_a_run_that_fails_says_so_and_takes_its_bar_away(alone, tmp_path, monkeypatch, capsys):
     from tf_hips.trainer import progress
 
-    def fail(*_):
-        raise RuntimeError("this one gives up")
+    tell = progress.Progress.on_epoch_end
+
+    def fail(self, epoch, logs=None):
+        tell(self, epoch, logs)
+        if epoch == 1:
+            raise RuntimeError("this one gives up")
 
     monkeypatch.setattr(progress.Progress, "on_epoch_end", fail)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     with pytest.raises(RuntimeError):
-        alone(max_steps=4, eval_duration=2, train_dir=str(tmp_path))
+        alone(max_steps=6, eval_duration=2, batch_size=16, train_dir=str(tmp_path))
     ended = CheckpointFolder(tmp_path).ended()
-    assert ended["reason"] == "RuntimeError: this one gives up"
+    assert ended == {"last_step": 4, "reason": "RuntimeError: this one gives up"}
+    shown = capsys.readouterr().out
+    assert "\x1b[?25h" in shown.rpartition("\x1b[?25l")[2], "the cursor is there again"
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.findall(r"step (\d)/6  pass 0\.0\d  loss", plain) == ["2", "4"]
+    assert re.search(r"step +4/6", plain)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ publisher's files can be taken anywhere.
 import contextlib
 import importlib.resources
 import importlib.resources.abc
+import importlib.util
 import os
 import socket
 import sys
@@ -34,7 +35,8 @@ def _tfds() -> Any:
     4.9.10 imports `importlib_resources`, which is the standard library's since Python 3.11, without
     asking for it (tensorflow/datasets#11212).
     """
-    sys.modules.setdefault("importlib_resources", importlib.resources)
+    if importlib.util.find_spec("importlib_resources") is None:
+        sys.modules.setdefault("importlib_resources", importlib.resources)
     import tensorflow_datasets
 
     tensorflow_datasets.disable_progress_bar()
