@@ -216,6 +216,8 @@ def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) 
     strategy = _at_work()
     if strategy is not None and not strategy._is_alone():
         return gradients
+    if strategy is not None and strategy._loan is not None and strategy._loan.corrects():
+        return gradients  # what is corrected is clipped afterwards
     return keras_method(optimizer, gradients)
 
 
