@@ -204,9 +204,11 @@ class Loop(keras.callbacks.Callback):
         del meeting, place
         return moved
 
-    def incoming(self, received: list[tf.Tensor], meeting: Meeting) -> list[tf.Tensor]:
+    def incoming(
+        self, received: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
+    ) -> list[tf.Tensor]:
         """What the trained tensors lose, of what has come down for all of them and `more`."""
-        del meeting
+        del meeting, place
         return received
 
     def make_state(self, make: MakeVariable) -> None:
@@ -220,6 +222,36 @@ class Loop(keras.callbacks.Callback):
     def steps(self) -> int:
         """Local steps since the last meeting."""
         return self._steps
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that have ended since the last meeting."""
+        return self._epochs
+
+    @property
+    def member(self) -> tuple[int, int]:
+        """Which member of the last mean this worker belongs to, and how many there are."""
+        return self._loan.member()
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return int(self._strategy._run.seed)
+
+    @property
+    def trained(self) -> list[tf.Variable]:
+        """What is trained; there from the first step on."""
+        return self._exchange.trained
+
+    @property
+    def reference(self) -> list[tf.Variable]:
+        """What is trained, as it was after the last meeting."""
+        return self._exchange.reference
+
+    @property
+    def server_rate(self) -> float:
+        """By how much the server multiplies a mean that it sends down, for rules that do."""
+        return self._exchange.server_rate
 
     # What Keras calls.
 

@@ -111,6 +111,11 @@ class Exchange:
         if self._loan.has_server:
             self._over_parties = self._loan.make_sum(exchanged, self.trained, over_parties=True)
 
+    @property
+    def server_rate(self) -> float:
+        """By how much the server multiplies a mean that it sends down, for rules that do."""
+        return 1.0 if self._rule is None else float(self._rule.get("learning_rate", 1.0))
+
     def is_finite(self) -> bool:
         """Whether all that would be sent are numbers."""
         variables = [*self.trained, *self._statistics]
@@ -166,7 +171,8 @@ class Exchange:
             return
         count = len(received) - len(self._moving)
         self._lose(
-            self._outer.steps(self._loop.incoming(received[:count], meeting)), self._milestone
+            self._outer.steps(self._loop.incoming(received[:count], meeting, place)),
+            self._milestone,
         )
         for variable, reference, one in zip(
             self._moving, self._moving_reference, received[count:], strict=True

@@ -76,6 +76,13 @@ class Meeting:
         """All workers, in their order."""
         return [one for party in self.parties for one in party]
 
+    @property
+    def members(self) -> list[tuple[float, Told]]:
+        """Shares in the last mean, and what one worker of each member says."""
+        if self.is_equal or len(self.parties) > 1:
+            return [(s, told[0]) for s, told in zip(self.party_shares(), self.parties, strict=True)]
+        return list(zip(self.worker_shares(0), self.parties[0], strict=True))
+
     def counts(self, party: int, worker: int) -> bool:
         """Whether what a worker has done goes into the mean."""
         told = self.parties[party]

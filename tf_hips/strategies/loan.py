@@ -161,6 +161,15 @@ class Loan:
         welcome = self._strategy._together()
         return (0 if welcome is None else welcome.child), primitives.rank()
 
+    def member(self) -> tuple[int, int]:
+        """Number of what this worker belongs to in a mean over all, and how many there are."""
+        welcome = self._strategy._welcome if self.has_server else None
+        if welcome is None or self.level == WORKER:
+            before = 0 if welcome is None else sum(welcome.workers[: welcome.child])
+            number = primitives.size() if welcome is None else sum(welcome.workers)
+            return before + primitives.rank(), number
+        return int(welcome.child), len(welcome.parties)
+
     def names(self) -> list[str]:
         """What the parties that meet now are called."""
         welcome = self._strategy._together()
