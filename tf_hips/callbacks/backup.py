@@ -412,7 +412,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         num_steps = (self.params or {}).get("steps")
         if backup.step and num_steps != meta["steps_per_epoch"]:
             told.append(f"an epoch has {num_steps} steps and had {meta['steps_per_epoch']}")
-        if backup.step % self.model.steps_per_execution:
+        if backup.step % self.model.steps_per_execution and not self._peers.cuts_executions:
             told.append(
                 f"`steps_per_execution` is {self.model.steps_per_execution} and does not divide "
                 f"the step {backup.step}"

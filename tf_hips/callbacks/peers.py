@@ -31,6 +31,11 @@ class Peers:
         # This party's name, where there are several.
         self.site: str | None = None if uplink is None else uplink.site
 
+    @property
+    def cuts_executions(self) -> bool:
+        """Whether executions may be shorter than `steps_per_execution`, as a loop cuts them."""
+        return self.strategy is not None and self.strategy._loan is not None
+
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks of the party, in rank order."""
         if self.strategy is None:
