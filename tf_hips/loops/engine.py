@@ -223,6 +223,20 @@ class Loop(keras.callbacks.Callback):
         """Local steps since the last meeting."""
         return self._steps
 
+    def place(self) -> dict[str, Any]:
+        """Where a backup finds this loop: JSON values by name."""
+        return {
+            "round": self.round,
+            "epochs": self._epochs,
+            "total": self._total_steps,
+            "before": self._before,
+        }
+
+    def go_on(self, place: dict[str, Any]) -> None:
+        """Takes up the place that a backup has."""
+        self.round, self._epochs = place["round"], place["epochs"]
+        self._total_steps, self._before = place["total"], place["before"]
+
     @property
     def epochs(self) -> int:
         """Epochs that have ended since the last meeting."""
@@ -320,9 +334,13 @@ class Loop(keras.callbacks.Callback):
             self._counter = strategy._make_variable(tf.zeros([2], tf.int64), "counter")
             exchange.make(strategy._make_variable)
             self.make_state(strategy._make_variable)
-        exchange.open()
+        self.open_sums()
         self._loan.counter = self._counter
         self._loan.correction = self.correction
+
+    def open_sums(self) -> None:
+        """Makes the sums of the loop, whose tensors all parties agree on."""
+        self._exchange.open()
 
     def _ran(self) -> None:
         if self._model.steps_per_execution == 1:
@@ -345,17 +363,10 @@ class Loop(keras.callbacks.Callback):
         """
         began = time.monotonic()
         is_whole = (self.round + 1) % self._party_rounds == 0
-        with self._loan.whole() if is_whole else self._loan.in_party():
-            meeting = self._gather(ends)
-            place = self._loan.place()
-            names = self._loan.names()
-        self._check(meeting)
-        self.hear(meeting)
-        self._refuse(meeting, names)
+        meeting, place = self.talk(ends=ends, is_whole=is_whole)
         self._exchange(meeting, place, is_whole=is_whole)
         party, worker = place
         own = meeting.parties[party][worker]
-        self._total_steps += self.steps
         self._before += own.samples * meeting.counts(party, worker)
         self._before *= not is_whole
         self._strategy.write_event(
@@ -367,15 +378,42 @@ class Loop(keras.callbacks.Callback):
         )
         if self._resets_slots or not own.is_finite:
             self._slots.restore()  # they may hold NaN, too
+        if is_whole and meeting.is_last:
+            self.end()
+        self.next_round()
+
+    def talk(self, *, ends: bool, is_whole: bool = True) -> tuple[Meeting, tuple[int, int]]:
+        """Says what this worker has done; returns what all have said, and this worker's place.
+
+        Args:
+            ends: whether this worker has no data left.
+            is_whole: whether all parties meet; else the workers of this one.
+
+        Raises:
+            ValueError: a worker has no samples at all.
+            ProtocolError: workers are in different rounds.
+        """
+        with self._loan.whole() if is_whole else self._loan.in_party():
+            meeting = self._gather(ends)
+            place = self._loan.place()
+            names = self._loan.names()
+        self._check(meeting)
+        self.hear(meeting)
+        self._refuse(meeting, names)
+        return meeting, place
+
+    def next_round(self) -> None:
+        """Begins the next local phase."""
+        self._total_steps += self.steps
         self._counter.assign(tf.zeros([2], tf.int64), read_value=False)
         self._steps = self._epochs = 0
         self.round += 1
-        everyone = meeting.everyone
-        is_over = any(one.stops for one in everyone) or all(one.ends for one in everyone)
-        if is_over and is_whole:
-            self._is_over = True
-            self._model.stop_training = True
         self._planned = self.plan(self.round)
+
+    def end(self) -> None:
+        """Lets `fit` end here, on all workers."""
+        self._is_over = True
+        self._model.stop_training = True
 
     def _gather(self, ends: bool) -> Meeting:
         strategy = self._strategy
@@ -433,13 +471,7 @@ class _Position(tf.train.experimental.PythonState):
     def serialize(self) -> str:
         """The place, and what must be equal where it is taken up, as JSON."""
         loop = self._loop
-        place = {
-            "round": loop.round,
-            "epochs": loop._epochs,
-            "total": loop._total_steps,
-            "before": loop._before,
-        }
-        return json.dumps({"facts": loop.facts(), "place": place}, sort_keys=True)
+        return json.dumps({"facts": loop.facts(), "place": loop.place()}, sort_keys=True)
 
     def deserialize(self, string_value: str) -> None:
         """Goes on where the run that saved it was.
@@ -458,9 +490,7 @@ class _Position(tf.train.experimental.PythonState):
             raise ProtocolError(
                 f"A backup must be taken up by the loop that made it. Received: {'; '.join(told)}"
             )
-        place = saved["place"]
-        loop.round, loop._epochs = place["round"], place["epochs"]
-        loop._total_steps, loop._before = place["total"], place["before"]
+        loop.go_on(saved["place"])
 
 
 _CALLBACKS = 5  # the place of `callbacks` among the arguments of `fit`

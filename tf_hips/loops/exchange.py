@@ -141,6 +141,10 @@ class Exchange:
             is_whole: whether all parties meet; else the workers of this one.
         """
         self._exchange(meeting, place, is_whole=is_whole)
+        self.average(meeting, place, is_whole=is_whole)
+
+    def average(self, meeting: Meeting, place: tuple[int, int], *, is_whole: bool) -> None:
+        """Averages statistics, where those who meet wait for each other; as a call."""
         if self._statistics and not self._moving:
             with self._loan.whole() if is_whole else self._loan.in_party():
                 self._average_statistics(meeting, place)

@@ -77,6 +77,12 @@ class Meeting:
         return [one for party in self.parties for one in party]
 
     @property
+    def is_last(self) -> bool:
+        """Whether it is the last one: nobody has data left, or somebody wants to stop."""
+        everyone = self.everyone
+        return any(one.stops for one in everyone) or all(one.ends for one in everyone)
+
+    @property
     def members(self) -> list[tuple[float, Told]]:
         """Shares in the last mean, and what one worker of each member says."""
         if self.is_equal or len(self.parties) > 1:

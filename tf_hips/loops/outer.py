@@ -77,6 +77,21 @@ class Outer:
                 ]
             )
 
+    def step(self, place: int, merged: tf.Tensor) -> tf.Tensor:
+        """What one tensor loses, where tensors take their steps apart; no rule that counts steps.
+
+        Raises:
+            NonFiniteError: it would not be finite.
+        """
+        if self.rule is None:
+            return merged
+        slots = self._slots[place] if self._slots else []
+        arrays = tuple(slot.numpy() for slot in slots)
+        step, after = steps.advance(self.rule, merged.numpy(), steps.Slots(0, arrays))
+        for slot, array in zip(slots, after.arrays, strict=True):
+            slot.assign(array, read_value=False)
+        return tf.constant(step)
+
     def steps(self, merged: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """What the weights lose for merged movements.
 

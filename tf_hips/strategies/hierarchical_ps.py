@@ -388,6 +388,8 @@ class HierarchicalPS(PartyStrategy):
         return {"session": session, "round": round_number, "gathers": self._num_gathers}
 
     def _note_place(self, place: dict[str, Any]) -> None:
+        if self._loan is not None and self._loan.is_busy:
+            return  # it is told of the next backup; until then it keeps more than it needs
         try:
             self._connected().backed_up(place["round"], place["gathers"])
         except PeerError as error:

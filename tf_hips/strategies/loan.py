@@ -67,6 +67,7 @@ class Loan:
         self.correction: Correction | None = None
         self.counter: tf.Variable | None = None
         self.weight: float | None = None
+        self.is_busy = False  # whether a thread has the uplink
         self.round_step: tf.Variable | None = None  # the next round of the uplink
 
     @property
