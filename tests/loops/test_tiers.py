@@ -3,11 +3,11 @@
 
 import contextlib
 import json
-import threading
 
 import numpy as np
 import pytest
 
+from tests.strategies.plain_party import PlainParty
 from tests.strategies.test_hierarchical_ps import (
     SITES,
     _configs,
@@ -190,37 +190,6 @@ def test_tiers(tmp_path):
     assert {one["site"] for one in refused} == set(SITES)
 
 
-class _South:
-    """The other party, without Keras: sends what it is told to, when it is told to."""
-
-    def __init__(self, address, run):
-        from tf_hips.ps.client import Client
-
-        self._client = Client(config.Uplink(address, "south"), run, 1)
-        self._round = 0
-        self._thread = threading.Thread(target=self._client.join, args=("fp32", "fp32", 7))
-        self._thread.start()
-
-    def begin(self, shapes, weights):
-        """Has the same model; called on a thread, as others are waited for."""
-        self._thread.join(30)
-        self._client.first_sync(weights)
-        self._client.agree_model(shapes)
-
-    def push(self, values):
-        """One round; returns what comes down."""
-        from tf_hips.ops import compressor, native
-
-        fp32 = compressor.parse("fp32")
-        packets = [native.encode(fp32, one.reshape(-1), native.Key(0, 0, 0)) for one in values]
-        merged = self._client.exchange(self._round, np.concatenate(packets))
-        self._round += 1
-        return merged
-
-    def leave(self):
-        self._client.leave()
-
-
 @pytest.mark.parametrize(
     ("rule", "factor"), [("fedbuff(k=2, learning_rate=0.5)", 0.5), ("asgd(learning_rate=0.5)", 0.5)]
 )
@@ -233,22 +202,20 @@ def test_statistics_where_nobody_waits(rule, factor):
 
     with serving("apart", rule=rule) as server:
         address = f"127.0.0.1:{server.port}"
-        south = _South(address, "apart")
+        south = PlainParty(address, "apart")
         run = config.Run(run="apart", seed=7, uplink=config.Uplink(address, "north"))
         strategy = HierarchicalPS(config=run)
         with strategy.scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
             model.compile(keras.optimizers.SGD(0.1), "mse")
         loop = FedAvg(model, strategy, local_steps=3)
-        shapes = [(2,)] * 4
         owned = [*model.variables, *model.optimizer.variables]
-        begin = threading.Thread(target=south.begin, args=(shapes, [one.numpy() for one in owned]))
+        south.begin([(2,)] * 4, [one.numpy() for one in owned])
         told = []
         meet = loop.meet
 
         def recorded(*, ends=False):
             if not told:
-                begin.join(30)
                 # South's moving mean has moved by 4, its variance and weights not at all.
                 moved = [np.zeros(2, np.float32) for _ in range(4)]
                 rate = 0.5 * (2 if "asgd" in rule else 1)
@@ -259,7 +226,6 @@ def test_statistics_where_nobody_waits(rule, factor):
             told.append((before, model.get_weights()))
 
         loop.meet = recorded
-        begin.start()
         x = np.random.default_rng(0).normal(2.0, 1.0, (24, 2)).astype(np.float32)
         loop.fit(x, x, batch_size=8, verbose=0, shuffle=False)
         south.leave()

@@ -24,6 +24,7 @@ from tf_hips.loops.outer import Outer
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER, Loan, LoopSum
 from tf_hips.strategies.logs import digests
+from tf_hips.strategies.statistics import factor_of, floating_statistics
 from tf_hips.strategies.turns import MakeVariable
 
 _WIDE_BYTES = 4  # of the smallest type that sums are made in
@@ -76,12 +77,7 @@ class Exchange:
             ValueError: they do not exist yet, or nothing is trained.
         """
         self.trained = [_raw(one) for one in model.trainable_variables]
-        self._statistics = [
-            _raw(one)
-            for one in model.non_trainable_variables
-            if self._averages_statistics
-            and tf.as_dtype(keras.backend.standardize_dtype(one.dtype)).is_floating
-        ]
+        self._statistics = floating_statistics(model) if self._averages_statistics else []
         if not self.trained or not self._strategy._beginning.is_equal(self.trained):
             raise ValueError(
                 f"The model `{model.name}` must be built before `fit`, and have something to "
@@ -95,8 +91,10 @@ class Exchange:
         self._milestone = self.reference
         if self._has_milestone:
             self._milestone = _copies(self.trained, make, "milestone")
-        if not self._loan.keeps_step:
-            self._moving = self._statistics
+        rule = self._rule
+        if rule is not None and rule.is_asynchronous:
+            is_averaged = factor_of(rule, 1) is not None
+            self._moving = self._statistics if is_averaged else []
         self._moving_reference = _copies(self._moving, make, "statistic")
         self._outer.make([variable.shape for variable in self.trained], make)
 
@@ -151,6 +149,11 @@ class Exchange:
 
     def _exchange(self, meeting: Meeting, place: tuple[int, int], *, is_whole: bool) -> None:
         party, worker = place
+        if self._is_alone() and meeting.everyone[0].counts:
+            # The mean of one is itself: one worker trains as under plain Keras, bit for bit.
+            for variable, reference in zip(self.trained, self.reference, strict=True):
+                _set([reference], variable.read_value())
+            return
         moved = self.moved()
         if not meeting.parties[party][worker].is_finite:
             moved = [tf.zeros_like(one) for one in moved]
@@ -183,6 +186,15 @@ class Exchange:
         ):
             _set([variable, reference], reference.read_value() - one)
 
+    def _is_alone(self) -> bool:
+        """Whether there is nobody to exchange with, and nothing else to make of a movement."""
+        rule = self._outer.rule
+        is_mean = rule is not None and rule.name == "fedavg" and rule["learning_rate"] == 1.0
+        has_more = bool(self._loop.more([]))
+        return (
+            not self._loan.has_server and self._loan.member()[1] == 1 and is_mean and not has_more
+        )
+
     def _final(
         self, meeting: Meeting, moved: list[tf.Tensor], place: tuple[int, int]
     ) -> list[tf.Tensor] | None:
@@ -212,18 +224,13 @@ class Exchange:
             return []
         with self._loan.in_party():
             self._average_statistics(meeting, place)
-        factor = 1.0
-        if self._rule.name != "fedasync":  # which takes a mean with what there is
-            factor /= float(self._rule.get("learning_rate", 1.0))
-        if self._rule.name not in ("fedasync", "fedbuff"):
-            # Each push is added in full: the parties' movements together make one mean.
-            factor /= len(self._strategy._welcome.parties)
+        factor = factor_of(self._rule, len(self._strategy._welcome.parties))
         return _scaled(
             [
                 reference.read_value() - variable.read_value()
                 for reference, variable in zip(self._moving_reference, self._moving, strict=True)
             ],
-            factor,
+            factor or 0.0,
         )
 
     def _lose(self, steps: Sequence[tf.Tensor] | None, base: Sequence[tf.Variable]) -> None:

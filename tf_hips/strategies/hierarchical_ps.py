@@ -26,6 +26,7 @@ import dataclasses
 import json
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import PartyStrategy, chosen_compression, chosen_intra
 from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.strategies.rules import as_mean, check_optimizer, chosen_rule, weight_of
+from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
 from tf_hips.strategies.uplink import Way, make_uplink
 
 _SAME = "same"
@@ -163,6 +165,7 @@ class HierarchicalPS(PartyStrategy):
         self._client: Connection | None = None
         self._welcome: Welcome | None = None
         self._is_closed = False
+        self._statistics: dict[tuple[str, ...], Statistics] = {}
         self._bytes = (0, 0)
         self._num_gathers = 0
         self._is_resumed = False  # this process has taken over where its backup was made
@@ -434,6 +437,38 @@ class HierarchicalPS(PartyStrategy):
         self._num_gathers = int(place["gathers"])
         self._is_resumed = True
         self.write_event("came_back", **place)
+
+    def _reduce_gradients(
+        self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
+    ) -> list[tf.Tensor]:
+        with tf.init_scope():
+            statistics = self._statistics_of(variables, optimizer)
+        if statistics is None:
+            return super()._reduce_gradients(values, variables, optimizer)
+        count = len(values)
+        with tf.device("/cpu:0"):
+            values = [*values, *statistics.moved()]
+        sums = super()._reduce_gradients(values, [*variables, *statistics.variables], optimizer)
+        statistics.take(sums[count:])
+        return sums[:count]
+
+    def _statistics_of(self, variables: Sequence[tf.Variable], optimizer: Any) -> Statistics | None:
+        """What of a model goes up beside its gradients, where parties do not wait."""
+        rule, welcome, model = self._rule, self._welcome, self._model
+        if rule is None or welcome is None or model is None or self._loan is not None:
+            return None
+        factor = factor_of(rule, len(welcome.parties)) if rule.is_asynchronous else None
+        chosen = [] if factor is None else floating_statistics(model)
+        if factor is None or not chosen or not tf.executing_eagerly():
+            return None
+        key = tuple(variable._unique_id for variable in variables)
+        if key not in self._statistics:
+            self._beginning.of_model(model, variables, optimizer)
+            self._statistics[key] = Statistics(
+                chosen, factor / primitives.size(), self._make_variable
+            )
+            weakref.finalize(variables[0], self._statistics.pop, key, None)
+        return self._statistics[key]
 
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
         local = self._party_summing(gradients, label)
