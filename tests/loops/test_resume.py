@@ -16,14 +16,14 @@ from tests.support.ranks import ranks, run_parties
 
 pytestmark = pytest.mark.tf
 
-STOP_AT = 7  # steps of the second epoch, three of them in a round
+STOP_AT = 7  # steps of the second epoch, in the middle of a round
 
 
 class _StopError(Exception):
     pass
 
 
-def _run(strategy, worker, folder, *, is_stopped, options, steps_per_execution=1):
+def _run(strategy, worker, folder, *, is_stopped, options, stop_at, save_freq, execution=1):
     """One `fit`; the weights and slots at its end, or None where it is stopped."""
     import keras
 
@@ -38,7 +38,7 @@ def _run(strategy, worker, folder, *, is_stopped, options, steps_per_execution=1
             self.epoch = epoch
 
         def on_train_batch_begin(self, batch, logs=None):
-            if is_stopped and self.epoch == 1 and batch >= STOP_AT:
+            if is_stopped and self.epoch == 1 and batch >= stop_at:
                 raise _StopError
 
     keras.utils.set_random_seed(worker)
@@ -52,10 +52,10 @@ def _run(strategy, worker, folder, *, is_stopped, options, steps_per_execution=1
                 keras.layers.Dense(3),
             ]
         )
-        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=steps_per_execution)
+        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=execution)
     loop = FedAvg(model, strategy, **options)
     x, y = training.data(10 * 8, seed=worker)
-    backup = BackupAndRestore(folder, save_freq=1)
+    backup = BackupAndRestore(folder, save_freq=save_freq)
     history = None
     try:
         history = loop.fit(
@@ -90,7 +90,9 @@ def test_a_round_goes_on_where_it_was_stopped(tmp_path):
             tmp_path / folder,
             is_stopped=is_stopped,
             options=options | more,
-            steps_per_execution=3,
+            stop_at=STOP_AT,
+            save_freq=3,
+            execution=3,
         )
 
     undisturbed = run("undisturbed", is_stopped=False)
@@ -106,18 +108,23 @@ def _train_in_parties(folder):
     from tf_hips.strategies import HierarchicalPS
 
     results = []
+    is_south = False
     for run in _configs():
+        is_south = run.uplink.site == "south"
         strategy = HierarchicalPS("error_feedback(onebit)", downlink=None, config=run)
         results.append(
             _run(
                 strategy,
-                int(run.uplink.site == "south"),
+                int(is_south),
                 folder / ("undisturbed" if run.run == "undisturbed" else "backup"),
                 is_stopped=run.run == "stopped",
                 options={"local_steps": 4, "server_optimizer": "diloco", "normalise": True},
+                # The newest backups are of steps 16 and 18, which are of one round.
+                stop_at=STOP_AT + is_south,
+                save_freq=3 if is_south else 2,
             )
         )
-        strategy.close(reason="stopped" if run.run == "stopped" else None)
+        strategy.close()  # no reason: the other party has some steps to make
     undisturbed, stopped, resumed = results
     assert stopped is None
     assert resumed == undisturbed

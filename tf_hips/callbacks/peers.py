@@ -49,6 +49,19 @@ class Peers:
         everyone = self.strategy._gather_objects(value, label)
         return [one for one in everyone if one is not None]
 
+    @property
+    def has_rounds(self) -> bool:
+        """Whether parties train apart in the rounds of a loop, and meet in between."""
+        loan = None if self.strategy is None else self.strategy._loan
+        return loan is not None and loan.has_server and loan.keeps_step
+
+    def gather_from_whole_run(self, value: Any, label: str) -> list[Any]:
+        """JSON values of all workers of all parties, also where a loop keeps these apart."""
+        if self.strategy is None or self.strategy._loan is None:
+            return self.gather_from_all(value, label)
+        with self.strategy._loan.whole():
+            return self.gather_from_all(value, label)
+
     def together(self, action: Callable[[], Any]) -> list[Any]:
         """Runs `action` on all ranks; returns their JSON values when all are done.
 

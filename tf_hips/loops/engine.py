@@ -31,6 +31,7 @@ takes part with nothing until all have ended, or one wants to stop.
 Invariant: after a meeting, what is trained is equal on all that have exchanged, bit for bit.
 """
 
+import copy
 import json
 import time
 from collections.abc import Sequence
@@ -146,8 +147,10 @@ class Loop(keras.callbacks.Callback):
             callbacks = args[_CALLBACKS]
             args = (*args[:_CALLBACKS], None, *args[_CALLBACKS + 1 :])
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            if self not in callbacks.callbacks:
-                callbacks.append(self)
+            others = [one for one in callbacks.callbacks if one is not self]
+            callbacks = copy.copy(callbacks)  # the user's own stays as it is
+            callbacks.callbacks = [self, *others]
+            self.set_params(callbacks.params)
         else:
             callbacks = [self, *(tf.nest.flatten(callbacks) if callbacks else [])]
         if len(args) > _CALLBACKS:

@@ -20,6 +20,19 @@ from tf_hips.callbacks import resuming
 _ENUMERATE = "_enumerate_iterator"
 
 
+class _Steps(int):
+    """A number of steps that Keras never takes for its case of one.
+
+    There it asks for data without looking whether there are any, and where there are none parts of
+    a step have run when the error comes: the optimizer has counted it.
+    """
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
 class Executions:
     """Those of one model."""
 
@@ -88,7 +101,7 @@ class Executions:
         whole = model.steps_per_execution
         if window not in self._shorter:
             self._shorter[window] = model._make_function(model.train_step)
-        model.steps_per_execution = window  # read while the function is traced
+        model.steps_per_execution = _Steps(window)  # read while the function is traced
         try:
             return self._shorter[window](iterator)
         finally:
