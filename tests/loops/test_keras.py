@@ -216,3 +216,31 @@ def test_a_stop_ends_with_a_meeting():
     assert not np.array_equal(first, loop.model.get_weights()[0])
     # The next `fit` goes on.
     assert loop.fit(x, y, batch_size=BATCH, verbose=0).epoch == [0]
+
+
+@pytest.mark.parametrize("kind", ["FedAvg", "StreamingDiLoCo"])
+def test_a_loss_that_is_no_number_costs_a_round(kind, caplog):
+    import keras
+
+    from tf_hips import loops
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = _build()
+    options = {"fragments": 2} if kind == "StreamingDiLoCo" else {}
+    loop = getattr(loops, kind)(model, strategy, local_steps=2, **options)
+    finite = []
+
+    def look(batch, logs=None):
+        finite.append(all(np.isfinite(one).all() for one in model.get_weights()))
+
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    x, y = training.data(ROWS)
+    y[2 * BATCH] = np.nan  # in the third of five steps
+    loop.fit(x, y, batch_size=BATCH, verbose=0, shuffle=False, callbacks=[watch])
+    if kind == "FedAvg":
+        assert finite == [True, True, False, True, True]
+        assert "Round 1 goes on without the update of this party" in caplog.text
+    assert finite[-1]
+    assert all(np.isfinite(one.numpy()).all() for one in model.optimizer.variables)

@@ -68,7 +68,7 @@ class Exchange:
         self._statistics: list[tf.Variable] = []
         # Where nobody waits for anybody, statistics go up as tensors of their own.
         self._moving: list[tf.Variable] = []
-        self._moving_reference: list[tf.Variable] = []
+        self._measured: list[tf.Variable] = []  # what statistics were after the last meeting
 
     def find(self, model: keras.Model) -> None:
         """Looks which variables there are.
@@ -95,7 +95,7 @@ class Exchange:
         if rule is not None and rule.is_asynchronous:
             is_averaged = factor_of(rule, 1) is not None
             self._moving = self._statistics if is_averaged else []
-        self._moving_reference = _copies(self._moving, make, "statistic")
+        self._measured = _copies(self._statistics, make, "statistic")
         self._outer.make([variable.shape for variable in self.trained], make)
 
     def open(self) -> None:
@@ -146,6 +146,15 @@ class Exchange:
         if self._statistics and not self._moving:
             with self._loan.whole() if is_whole else self._loan.in_party():
                 self._average_statistics(meeting, place)
+            for measured, variable in zip(self._measured, self._statistics, strict=True):
+                measured.assign(variable.read_value(), read_value=False)
+
+    def go_back(self) -> None:
+        """Sets the model to what it was after the last meeting."""
+        for variable, before in zip(
+            [*self.trained, *self._statistics], [*self.reference, *self._measured], strict=True
+        ):
+            variable.assign(before.read_value(), read_value=False)
 
     def _exchange(self, meeting: Meeting, place: tuple[int, int], *, is_whole: bool) -> None:
         party, worker = place
@@ -175,16 +184,17 @@ class Exchange:
             received = self._final(meeting, moved, place)
         if received is None:
             self._lose(None, self._milestone)
+            for number, variable in enumerate(self._moving):
+                variable.assign(self._measured[number].read_value(), read_value=False)
             return
         count = len(received) - len(self._moving)
         self._lose(
             self._outer.steps(self._loop.incoming(received[:count], meeting, place)),
             self._milestone,
         )
-        for variable, reference, one in zip(
-            self._moving, self._moving_reference, received[count:], strict=True
-        ):
-            _set([variable, reference], reference.read_value() - one)
+        for number, (variable, one) in enumerate(zip(self._moving, received[count:], strict=True)):
+            measured = self._measured[number]
+            _set([variable, measured], measured.read_value() - one)
 
     def _is_alone(self) -> bool:
         """Whether there is nobody to exchange with, and nothing else to make of a movement."""
@@ -228,7 +238,7 @@ class Exchange:
         return _scaled(
             [
                 reference.read_value() - variable.read_value()
-                for reference, variable in zip(self._moving_reference, self._moving, strict=True)
+                for reference, variable in zip(self._measured, self._moving, strict=True)
             ],
             factor or 0.0,
         )
@@ -257,7 +267,11 @@ class Exchange:
         ]
         shares = meeting.party_shares()
         share = shares[party] * meeting.worker_shares(party)[worker]
-        if not chosen or not sum(shares):
+        if not sum(shares):
+            for variable, measured in zip(self._statistics, self._measured, strict=True):
+                variable.assign(measured.read_value(), read_value=False)
+            return
+        if not chosen:
             return
         values = [
             tf.cast(variable.read_value(), tf.float64) * share

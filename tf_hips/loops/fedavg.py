@@ -279,6 +279,11 @@ class HFA(Loop):
                 "HFA is for parties with a server above them; in one group of workers use FedAvg. "
                 "Received: a strategy without an uplink"
             )
+        if strategy._above is not None:
+            raise ConfigError(
+                "HFA is for parties whose workers meet by Horovod; those of a party's server "
+                '(`intra="ps"`) meet there in every round. Received: intra="ps"'
+            )
         self._local_steps = local_steps
         super().__init__(
             model,

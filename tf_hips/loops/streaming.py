@@ -199,8 +199,7 @@ class StreamingDiLoCo(Loop):
             ]
             self._pending.assign(self._cut(moved, fragment), read_value=False)
         else:  # what this member has done is lost, and its slots may hold NaN, too
-            for variable, reference in zip(self.trained, self.reference, strict=True):
-                variable.assign(reference.read_value(), read_value=False)
+            self._exchange.go_back()
             self._slots.restore()
             self._pending.assign(tf.zeros([self._size]), read_value=False)
         self._is_under_way = True
