@@ -92,7 +92,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# What a cut of executions touches; the others are for `make test-all`.
+QUICK = ("executions", "length unknown")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+)
 def test_one_worker_trains_as_under_plain_keras(kind):
     from tf_hips.strategies import local
 

@@ -183,6 +183,7 @@ def _train_in_parties(folder):
         (folder / f"{run.run}-{member}.json").write_text(json.dumps(told))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_methods_over_parties(tmp_path):
     import json

@@ -69,6 +69,7 @@ def _run(strategy, worker, folder, *, is_stopped, options, stop_at, save_freq, e
     return [one.tobytes().hex() for one in training.values(model)], history.history["loss"]
 
 
+@pytest.mark.slow
 @ranks(2)
 def test_a_round_goes_on_where_it_was_stopped(tmp_path):
     from tf_hips.comm import primitives

@@ -175,6 +175,7 @@ def _train_in_parties(folder):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_fragments_over_parties(tmp_path):
     with contextlib.ExitStack() as stack:
