@@ -433,20 +433,22 @@ class Loop(keras.callbacks.Callback):
             self.words(),
         )
         gathered = strategy._gather_objects([self.round, own.fields], "a meeting of a loop")
-        rounds = [number for number, _ in gathered]
+        present = [told for told in gathered if told is not None]
+        rounds = [number for number, _ in present]
         if len(set(rounds)) > 1:
             raise ProtocolError(
                 "All workers must be in the same round; take up backups of one. Received: rounds "
                 f"{rounds}, by worker"
             )
-        everyone = [Told.read(fields) for _, fields in gathered]
+        everyone = [Told.read(None if told is None else told[1]) for told in gathered]
         return Meeting(
             split(everyone, self._loan.sizes()), self._weighting, self._loan.level == PARTY
         )
 
     def _check(self, meeting: Meeting) -> None:
         for number, one in enumerate(meeting.everyone):
-            if one.ends and not one.samples and self.round == 0 and not one.stops:
+            has_none = one.ends and not one.samples and not one.stops and not one.is_absent
+            if has_none and self.round == 0:
                 raise ValueError(
                     f"A worker must have samples to train on. Received: none of worker {number}"
                 )

@@ -164,7 +164,7 @@ class Exchange:
                 _set([reference], variable.read_value())
             return
         moved = self.moved()
-        if not meeting.parties[party][worker].is_finite:
+        if not meeting.counts(party, worker):  # it may hold NaN
             moved = [tf.zeros_like(one) for one in moved]
         share = meeting.worker_shares(party)[worker]
         if self._in_party is None or self._over_parties is None:
@@ -260,10 +260,11 @@ class Exchange:
         """
         party, worker = place
         everyone = meeting.everyone
+        told = [one for one in everyone if not one.is_absent]
         chosen = [
             variable
             for number, variable in enumerate(self._statistics)
-            if len({one.statistics[number] for one in everyone}) > 1
+            if len(told) < len(everyone) or len({one.statistics[number] for one in told}) > 1
         ]
         shares = meeting.party_shares()
         share = shares[party] * meeting.worker_shares(party)[worker]
@@ -279,9 +280,13 @@ class Exchange:
             else tf.zeros(variable.shape, tf.float64)  # it may hold NaN
             for variable in chosen
         ]
-        totals = self._strategy._reduce_exactly(values, is_mean=False)
+        # Where a quorum goes on without some, shares of those present are less than 1.
+        shares_too = [*values, tf.constant([share], tf.float64)]
+        *totals, whole = self._strategy._reduce_exactly(shares_too, is_mean=False)
+        if not float(whole[0]):
+            return
         for variable, total in zip(chosen, totals, strict=True):
-            variable.assign(tf.cast(total, variable.dtype), read_value=False)
+            variable.assign(tf.cast(total / whole[0], variable.dtype), read_value=False)
 
 
 def _raw(variable: Any) -> tf.Variable:

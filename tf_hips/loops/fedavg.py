@@ -192,7 +192,7 @@ class FedAvg(Loop):
         sent = list(moved)
         if self._normalises and own.counts:
             members = meeting.members
-            mean = sum(share * one.words["effective"] for share, one in members)
+            mean = sum(share * one.words.get("effective", 0.0) for share, one in members)
             factor = mean / own.words["effective"]
             sent = [one * tf.cast(factor, one.dtype) for one in sent]
         if self._controls is not None:

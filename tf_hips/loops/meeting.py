@@ -27,6 +27,7 @@ class Told:
         stops: whether it wants all to stop.
         statistics: digests of its floating variables that no optimizer trains.
         words: what the loop adds, JSON values by name.
+        is_absent: whether the server's quorum has gone on without it; then nothing else is known.
     """
 
     steps: int
@@ -38,10 +39,13 @@ class Told:
     stops: bool = False
     statistics: tuple[int, ...] = ()
     words: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_absent: bool = False
 
     @classmethod
-    def read(cls, fields: dict[str, Any]) -> "Told":
-        """The value that `fields` were made of."""
+    def read(cls, fields: dict[str, Any] | None) -> "Told":
+        """The value that `fields` were made of; None: of one that is absent."""
+        if fields is None:
+            return cls(0, 0, takes_part=False, ends=True, is_absent=True)
         return cls(**{**fields, "statistics": tuple(fields["statistics"])})
 
     @property
