@@ -130,7 +130,7 @@ def test_class_weights_and_callbacks_given_by_position():
     seen = []
     callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
     targets = np.arange(ROWS) % 2
-    loop.fit(x, targets[:, None], BATCH, 2, 0, [callback], class_weight={0: 1.0, 1: 2.0})
+    loop.fit(x, targets[:, None], BATCH, 2, 0, [callback, loop], class_weight={0: 1.0, 1: 2.0})
     assert seen == [0, 1]
     container = keras.callbacks.CallbackList([callback], add_history=True, model=loop.model)
     loop.fit(x, targets[:, None], BATCH, 2, 0, callbacks=container)

@@ -152,7 +152,8 @@ class Loop(keras.callbacks.Callback):
             callbacks.callbacks = [self, *others]
             self.set_params(callbacks.params)
         else:
-            callbacks = [self, *(tf.nest.flatten(callbacks) if callbacks else [])]
+            flat = tf.nest.flatten(callbacks) if callbacks else []
+            callbacks = [self, *(one for one in flat if one is not self)]
         if len(args) > _CALLBACKS:
             args = (*args[:_CALLBACKS], callbacks, *args[_CALLBACKS + 1 :])
             return self._model.fit(*args, **kwargs)
