@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.errors import ProtocolError
 from tf_hips.loops.meeting import Meeting
 from tf_hips.loops.outer import Outer
 from tf_hips.strategies.gradients import Gradient
@@ -226,6 +227,12 @@ class Exchange:
         if rule.is_mean:
             weight = meeting.weight(party)
             return self._over_parties(sent, weight, is_sent=weight > 0)
+        if any(one.is_absent for one in meeting.everyone):
+            # It multiplies what is there as if those who are absent had sent a share, too.
+            raise ProtocolError(
+                "Where a server's quorum may go on without a party of a loop, its rule must take a "
+                f"mean: `--rule mean`. Received: {rule}"
+            )
         return self._over_parties(_scaled(sent, shares[party]))
 
     def _moves(self, meeting: Meeting, place: tuple[int, int]) -> list[tf.Tensor]:
