@@ -6,7 +6,7 @@ has the same optimizer, so after the same number of steps the weights must be th
 checks it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -108,11 +108,17 @@ def data(name: str, model: keras.Model, rank: int) -> tf.data.Dataset:
 class Fit:
     """Steps of `fit`, under the strategy that the model was built with."""
 
-    def __init__(self, model: keras.Model, dataset: tf.data.Dataset) -> None:
-        self.model, self._dataset = model, dataset
+    def __init__(
+        self,
+        model: keras.Model,
+        dataset: tf.data.Dataset,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ) -> None:
+        self.model, self._dataset, self._callbacks = model, dataset, callbacks
 
     def __call__(self, ended: Ended) -> None:
-        self.model.fit(self._dataset, steps_per_epoch=FOR_EVER, verbose=0, callbacks=[Ends(ended)])
+        callbacks = [*self._callbacks, Ends(ended)]
+        self.model.fit(self._dataset, steps_per_epoch=FOR_EVER, verbose=0, callbacks=callbacks)
 
 
 class Loop:

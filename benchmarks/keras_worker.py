@@ -30,6 +30,7 @@ class Worker:
     def __init__(self) -> None:
         self._strategy: Any = None
         self._rank = 0
+        self._local_steps = 0
         self._runs: dict[tuple[str, str], Run] = {}
 
     def imports(self) -> dict[str, float]:
@@ -51,13 +52,18 @@ class Worker:
         names = ("tensorflow", "tf_hips", "keras", "HierarchicalPS")
         return dict(zip(names, _differences(times), strict=True))
 
-    def start(self, strategy: bool, compression: str | None = None) -> dict[str, Any]:
+    def start(
+        self, strategy: bool, compression: str | None = None, local_steps: int = 0
+    ) -> dict[str, Any]:
         """Makes a strategy, or starts Horovod as its users do; with one process and no strategy,
         neither.
 
-        With `compression` the strategy is `CompressedRing`, else `HierarchicalPS`.
+        With `compression` the strategy is `CompressedRing`, else `HierarchicalPS`. With
+        `local_steps` models train under `FedAvg`, each with a strategy of its own.
         """
         import tensorflow  # noqa: F401
+
+        self._local_steps = local_steps
 
         if strategy:
             import tf_hips
@@ -117,6 +123,33 @@ class Worker:
             "cpu": time.process_time() - used,
         }
 
+    def meetings(self, model: str, count: int) -> dict[str, Any]:
+        """Seconds of meetings of one worker with itself, Nesterov's step included."""
+        from benchmarks import keras_models
+
+        loop = self._loop(model, server_optimizer="diloco", local_steps=1)
+        times: list[float] = []
+        meet = loop.meet
+
+        def timed(*, ends: bool = False) -> None:
+            began = time.perf_counter()
+            meet(ends=ends)
+            times.append(time.perf_counter() - began)
+
+        loop.meet = timed
+        dataset = keras_models.data(model, loop.model, self._rank)
+        loop.fit(dataset, steps_per_epoch=count, verbose=0)
+        return {"seconds": times[1:count]}
+
+    def _loop(self, model: str, **options: Any) -> Any:
+        import tf_hips
+        from benchmarks import keras_models
+
+        strategy = tf_hips.CompressedRing()
+        with strategy.scope():
+            made = keras_models.make(model)
+        return tf_hips.FedAvg(made, strategy, **options)
+
     def accuracy(self, compression: str | None, seed: int, epochs: int) -> dict[str, Any]:
         """Accuracy on handwritten digits, held out, after training under `CompressedRing`."""
         import keras
@@ -146,6 +179,10 @@ class Worker:
     def _trainer(self, model: str, variant: str) -> Any:
         from benchmarks import keras_models
 
+        if variant == "ours" and self._local_steps:
+            loop = self._loop(model, local_steps=self._local_steps)
+            dataset = keras_models.data(model, loop.model, self._rank)
+            return keras_models.Fit(loop.model, dataset, [loop])
         scope = self._strategy.scope() if variant == "ours" else contextlib.nullcontext()
         with scope:
             made = keras_models.make(model)

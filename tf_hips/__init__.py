@@ -18,7 +18,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CompressedRing": "tf_hips.strategies",
+    "FedAvg": "tf_hips.loops",
+    "HFA": "tf_hips.loops",
     "HierarchicalPS": "tf_hips.strategies",
+    "StreamingDiLoCo": "tf_hips.loops",
     "Compressor": "tf_hips.ops",
     "bf16": "tf_hips.ops",
     "bisparse": "tf_hips.ops",
@@ -48,7 +51,7 @@ _HOMES = {
     "warmup": "tf_hips.ops",
 }
 
-_PACKAGES = ("callbacks", "models")
+_PACKAGES = ("callbacks", "loops", "models")
 
 __all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 

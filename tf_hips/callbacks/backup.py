@@ -344,6 +344,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         fetched = self._fetch(backups[-1].number + 1 if backups else 1)
         if fetched is not None:
             return fetched
+        if self._peers.has_rounds:
+            return self._choose_by_round(backups)
         everyone = self._peers.gather_from_all(
             [[one.epoch, one.step] for one in backups], "backups of this run"
         )
@@ -361,6 +363,26 @@ class BackupAndRestore(keras.callbacks.Callback):
                 + told
             )
         return common[-1]
+
+    def _choose_by_round(self, backups: list[Backup]) -> Backup | None:
+        """The newest backup of the newest round that all parties have one of.
+
+        In a round of a loop parties train apart, and are rarely at the same step.
+        """
+        rounds = self._peers.on_first(
+            lambda: [(self._meta(one).get("place") or {}).get("round") for one in backups]
+        )
+        everyone = self._peers.gather_from_whole_run(rounds, "backups of this run")
+        if not any(everyone):
+            return None
+        common = set(rounds).intersection(*map(set, everyone)) - {None}
+        if not common:
+            told = "; ".join(f"worker {number}: {places}" for number, places in enumerate(everyone))
+            raise ValueError(
+                "All parties must have a backup of the same round; keep more of them. Received "
+                f"rounds of each: {told}"
+            )
+        return backups[max(place for place, one in enumerate(rounds) if one == max(common))]
 
     def _take_place(self, backup: Backup) -> bool:
         """Comes back to the run that `backup` is of, if it goes on; the same on all ranks."""
@@ -412,7 +434,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         num_steps = (self.params or {}).get("steps")
         if backup.step and num_steps != meta["steps_per_epoch"]:
             told.append(f"an epoch has {num_steps} steps and had {meta['steps_per_epoch']}")
-        if backup.step % self.model.steps_per_execution:
+        if backup.step % self.model.steps_per_execution and not self._peers.cuts_executions:
             told.append(
                 f"`steps_per_execution` is {self.model.steps_per_execution} and does not divide "
                 f"the step {backup.step}"

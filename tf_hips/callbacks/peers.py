@@ -31,6 +31,11 @@ class Peers:
         # This party's name, where there are several.
         self.site: str | None = None if uplink is None else uplink.site
 
+    @property
+    def cuts_executions(self) -> bool:
+        """Whether executions may be shorter than `steps_per_execution`, as a loop cuts them."""
+        return self.strategy is not None and self.strategy._loan is not None
+
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks of the party, in rank order."""
         if self.strategy is None:
@@ -43,6 +48,19 @@ class Peers:
             return [value]
         everyone = self.strategy._gather_objects(value, label)
         return [one for one in everyone if one is not None]
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether parties train apart in the rounds of a loop, and meet in between."""
+        loan = None if self.strategy is None else self.strategy._loan
+        return loan is not None and loan.has_server and loan.keeps_step
+
+    def gather_from_whole_run(self, value: Any, label: str) -> list[Any]:
+        """JSON values of all workers of all parties, also where a loop keeps these apart."""
+        if self.strategy is None or self.strategy._loan is None:
+            return self.gather_from_all(value, label)
+        with self.strategy._loan.whole():
+            return self.gather_from_all(value, label)
 
     def together(self, action: Callable[[], Any]) -> list[Any]:
         """Runs `action` on all ranks; returns their JSON values when all are done.

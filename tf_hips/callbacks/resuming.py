@@ -62,6 +62,27 @@ def begin_anew(model: keras.Model) -> None:
     _places.pop(model, None)
 
 
+def left_out(model: keras.Model, epoch: int) -> int:
+    """Steps of an epoch of the running `fit` that a resumed run has made already; mostly 0."""
+    place = _places.get(model)
+    return place.step if place is not None and place.epoch == epoch else 0
+
+
+def epoch_iterator(model: keras.Model) -> Any:
+    """What the running `fit` of `model` takes its steps from: an EpochIterator of Keras'."""
+    return _Fit(model).steps
+
+
+def put_first(callback: keras.callbacks.Callback) -> None:
+    """Moves a callback to the beginning of the list that calls it right now."""
+    for frame in _frames():
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList):
+            others = [one for one in owner.callbacks if one is not callback]
+            owner.callbacks = [callback, *others]
+            return
+
+
 def put_last(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
     """Moves a callback to the end of the list that calls it right now; returns the others."""
     for frame in _frames():
@@ -144,11 +165,14 @@ def leave_out(model: keras.Model, epoch: int, step: int, begin: Callable[[Any], 
             step,
         )
 
+    # Of this object, where somebody cuts its executions.
+    whole = vars(steps).pop("_enumerate_iterator", steps._enumerate_iterator)
+
     def rest() -> Iterator[Any]:
-        del steps._enumerate_iterator  # of this object only: the next epoch is a whole one
+        del steps._enumerate_iterator  # the next epoch is a whole one
         batch = None
         has_begun = False
-        for first, last, iterator in steps._enumerate_iterator():
+        for first, last, iterator in whole():
             if first < step:
                 for number in range(first, last + 1):
                     if not place.is_told:

@@ -82,7 +82,13 @@ class Fitting:
             arguments["callbacks"] = [*self._for_this_rank(callbacks), closing]
         if self._strategy.global_rank and arguments.get("verbose", "auto") == "auto":
             arguments["verbose"] = 0  # one progress bar, not one for each worker
-        with self._as("fit", model):
+        loan = self._strategy._loan
+        on_loan = (
+            contextlib.nullcontext()
+            if loan is None
+            else loan.training(_flat(arguments["callbacks"]))
+        )
+        with self._as("fit", model), on_loan:
             return self._failures.translated(method)(**arguments)
 
     def evaluate(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
@@ -114,6 +120,9 @@ class Fitting:
         """What Keras asks for at the end of an epoch and of an evaluation."""
         if not self._running:
             return method(*args, **kwargs)
+        loan = self._strategy._loan
+        if self._running[-1] == "fit" and loan is not None and loan.is_open:
+            loan.owner.close_epoch()
         if self._running[-1] == "fit" and not self._strategy._is_alone():
             self.average_statistics(model)
         return self._over_replicas(model, _named(method, args, kwargs)["logs"], method)
@@ -225,6 +234,12 @@ class Fitting:
             elif type(callback) not in _REPORTERS:
                 kept.append(callback)
         return kept
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(tf.nest.flatten(callbacks))
 
 
 def _check(model: keras.Model, strategy: Any) -> None:

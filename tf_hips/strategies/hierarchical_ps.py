@@ -26,6 +26,7 @@ import dataclasses
 import json
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,12 @@ from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import Connection, connect
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
+from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import PartyStrategy, chosen_compression, chosen_intra
 from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.strategies.rules import as_mean, check_optimizer, chosen_rule, weight_of
+from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
 from tf_hips.strategies.uplink import Way, make_uplink
 
 _SAME = "same"
@@ -162,6 +165,7 @@ class HierarchicalPS(PartyStrategy):
         self._client: Connection | None = None
         self._welcome: Welcome | None = None
         self._is_closed = False
+        self._statistics: dict[tuple[str, ...], Statistics] = {}
         self._bytes = (0, 0)
         self._num_gathers = 0
         self._is_resumed = False  # this process has taken over where its backup was made
@@ -253,15 +257,19 @@ class HierarchicalPS(PartyStrategy):
         return facts
 
     def _together(self) -> Welcome | None:
-        """What is known of the other parties, if this one keeps step with them."""
         is_apart = self._rule is not None and self._rule.is_asynchronous
-        return None if is_apart else self._welcome
+        return None if is_apart or self._apart else self._welcome
+
+    def _has_server(self) -> bool:
+        return self._welcome is not None
 
     def _num_workers(self) -> int:
         welcome = self._together()
-        return sum(welcome.workers) if welcome is not None else primitives.size()
+        return sum(welcome.workers) if welcome is not None else super()._num_workers()
 
     def _replica(self) -> int:
+        if self._apart == WORKER:
+            return 0
         return self.global_rank if self._together() is not None else primitives.rank()
 
     def sample_group(self) -> tuple[int, int]:
@@ -279,7 +287,8 @@ class HierarchicalPS(PartyStrategy):
         return sum(before) + primitives.rank()
 
     def _is_alone(self) -> bool:
-        return self._welcome is None and super()._is_alone()
+        is_in_party = self._welcome is None or self._apart is not None
+        return is_in_party and super()._is_alone()
 
     def _codecs(self) -> dict[str, Compressor | None]:
         if self._welcome is None:
@@ -301,14 +310,14 @@ class HierarchicalPS(PartyStrategy):
         return is_above or (self._rule is not None and self._rule.keeps_state)
 
     def _check_optimizer(self, optimizer: Any) -> None:
-        if self._rule is not None:
+        if self._rule is not None and self._loan is None:
             check_optimizer(self._rule, optimizer)
 
     def _counts_steps(self) -> bool:
-        return self._welcome is None
+        return self._welcome is None or self._apart is not None
 
     def _check_new_sum(self) -> None:
-        if self._welcome is not None and self._num_sums:
+        if self._welcome is not None and self._num_sums and self._apart is None:
             raise ValueError(
                 "A run with an uplink trains one model with one optimizer. Received: gradients of "
                 "another model; start another run for it"
@@ -372,14 +381,19 @@ class HierarchicalPS(PartyStrategy):
         return synced
 
     def _place(self) -> dict[str, Any] | None:
-        if self._welcome is None or not self._sums:
+        if self._loan is not None:
+            step = self._loan.round_step
+        else:
+            step = next((made.step for made in self._sums.values()), None)
+        if self._welcome is None or step is None:
             return None
-        [made] = self._sums.values()
-        round_number = int(made.step.numpy())
+        round_number = int(step.numpy())
         session = self._welcome.session
         return {"session": session, "round": round_number, "gathers": self._num_gathers}
 
     def _note_place(self, place: dict[str, Any]) -> None:
+        if self._loan is not None and self._loan.is_busy:
+            return  # it is told of the next backup; until then it keeps more than it needs
         try:
             self._connected().backed_up(place["round"], place["gathers"])
         except PeerError as error:
@@ -425,20 +439,66 @@ class HierarchicalPS(PartyStrategy):
         self._is_resumed = True
         self.write_event("came_back", **place)
 
+    def _reduce_gradients(
+        self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
+    ) -> list[tf.Tensor]:
+        with tf.init_scope():
+            statistics = self._statistics_of(variables, optimizer)
+        if statistics is None:
+            return super()._reduce_gradients(values, variables, optimizer)
+        count = len(values)
+        with tf.device("/cpu:0"):
+            values = [*values, *statistics.moved()]
+        sums = super()._reduce_gradients(values, [*variables, *statistics.variables], optimizer)
+        statistics.take(sums[count:])
+        return sums[:count]
+
+    def _statistics_of(self, variables: Sequence[tf.Variable], optimizer: Any) -> Statistics | None:
+        """What of a model goes up beside its gradients, where parties do not wait."""
+        rule, welcome, model = self._rule, self._welcome, self._model
+        if rule is None or welcome is None or model is None or self._loan is not None:
+            return None
+        factor = factor_of(rule, len(welcome.parties)) if rule.is_asynchronous else None
+        chosen = [] if factor is None else floating_statistics(model)
+        if factor is None or not chosen or not tf.executing_eagerly():
+            return None
+        key = tuple(variable._unique_id for variable in variables)
+        if key not in self._statistics:
+            self._beginning.of_model(model, variables, optimizer)
+            self._statistics[key] = Statistics(
+                chosen, factor / primitives.size(), self._make_variable
+            )
+            weakref.finalize(variables[0], self._statistics.pop, key, None)
+        return self._statistics[key]
+
     def _make_summing(self, gradients: Sequence[Gradient], label: str) -> Summing:
-        local = self._in_party.summing(
-            gradients,
+        local = self._party_summing(gradients, label)
+        if self._welcome is None or self._rule is None or self._apart is not None:
+            return local
+        above = self._uplink_summing(gradients, label)
+        uplink = as_mean(self._rule, self._welcome, above.reducer)
+
+        def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+            return uplink(local.reducer(vectors, step), step)
+
+        return dataclasses.replace(above, reducer=reduce)
+
+    def _party_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:
+        return self._in_party.summing(
+            tensors,
             label,
             seed=self._run.seed,
             worker=self.global_rank,
             make_variable=self._make_variable,
             # On its way to a server a sum is encoded in any case: see below.
-            complain=self._complaint(gradients) if self._welcome is None else None,
+            complain=self._complaint(tensors) if self._welcome is None else None,
         )
-        if self._welcome is None or self._rule is None:
-            return local
+
+    def _uplink_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:
+        if self._welcome is None:
+            return super()._uplink_summing(tensors, label)
         site = self._run.uplink.site if self._run.uplink else ""
-        up, down = self._for_model(gradients)
+        up, down = self._for_model(tensors)
         uplink = make_uplink(
             Way(
                 self._exchange,
@@ -448,18 +508,12 @@ class HierarchicalPS(PartyStrategy):
             ),
             up,
             down,
-            [gradient.num_elements for gradient in gradients],
+            [tensor.num_elements for tensor in tensors],
             label,
             self._make_variable,
         )
-
-        uplink = as_mean(self._rule, self._welcome, uplink)
-
-        def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
-            return uplink(local.reducer(vectors, step), step)
-
         # Encoding for the server hides what is not finite, so it is looked for before.
-        return Summing(reduce, only_float32=True, first_step=self._welcome.round)
+        return Summing(uplink, only_float32=True, first_step=self._welcome.round)
 
     def _for_model(self, gradients: Sequence[Gradient]) -> tuple[Compressor, Compressor]:
         """How gradients go up and come down, now that they are known."""
@@ -473,7 +527,7 @@ class HierarchicalPS(PartyStrategy):
         return up, down
 
     def _begin_sum(self, made: GradientSum) -> None:
-        if self._welcome is None:
+        if self._welcome is None or self._apart is not None:
             return
         first = self._state.restored_step(made.step) or self._welcome.round
         on_rank_0(lambda: self._agree_model(made.gradients, first))
@@ -511,6 +565,8 @@ class HierarchicalPS(PartyStrategy):
     def _weight(self) -> float | None:
         if self._rule is None or self._welcome is None:
             return None
+        if self._loan is not None:
+            return self._loan.weight if self._rule.is_mean else None
         return weight_of(self._rule, self._welcome)
 
     def _read_bytes(self) -> tuple[int, int]:

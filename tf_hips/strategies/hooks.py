@@ -196,9 +196,16 @@ def _building(
     adapter: Any = getattr(iterator, "data_adapter", None)
     if strategy is not None and getattr(adapter, "enqueuer", None) is not None:
         iterator, data_batch = None, adapter._standardize_batch(adapter.py_dataset[0])
-    keras_method(model, iterator=iterator, data_batch=data_batch)
-    if strategy is not None:
-        strategy._fitting.built(model)
+    if strategy is None:
+        keras_method(model, iterator=iterator, data_batch=data_batch)
+        return
+    try:
+        keras_method(model, iterator=iterator, data_batch=data_batch)
+    except StopIteration:
+        raise ValueError(
+            "A worker must have samples, at least one batch of them. Received: data without any"
+        ) from None
+    strategy._fitting.built(model)
 
 
 def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
@@ -216,6 +223,8 @@ def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) 
     strategy = _at_work()
     if strategy is not None and not strategy._is_alone():
         return gradients
+    if strategy is not None and strategy._loan is not None and strategy._loan.corrects():
+        return gradients  # what is corrected is clipped afterwards
     return keras_method(optimizer, gradients)
 
 

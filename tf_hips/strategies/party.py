@@ -52,6 +52,7 @@ from tf_hips.strategies.gradients import (
     nonfinite_text,
     without,
 )
+from tf_hips.strategies.loan import WORKER, Loan
 from tf_hips.strategies.state import StrategyState
 from tf_hips.strategies.turns import Turns
 
@@ -138,6 +139,7 @@ class PartyStrategy(tf.distribute.Strategy):
         self._model: keras.Model | None = None
         self._is_running = False
         self._reduced: tuple[list[Any], Any] | None = None
+        self._loan: Loan | None = None  # while a loop decides when replicas meet
         super().__init__(Extended(self, device()))
         self._turns = Turns(self._make_variable)
         hooks.register(self)
@@ -146,7 +148,7 @@ class PartyStrategy(tf.distribute.Strategy):
 
     def _num_workers(self) -> int:
         """Workers over which gradients are summed."""
-        return primitives.size()
+        return 1 if self._apart == WORKER else primitives.size()
 
     def sample_group(self) -> tuple[int, int]:
         """Which group of workers this one shares its noise and its batches with, and of how many.
@@ -154,11 +156,24 @@ class PartyStrategy(tf.distribute.Strategy):
         Every worker is a group of its own here. Dropout's seeds and `tf_hips.shard` ask this and
         nothing else, so a strategy that gives several workers the same batch overrides it.
         """
-        return self.global_rank, self._num_workers()
+        return self.global_rank, primitives.size()
 
     def _replica(self) -> int:
         """Number of this worker among those over which gradients are summed."""
-        return self.global_rank
+        return 0 if self._apart == WORKER else self.global_rank
+
+    @property
+    def _apart(self) -> str | None:
+        """In a local phase of a loop, within what replicas stay equal; else None."""
+        return None if self._loan is None else self._loan.apart
+
+    def _together(self) -> Any:
+        """What is known of the other parties, if this one keeps step with them."""
+        return None
+
+    def _has_server(self) -> bool:
+        """Whether there is a server above the party."""
+        return False
 
     def _over_parties(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str] = "sum"
@@ -195,12 +210,24 @@ class PartyStrategy(tf.distribute.Strategy):
         del gradients
         return Summing(lambda vectors, step: plain(vectors, label))
 
+    def _party_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:
+        """How what differs between the workers of a party is summed over them."""
+        return self._make_summing(tensors, label)
+
+    def _uplink_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:
+        """How what is equal in each party is merged over the parties.
+
+        Raises:
+            ProtocolError: there is no server.
+        """
+        raise ProtocolError(f"Nothing goes up without an uplink. Received: {label}")
+
     def _begin_sum(self, made: GradientSum) -> None:
         """Called once for each list of gradients, on all ranks, before its first step."""
 
     def _is_alone(self) -> bool:
         """Whether gradients of this worker are the sum already."""
-        return primitives.size() == 1
+        return primitives.size() == 1 or self._apart == WORKER
 
     def _codecs(self) -> dict[str, Compressor | None]:
         """How gradients are encoded, by the name of the argument that says so."""
@@ -288,6 +315,8 @@ class PartyStrategy(tf.distribute.Strategy):
         outer = self._model, self._is_running
         self._model, self._is_running = model, True
         before = self._num_reductions
+        if self._loan is not None:
+            self._loan.count(fn, args)
         try:
             if not tf.executing_eagerly():
                 result = super().run(fn, args, kwargs, options)
@@ -415,10 +444,13 @@ class PartyStrategy(tf.distribute.Strategy):
                 self._sums[key] = made
                 # The residuals are as large as the model: they go when it goes.
                 weakref.finalize(variables[0], self._sums.pop, key, None)
-        if self._is_alone():
+        corrects = self._loan is not None and self._loan.corrects()
+        if self._is_alone() and not corrects:
             return self._sums[key].in_turn(self._turns, values, optimizer)
         with tf.device(self._sum_device()):
             sums = self._sums[key].in_turn(self._turns, values, optimizer)
+        if self._loan is not None and corrects:
+            sums = self._loan.corrected(sums, variables)
         # Keras would have clipped before, each replica by its own norm.
         return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
 
@@ -451,7 +483,7 @@ class PartyStrategy(tf.distribute.Strategy):
             is_alone=self._is_alone(),
             sparse=sparse,
             apart=apart,
-            nonfinite=self._nonfinite,
+            nonfinite=self._nonfinite_in_a_step(),
             make_variable=self._make_variable,
             failures=self._failures,
             rank=primitives.rank(),
@@ -459,7 +491,7 @@ class PartyStrategy(tf.distribute.Strategy):
 
     def _complaint(self, gradients: Sequence[Gradient]) -> Complain | None:
         """What a reducer calls where a gradient is not finite; None if it may pass."""
-        if self._nonfinite != "raise":
+        if self._nonfinite_in_a_step() != "raise":
             return None
 
         def complain(step: np.int64, position: int, rank: int) -> np.int64:
@@ -467,6 +499,11 @@ class PartyStrategy(tf.distribute.Strategy):
             raise NonFiniteError(f"{text}{int(step)}")
 
         return self._failures.kept(complain)
+
+    def _nonfinite_in_a_step(self) -> str:
+        """What to do about gradients that are not finite; a loop refuses what they come to."""
+        is_refused_later = self._apart is not None and self._nonfinite == "raise"
+        return "propagate" if is_refused_later else self._nonfinite
 
     def _sparse_gradients(
         self, values: Sequence[Any], gradients: Sequence[Gradient]

@@ -27,6 +27,8 @@ def is_additive(optimizer: Any) -> bool:
 
     True for SGD and Lion without clipping; False for what is not known.
     """
+    if optimizer is None:  # a sum that no optimizer gets
+        return False
     clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     return type(optimizer) in _ADDITIVE and not any(clips)
 

@@ -63,8 +63,10 @@ class StrategyState(tf.Module):
         self.about = _Facts(self._facts)
 
     @contextlib.contextmanager
-    def new_list(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
+    def new_list(self, variables: Sequence[tf.Variable]) -> Iterator["_ListState"]:
         """While what belongs to one list of gradients is made; keeps it until the model goes.
+
+        What is tracked by TensorFlow may be set as an attribute of what this yields.
 
         Args:
             variables: those whose gradients these are.
@@ -72,8 +74,8 @@ class StrategyState(tf.Module):
         books = self._books
         outer, books.open = books.open, _ListState()
         try:
-            yield
             made = books.open
+            yield made
         finally:
             books.open = outer
         number = books.num_lists
@@ -127,7 +129,7 @@ class StrategyState(tf.Module):
         """
         strategy = self._books.owner()
         downlink = strategy._codecs().get("downlink")
-        if strategy._counts_steps():
+        if not strategy._has_server():
             return True
         return not strategy._has_kept_rule() and (downlink is None or not downlink.has_state)
 

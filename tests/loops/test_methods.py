@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each method beside plain NumPy: the server's side bit for bit, local steps to 1e-6."""
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+
+from tests.strategies.test_hierarchical_ps import (
+    SITES,
+    _configs,
+    party_environments,
+    serving,
+    write_configs,
+)
+from tests.support.ranks import ranks, run_parties
+from tf_hips.errors import ConfigError
+
+pytestmark = pytest.mark.tf
+
+RATE = 0.05
+ROUNDS = 4
+ROWS = (8, 4)  # in a batch of each member
+STEPS = (2, 3)  # in a round of each member
+
+# Name, options of FedAvg, momentum of the local optimizer.
+METHODS = {
+    "fedavg": ({}, 0.9),
+    "uniform": ({"weighting": "uniform"}, 0.0),
+    "fedavgm": ({"server_optimizer": "fedavgm(0.5, 0.9)"}, 0.0),
+    "fedadam": ({"server_optimizer": "fedadam(0.01)"}, 0.0),
+    "fedyogi": ({"server_optimizer": "fedyogi(0.01)"}, 0.0),
+    "fedadagrad": ({"server_optimizer": "fedadagrad(0.01)"}, 0.0),
+    "diloco": ({"server_optimizer": "diloco"}, 0.0),
+    "fedprox": ({"prox_mu": 0.5}, 0.0),
+    "fednova": ({"normalise": True}, 0.9),
+    "scaffold": ({"scaffold": True, "server_optimizer": "fedavg(0.5)"}, 0.0),
+    "sampled": ({"participation": 1}, 0.0),
+}
+
+
+def _batches(member):
+    """Batches of one member, all different."""
+    generator = np.random.default_rng(member)
+    count = ROUNDS * STEPS[member]
+    x = generator.normal(size=(count, ROWS[member], 6)).astype(np.float32)
+    y = generator.normal(size=(count, ROWS[member], 3)).astype(np.float32) + member
+    return x, y
+
+
+def _train(strategy, member, options, momentum, compression=None):
+    """Meetings of one run: what each member had before, and had afterwards."""
+    import keras
+
+    from tf_hips.loops import FedAvg
+
+    class Recorded(FedAvg):
+        meetings: list
+
+        def meet(self, *, ends=False):
+            before = self.model.get_weights()
+            super().meet(ends=ends)
+            self.meetings.append((before, self.model.get_weights()))
+
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(RATE, momentum=momentum), "mse")
+    loop = Recorded(model, strategy, local_steps=STEPS[member], **options)
+    loop.meetings = []
+    first = model.get_weights()
+    x, y = (one.reshape(-1, one.shape[-1]) for one in _batches(member))
+    loop.fit(x, y, batch_size=ROWS[member], verbose=0, shuffle=False)
+    assert len(loop.meetings) == ROUNDS + 1
+    return [(first, first), *loop.meetings[:ROUNDS]]
+
+
+def _check(name, meetings, seed):
+    """`meetings`, of each member, beside NumPy."""
+    from tests.loops import oracle
+    from tf_hips.loops import methods
+
+    options, momentum = METHODS[name]
+    kind = name if name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "diloco") else "fedavg"
+    rates = {"fedavgm": 0.5, "diloco": 0.7, "fedavg": 0.5 if name == "scaffold" else 1.0}
+    rule = oracle.Rule(kind, rates.get(kind, 0.01))
+    f = np.float32
+    velocities = [[np.zeros((6, 3), f), np.zeros(3, f)] for _ in ROWS]
+    common, own = [[np.zeros((6, 3), f), np.zeros(3, f)] for _ in range(2)], None
+    common = common[0]
+    own = [[np.zeros((6, 3), f), np.zeros(3, f)] for _ in ROWS]
+    for number in range(ROUNDS):
+        start = meetings[0][number][1]
+        counted = set(range(2))
+        if "participation" in options:
+            counted = methods.sampled(seed, number, 2, 1)
+        moved, news = [], []
+        for member, told in enumerate(meetings):
+            for here, there in zip(told[number][1], start, strict=True):
+                np.testing.assert_array_equal(here, there)  # all begin with the same
+            x, y = _batches(member)
+            place = slice(number * STEPS[member], (number + 1) * STEPS[member])
+            shift = [c - i for c, i in zip(common, own[member], strict=True)]
+            expected = oracle.local(
+                start,
+                list(zip(x[place], y[place], strict=True)),
+                RATE,
+                mu=options.get("prox_mu", 0.0),
+                shift=shift,
+                momentum=momentum,
+                velocity=velocities[member],
+            )
+            before = told[number + 1][0]
+            for mine, theirs in zip(before, expected, strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+            moved.append([a - b for a, b in zip(start, before, strict=True)])
+            factor = f(1.0 / (STEPS[member] * float(f(RATE))))
+            news.append(
+                [i - c + d * factor for i, c, d in zip(own[member], common, moved[-1], strict=True)]
+            )
+        is_uniform = "scaffold" in options or options.get("weighting") == "uniform"
+        counts = [
+            (1.0 if is_uniform else ROWS[member] * STEPS[member]) * (member in counted)
+            for member in range(2)
+        ]
+        shares = [one / sum(counts) for one in counts]
+        sent = moved
+        if "normalise" in options:
+            norms = [methods.effective_steps(steps, momentum) for steps in STEPS]
+            mean = sum(share * norm for share, norm in zip(shares, norms, strict=True))
+            sent = [[one * f(mean / norms[member]) for one in moved[member]] for member in range(2)]
+        merged = [f(shares[0]) * a + f(shares[1]) * b for a, b in zip(*sent, strict=True)]
+        steps = rule(merged)
+        for before, step, after in zip(start, steps, meetings[0][number + 1][1], strict=True):
+            np.testing.assert_array_equal(after, before - step)
+        if "scaffold" in options:
+            common = [
+                c - (f(0.5) * (i0 - n0) + f(0.5) * (i1 - n1))
+                for c, i0, n0, i1, n1 in zip(common, own[0], news[0], own[1], news[1], strict=True)
+            ]
+            own = news
+
+
+@ranks(2)
+def test_methods_in_one_group():
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import CompressedRing
+
+    rank = primitives.rank()
+    for name, (options, momentum) in METHODS.items():
+        meetings = _train(CompressedRing(), rank, options, momentum)
+        everyone = primitives.gather_objects(
+            [[[one.tolist() for one in part] for part in pair] for pair in meetings]
+        )
+        as_arrays = [
+            [tuple([np.array(one, np.float32) for one in part] for part in pair) for pair in told]
+            for told in everyone
+        ]
+        _check(name, as_arrays, seed=0)
+
+
+OVER_PARTIES = {
+    "fedadam": "fedadam(0.01)",  # the server makes the steps
+    "fednova": None,  # its rule is `sum`: the parties make them
+    "scaffold": "fedavg(0.5)",
+    "sampled": "mean",
+}
+
+
+def _train_in_parties(folder):
+    import json
+
+    from tf_hips.strategies import HierarchicalPS
+
+    for run in _configs():
+        member = SITES.index(run.uplink.site)
+        options, momentum = METHODS[run.run]
+        strategy = HierarchicalPS(config=run)
+        meetings = _train(strategy, member, options, momentum)
+        strategy.close()
+        told = [[[one.tolist() for one in part] for part in pair] for pair in meetings]
+        (folder / f"{run.run}-{member}.json").write_text(json.dumps(told))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_methods_over_parties(tmp_path):
+    import json
+
+    with contextlib.ExitStack() as stack:
+        configs = []
+        for run, rule in OVER_PARTIES.items():
+            server = stack.enter_context(serving(run, rule=rule))
+            configs.append(write_configs(tmp_path, run, f"127.0.0.1:{server.port}"))
+        run_parties(
+            _train_in_parties,
+            {"folder": tmp_path},
+            [1, 1],
+            party_environments(*configs),
+            deadline_s=90,
+        )
+    for run in OVER_PARTIES:
+        meetings = [
+            [
+                tuple([np.array(one, np.float32) for one in part] for part in pair)
+                for pair in json.loads((tmp_path / f"{run}-{member}.json").read_text())
+            ]
+            for member in range(2)
+        ]
+        _check(run, meetings, seed=7)
+
+
+def test_steps_by_what_momentum_makes_of_them():
+    from tf_hips.loops import methods
+
+    for steps, momentum in ((1, 0.9), (5, 0.9), (7, 0.5)):
+        # Gradient t goes into the velocity of all later steps.
+        weights = [sum(momentum**age for age in range(steps - first)) for first in range(steps)]
+        assert math.isclose(methods.effective_steps(steps, momentum), sum(weights))
+    shrinking = [(1 - 0.1) ** age for age in range(6)]
+    assert math.isclose(methods.effective_steps(6, shrinkage=0.1), sum(shrinking))
+    assert methods.effective_steps(6) == 6.0
+
+
+def test_who_takes_part():
+    from tf_hips.loops import methods
+
+    chosen = [methods.sampled(7, number, 10, 3) for number in range(200)]
+    assert all(len(one) == 3 and one <= set(range(10)) for one in chosen)
+    assert chosen == [methods.sampled(7, number, 10, 3) for number in range(200)]
+    assert chosen != [methods.sampled(8, number, 10, 3) for number in range(200)]
+    often = [sum(member in one for one in chosen) for member in range(10)]
+    assert min(often) > 30 and max(often) < 90
+    assert [methods.number_chosen(share, 10) for share in (0.01, 0.25, 1.0, 4, 20)] == [
+        1, 3, 10, 4, 10,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"local_steps": 0}, "`local_steps` must be at least 1. Received: local_steps=0"),
+        ({}, "One of `local_steps` and `local_epochs` must be given"),
+        ({"local_steps": 1, "local_epochs": 1}, "One of `local_steps` and `local_epochs`"),
+        ({"local_epochs": -1}, "`local_epochs` must be at least 1"),
+        ({"local_steps": 1, "prox_mu": -1.0}, "`prox_mu` must be a number from 0.0"),
+        ({"local_steps": 1, "participation": 0.0}, "`participation` must be a share"),
+        ({"local_steps": 1, "weighting": "rows"}, "`weighting` must be one of samples, uniform"),
+        ({"local_steps": 1, "compat": True, "scaffold": True}, "`compat` is HiPS' own mean"),
+        ({"local_steps": 1, "server_optimizer": "fedadamm"}, "did you mean fedadam"),
+        ({"local_steps": 1, "server_optimizer": "fedbuff"}, "must be the rule of a server"),
+        ({"local_steps": 1, "scaffold": True}, "SCAFFOLD divides by the learning rate"),
+    ],
+)
+def test_options_that_are_refused(options, told):
+    import keras
+
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+    with pytest.raises((ValueError, ConfigError), match=told):
+        FedAvg(model, strategy, **options)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streaming DiLoCo beside plain NumPy, with and without a server, stopped and resumed."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from tests.strategies.test_hierarchical_ps import (
+    SITES,
+    _configs,
+    party_environments,
+    serving,
+    write_configs,
+)
+from tests.support.ranks import ranks, run_parties
+from tf_hips.errors import ConfigError
+
+pytestmark = pytest.mark.tf
+
+RATE, FRAGMENTS, INTERVAL, BATCH = 0.05, 2, 3, 4
+NUM_STEPS = 14  # the last turn is cut short, with a fragment under way
+
+
+def _data(member):
+    generator = np.random.default_rng(member)
+    x = generator.normal(size=(NUM_STEPS, BATCH, 6)).astype(np.float32)
+    y = generator.normal(size=(NUM_STEPS, BATCH, 3)).astype(np.float32) + member
+    return x, y
+
+
+def _expected(first, overlap, mixing):
+    """Flat weights of both members after each step, and after the end."""
+    from tests.loops import oracle
+
+    f = np.float32
+    size = -(-21 // FRAGMENTS)
+
+    def flat(weights):
+        return np.concatenate([one.reshape(-1) for one in weights] + [np.zeros(1, f)])
+
+    def shaped(vector):
+        return [vector[:18].reshape(6, 3), vector[18:21]]
+
+    weights = [flat(first), flat(first)]
+    before = flat(first)
+    momentum = np.zeros_like(before)
+    told, turn, steps, flying = [], 0, 0, None
+
+    def launch(number):
+        span = slice(number * size, (number + 1) * size)
+        return span, f(0.5) * (before - weights[0])[span] + f(0.5) * (before - weights[1])[span]
+
+    def land(flying, mixing):
+        span, g = flying
+        momentum[span] = f(0.9) * momentum[span] + g
+        before[span] -= f(0.7) * (g + f(0.9) * momentum[span])
+        for one in weights:
+            one[span] = f(1 - mixing) * before[span] + f(mixing) * one[span]
+
+    data = [_data(member) for member in range(2)]
+    for step in range(NUM_STEPS):
+        for member, (x, y) in enumerate(data):
+            after = oracle.local(shaped(weights[member]), [(x[step], y[step])], RATE)
+            weights[member][:21] = flat(after)[:21]
+        steps += 1
+        if flying is not None and steps >= overlap:
+            land(flying, mixing)
+            flying = None
+        if steps == INTERVAL:
+            flying = launch(turn % FRAGMENTS)
+            turn, steps = turn + 1, 0
+            if not overlap:
+                land(flying, mixing)
+                flying = None
+        told.append([one[:21].copy() for one in weights])
+    if flying is not None:
+        land(flying, mixing)
+    while turn % FRAGMENTS:
+        land(launch(turn % FRAGMENTS), mixing)
+        turn += 1
+    for number in range(FRAGMENTS):
+        land(launch(number), 0.0)
+    return told, before[:21]
+
+
+class _StopError(Exception):
+    pass
+
+
+def _train(strategy, member, overlap, *, folder=None, stop_at=None):
+    """Flat weights after each step, and after the end."""
+    import keras
+
+    from tf_hips.callbacks import BackupAndRestore
+    from tf_hips.loops import StreamingDiLoCo
+
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(RATE), "mse")
+    first = model.get_weights()
+    loop = StreamingDiLoCo(
+        model,
+        strategy,
+        local_steps=FRAGMENTS * INTERVAL,
+        fragments=FRAGMENTS,
+        overlap=overlap,
+    )
+    told = []
+
+    def flat():
+        return np.concatenate([one.reshape(-1) for one in model.get_weights()])
+
+    def look(batch, logs=None):
+        told.append(flat())
+        if batch + 1 == stop_at:
+            raise _StopError
+
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)]
+    if folder is not None:
+        callbacks.append(BackupAndRestore(folder, save_freq=2))
+    x, y = (one.reshape(-1, one.shape[-1]) for one in _data(member))
+    options = {"batch_size": BATCH, "verbose": 0, "shuffle": False, "callbacks": callbacks}
+    if stop_at is not None:
+        with pytest.raises(_StopError):
+            loop.fit(x, y, **options)
+    else:
+        loop.fit(x, y, **options)
+    return first, told, flat()
+
+
+def _compare(member, overlap, found):
+    first, told, last = found
+    expected, end = _expected(first, overlap, 0.5 if overlap else 0.0)
+    for mine, theirs in zip(told, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs[member], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(last, end, rtol=0, atol=2e-6)
+
+
+@ranks(2)
+def test_fragments_in_one_group():
+    from tf_hips.comm import primitives
+    from tf_hips.strategies import CompressedRing
+
+    rank = primitives.rank()
+    for overlap in (0, 2):
+        found = _train(CompressedRing(), rank, overlap)
+        _compare(rank, overlap, found)
+        assert len(set(primitives.gather_objects(found[2].tobytes().hex()))) == 1
+
+
+def _train_in_parties(folder):
+    from tf_hips.strategies import HierarchicalPS
+
+    runs = _configs()
+    member = SITES.index(runs[0].uplink.site)
+    exact = HierarchicalPS(config=runs[0])
+    found = _train(exact, member, 2)
+    exact.close()
+    _compare(member, 2, found)
+    ends = []
+    for run in runs[1:]:
+        strategy = HierarchicalPS("error_feedback(onebit)", downlink=None, config=run)
+        is_stopped = run.run == "stopped"
+        folder_of = None if run.run == "undisturbed" else folder / "backup"
+        # Stopped after 10 steps, one of them since a launch: the backup has a fragment under way.
+        found = _train(strategy, member, 2, folder=folder_of, stop_at=11 if is_stopped else None)
+        strategy.close(reason="stopped" if is_stopped else None)
+        ends.append(found)
+    (_, undisturbed, last), _, (_, resumed, other) = ends
+    np.testing.assert_array_equal(other, last)
+    assert len(resumed) == 4
+    for mine, theirs in zip(resumed, undisturbed[10:], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_fragments_over_parties(tmp_path):
+    with contextlib.ExitStack() as stack:
+        configs = []
+        rules = {"exact": None, "undisturbed": "mean", "stopped": "mean", "resumed": "mean"}
+        for run, rule in rules.items():
+            server = stack.enter_context(serving(run, rule=rule))
+            configs.append(write_configs(tmp_path, run, f"127.0.0.1:{server.port}"))
+        run_parties(
+            _train_in_parties,
+            {"folder": tmp_path},
+            [1, 1],
+            party_environments(*configs),
+            deadline_s=90,
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"local_steps": 5, "fragments": 2}, "must be a multiple of `fragments`"),
+        ({"local_steps": 4, "fragments": 2, "overlap": 2}, "less than `local_steps / fragments`"),
+        ({"local_steps": 4, "fragments": 2, "mixing": 1.0}, "`mixing` must be from 0"),
+        (
+            {"local_steps": 4, "fragments": 2, "server_optimizer": "adam"},
+            "a rule that counts steps",
+        ),
+    ],
+)
+def test_fragments_that_are_refused(options, told):
+    import keras
+
+    from tf_hips.loops import StreamingDiLoCo
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+    with pytest.raises((ValueError, ConfigError), match=told):
+        StreamingDiLoCo(model, strategy, **options)

@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine of all loops: local phases of `fit`, each followed by a meeting.
+
+    local phase   Keras' own steps. At level "party" the gradients of a party are summed in each of
+                  them, at level "worker" each worker trains on its own. Slots of the optimizer stay
+                  where they are
+    meeting       1. workers say how many steps and rows they have made, and whether their weights
+                     are numbers
+                  2. at level "worker": how far weights have moved is averaged in the party
+                  3. in the last of `party_rounds` meetings: how far the party has moved since the
+                     last exchange, x = w_before - w_now, goes up, and a step s comes down (see
+                     docs/rules.md): w <- w_before - s
+                  4. statistics of layers are averaged; integers and random states are never sent
+
+A loop derives from `Loop` and says
+
+    plan(round)         how many local steps this worker makes; None: `is_enough` says when it ends
+    is_enough()         whether the local phase ends here; asked after each execution
+    is_enough_at_epoch_end()
+    takes_part(round)   whether this worker sends in a round
+    words(), hear(m)    what it says in a meeting beside `Told`, and what it makes of a `Meeting`
+    more(), outgoing(), incoming()
+                        further tensors that are exchanged; what goes up for x; what w loses for
+                        what has come down
+    make_state(make)    variables of its own: saved in backups, restored before the first step
+    correction          of the gradients of a local step, an attribute
+
+Workers may make different numbers of steps in a phase. All meet equally often: who has no data left
+takes part with nothing until all have ended, or one wants to stop.
+
+Invariant: after a meeting, what is trained is equal on all that have exchanged, bit for bit.
+"""
+
+import copy
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips import log
+from tf_hips.callbacks import resuming
+from tf_hips.errors import ProtocolError
+from tf_hips.loops.exchange import Exchange
+from tf_hips.loops.executions import Executions
+from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, split
+from tf_hips.loops.outer import Outer, chosen_outer
+from tf_hips.loops.slots import FirstSlots
+from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.loan import PARTY, WORKER, Loan
+from tf_hips.strategies.turns import MakeVariable
+
+
+class Loop(keras.callbacks.Callback):
+    """A Keras callback, first of all callbacks, that decides when replicas meet."""
+
+    correction: Any = None
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Any,
+        *,
+        level: str | None = None,
+        server_optimizer: Any = None,
+        weighting: str = "samples",
+        party_rounds: int = 1,
+        reset_optimizer: bool = False,
+        average_statistics: bool = True,
+    ) -> None:
+        """Takes the uplink of the strategy.
+
+        Args:
+            model: built in the scope of `strategy`, and not trained yet.
+            strategy: `HierarchicalPS` or `CompressedRing`.
+            level: within what replicas stay equal in a local phase: "party" or "worker"; None:
+                the party where there is a server.
+            server_optimizer: rule of the step, such as "fedadam" (docs/rules.md); None: that of the
+                server, else "fedavg".
+            weighting: what counts in the mean: "samples", "uniform" or "workers".
+            party_rounds: meetings in the party for each one over the parties.
+            reset_optimizer: whether slots begin anew in each round.
+            average_statistics: whether floating variables that are not trained are averaged.
+
+        Raises:
+            ValueError, TypeError: an argument is no such thing.
+            ConfigError: the server has another rule.
+            ProtocolError: the strategy has trained already, or serves another loop.
+        """
+        super().__init__()
+        if not hasattr(strategy, "_uplink_summing"):
+            raise TypeError(
+                "`strategy` must be one of tf_hips: HierarchicalPS or CompressedRing. Received: "
+                f"{type(strategy).__name__}"
+            )
+        if model.distribute_strategy is not strategy:
+            raise ValueError(
+                f"The model `{model.name}` must be built inside `strategy.scope()` of the loop's "
+                "strategy. Received: a model built outside"
+            )
+        if weighting not in WEIGHTINGS:
+            raise ValueError(
+                f"`weighting` must be one of {', '.join(WEIGHTINGS)}. Received: {weighting!r}"
+            )
+        if party_rounds < 1:
+            raise ValueError(
+                f"`party_rounds` must be at least 1. Received: party_rounds={party_rounds!r}"
+            )
+        has_server = strategy._has_server()
+        rule = chosen_outer(server_optimizer, strategy)
+        self._model = model
+        self._strategy = strategy
+        self._loan = Loan(strategy, self, level or (PARTY if has_server else WORKER))
+        strategy._loan = self._loan
+        self._weighting = weighting
+        self._party_rounds = party_rounds
+        self._slots = FirstSlots(model)
+        self._resets_slots = reset_optimizer
+        self._exchange = Exchange(
+            self,
+            strategy,
+            self._loan,
+            Outer(rule),
+            has_milestone=party_rounds > 1,
+            averages_statistics=average_statistics,
+        )
+        self._executions = Executions(model, self._ran, self._left)
+        self._position = _Position(self)
+        self.round = 0
+        self._epochs = 0  # ended since the last meeting
+        self._total_steps = 0
+        self._before = 0  # rows that went into means of the party since its last exchange
+        self._steps = 0
+        self._planned: int | None = None
+        self._is_new = self._is_over = False
+        self._counter: Any = None  # rows and steps since the last meeting
+
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains as `model.fit` does, with the same arguments.
+
+        An epoch is one of local data. Returns the History of this worker, or of its party.
+        """
+        callbacks = kwargs.pop("callbacks", None)
+        if len(args) > _CALLBACKS:
+            callbacks = args[_CALLBACKS]
+            args = (*args[:_CALLBACKS], None, *args[_CALLBACKS + 1 :])
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            others = [one for one in callbacks.callbacks if one is not self]
+            callbacks = copy.copy(callbacks)  # the user's own stays as it is
+            callbacks.callbacks = [self, *others]
+            self.set_params(callbacks.params)
+        else:
+            flat = tf.nest.flatten(callbacks) if callbacks else []
+            callbacks = [self, *(one for one in flat if one is not self)]
+        if len(args) > _CALLBACKS:
+            args = (*args[:_CALLBACKS], callbacks, *args[_CALLBACKS + 1 :])
+            return self._model.fit(*args, **kwargs)
+        return self._model.fit(*args, callbacks=callbacks, **kwargs)
+
+    # What a loop decides.
+
+    def plan(self, number: int) -> int | None:
+        """Local steps of this worker in round `number`; None: `is_enough` says when it ends."""
+        del number
+        return None
+
+    def is_enough(self) -> bool:
+        """Whether the local phase ends here; asked after each execution."""
+        return self._planned is not None and self.steps >= self._planned
+
+    def is_enough_at_epoch_end(self) -> bool:
+        """The same at the end of an epoch, before its validation."""
+        return False
+
+    def takes_part(self, number: int) -> bool:
+        """Whether this worker sends in round `number`; one that does not takes what comes down."""
+        del number
+        return True
+
+    def words(self) -> dict[str, Any]:
+        """What this worker says in a meeting beside `Told`: JSON values by name."""
+        return {}
+
+    def hear(self, meeting: Meeting) -> None:
+        """Called with what all have said, before anything is exchanged."""
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal where a backup is taken up: JSON values by name."""
+        return {"weighting": self._weighting, "party rounds": self._party_rounds}
+
+    def more(self, trained: Sequence[Gradient]) -> list[Gradient]:
+        """Tensors that are exchanged beside those that are trained."""
+        del trained
+        return []
+
+    def outgoing(
+        self, moved: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
+    ) -> list[tf.Tensor]:
+        """What goes up, in the order of the trained tensors and `more`.
+
+        Args:
+            moved: w_before - w_now of this member.
+            meeting: what all have said.
+            place: party and number of this worker in there.
+        """
+        del meeting, place
+        return moved
+
+    def incoming(
+        self, received: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
+    ) -> list[tf.Tensor]:
+        """What the trained tensors lose, of what has come down for all of them and `more`."""
+        del meeting, place
+        return received
+
+    def make_state(self, make: MakeVariable) -> None:
+        """Makes variables of the loop's own; called once, when weights are equal.
+
+        Args:
+            make: makes a variable of a value and a name.
+        """
+
+    @property
+    def steps(self) -> int:
+        """Local steps since the last meeting."""
+        return self._steps
+
+    def place(self) -> dict[str, Any]:
+        """Where a backup finds this loop: JSON values by name."""
+        return {
+            "round": self.round,
+            "epochs": self._epochs,
+            "total": self._total_steps,
+            "before": self._before,
+        }
+
+    def go_on(self, place: dict[str, Any]) -> None:
+        """Takes up the place that a backup has."""
+        self.round, self._epochs = place["round"], place["epochs"]
+        self._total_steps, self._before = place["total"], place["before"]
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that have ended since the last meeting."""
+        return self._epochs
+
+    @property
+    def member(self) -> tuple[int, int]:
+        """Which member of the last mean this worker belongs to, and how many there are."""
+        return self._loan.member()
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return int(self._strategy._run.seed)
+
+    @property
+    def trained(self) -> list[tf.Variable]:
+        """What is trained; there from the first step on."""
+        return self._exchange.trained
+
+    @property
+    def reference(self) -> list[tf.Variable]:
+        """What is trained, as it was after the last meeting."""
+        return self._exchange.reference
+
+    @property
+    def server_rate(self) -> float:
+        """By how much the server multiplies a mean that it sends down, for rules that do."""
+        return self._exchange.server_rate
+
+    # What Keras calls.
+
+    def set_model(self, model: keras.Model) -> None:
+        """Comes before the other callbacks from now on: they see what a meeting has made.
+
+        Raises:
+            ValueError: it is another model.
+        """
+        if model is not self._model:
+            raise ValueError(
+                f"A loop trains the model that it was made with, `{self._model.name}`. Received: "
+                f"`{model.name}`"
+            )
+        resuming.put_first(self)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins a `fit`.
+
+        Raises:
+            ValueError: there are no data.
+        """
+        if (self.params or {}).get("steps") == 0:
+            raise ValueError(
+                "A worker must have samples to train on. Received: data without a batch"
+            )
+        self._is_new = True
+        self._is_over = False
+        self._executions.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Takes up a backup's place before the first step."""
+        if self._is_new:
+            self._is_new = False
+            self._begin()
+        self._executions.begin_epoch(epoch)
+
+    def close_epoch(self) -> None:
+        """Called when the steps of an epoch are over, before its validation."""
+        self._epochs += 1
+        if self.steps and not self._is_over and self.is_enough_at_epoch_end():
+            self.meet()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Meets until all have ended, so that all end with the same weights."""
+        while not self._is_over:
+            self.meet(ends=True)
+        self._executions.end()
+
+    # The local phase.
+
+    def _begin(self) -> None:
+        strategy, model = self._strategy, self._model
+        strategy.state.make_equal(model)
+        if self._counter is None:
+            self._make()
+        self._steps = int(self._counter.numpy()[1])
+        self._planned = self.plan(self.round)
+
+    def _make(self) -> None:
+        """Makes what is kept; what a backup has of it goes into it here."""
+        strategy, exchange = self._strategy, self._exchange
+        exchange.find(self._model)
+        with strategy._state.new_list(exchange.trained) as kept:
+            kept.position = self._position
+            self._counter = strategy._make_variable(tf.zeros([2], tf.int64), "counter")
+            exchange.make(strategy._make_variable)
+            self.make_state(strategy._make_variable)
+        self.open_sums()
+        self._loan.counter = self._counter
+        self._loan.correction = self.correction
+
+    def open_sums(self) -> None:
+        """Makes the sums of the loop, whose tensors all parties agree on."""
+        self._exchange.open()
+
+    def _ran(self) -> None:
+        if self._model.steps_per_execution == 1:
+            self._steps += 1
+        else:  # data may have ended in an execution
+            self._steps = int(self._counter.numpy()[1])
+        if self.is_enough():
+            self.meet()
+
+    def _left(self) -> int | None:
+        return None if self._planned is None else self._planned - self._steps
+
+    # The meeting.
+
+    def meet(self, *, ends: bool = False) -> None:
+        """Ends the local phase; called by all that meet, equally often.
+
+        Args:
+            ends: whether this worker has no data left.
+        """
+        began = time.monotonic()
+        is_whole = (self.round + 1) % self._party_rounds == 0
+        meeting, place = self.talk(ends=ends, is_whole=is_whole)
+        self._exchange(meeting, place, is_whole=is_whole)
+        party, worker = place
+        own = meeting.parties[party][worker]
+        self._before += own.samples * meeting.counts(party, worker)
+        self._before *= not is_whole
+        self._strategy.write_event(
+            "meeting",
+            number=self.round,
+            steps=self.steps,
+            seconds=time.monotonic() - began,
+            shares=meeting.party_shares(),
+        )
+        if self._resets_slots or not own.is_finite:
+            self._slots.restore()  # they may hold NaN, too
+        if is_whole and meeting.is_last:
+            self.end()
+        self.next_round()
+
+    def talk(self, *, ends: bool, is_whole: bool = True) -> tuple[Meeting, tuple[int, int]]:
+        """Says what this worker has done; returns what all have said, and this worker's place.
+
+        Args:
+            ends: whether this worker has no data left.
+            is_whole: whether all parties meet; else the workers of this one.
+
+        Raises:
+            ValueError: a worker has no samples at all.
+            ProtocolError: workers are in different rounds.
+        """
+        with self._loan.whole() if is_whole else self._loan.in_party():
+            meeting = self._gather(ends)
+            place = self._loan.place()
+            names = self._loan.names()
+        self._check(meeting)
+        self.hear(meeting)
+        self._refuse(meeting, names)
+        return meeting, place
+
+    def next_round(self) -> None:
+        """Begins the next local phase."""
+        self._total_steps += self.steps
+        self._counter.assign(tf.zeros([2], tf.int64), read_value=False)
+        self._steps = self._epochs = 0
+        self.round += 1
+        self._planned = self.plan(self.round)
+
+    def end(self) -> None:
+        """Lets `fit` end here, on all workers."""
+        self._is_over = True
+        self._model.stop_training = True
+
+    def _gather(self, ends: bool) -> Meeting:
+        strategy = self._strategy
+        samples, steps = (int(one) for one in self._counter.numpy())
+        own = Told(
+            steps,
+            samples,
+            self._before,
+            self._exchange.is_finite(),
+            self.takes_part(self.round),
+            ends,
+            ends and bool(self._model.stop_training),
+            self._exchange.statistics(),
+            self.words(),
+        )
+        gathered = strategy._gather_objects([self.round, own.fields], "a meeting of a loop")
+        present = [told for told in gathered if told is not None]
+        rounds = [number for number, _ in present]
+        if len(set(rounds)) > 1:
+            raise ProtocolError(
+                "All workers must be in the same round; take up backups of one. Received: rounds "
+                f"{rounds}, by worker"
+            )
+        everyone = [Told.read(None if told is None else told[1]) for told in gathered]
+        return Meeting(
+            split(everyone, self._loan.sizes()), self._weighting, self._loan.level == PARTY
+        )
+
+    def _check(self, meeting: Meeting) -> None:
+        for number, one in enumerate(meeting.everyone):
+            has_none = one.ends and not one.samples and not one.stops and not one.is_absent
+            if has_none and self.round == 0:
+                raise ValueError(
+                    f"A worker must have samples to train on. Received: none of worker {number}"
+                )
+
+    def _refuse(self, meeting: Meeting, names: list[str]) -> None:
+        for place, told in enumerate(meeting.parties):
+            for number, one in enumerate(told):
+                if one.is_finite:
+                    continue
+                name = f"worker {number} of {names[place]}" if len(told) > 1 else names[place]
+                self._strategy.write_event("refused", number=self.round, who=name)
+                log.warning(
+                    "Round %d goes on without the update of %s: its weights hold NaN or infinity, "
+                    "as after a loss that is no number. It goes on with those of the others.",
+                    self.round, name,
+                )  # fmt: skip
+
+
+class _Position(tf.train.experimental.PythonState):
+    """Where a loop is, in the backups of a run."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def serialize(self) -> str:
+        """The place, and what must be equal where it is taken up, as JSON."""
+        loop = self._loop
+        return json.dumps({"facts": loop.facts(), "place": loop.place()}, sort_keys=True)
+
+    def deserialize(self, string_value: str) -> None:
+        """Goes on where the run that saved it was.
+
+        Raises:
+            ProtocolError: that was a run of another loop.
+        """
+        saved, loop = json.loads(string_value), self._loop
+        current = json.loads(json.dumps(loop.facts()))
+        told = [
+            f"{name} is {current.get(name, 'not known')} and was {saved['facts'].get(name)}"
+            for name in sorted({*saved["facts"], *current})
+            if saved["facts"].get(name) != current.get(name)
+        ]
+        if told:
+            raise ProtocolError(
+                f"A backup must be taken up by the loop that made it. Received: {'; '.join(told)}"
+            )
+        loop.go_on(saved["place"])
+
+
+_CALLBACKS = 5  # the place of `callbacks` among the arguments of `fit`

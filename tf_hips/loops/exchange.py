@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes up at a meeting and what comes down, and what both are measured from.
+
+    reference    the weights that the members of a party had after their last meeting
+    milestone    those that the parties had after their last exchange; mostly the same
+
+    x = reference - w            averaged in the party, where its workers differ
+    x = milestone - w            goes up, and a step s comes down
+    w, reference, milestone      become milestone - s
+
+Invariant: w is computed from what all have received and from what all had, so it is equal on all,
+bit for bit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_hips.errors import ProtocolError
+from tf_hips.loops.meeting import Meeting
+from tf_hips.loops.outer import Outer
+from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.loan import WORKER, Loan, LoopSum
+from tf_hips.strategies.logs import digests
+from tf_hips.strategies.statistics import factor_of, floating_statistics
+from tf_hips.strategies.turns import MakeVariable
+
+_WIDE_BYTES = 4  # of the smallest type that sums are made in
+
+
+class Exchange:
+    """The sums of one loop, and the variables that they are of."""
+
+    def __init__(
+        self,
+        loop: Any,
+        strategy: Any,
+        loan: Loan,
+        outer: Outer,
+        *,
+        has_milestone: bool,
+        averages_statistics: bool,
+    ) -> None:
+        """Has nothing yet: see `make`.
+
+        Args:
+            loop: what decides about what is sent, a `Loop`.
+            strategy: its strategy.
+            loan: its hold on the strategy.
+            outer: makes steps of what comes down.
+            has_milestone: whether parties exchange more rarely than their workers meet.
+            averages_statistics: whether floating variables that are not trained are averaged.
+        """
+        self._loop = loop
+        self._strategy = strategy
+        self._loan = loan
+        self._outer = outer
+        self._has_milestone = has_milestone
+        self._averages_statistics = averages_statistics
+        self._rule = strategy._rule if loan.has_server else None
+        self._in_party: LoopSum | None = None
+        self._over_parties: LoopSum | None = None
+        self.trained: list[tf.Variable] = []
+        self.reference: list[tf.Variable] = []
+        self._milestone: list[tf.Variable] = []
+        self._statistics: list[tf.Variable] = []
+        # Where nobody waits for anybody, statistics go up as tensors of their own.
+        self._moving: list[tf.Variable] = []
+        self._measured: list[tf.Variable] = []  # what statistics were after the last meeting
+
+    def find(self, model: keras.Model) -> None:
+        """Looks which variables there are.
+
+        Raises:
+            ValueError: they do not exist yet, or nothing is trained.
+        """
+        self.trained = [_raw(one) for one in model.trainable_variables]
+        self._statistics = floating_statistics(model) if self._averages_statistics else []
+        if not self.trained or not self._strategy._beginning.is_equal(self.trained):
+            raise ValueError(
+                f"The model `{model.name}` must be built before `fit`, and have something to "
+                "train: call it on a batch, or give its first layer a shape. Received: a model "
+                "whose weights do not exist yet"
+            )
+
+    def make(self, make: MakeVariable) -> None:
+        """Makes what is kept from round to round."""
+        self.reference = _copies(self.trained, make, "reference")
+        self._milestone = self.reference
+        if self._has_milestone:
+            self._milestone = _copies(self.trained, make, "milestone")
+        rule = self._rule
+        if rule is not None and rule.is_asynchronous:
+            is_averaged = factor_of(rule, 1) is not None
+            self._moving = self._statistics if is_averaged else []
+        self._measured = _copies(self._statistics, make, "statistic")
+        self._outer.make([variable.shape for variable in self.trained], make)
+
+    def open(self) -> None:
+        """Makes the sums, whose tensors all parties agree on."""
+        trained = [_described(one) for one in self.trained]
+        moving = [_described(one) for one in self._moving]
+        exchanged = [*trained, *self._loop.more(trained), *moving]
+        if self._loan.level == WORKER:
+            first = trained if self._loan.has_server else exchanged
+            self._in_party = self._loan.make_sum(first, self.trained, over_parties=False)
+        if self._loan.has_server:
+            self._over_parties = self._loan.make_sum(exchanged, self.trained, over_parties=True)
+
+    @property
+    def server_rate(self) -> float:
+        """By how much the server multiplies a mean that it sends down, for rules that do."""
+        return 1.0 if self._rule is None else float(self._rule.get("learning_rate", 1.0))
+
+    def is_finite(self) -> bool:
+        """Whether all that would be sent are numbers."""
+        variables = [*self.trained, *self._statistics]
+        return all(bool(tf.reduce_all(tf.math.is_finite(one))) for one in variables)
+
+    def statistics(self) -> tuple[int, ...]:
+        """Digests of what layers have measured."""
+        return tuple(digests(self._statistics))
+
+    def moved(self) -> list[tf.Tensor]:
+        """How far this worker has moved since its last meeting: reference - w."""
+        return [
+            reference.read_value() - variable.read_value()
+            for reference, variable in zip(self.reference, self.trained, strict=True)
+        ]
+
+    def __call__(self, meeting: Meeting, place: tuple[int, int], *, is_whole: bool) -> None:
+        """Sends, receives, and sets the model.
+
+        Args:
+            meeting: what those who meet have said.
+            place: party and number of this worker among them.
+            is_whole: whether all parties meet; else the workers of this one.
+        """
+        self._exchange(meeting, place, is_whole=is_whole)
+        self.average(meeting, place, is_whole=is_whole)
+
+    def average(self, meeting: Meeting, place: tuple[int, int], *, is_whole: bool) -> None:
+        """Averages statistics, where those who meet wait for each other; as a call."""
+        if self._statistics and not self._moving:
+            with self._loan.whole() if is_whole else self._loan.in_party():
+                self._average_statistics(meeting, place)
+            for measured, variable in zip(self._measured, self._statistics, strict=True):
+                measured.assign(variable.read_value(), read_value=False)
+
+    def go_back(self) -> None:
+        """Sets the model to what it was after the last meeting."""
+        for variable, before in zip(
+            [*self.trained, *self._statistics], [*self.reference, *self._measured], strict=True
+        ):
+            variable.assign(before.read_value(), read_value=False)
+
+    def _exchange(self, meeting: Meeting, place: tuple[int, int], *, is_whole: bool) -> None:
+        party, worker = place
+        if self._is_alone() and meeting.everyone[0].counts:
+            # The mean of one is itself: one worker trains as under plain Keras, bit for bit.
+            for variable, reference in zip(self.trained, self.reference, strict=True):
+                _set([reference], variable.read_value())
+            return
+        moved = self.moved()
+        if not meeting.counts(party, worker):  # it may hold NaN
+            moved = [tf.zeros_like(one) for one in moved]
+        share = meeting.worker_shares(party)[worker]
+        if self._in_party is None or self._over_parties is None:
+            received = self._final(meeting, moved, place)
+        else:
+            moved = self._in_party(_scaled(moved, share))
+            if not is_whole:
+                self._lose(moved, self.reference)
+                return
+            if self._has_milestone:
+                moved = [
+                    milestone.read_value() - (reference.read_value() - one)
+                    for milestone, reference, one in zip(
+                        self._milestone, self.reference, moved, strict=True
+                    )
+                ]
+            received = self._final(meeting, moved, place)
+        if received is None:
+            self._lose(None, self._milestone)
+            for number, variable in enumerate(self._moving):
+                variable.assign(self._measured[number].read_value(), read_value=False)
+            return
+        count = len(received) - len(self._moving)
+        self._lose(
+            self._outer.steps(self._loop.incoming(received[:count], meeting, place)),
+            self._milestone,
+        )
+        for number, (variable, one) in enumerate(zip(self._moving, received[count:], strict=True)):
+            measured = self._measured[number]
+            _set([variable, measured], measured.read_value() - one)
+
+    def _is_alone(self) -> bool:
+        """Whether there is nobody to exchange with, and nothing else to make of a movement."""
+        rule = self._outer.rule
+        is_mean = rule is not None and rule.name == "fedavg" and rule["learning_rate"] == 1.0
+        has_more = bool(self._loop.more([]))
+        return (
+            not self._loan.has_server and self._loan.member()[1] == 1 and is_mean and not has_more
+        )
+
+    def _final(
+        self, meeting: Meeting, moved: list[tf.Tensor], place: tuple[int, int]
+    ) -> list[tf.Tensor] | None:
+        """What comes down for what this member sends; None: nobody has sent anything."""
+        party, worker = place
+        rule = self._rule
+        if self._over_parties is None or rule is None:
+            shares = meeting.worker_shares(party)
+            if not sum(shares) or self._in_party is None:
+                return None
+            sent = self._loop.outgoing(moved, meeting, place)
+            return self._in_party(_scaled(sent, shares[worker]))
+        shares = meeting.party_shares()
+        if not sum(shares):
+            return None
+        sent = [*self._loop.outgoing(moved, meeting, place), *self._moves(meeting, place)]
+        if rule.is_asynchronous:
+            return self._over_parties(sent)
+        if rule.is_mean:
+            weight = meeting.weight(party)
+            return self._over_parties(sent, weight, is_sent=weight > 0)
+        if any(one.is_absent for one in meeting.everyone):
+            # It multiplies what is there as if those who are absent had sent a share, too.
+            raise ProtocolError(
+                "Where a server's quorum may go on without a party of a loop, its rule must take a "
+                f"mean: `--rule mean`. Received: {rule}"
+            )
+        return self._over_parties(_scaled(sent, shares[party]))
+
+    def _moves(self, meeting: Meeting, place: tuple[int, int]) -> list[tf.Tensor]:
+        """How far the party's statistics have moved, such that the server's rule averages them."""
+        if not self._moving or self._rule is None:
+            return []
+        with self._loan.in_party():
+            self._average_statistics(meeting, place)
+        factor = factor_of(self._rule, len(self._strategy._welcome.parties))
+        return _scaled(
+            [
+                reference.read_value() - variable.read_value()
+                for reference, variable in zip(self._measured, self._moving, strict=True)
+            ],
+            factor or 0.0,
+        )
+
+    def _lose(self, steps: Sequence[tf.Tensor] | None, base: Sequence[tf.Variable]) -> None:
+        """Sets what is trained to `base` minus `steps`; None: to `base`."""
+        for place, variable in enumerate(self.trained):
+            value = base[place].read_value()
+            if steps is not None:
+                wide = tf.cast(value, tf.float32) if value.dtype.size < _WIDE_BYTES else value
+                value = tf.cast(wide - tf.cast(steps[place], wide.dtype), value.dtype)
+            kept = {id(one): one for one in (self.reference[place], base[place])}
+            _set([variable, *kept.values()], value)
+
+    def _average_statistics(self, meeting: Meeting, place: tuple[int, int]) -> None:
+        """Averages what layers have measured, where workers have different values.
+
+        Weights that are equal everywhere (frozen layers) stay as they are, bit for bit.
+        """
+        party, worker = place
+        everyone = meeting.everyone
+        told = [one for one in everyone if not one.is_absent]
+        chosen = [
+            variable
+            for number, variable in enumerate(self._statistics)
+            if len(told) < len(everyone) or len({one.statistics[number] for one in told}) > 1
+        ]
+        shares = meeting.party_shares()
+        share = shares[party] * meeting.worker_shares(party)[worker]
+        if not sum(shares):
+            for variable, measured in zip(self._statistics, self._measured, strict=True):
+                variable.assign(measured.read_value(), read_value=False)
+            return
+        if not chosen:
+            return
+        values = [
+            tf.cast(variable.read_value(), tf.float64) * share
+            if share
+            else tf.zeros(variable.shape, tf.float64)  # it may hold NaN
+            for variable in chosen
+        ]
+        # Where a quorum goes on without some, shares of those present are less than 1.
+        shares_too = [*values, tf.constant([share], tf.float64)]
+        *totals, whole = self._strategy._reduce_exactly(shares_too, is_mean=False)
+        if not float(whole[0]):
+            return
+        for variable, total in zip(chosen, totals, strict=True):
+            variable.assign(tf.cast(total / whole[0], variable.dtype), read_value=False)
+
+
+def _raw(variable: Any) -> tf.Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _described(variable: tf.Variable) -> Gradient:
+    return Gradient(variable.name.removesuffix(":0"), tuple(variable.shape), variable.dtype)
+
+
+def _copies(variables: Sequence[tf.Variable], make: MakeVariable, name: str) -> list[tf.Variable]:
+    return [
+        make(tf.identity(variable.read_value()), f"{name}_{place}")
+        for place, variable in enumerate(variables)
+    ]
+
+
+def _scaled(values: Sequence[tf.Tensor], factor: float) -> list[tf.Tensor]:
+    return [value * tf.cast(np.float32(factor), value.dtype) for value in values]
+
+
+def _set(variables: Sequence[tf.Variable], value: tf.Tensor) -> None:
+    for variable in variables:
+        variable.assign(value, read_value=False)

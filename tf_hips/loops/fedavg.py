@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FedAvg` and `HFA`: local steps or epochs, then a mean of how far they have led.
+
+FedAvg (McMahan et al., 2017) with what others have added to either side of it (see `methods`, and
+docs/loops.md for the table). HFA is GeoMX's hierarchical frequency aggregation, HierFAVG (Liu et
+al., 2020): workers meet in their party, and parties more rarely.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips.errors import ConfigError
+from tf_hips.loops import methods
+from tf_hips.loops.engine import Loop
+from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting
+from tf_hips.ps.rules import UpdateRule
+from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.loan import WORKER
+from tf_hips.strategies.turns import MakeVariable
+
+_PLAIN_RULES = ("sum", "mean", "fedavg")  # what comes down is a mean, or a multiple of one
+
+
+class FedAvg(Loop):
+    """Local training, then a mean of how far it has led, and a step of the server.
+
+        strategy = tf_hips.HierarchicalPS("error_feedback(onebit)")
+        with strategy.scope():
+            model = ...; model.compile(...)
+        loop = tf_hips.FedAvg(model, strategy, local_steps=50, server_optimizer="diloco")
+        loop.fit(dataset, epochs=10)
+
+    Members are the parties where the strategy has a server: the workers of one stay equal, step by
+    step. Without a server they are the workers. What is exchanged is encoded as gradients are, with
+    error feedback. Slots of the optimizer stay with their worker.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Any,
+        *,
+        local_steps: int | Callable[[int], int] | None = None,
+        local_epochs: int | None = None,
+        server_optimizer: UpdateRule | str | None = None,
+        weighting: str | None = None,
+        prox_mu: float = 0.0,
+        scaffold: bool = False,
+        normalise: bool = False,
+        participation: float = 1.0,
+        reset_optimizer: bool = False,
+        compat: bool = False,
+    ) -> None:
+        """Takes the uplink of the strategy; before the first step of the model.
+
+        Args:
+            model: built and compiled in the scope of `strategy`.
+            strategy: `HierarchicalPS` or `CompressedRing`.
+            local_steps: steps between two meetings, a number or a function of the round such as
+                `tf_hips.loops.PostLocal(steps=8, after=100)`.
+            local_epochs: instead of it, epochs of local data.
+            server_optimizer: rule of the step that is made of the mean, such as "fedadam" or
+                "diloco(learning_rate=0.7)"; see docs/rules.md. None: the server's, else "fedavg".
+            weighting: what counts in the mean: "samples" of the round, the default; "uniform", each
+                member the same, the default of SCAFFOLD; "workers", each worker the same.
+            prox_mu: strength of FedProx' proximal term.
+            scaffold: whether local steps are corrected by SCAFFOLD's control variates.
+            normalise: whether movements are normalised by local steps, as in FedNova.
+            participation: the share of members, or as an int their number, that send in a round.
+            reset_optimizer: whether slots of the optimizer begin anew in each round.
+            compat: HiPS' FedAvg: each worker trains on its own, each counts the same, and
+                statistics of layers are not sent.
+
+        Raises:
+            ValueError, TypeError: an argument is out of range, or two exclude each other.
+            ConfigError: the server's rule, or the model's optimizer, does not go with the method.
+            ProtocolError: the strategy has trained already, or serves another loop.
+        """
+        check_steps(local_steps, local_epochs)
+        _check_number("prox_mu", prox_mu, 0.0, float("inf"))
+        _check_participation(participation)
+        if compat and (weighting is not None or scaffold or normalise):
+            raise ValueError(
+                "`compat` is HiPS' own mean, and excludes `weighting`, `scaffold` and `normalise`. "
+                f"Received: weighting={weighting!r}, scaffold={scaffold}, normalise={normalise}"
+            )
+        default = WORKERS if compat else UNIFORM if scaffold else SAMPLES
+        self._local_steps = local_steps
+        self._local_epochs = local_epochs
+        self._normalises = normalise
+        self._participation = participation
+        self._is_compat = compat
+        self._proximal = methods.Proximal(prox_mu) if prox_mu else None
+        self._controls = methods.ControlVariates(model) if scaffold else None
+        if scaffold and weighting not in (None, UNIFORM):
+            raise ValueError(
+                f'SCAFFOLD must have `weighting="uniform"`. Received: weighting={weighting!r}'
+            )
+        super().__init__(
+            model,
+            strategy,
+            level=WORKER if compat else None,
+            server_optimizer=server_optimizer,
+            weighting=weighting or default,
+            reset_optimizer=reset_optimizer,
+            average_statistics=not compat,
+        )
+        self._check_rule(strategy)
+        if self._proximal is not None or self._controls is not None:
+            self.correction = self._correct
+
+    def _check_rule(self, strategy: Any) -> None:
+        rule = strategy._rule if strategy._has_server() else None
+        if rule is None:
+            return
+        if (self._controls is not None or self._normalises) and rule.is_asynchronous:
+            raise ConfigError(
+                "SCAFFOLD and FedNova are for rounds in which all wait for each other. Received: "
+                f"the server's rule {rule}"
+            )
+        if self._controls is not None and rule.name not in _PLAIN_RULES:
+            raise ConfigError(
+                "With SCAFFOLD the rule of the server must be `sum`, `mean` or `fedavg`, since "
+                f"control variates are exchanged, too. Received: {rule}"
+            )
+
+    # When.
+
+    def plan(self, number: int) -> int | None:
+        """The steps that were asked for."""
+        if not callable(self._local_steps):
+            return self._local_steps
+        steps = int(self._local_steps(number))
+        if steps < 1:
+            raise ValueError(
+                f"`local_steps` must give at least 1. Received: {steps} for round {number}"
+            )
+        return steps
+
+    def is_enough_at_epoch_end(self) -> bool:
+        """Whether the epochs that were asked for are over."""
+        return self._local_epochs is not None and self.epochs >= self._local_epochs
+
+    def takes_part(self, number: int) -> bool:
+        """Whether this member is among those that were drawn."""
+        member, members = self.member
+        chosen = methods.number_chosen(self._participation, members)
+        return member in methods.sampled(self.seed, number, members, chosen)
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal where a backup is taken up."""
+        own_text = getattr(self._local_steps, "__qualname__", str(self._local_steps))
+        return {
+            **super().facts(),
+            "`local_steps`": own_text,
+            "`local_epochs`": self._local_epochs,
+            "`prox_mu`": self._proximal.mu if self._proximal is not None else 0.0,
+            "`scaffold`": self._controls is not None,
+            "`normalise`": self._normalises,
+            "`participation`": self._participation,
+            "`compat`": self._is_compat,
+        }
+
+    # What.
+
+    def words(self) -> dict[str, Any]:
+        """FedNova's a_i, where movements are normalised."""
+        if not self._normalises:
+            return {}
+        optimizer = methods.inner_optimizer(self.model)
+        momentum = float(getattr(optimizer, "momentum", 0.0) or 0.0)
+        shrinkage = 0.0
+        if self._proximal is not None and not momentum:
+            shrinkage = min(self._proximal.mu * float(optimizer.learning_rate), 1.0)
+        return {"effective": methods.effective_steps(self.steps, momentum, shrinkage)}
+
+    def more(self, trained: Sequence[Gradient]) -> list[Gradient]:
+        """SCAFFOLD's second tensor for each that is trained."""
+        if self._controls is None:
+            return []
+        return [Gradient(f"{one.name} (control)", one.shape, tf.float32) for one in trained]
+
+    def outgoing(
+        self, moved: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
+    ) -> list[tf.Tensor]:
+        """Movements, normalised if need be, and changes of control variates."""
+        party, worker = place
+        own = meeting.parties[party][worker]
+        sent = list(moved)
+        if self._normalises and own.counts:
+            members = meeting.members
+            mean = sum(share * one.words.get("effective", 0.0) for share, one in members)
+            factor = mean / own.words["effective"]
+            sent = [one * tf.cast(factor, one.dtype) for one in sent]
+        if self._controls is not None:
+            sent += self._controls.sent(moved, own.steps if own.counts else 0)
+        return sent
+
+    def incoming(
+        self, received: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
+    ) -> list[tf.Tensor]:
+        """Steps; what has come down for control variates goes into these."""
+        if self._controls is None:
+            return received
+        count = len(received) // 2
+        party, worker = place
+        members = meeting.members
+        took_part = sum(share > 0 for share, _ in members) / len(members)
+        self._controls.take(
+            received[count:],
+            took_part / self.server_rate,
+            is_sent=meeting.counts(party, worker),
+        )
+        return received[:count]
+
+    def make_state(self, make: MakeVariable) -> None:
+        """Makes the control variates."""
+        if self._controls is not None:
+            self._controls.make([one.shape for one in self.trained], make)
+
+    def _correct(
+        self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
+    ) -> list[tf.Tensor]:
+        """Gradients of a local step, with what the method adds to them."""
+        places = {id(variable): place for place, variable in enumerate(self.trained)}
+        corrected = []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            place = places[id(variable)]
+            if self._proximal is not None:
+                gradient += self._proximal.of(variable, self.reference[place])
+            if self._controls is not None:
+                gradient += self._controls.of(place, gradient.dtype)
+            corrected.append(gradient)
+        return corrected
+
+
+class HFA(Loop):
+    """Local steps of each worker, then a mean in the party; every few of these, one over parties.
+
+        HFA(model, strategy, local_steps=20, party_rounds=10)
+
+    sends a 200th of what gradients of each step would. Equal weights of workers and of parties are
+    GeoMX' own; slots of the optimizer stay with their worker.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Any,
+        *,
+        local_steps: int,
+        party_rounds: int,
+        server_optimizer: UpdateRule | str | None = None,
+        weighting: str = UNIFORM,
+        reset_optimizer: bool = False,
+    ) -> None:
+        """Takes the uplink of the strategy; before the first step of the model.
+
+        Args:
+            model: built and compiled in the scope of `strategy`.
+            strategy: `HierarchicalPS` with a server.
+            local_steps: steps between two meetings of a party's workers: K1.
+            party_rounds: meetings of the workers for one of the parties: K2.
+            server_optimizer: as for `FedAvg`, of the mean over the parties.
+            weighting: what counts in both means: "uniform", "samples" or "workers".
+            reset_optimizer: whether slots of the optimizer begin anew in each round.
+
+        Raises:
+            ValueError: an argument is out of range.
+            ConfigError: there is no server, or it has another rule.
+            ProtocolError: the strategy has trained already, or serves another loop.
+        """
+        check_steps(local_steps, None)
+        if not strategy._has_server():
+            raise ConfigError(
+                "HFA is for parties with a server above them; in one group of workers use FedAvg. "
+                "Received: a strategy without an uplink"
+            )
+        if strategy._above is not None:
+            raise ConfigError(
+                "HFA is for parties whose workers meet by Horovod; those of a party's server "
+                '(`intra="ps"`) meet there in every round. Received: intra="ps"'
+            )
+        self._local_steps = local_steps
+        super().__init__(
+            model,
+            strategy,
+            level=WORKER,
+            server_optimizer=server_optimizer,
+            weighting=weighting,
+            party_rounds=party_rounds,
+            reset_optimizer=reset_optimizer,
+        )
+
+    def plan(self, number: int) -> int | None:
+        """The steps that were asked for."""
+        del number
+        return self._local_steps
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal where a backup is taken up."""
+        return {**super().facts(), "`local_steps`": self._local_steps}
+
+
+def check_steps(local_steps: int | Callable[[int], int] | None, local_epochs: int | None) -> None:
+    """Raises `ValueError` unless one of them says how long a local phase is."""
+    if (local_steps is None) == (local_epochs is None):
+        raise ValueError(
+            "One of `local_steps` and `local_epochs` must be given. Received: "
+            f"local_steps={local_steps}, local_epochs={local_epochs}"
+        )
+    for name, value in (("local_steps", local_steps), ("local_epochs", local_epochs)):
+        if value is None or callable(value):
+            continue
+        if type(value) is not int or value < 1:
+            raise ValueError(f"`{name}` must be at least 1. Received: {name}={value!r}")
+
+
+def _check_number(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value < most:
+        raise ValueError(f"`{name}` must be a number from {least}. Received: {name}={value!r}")
+
+
+def _check_participation(value: float) -> None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not (value >= 1 if is_number else 0.0 < value <= 1.0):
+        raise ValueError(
+            "`participation` must be a share above 0 and at most 1, or as an int a number of "
+            f"members. Received: participation={value!r}"
+        )

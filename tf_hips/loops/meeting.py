@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers say when they meet, and what they stand for in a mean. Plain values.
+
+A worker whose update is refused, or that has nothing to say, stands for nothing. Shares of one
+meeting add up to 1, or are all 0.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+SAMPLES, UNIFORM, WORKERS = "samples", "uniform", "workers"
+WEIGHTINGS = (SAMPLES, UNIFORM, WORKERS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What one worker says.
+
+    Attributes:
+        steps: local steps since the last meeting.
+        samples: rows in their batches.
+        before: rows that went into means of the party since the last exchange of parties.
+        is_finite: whether its weights are numbers.
+        takes_part: whether it sends in this round.
+        ends: whether it has no data left to train on.
+        stops: whether it wants all to stop.
+        statistics: digests of its floating variables that no optimizer trains.
+        words: what the loop adds, JSON values by name.
+        is_absent: whether the server's quorum has gone on without it; then nothing else is known.
+    """
+
+    steps: int
+    samples: int
+    before: int = 0
+    is_finite: bool = True
+    takes_part: bool = True
+    ends: bool = False
+    stops: bool = False
+    statistics: tuple[int, ...] = ()
+    words: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_absent: bool = False
+
+    @classmethod
+    def read(cls, fields: dict[str, Any] | None) -> "Told":
+        """The value that `fields` were made of; None: of one that is absent."""
+        if fields is None:
+            return cls(0, 0, takes_part=False, ends=True, is_absent=True)
+        return cls(**{**fields, "statistics": tuple(fields["statistics"])})
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """JSON values by name."""
+        return dataclasses.asdict(self)
+
+    @property
+    def counts(self) -> bool:
+        """Whether what it has done goes into the mean."""
+        return self.is_finite and self.takes_part and self.steps > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """All that is said at one meeting.
+
+    Attributes:
+        parties: what the workers of each party say.
+        weighting: what parties, and workers in them, stand for: "samples"; "uniform", each party
+            the same, as each worker in it; "workers", each worker the same.
+        is_equal: whether the workers of a party have the same weights, so that one that is refused
+            means all.
+    """
+
+    parties: tuple[tuple[Told, ...], ...]
+    weighting: str
+    is_equal: bool
+
+    @property
+    def everyone(self) -> list[Told]:
+        """All workers, in their order."""
+        return [one for party in self.parties for one in party]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last one: nobody has data left, or somebody wants to stop."""
+        everyone = self.everyone
+        return any(one.stops for one in everyone) or all(one.ends for one in everyone)
+
+    @property
+    def members(self) -> list[tuple[float, Told]]:
+        """Shares in the last mean, and what one worker of each member says."""
+        if self.is_equal or len(self.parties) > 1:
+            return [(s, told[0]) for s, told in zip(self.party_shares(), self.parties, strict=True)]
+        return list(zip(self.worker_shares(0), self.parties[0], strict=True))
+
+    def counts(self, party: int, worker: int) -> bool:
+        """Whether what a worker has done goes into the mean."""
+        told = self.parties[party]
+        is_refused = self.is_equal and not all(one.is_finite for one in told)
+        return not is_refused and told[worker].counts
+
+    def weights(self, party: int) -> list[float]:
+        """What the workers of a party stand for, one beside the other."""
+        return [
+            (float(one.samples) if self.weighting == SAMPLES else 1.0) * self.counts(party, worker)
+            for worker, one in enumerate(self.parties[party])
+        ]
+
+    def weight(self, party: int) -> float:
+        """What a party stands for."""
+        told = self.parties[party]
+        counted = [self.counts(party, worker) for worker in range(len(told))]
+        if self.weighting == SAMPLES:
+            rows = [one.before + one.samples * c for one, c in zip(told, counted, strict=True)]
+            return float(sum(rows))
+        number = sum(c or one.before > 0 for one, c in zip(told, counted, strict=True))
+        return float(number > 0) if self.weighting == UNIFORM else float(number)
+
+    def party_shares(self) -> list[float]:
+        """The shares of the parties in their mean."""
+        return _shares([self.weight(party) for party in range(len(self.parties))])
+
+    def worker_shares(self, party: int) -> list[float]:
+        """The shares of the workers in the mean of their party."""
+        return _shares(self.weights(party))
+
+
+def split(everyone: Sequence[Told], sizes: Sequence[int]) -> tuple[tuple[Told, ...], ...]:
+    """`everyone`, by party."""
+    parties, begin = [], 0
+    for size in sizes:
+        parties.append(tuple(everyone[begin : begin + size]))
+        begin += size
+    return tuple(parties)
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    total = sum(weights)
+    return [weight / total if total else 0.0 for weight in weights]

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What methods of the field add to local steps and to their mean.
+
+    proximal term      FedProx, Li et al., 2020: g + mu (w - w_before) in each local step
+    control variates   SCAFFOLD, Karimireddy et al., 2020, option II: g - c_i + c in a local step;
+                       c_i' = c_i - c + (w_before - w) / (K lr); c loses the members' mean of
+                       c_i - c_i', times the share of members that took part
+    normalisation      FedNova, Wang et al., 2020: x_i (sum p_j a_j) / a_i, a_i the local steps by
+                       what momentum and the proximal term make of them
+    participation      which members send in a round, a function of (seed, round)
+
+Plain functions and small values; the loop asks them.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips.errors import ConfigError
+from tf_hips.strategies.turns import MakeVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class PostLocal:
+    """Local steps by round: 1 in the first rounds, then more (post-local SGD, Lin et al., 2020).
+
+    Attributes:
+        steps: local steps of a round later on.
+        after: number of rounds of one step.
+
+    Raises:
+        ValueError: one of them is below 1.
+    """
+
+    steps: int
+    after: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.after < 1:
+            raise ValueError(f"`steps` and `after` must be at least 1. Received: {self}")
+
+    def __call__(self, number: int) -> int:
+        """Local steps of round `number`."""
+        return 1 if number < self.after else self.steps
+
+
+def inner_optimizer(model: keras.Model) -> Any:
+    """The optimizer that makes a model's steps, inside of a loss scale if there is one."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def effective_steps(steps: int, momentum: float = 0.0, shrinkage: float = 0.0) -> float:
+    """The L1 norm of what `steps` gradients weigh in their sum: FedNova's a_i.
+
+    Args:
+        steps: local steps.
+        momentum: of SGD, not Nesterov's; below 1.
+        shrinkage: learning rate times mu of a proximal term; below 1. Not with momentum.
+    """
+    if momentum:
+        late = momentum * (1.0 - momentum**steps) / (1.0 - momentum)
+        return (steps - late) / (1.0 - momentum)
+    if shrinkage:
+        return (1.0 - (1.0 - shrinkage) ** steps) / shrinkage
+    return float(steps)
+
+
+def sampled(seed: int, number: int, members: int, chosen: int) -> frozenset[int]:
+    """Members that send in round `number`: the same on all of them, whoever asks."""
+
+    def mark(member: int) -> bytes:
+        return hashlib.sha256(f"{seed}/participation/{number}/{member}".encode()).digest()
+
+    return frozenset(sorted(range(members), key=mark)[:chosen])
+
+
+def number_chosen(participation: float, members: int) -> int:
+    """How many of `members` a share, or a number of them, is; at least one."""
+    if isinstance(participation, int) and not isinstance(participation, bool):
+        return min(participation, members)
+    return max(1, math.floor(participation * members + 0.5))
+
+
+class Proximal:
+    """FedProx: the gradient of mu/2 |w - w_before|^2, added to that of a local step."""
+
+    def __init__(self, mu: float) -> None:
+        """Of strength `mu`."""
+        self.mu = mu
+
+    def of(self, variable: tf.Variable, reference: tf.Variable) -> tf.Tensor:
+        """What the gradient of `variable` gains."""
+        # No tape may see it being read: the optimizer's step is a gradient function of its own.
+        value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+        return (value - reference.read_value()) * tf.cast(self.mu, variable.dtype)
+
+
+class ControlVariates:
+    """SCAFFOLD: c of all members and c_i of this one, and how they change."""
+
+    def __init__(self, model: keras.Model) -> None:
+        """All are 0.
+
+        Args:
+            model: a compiled model.
+
+        Raises:
+            ConfigError: its optimizer's steps are no multiples of gradients.
+        """
+        self._model = model
+        self.common: list[tf.Variable] = []
+        self.own: list[tf.Variable] = []
+        self._next: list[tf.Tensor] = []
+        self._rate()
+
+    def make(self, shapes: Sequence[Any], make: MakeVariable) -> None:
+        """Makes the variables; float32, as what is exchanged."""
+        for place, shape in enumerate(shapes):
+            self.common.append(make(tf.zeros(shape), f"control_{place}"))
+            self.own.append(make(tf.zeros(shape), f"own_control_{place}"))
+
+    def of(self, place: int, dtype: tf.DType) -> tf.Tensor:
+        """What the gradient of variable `place` gains."""
+        return tf.cast(self.common[place].read_value() - self.own[place].read_value(), dtype)
+
+    def sent(self, moved: Sequence[tf.Tensor], steps: int) -> list[tf.Tensor]:
+        """c_i - c_i' of a member that has moved by `moved` in `steps` local steps."""
+        if not steps:
+            self._next = [one.read_value() for one in self.own]
+            return [tf.zeros_like(one) for one in self.own]
+        factor = tf.constant(1.0 / (steps * self._rate()), tf.float32)
+        self._next = [
+            own.read_value() - common.read_value() + tf.cast(one, tf.float32) * factor
+            for own, common, one in zip(self.own, self.common, moved, strict=True)
+        ]
+        return [own.read_value() - after for own, after in zip(self.own, self._next, strict=True)]
+
+    def take(self, received: Sequence[tf.Tensor], share: float, *, is_sent: bool) -> None:
+        """Changes c by what has come down, and c_i if this member's has been counted.
+
+        Args:
+            received: the mean of c_i - c_i' over those that took part.
+            share: of all members, those that took part.
+            is_sent: whether this member did.
+        """
+        for common, one in zip(self.common, received, strict=True):
+            common.assign_sub(one * tf.cast(share, tf.float32), read_value=False)
+        for own, after in zip(self.own, self._next if is_sent else (), strict=is_sent):
+            own.assign(after, read_value=False)
+
+    def _rate(self) -> float:
+        optimizer = inner_optimizer(self._model)
+        rate = getattr(optimizer, "_learning_rate", None)
+        if (
+            type(optimizer) is not keras.optimizers.SGD
+            or optimizer.momentum
+            or not isinstance(rate, keras.Variable)
+        ):
+            raise ConfigError(
+                "SCAFFOLD divides by the learning rate of local steps: compile the model with "
+                "keras.optimizers.SGD of a constant rate, without momentum. Received: "
+                f"{type(optimizer).__name__}"
+            )
+        return float(rate)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StreamingDiLoCo`: DiLoCo whose model is exchanged in fragments, while training goes on.
+
+The trained tensors, flat and one after the other, are cut into `fragments` equal parts. Every
+`local_steps / fragments` steps the next one of them takes its turn:
+
+    launch   x = before - w of the fragment sets out
+    land     `overlap` steps later: before <- before - step(mean of x), by an optimizer of its own
+             for each fragment; w <- (1 - mixing) before + mixing w
+
+So a round of all fragments sends what DiLoCo sends, a fragment at a time, and computing does not
+wait for it. Once in a round, with nothing under way, workers meet: statistics are averaged, and all
+hear who ends. At the end all fragments land in full, so all end with the same weights.
+
+Follows Streaming DiLoCo (Douillard et al., 2025). Each member counts the same, as in DiLoCo.
+
+Invariant: members launch and land in the same order, whatever their data.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips.errors import ConfigError
+from tf_hips.loops.engine import Loop
+from tf_hips.loops.meeting import UNIFORM
+from tf_hips.loops.outer import Outer, chosen_outer
+from tf_hips.ps.rules import UpdateRule
+from tf_hips.strategies.gradients import Gradient
+from tf_hips.strategies.loan import LoopSum
+from tf_hips.strategies.overlapped import OverlappedSum
+from tf_hips.strategies.turns import MakeVariable
+
+_PLAIN_RULES = ("sum", "mean")
+
+
+class StreamingDiLoCo(Loop):
+    """Local steps; the outer optimizer takes one fragment of the model after the other."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Any,
+        *,
+        local_steps: int,
+        fragments: int,
+        overlap: int = 0,
+        mixing: float | None = None,
+        server_optimizer: UpdateRule | str = "diloco",
+    ) -> None:
+        """Takes the uplink of the strategy; before the first step of the model.
+
+        Args:
+            model: built and compiled in the scope of `strategy`; its trained tensors are float32.
+            strategy: `HierarchicalPS`, with `downlink=None` or a codec that keeps nothing; or
+                `CompressedRing`.
+            local_steps: steps in which each fragment takes its turn once, H; a multiple of
+                `fragments`.
+            fragments: parts of the model.
+            overlap: steps for which a fragment is under way; fewer than between two launches.
+            mixing: what stays of the own weights where a fragment lands, from 0 to below 1; None:
+                0.5 with overlap, as in the paper, and 0 without.
+            server_optimizer: rule of the outer step, made by the workers; see docs/rules.md.
+
+        Raises:
+            ValueError: an argument is out of range.
+            ConfigError: the server has a rule with steps of its own.
+            ProtocolError: the strategy has trained already, or serves another loop.
+        """
+        if fragments < 1 or local_steps < fragments or local_steps % fragments:
+            raise ValueError(
+                "`local_steps` must be a multiple of `fragments`, which must be at least 1. "
+                f"Received: local_steps={local_steps}, fragments={fragments}"
+            )
+        self._interval = local_steps // fragments
+        if not 0 <= overlap < self._interval:
+            raise ValueError(
+                "`overlap` must be at least 0 and less than `local_steps / fragments`, "
+                f"{self._interval}. Received: overlap={overlap}"
+            )
+        self._mixing = mixing if mixing is not None else (0.5 if overlap else 0.0)
+        if not 0.0 <= self._mixing < 1.0:
+            raise ValueError(f"`mixing` must be from 0 to below 1. Received: mixing={mixing}")
+        rule = strategy._rule if strategy._has_server() else None
+        if rule is not None and rule.name not in _PLAIN_RULES:
+            raise ConfigError(
+                "With fragments the workers make the outer steps, so the rule of the server must "
+                f"be `sum` or `mean`. Received: {rule}"
+            )
+        self._fragments = fragments
+        self._overlap = overlap
+        self._is_under_way = False
+        outer = chosen_outer(server_optimizer, strategy)
+        if outer is not None and outer.name == "adam":
+            raise ConfigError(
+                "Fragments take their steps apart, which a rule that counts steps does not follow: "
+                f"take `fedadam`. Received: server_optimizer={outer}"
+            )
+        self._fragment_outer = Outer(outer)
+        self._size = 0
+        self._pending: Any = None
+        self._in_party: LoopSum | None = None
+        self._over_parties: OverlappedSum | None = None
+        self._flying = 0
+        super().__init__(model, strategy, weighting=UNIFORM)
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal where a backup is taken up."""
+        return {
+            **super().facts(),
+            "`local_steps`": self._interval * self._fragments,
+            "`fragments`": self._fragments,
+            "`overlap`": self._overlap,
+            "`mixing`": self._mixing,
+        }
+
+    def place(self) -> dict[str, Any]:
+        """Where a backup finds the loop: also whether a fragment is under way."""
+        flying = self._flying if self._is_under_way else None
+        return {**super().place(), "under way": flying}
+
+    def go_on(self, place: dict[str, Any]) -> None:
+        """Takes up the place that a backup has."""
+        super().go_on(place)
+        self._is_under_way = place["under way"] is not None
+        self._flying = place["under way"] or 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Takes up a backup's place; what was under way sets out again, with the same bytes."""
+        super().on_epoch_begin(epoch, logs)
+        over = self._over_parties
+        if self._is_under_way and over is not None and not over.is_begun:
+            self._send(self._flying)
+
+    # When. A round is the turn of one fragment; steps are those since the last launch.
+
+    def plan(self, number: int) -> int | None:
+        """Steps up to the next landing or launch."""
+        del number
+        return self._overlap if self._is_under_way else self._interval
+
+    def meet(self, *, ends: bool = False) -> None:
+        """Lands what is under way, and launches what is next, as it is due."""
+        if self._is_under_way:
+            self._land(self._mixing)
+            self._planned = self._interval
+            if not ends and self.steps < self._interval:
+                return
+        fragment = self.round % self._fragments
+        if fragment == 0:
+            meeting, place = self.talk(ends=ends)
+            self._exchange.average(meeting, place, is_whole=True)
+            if meeting.is_last:
+                for one in range(self._fragments):
+                    self._launch(one)
+                    self._land(0.0)
+                self.end()
+                self.next_round()
+                return
+        self._launch(fragment)
+        self.next_round()
+        if not self._overlap or ends:
+            self._land(self._mixing)
+            self._planned = self._interval
+
+    # What.
+
+    def make_state(self, make: MakeVariable) -> None:
+        """Makes what is kept of each fragment."""
+        if any(one.dtype != tf.float32 for one in self.trained):
+            odd = next(one for one in self.trained if one.dtype != tf.float32)
+            raise ValueError(
+                f"Fragments are cut from float32 tensors. Received: {odd.name} of {odd.dtype.name}"
+            )
+        total = sum(int(one.shape.num_elements()) for one in self.trained)
+        self._size = -(-total // self._fragments)
+        self._pending = make(tf.zeros([self._size]), "pending")
+        self._fragment_outer.make([tf.TensorShape([self._size])] * self._fragments, make)
+
+    def open_sums(self) -> None:
+        """Agrees on one vector, which all fragments travel as."""
+        if self._loan.has_server:
+            self._over_parties = OverlappedSum(
+                self._strategy, self._loan, self._size, self._fragments, self.trained
+            )
+            return
+        vector = Gradient("a fragment of the model", (self._size,), tf.float32)
+        self._in_party = self._loan.make_sum([vector], self.trained, over_parties=False)
+
+    def _launch(self, fragment: int) -> None:
+        """Lets a fragment set out."""
+        self._flying = fragment
+        if self._exchange.is_finite():
+            moved = [
+                reference.read_value() - variable.read_value()
+                for reference, variable in zip(self.reference, self.trained, strict=True)
+            ]
+            self._pending.assign(self._cut(moved, fragment), read_value=False)
+        else:  # what this member has done is lost, and its slots may hold NaN, too
+            self._exchange.go_back()
+            self._slots.restore()
+            self._pending.assign(tf.zeros([self._size]), read_value=False)
+        self._is_under_way = True
+        self._send(fragment)
+
+    def _send(self, fragment: int) -> None:
+        if self._over_parties is not None:
+            # A server that adds gets shares of the mean.
+            rule = self._strategy._rule
+            value = self._pending.read_value()
+            if not rule.is_mean:
+                value *= tf.constant(1.0 / self.member[1], tf.float32)
+            self._over_parties.begin(value, fragment, 1.0)
+
+    def _land(self, mixing: float) -> None:
+        """Takes what has come down for the fragment that is under way."""
+        fragment = self._flying
+        if self._over_parties is not None:
+            merged = self._over_parties.end()
+        elif self._in_party is not None:
+            share = tf.constant(1.0 / self.member[1], tf.float32)
+            [merged] = self._in_party([self._pending.read_value() * share])
+        else:
+            raise RuntimeError("A loop lands what it has launched. Received: no sums yet")
+        step = self._fragment_outer.step(fragment, merged)
+        for variable, reference, (begin, end), rows in self._places(fragment):
+            flat = tf.reshape(reference.read_value(), [-1])
+            outer = flat[begin:end] - step[rows[0] : rows[1]]
+            after = tf.concat([flat[:begin], outer, flat[end:]], 0)
+            reference.assign(tf.reshape(after, reference.shape), read_value=False)
+            own = tf.reshape(variable.read_value(), [-1])
+            if mixing:
+                outer = (1.0 - mixing) * outer + mixing * own[begin:end]
+            after = tf.concat([own[:begin], outer, own[end:]], 0)
+            variable.assign(tf.reshape(after, variable.shape), read_value=False)
+        self._is_under_way = False
+
+    def _cut(self, values: Sequence[tf.Tensor], fragment: int) -> tf.Tensor:
+        """A fragment of what is like the trained tensors, padded with zeros."""
+        flat = [
+            tf.reshape(values[place], [-1])[begin:end]
+            for place, (begin, end), _ in self._spans(fragment)
+        ]
+        vector = tf.concat([*flat, tf.zeros([0])], 0)
+        return tf.pad(vector, [[0, self._size - int(vector.shape[0])]])
+
+    def _places(self, fragment: int) -> Iterator[tuple[Any, Any, tuple[int, int], tuple[int, int]]]:
+        for place, span, rows in self._spans(fragment):
+            yield self.trained[place], self.reference[place], span, rows
+
+    def _spans(self, fragment: int) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
+        """Number of each tensor of a fragment, what of it is in there, and where."""
+        first, last = fragment * self._size, (fragment + 1) * self._size
+        begin = 0
+        for place, variable in enumerate(self.trained):
+            end = begin + int(variable.shape.num_elements())
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                yield place, (low - begin, high - begin), (low - first, high - first)
+            begin = end

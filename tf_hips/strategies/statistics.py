@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of layers in runs where parties do not wait for each other.
+
+They go up with the gradients, as tensors of their own: how far each worker's have moved since the
+last round, scaled such that the server's rule, which knows nothing of them, makes averages of them.
+What comes down is subtracted from what they were, on all workers of the party.
+
+    asgd, dc_asgd, momentum   the sum of all parties' movements, each a P-th of what it was
+    fedbuff, fedasync         the mean that the rule makes of what local steps have moved
+
+`adam` divides by what it has seen, so there they stay the party's own.
+
+Invariant: after a round the statistics of a party's workers are equal, bit for bit.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_hips.ps.rules import UpdateRule
+from tf_hips.strategies.turns import MakeVariable
+
+
+def factor_of(rule: UpdateRule, num_parties: int) -> float | None:
+    """What a party's movement is multiplied by; None: the rule makes no average of it."""
+    if rule.name == "adam":
+        return None
+    if rule.name == "fedasync":
+        return 1.0  # it takes a mean with what there is
+    rate = float(rule.get("learning_rate", 1.0))
+    if rule.name == "fedbuff":
+        return 1.0 / rate
+    return (1.0 - float(rule.get("momentum", 0.0))) / (rate * num_parties)
+
+
+def floating_statistics(model: keras.Model) -> list[tf.Variable]:
+    """The floating variables of a model that no optimizer trains."""
+    return [
+        variable.value if isinstance(variable, keras.Variable) else variable
+        for variable in model.non_trainable_variables
+        if tf.as_dtype(keras.backend.standardize_dtype(variable.dtype)).is_floating
+    ]
+
+
+class Statistics:
+    """Those of one model."""
+
+    def __init__(
+        self, variables: Sequence[tf.Variable], factor: float, make_variable: MakeVariable
+    ) -> None:
+        """Takes the values that they have, equal on all parties.
+
+        Args:
+            variables: floating, not trained.
+            factor: as of `factor_of`, over the number of the party's workers.
+            make_variable: makes a non-trainable variable from an initial value and a name.
+        """
+        self.variables = list(variables)
+        self._factor = factor
+        self._before = [
+            make_variable(tf.identity(variable.read_value()), f"statistic_{place}")
+            for place, variable in enumerate(self.variables)
+        ]
+
+    def moved(self) -> list[tf.Tensor]:
+        """What this worker adds to what goes up."""
+        return [
+            (before.read_value() - variable.read_value()) * tf.cast(self._factor, variable.dtype)
+            for before, variable in zip(self._before, self.variables, strict=True)
+        ]
+
+    def take(self, steps: Sequence[tf.Tensor]) -> None:
+        """Sets them to what they were, minus what has come down."""
+        for before, variable, step in zip(self._before, self.variables, steps, strict=True):
+            value = before.read_value() - tf.cast(step, variable.dtype)
+            variable.assign(value, read_value=False)
+            before.assign(value, read_value=False)
