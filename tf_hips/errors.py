@@ -51,6 +51,10 @@ class NonFiniteError(TfHipsError, ArithmeticError):
     """A gradient holds NaN or an infinity and `nonfinite="raise"` is set."""
 
 
+class ToleranceError(TfHipsError, ValueError):
+    """Fewer rows are left than a robust rule needs; names the formula and who was refused."""
+
+
 def print_in_one_line() -> None:
     """Makes this process print an uncaught `TfHipsError` as one line, `module.Class: text`.
 

@@ -28,6 +28,7 @@ TF_SOURCES = [
     "tf/loaded_codecs.cc",
     "tf/loaded_ops.cc",
     "tf/low_rank_ops.cc",
+    "tf/robust_ops.cc",
 ]
 
 def one_unit(name, sources):

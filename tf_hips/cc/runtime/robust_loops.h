@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loops of robust.cc over one task; included once for each width of registers, in a namespace
+// that has `V`, a register of V::kWidth floats, `kInRegisters`, and `kTile`, the rows of a tile.
+//
+// No include guard: that is the point. A row is read in blocks of kBlock elements, in 16 lanes of
+// which V holds a part: `half` is which one.
+
+// One block of the rows of a call: pointers to kBlock floats each, of a last, shorter block copies
+// that end with zeros.
+struct Block {
+  const float* const* rows;
+  int n;
+};
+
+constexpr int kParts = kLanes / V::kWidth;
+
+// Adds the sum of squares of kBlock floats to 16 lanes of double.
+inline void AddSquares(const float* x, double* lanes) {
+  for (int part = 0; part < kParts; ++part) {
+    V sum = V::Zero();
+    for (int64_t i = part * V::kWidth; i < kBlock; i += kLanes) {
+      const V value = V::Load(x + i);
+      sum = V::Fma(value, value, sum);
+    }
+    sum.AddTo(lanes + part * V::kWidth);
+  }
+}
+
+// Adds squared distances of `kI` rows to `kJ` rows, or with kIsDiagonal of each two of `kI` rows,
+// to lanes of double; pair(i, j) says which.
+template <int kI, int kJ, bool kIsDiagonal, class Pair>
+inline __attribute__((always_inline)) void AddDistancesOfTile(const float* const* left,
+                                                              const float* const* right,
+                                                              const Pair& pair) {
+  for (int part = 0; part < kParts; ++part) {
+    V sums[kI][kJ];
+    for (int i = 0; i < kI; ++i) {
+      for (int j = 0; j < kJ; ++j) sums[i][j] = V::Zero();
+    }
+    for (int64_t at = part * V::kWidth; at < kBlock; at += kLanes) {
+      V x[kI];
+      for (int i = 0; i < kI; ++i) x[i] = V::Load(left[i] + at);
+#pragma GCC unroll 4
+      for (int j = 0; j < kJ; ++j) {
+        const V y = kIsDiagonal ? x[j] : V::Load(right[j] + at);
+#pragma GCC unroll 4
+        for (int i = 0; i < (kIsDiagonal ? j : kI); ++i) {
+          const V apart = V::Sub(x[i], y);
+          sums[i][j] = V::Fma(apart, apart, sums[i][j]);
+        }
+      }
+    }
+    for (int j = 0; j < kJ; ++j) {
+      for (int i = 0; i < (kIsDiagonal ? j : kI); ++i) {
+        sums[i][j].AddTo(pair(i, j) + part * V::kWidth);
+      }
+    }
+  }
+}
+
+// Adds squared distances of all pairs of rows of a block to 16 lanes of double for each pair.
+void AddDistances(const Block& block, double* lanes) {
+  const int n = block.n;
+  const auto of_pair = [lanes, n](int i, int j) {
+    const int64_t before = static_cast<int64_t>(i) * (2 * n - i - 1) / 2;
+    return lanes + (before + j - i - 1) * kLanes;
+  };
+  for (int i = 0; i < n; i += kTile) {
+    const float* const* left = block.rows + i;
+    const auto here = [&of_pair, i](int a, int b) { return of_pair(i + a, i + b); };
+    switch (n - i < kTile ? n - i : kTile) {
+      case 1:
+        break;
+      case 2:
+        AddDistancesOfTile<2, 2, true>(left, left, here);
+        break;
+      case 3:
+        AddDistancesOfTile<3, 3, true>(left, left, here);
+        break;
+      default:
+        AddDistancesOfTile<kTile, kTile, true>(left, left, here);
+    }
+    for (int j = i + kTile; j < n; j += kTile) {
+      const float* const* right = block.rows + j;
+      const auto there = [&of_pair, i, j](int a, int b) { return of_pair(i + a, j + b); };
+      switch (n - j < kTile ? n - j : kTile) {
+        case 1:
+          AddDistancesOfTile<kTile, 1, false>(left, right, there);
+          break;
+        case 2:
+          AddDistancesOfTile<kTile, 2, false>(left, right, there);
+          break;
+        case 3:
+          AddDistancesOfTile<kTile, 3, false>(left, right, there);
+          break;
+        default:
+          AddDistancesOfTile<kTile, kTile, false>(left, right, there);
+      }
+    }
+  }
+}
+
+void AddAllSquares(const Block& block, double* lanes) {
+  for (int i = 0; i < block.n; ++i) AddSquares(block.rows[i], lanes + i * kLanes);
+}
+
+// out[k] = sum of weights[k][j] rows[j], for kK values of k.
+template <int kK>
+inline __attribute__((always_inline)) void MixSome(const Block& block, const float* weights,
+                                                   float* const* out) {
+  constexpr int kAtOnce = 2;
+  for (int64_t at = 0; at < kBlock; at += kAtOnce * V::kWidth) {
+    V sums[kK][kAtOnce];
+    for (int v = 0; v < kAtOnce; ++v) {
+      const V x = V::Load(block.rows[0] + at + v * V::kWidth);
+      for (int k = 0; k < kK; ++k) sums[k][v] = V::Mul(V::Set(weights[k * block.n]), x);
+    }
+    for (int j = 1; j < block.n; ++j) {
+      for (int v = 0; v < kAtOnce; ++v) {
+        const V x = V::Load(block.rows[j] + at + v * V::kWidth);
+#pragma GCC unroll 4
+        for (int k = 0; k < kK; ++k) {
+          sums[k][v] = V::Fma(V::Set(weights[k * block.n + j]), x, sums[k][v]);
+        }
+      }
+    }
+    for (int k = 0; k < kK; ++k) {
+      for (int v = 0; v < kAtOnce; ++v) sums[k][v].Store(out[k] + at + v * V::kWidth);
+    }
+  }
+}
+
+void Mix(const Block& block, const float* weights, int m, float* const* out) {
+  int k = 0;
+  for (; k + 4 <= m; k += 4) MixSome<4>(block, weights + k * block.n, out + k);
+  for (; k < m; ++k) MixSome<1>(block, weights + k * block.n, out + k);
+}
+
+// The mean of what a rule keeps of `stride`-spaced sorted registers.
+inline V TrimmedMean(const float* sorted, int64_t stride, int n, int drop) {
+  V sum = V::Load(sorted + drop * stride);
+  for (int i = drop + 1; i < n - drop; ++i) sum = V::Add(sum, V::Load(sorted + i * stride));
+  return V::Div(sum, V::Set(static_cast<float>(n - 2 * drop)));
+}
+
+inline V MedianOf(const float* sorted, int64_t stride, int n) {
+  const V high = V::Load(sorted + (n / 2) * stride);
+  if (n % 2 != 0) return high;
+  return V::Mul(V::Add(V::Load(sorted + (n / 2 - 1) * stride), high), V::Set(0.5f));
+}
+
+// The `keep` = n - drop nearest values to the median are neighbours: x_k .. x_(k + keep - 1), with
+// the largest k for which x_(k - 1) is farther from it than x_(k - 1 + keep). That is so for all
+// smaller k, too. Values outside are never part of a sum: what a peer that lies sends may be huge.
+inline V NearestMean(const float* sorted, int64_t stride, int n, int drop) {
+  const int keep = n - drop;
+  const V median = MedianOf(sorted, stride, n);
+  const auto is_left = [&](int i) {  // whether x_i is before the window
+    return V::Greater(V::Sub(median, V::Load(sorted + i * stride)),
+                      V::Sub(V::Load(sorted + (i + keep) * stride), median));
+  };
+  V sum = V::Zero();
+  for (int i = 0; i < n; ++i) {
+    V value = V::Load(sorted + i * stride);
+    if (i < drop) value = V::ZeroWhere(is_left(i), value);
+    if (i >= keep) value = V::ZeroUnless(is_left(i - keep), value);
+    sum = V::Add(sum, value);
+  }
+  return V::Div(sum, V::Set(static_cast<float>(keep)));
+}
+
+inline V Finish(const float* sorted, int64_t stride, int n, const CoordinatePlan& plan) {
+  switch (plan.rule) {
+    case TF_HIPS_MEDIAN:
+      return MedianOf(sorted, stride, n);
+    case TF_HIPS_TRIMMED:
+      return TrimmedMean(sorted, stride, n, plan.drop);
+    default:
+      return NearestMean(sorted, stride, n, plan.drop);
+  }
+}
+
+template <int kN, size_t... kAt>
+inline __attribute__((always_inline)) void Exchange(V (&x)[kN], std::index_sequence<kAt...>) {
+  constexpr Network<kN> network;
+  (V::Exchange(x[network.at[kAt].low], x[network.at[kAt].high]), ...);
+}
+
+// All rows of a coordinate in registers. Of a median the compiler drops what it does not need.
+template <int kN, bool kIsMedian>
+__attribute__((noinline)) void Sorted(const Block& block, const CoordinatePlan& plan, float* out) {
+  float sorted[kIsMedian ? 1 : kN * V::kWidth];
+  for (int64_t at = 0; at < kBlock; at += V::kWidth) {
+    V x[kN];
+#pragma GCC unroll 32
+    for (int i = 0; i < kN; ++i) x[i] = V::Add(V::Load(block.rows[i] + at), V::Zero());
+    Exchange<kN>(x, std::make_index_sequence<static_cast<size_t>(NumComparators(kN))>());
+    if constexpr (kIsMedian) {
+      V middle = x[kN / 2];
+      if (kN % 2 == 0) middle = V::Mul(V::Add(x[(kN - 1) / 2], middle), V::Set(0.5f));
+      middle.Store(out + at);
+    } else {
+#pragma GCC unroll 32
+      for (int i = 0; i < kN; ++i) x[i].Store(sorted + i * V::kWidth);
+      Finish(sorted, V::kWidth, kN, plan).Store(out + at);
+    }
+  }
+}
+
+// More rows than there are registers: `scratch` holds kSlice coordinates of each row.
+void SortedInMemory(const Block& block, const CoordinatePlan& plan, float* scratch, float* out) {
+  for (int64_t at = 0; at < kBlock; at += kSlice) {
+    for (int i = 0; i < block.n; ++i) {
+      for (int64_t s = 0; s < kSlice; s += V::kWidth) {
+        V::Add(V::Load(block.rows[i] + at + s), V::Zero()).Store(scratch + i * kSlice + s);
+      }
+    }
+    for (const Comparator& one : plan.network) {
+      float* const low = scratch + one.low * kSlice;
+      float* const high = scratch + one.high * kSlice;
+      for (int64_t s = 0; s < kSlice; s += V::kWidth) {
+        const V a = V::Load(low + s), b = V::Load(high + s);
+        if (one.keeps_low) V::Min(a, b).Store(low + s);
+        if (one.keeps_high) V::Max(a, b).Store(high + s);
+      }
+    }
+    for (int64_t s = 0; s < kSlice; s += V::kWidth) {
+      Finish(scratch + s, kSlice, block.n, plan).Store(out + at + s);
+    }
+  }
+}
+
+using Sorter = void (*)(const Block&, const CoordinatePlan&, float*);
+
+template <bool kIsMedian, int... kNs>
+Sorter FindSorter(int n, std::integer_sequence<int, kNs...>) {
+  static constexpr Sorter all[] = {Sorted<kNs + 1, kIsMedian>...};
+  return all[n - 1];
+}
+
+// Writes kBlock results.
+void Coordinate(const Block& block, const CoordinatePlan& plan, float* scratch, float* out) {
+  if (block.n > kInRegisters) {
+    SortedInMemory(block, plan, scratch, out);
+    return;
+  }
+  constexpr std::make_integer_sequence<int, kInRegisters> counts;
+  const Sorter sorter = plan.rule == TF_HIPS_MEDIAN ? FindSorter<true>(block.n, counts)
+                                                    : FindSorter<false>(block.n, counts);
+  sorter(block, plan, out);
+}
+
+constexpr Loops kLoops = {
+    [](const float* const* rows, int n, double* lanes) { AddAllSquares({rows, n}, lanes); },
+    [](const float* const* rows, int n, double* lanes) { AddDistances({rows, n}, lanes); },
+    [](const float* const* rows, int n, const float* weights, int m, float* const* out) {
+      Mix({rows, n}, weights, m, out);
+    },
+    [](const float* const* rows, int n, const CoordinatePlan& plan, float* scratch, float* out) {
+      Coordinate({rows, n}, plan, scratch, out);
+    },
+};

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What robust aggregation computes of all rows, for processes without TensorFlow, through ctypes.
+
+Rows are float32 arrays of one length, wherever they are; nothing is copied. Each function is one
+pass over memory and releases the GIL. Results depend neither on the number of threads nor on the
+processor. Sums are given by chunk of 2^20 elements: servers that hold other chunks put theirs
+together and have what one server would have. Definitions stand in cc/runtime/robust.h.
+"""
+
+import ctypes
+import enum
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.errors import LibraryError
+from tf_hips.ops import library
+from tf_hips.ops.compressor import CHUNK
+from tf_hips.ops.native import Floats
+
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Rows: TypeAlias = Sequence[Floats] | Floats
+
+MAX_ROWS = 1024
+"""Rows of one call at most."""
+_OUT_OF_MEMORY = 25
+
+
+class CoordinateRule(enum.IntEnum):
+    """What becomes of the sorted values of one coordinate. Numbers are those of robust.h."""
+
+    MEDIAN = 0
+    TRIMMED = 1
+    NEAREST = 2
+
+
+def coordinate(
+    rows: Rows, rule: CoordinateRule, drop: int = 0, mixing: Floats | None = None
+) -> tuple[Floats, Doubles]:
+    """Applies a rule to each coordinate.
+
+    Args:
+        rows: n of d elements.
+        rule: which one.
+        drop: values left out at each end (TRIMMED), or in all (NEAREST); 0 of a median.
+        mixing: [m, n]: not the rows are sorted, but m weighted sums of them.
+
+    Returns:
+        The result, [d], and the sums of squares of the rows, [chunks, n]; a row whose sum is not
+        finite has spoilt the result.
+
+    Raises:
+        ValueError: rows differ in length, or `drop` leaves nothing.
+        TypeError: a row is not a float32 array of one dimension.
+    """
+    pointers, n, d = _pointers(rows)
+    out = np.empty(d, np.float32)
+    squares = np.zeros((_num_chunks(d), n), np.float64)
+    weights = None if mixing is None else _weights(mixing, n)
+    status = _functions()["coordinate"](
+        pointers,
+        n,
+        d,
+        None if weights is None else weights.ctypes.data,
+        0 if weights is None else weights.shape[0],
+        rule,
+        drop,
+        out.ctypes.data,
+        squares.ctypes.data,
+    )
+    _check(status, f"n={n}, drop={drop}")
+    return out, squares
+
+
+def distances(rows: Rows, with_pairs: bool = True) -> tuple[Doubles, Doubles]:
+    """Returns sums of squares of rows, and of differences of each two rows.
+
+    Args:
+        rows: n of d elements.
+        with_pairs: False: sums of rows only.
+
+    Returns:
+        [chunks, n], and [chunks, n (n - 1) / 2] in the order of `numpy.triu_indices(n, 1)`.
+
+    Raises:
+        ValueError, TypeError: as for `coordinate`.
+    """
+    pointers, n, d = _pointers(rows)
+    squares = np.zeros((_num_chunks(d), n), np.float64)
+    pairs = np.zeros((_num_chunks(d), n * (n - 1) // 2 if with_pairs else 0), np.float64)
+    at = pairs.ctypes.data if with_pairs else None
+    status = _functions()["distances"](pointers, n, d, squares.ctypes.data, at)
+    _check(status, f"n={n}")
+    return squares, pairs
+
+
+def mix(rows: Rows, weights: Floats) -> Floats:
+    """Returns `weights` [m, n] times rows [n, d]: m weighted sums, in the order of rows.
+
+    Raises:
+        ValueError, TypeError: as for `coordinate`.
+    """
+    pointers, n, d = _pointers(rows)
+    given = _weights(weights, n)
+    out = np.empty((given.shape[0], d), np.float32)
+    targets, _, _ = _pointers(out)
+    status = _functions()["mix"](pointers, n, d, given.ctypes.data, given.shape[0], targets)
+    _check(status, f"n={n}, m={given.shape[0]}")
+    return out
+
+
+def _num_chunks(d: int) -> int:
+    return -(-d // CHUNK)
+
+
+def _pointers(rows: Rows) -> tuple[Any, int, int]:
+    """Addresses of the rows, how many there are, and their length."""
+    n = len(rows)
+    if not 1 <= n <= MAX_ROWS:
+        raise ValueError(f"there must be 1 to {MAX_ROWS} rows. Received: {n}")
+    d = rows[0].size
+    for number, row in enumerate(rows):
+        if row.dtype != np.float32 or row.ndim != 1 or not row.flags.c_contiguous:
+            raise TypeError(
+                "rows must be contiguous float32 arrays of one dimension. Received: row "
+                f"{number}, {row.dtype} of shape {row.shape}, strides={row.strides}"
+            )
+        if row.size != d:
+            raise ValueError(
+                f"rows must have {d} elements, as the first one. Received: {row.size} of row "
+                f"{number}"
+            )
+    return (ctypes.c_void_p * n)(*(row.ctypes.data for row in rows)), n, d
+
+
+def _weights(weights: Floats, n: int) -> Floats:
+    given = np.ascontiguousarray(weights, np.float32)
+    if given.ndim != 2 or given.shape[1] != n or not 1 <= given.shape[0] <= MAX_ROWS:
+        raise ValueError(f"weights must be of shape [m, {n}]. Received: {given.shape}")
+    return given
+
+
+def _check(status: int, received: str) -> None:
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError("there is no memory to aggregate rows")
+    if status != 0:
+        raise ValueError(f"a rule must leave a value of each coordinate. Received: {received}")
+
+
+@functools.cache
+def _functions() -> dict[str, Any]:
+    pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    rows = (pointer, i32, i64)
+    signatures: dict[str, tuple[Any, ...]] = {
+        "coordinate": (*rows, pointer, i32, i32, i32, pointer, pointer),
+        "distances": (*rows, pointer, pointer),
+        "mix": (*rows, pointer, i32, pointer),
+    }
+    found = {}
+    for name, arguments in signatures.items():
+        try:
+            function = library.native()[f"tf_hips_robust_{name}"]
+        except AttributeError as error:
+            raise LibraryError(
+                f"{library.NATIVE_PATH.name} must have robust aggregation. Received: an older "
+                "one; run `make build` in the source tree, or install a newer wheel"
+            ) from error
+        function.restype, function.argtypes = i32, arguments
+        found[name] = function
+    return found

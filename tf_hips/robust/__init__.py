@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Robust aggregation: n rows of d floats in, one row out, of which some may lie.
+
+    value        rules as plain values, and their texts
+    rows         which rows are refused: NaN, infinities, absurd norms
+    points       squared distances, and means of points that are known by them only
+    selection    rules that look at distances
+    aggregator   Aggregator: `robust.nnm(f=2) >> robust.trimmed_mean(f=2)`, called with rows
+    votes        majorities of signs on packets of onebit
+    detox        groups of workers that compute the same, and their vote
+    attacks      what peers that lie may send, for tests and studies
+    graph        the same in TensorFlow; import it by name, it imports TensorFlow
+
+Definitions, sources, and what is not protected: docs/robustness.md. Imports no TensorFlow, opens no
+socket.
+"""
+
+from tf_hips.robust import attacks, detox
+from tf_hips.robust.aggregator import Aggregation, Aggregator, parse
+from tf_hips.robust.rows import Limits, Rejected
+from tf_hips.robust.rules import (
+    arc,
+    bucketing,
+    bulyan,
+    centred_clipping,
+    cge,
+    clip,
+    geometric_median,
+    krum,
+    majority,
+    mda,
+    meamed,
+    mean,
+    median,
+    multi_krum,
+    nnm,
+    trimmed_mean,
+)
+from tf_hips.robust.value import NAMES, PRE_NAMES, PreAggregator
+from tf_hips.robust.votes import onebit_majority
+
+__all__ = [
+    "NAMES",
+    "PRE_NAMES",
+    "Aggregation",
+    "Aggregator",
+    "Limits",
+    "PreAggregator",
+    "Rejected",
+    "arc",
+    "attacks",
+    "bucketing",
+    "bulyan",
+    "centred_clipping",
+    "cge",
+    "clip",
+    "detox",
+    "geometric_median",
+    "krum",
+    "majority",
+    "mda",
+    "meamed",
+    "mean",
+    "median",
+    "multi_krum",
+    "nnm",
+    "onebit_majority",
+    "parse",
+    "trimmed_mean",
+]

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregator: n rows of d floats in, one row out, of which f may lie.
+
+    rows --> squares, distances --> refuse rows --> decide (n x n numbers) --> one pass --> vector
+
+Rules of coordinates need no distances: they sort first, and again without the rows that turn out to
+be refused. `measure` and `decide` are apart from the rest, so that servers with other parts of the
+rows put their sums together and decide alike.
+
+Invariants: the result is finite, or there is none; rows are never changed; results do not depend on
+the number of threads or shards; what is drawn comes from (seed, step).
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from tf_hips.errors import NonFiniteError, ToleranceError
+from tf_hips.ops import native_robust
+from tf_hips.ops.native import Floats
+from tf_hips.ops.native_robust import CoordinateRule, Doubles
+from tf_hips.robust import selection
+from tf_hips.robust.points import Points, only, points
+from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, refused, totals
+from tf_hips.robust.value import AUTO, PreAggregator, Step, check_steps, make_step, parse_steps
+
+_COORDINATE = {
+    "median": CoordinateRule.MEDIAN,
+    "trimmed_mean": CoordinateRule.TRIMMED,
+    "meamed": CoordinateRule.NEAREST,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Measures:
+    """What a rule must know of rows, or of some chunks of them.
+
+    Attributes:
+        squares: sums of squares of the rows, [chunks, n].
+        pairs: squared distances of each two, [chunks, n (n - 1) / 2].
+    """
+
+    squares: Doubles
+    pairs: Doubles
+
+    def joined(self, other: "Measures") -> "Measures":
+        """Those of both servers' chunks."""
+        return Measures(
+            np.concatenate([self.squares, other.squares]), np.concatenate([self.pairs, other.pairs])
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What is left to do once distances are known.
+
+    Attributes:
+        accepted: numbers of the rows that take part.
+        rejected: the others, with the reason.
+        f: bad rows that the rule bears among those that take part.
+        mixing: [m, accepted]: weighted sums of rows.
+        coordinate: what then becomes of each coordinate of those sums, and `drop`; None: there is
+            one sum, and it is the result.
+        selected: numbers of the rows that the result is made of, where the rule chooses some.
+    """
+
+    accepted: tuple[int, ...]
+    rejected: tuple[Rejected, ...]
+    f: int
+    mixing: Doubles
+    coordinate: tuple[CoordinateRule, int] | None
+    selected: tuple[int, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+    """The result of a rule, and who had a part in it.
+
+    Attributes:
+        vector: the result, float32 [d]; finite.
+        accepted: numbers of the rows that took part.
+        rejected: the others, with the reason.
+        f: bad rows that the rule bore among those that took part.
+        selected: numbers of the rows that the result is made of, where the rule chooses some.
+    """
+
+    vector: Floats
+    accepted: tuple[int, ...]
+    rejected: tuple[Rejected, ...]
+    f: int
+    selected: tuple[int, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregator:
+    """A robust rule, with what is done to rows before it. A plain value; call it with rows.
+
+    Attributes:
+        steps: pre-aggregators, and one rule.
+
+    Raises:
+        ValueError: there is no rule at the end, or one before it.
+    """
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps)
+
+    @property
+    def text(self) -> str:
+        """The text that `parse` turns into this value; the same for equal values."""
+        return " >> ".join(step.text for step in self.steps)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def rule(self) -> Step:
+        """The last step."""
+        return self.steps[-1]
+
+    @property
+    def is_coordinate(self) -> bool:
+        """Whether parts of rows can be aggregated each by itself."""
+        return len(self.steps) == 1 and (self.rule.kind.is_coordinate or self.rule.name == "mean")
+
+    def __call__(self, rows: Rows, **options: object) -> Floats:
+        """The vector of `run`."""
+        return self.run(rows, **options).vector  # type: ignore[arg-type]
+
+    def run(
+        self,
+        rows: Rows,
+        *,
+        reference: Floats | None = None,
+        seed: int = 0,
+        step: int = 0,
+        limits: Limits | None = None,
+    ) -> Aggregation:
+        """Aggregates rows.
+
+        Args:
+            rows: n rows of d floats, as one array [n, d] or wherever they are; never changed.
+            reference: where `centred_clipping` begins, the result before; None: with the row that
+                is nearest to the others. Other rules do not look at it.
+            seed: of the run; what `bucketing` draws comes from it. Secret from the rows' senders.
+            step: of the run.
+            limits: what norms may be; None: `Limits()`.
+
+        Raises:
+            ToleranceError: too few rows are left, or more than f were refused.
+            NonFiniteError: the result would not be finite.
+            ValueError, TypeError: there are no rows, or not all are of the same length.
+        """
+        given = as_rows(rows)
+        bounds = limits if limits is not None else Limits()
+        if self.rule.kind.is_coordinate and len(self.steps) == 1:
+            return self._by_coordinate(given, bounds)
+        extra = self._reference(reference, given)
+        measures = self.measure(given, reference=extra)
+        decision = self.decide(
+            measures, seed=seed, step=step, limits=bounds, rows=given, with_reference=bool(extra)
+        )
+        return self.apply(decision, given, reference=extra[0] if extra else None)
+
+    def measure(self, rows: Sequence[Floats], *, reference: Sequence[Floats] = ()) -> Measures:
+        """What `decide` must know of rows, or of some chunks of them; one pass over memory.
+
+        Args:
+            rows: float32 arrays, as `as_rows` has them.
+            reference: none, or where `centred_clipping` begins.
+        """
+        needs_pairs = self.steps[-1].name not in ("mean", "cge", "majority") or any(
+            step.name == "nnm" for step in self.steps
+        )
+        with np.errstate(all="ignore"):
+            return Measures(*native_robust.distances([*rows, *reference], needs_pairs))
+
+    def decide(
+        self,
+        measures: Measures,
+        *,
+        rows: Sequence[Floats],
+        seed: int = 0,
+        step: int = 0,
+        limits: Limits | None = None,
+        with_reference: bool = False,
+    ) -> Decision:
+        """Which rows take part, and with which weights.
+
+        Args:
+            measures: of all chunks of all rows.
+            rows: as far as they are here; looked at for the element that is not finite.
+            seed: as for `run`.
+            step: as for `run`.
+            limits: as for `run`.
+            with_reference: whether the last row of `measures` is the reference.
+
+        Raises:
+            ToleranceError: as for `run`.
+        """
+        squares, pairs = totals(measures.squares), totals(measures.pairs)
+        n = len(squares) - with_reference
+        rejected = refused(rows, squares[:n], limits if limits is not None else Limits())
+        accepted = _accepted(n, rejected)
+        bad = {one.row for one in rejected}
+        where = [*accepted, *range(n, len(squares))]
+        budgets = self._budgets(len(accepted), rejected)
+        if not pairs:
+            pairs = [0.0] * (len(squares) * (len(squares) - 1) // 2)
+        # A row that is refused may be at no finite distance: it goes before anything is computed.
+        finite = [one if number not in bad else 0.0 for number, one in enumerate(squares)]
+        all_points = only(points(finite, pairs), where)
+        mine = Points(np.eye(len(where), len(where) + 1), all_points.squared)
+        num_rows = len(accepted)
+        for one, f in zip(self.steps[:-1], budgets[:-1], strict=True):
+            mine, num_rows = _before(one, f, mine, num_rows, seed, step)
+        coordinate, weights, chosen = _rule(self.rule, budgets[-1], mine, num_rows)
+        selected = None
+        if chosen is not None:
+            made_of = np.abs(mine.weights[chosen][:, : len(accepted)]).sum(axis=0)
+            selected = tuple(accepted[i] for i in np.flatnonzero(made_of))
+        mixing = np.einsum("ik,kj->ij", weights, mine.weights)[:, :-1]
+        return Decision(accepted, rejected, budgets[-1], mixing, coordinate, selected)
+
+    def apply(
+        self, decision: Decision, rows: Sequence[Floats], *, reference: Floats | None = None
+    ) -> Aggregation:
+        """Makes the result, or a shard's part of it; one pass over memory.
+
+        Args:
+            decision: of all rows.
+            rows: float32 arrays, also those that do not take part.
+            reference: as for `run`; None if there is none.
+
+        Raises:
+            NonFiniteError: the result would not be finite.
+        """
+        taking_part = [rows[i] for i in decision.accepted]
+        taking_part += [] if reference is None else [reference]
+        weights = decision.mixing.astype(np.float32)
+        used = np.flatnonzero(weights.any(axis=0))
+        # A row that nobody asks for need not be read.
+        used = used if used.size else np.arange(1)
+        kept, weights = [taking_part[i] for i in used], np.ascontiguousarray(weights[:, used])
+        if self.rule.name == "majority":
+            vector = _majority(kept, weights)
+        elif decision.coordinate is None:
+            is_one = weights.shape == (1, 1) and weights[0, 0] == 1.0
+            vector = kept[0].copy() if is_one else native_robust.mix(kept, weights)[0]
+        else:
+            rule, drop = decision.coordinate
+            mixing = None if _picks(weights) else weights
+            vector, _ = native_robust.coordinate(kept, rule, drop, mixing)
+        return Aggregation(
+            _finite(vector), decision.accepted, decision.rejected, decision.f, decision.selected
+        )
+
+    def _by_coordinate(self, rows: list[Floats], limits: Limits) -> Aggregation:
+        """A rule of coordinates: sorts, and sorts again if a row turns out to be refused."""
+        f = self._budgets(len(rows), ())[0]
+        rule = _COORDINATE[self.rule.name]
+        vector, squares = native_robust.coordinate(rows, rule, _drop(rule, f))
+        rejected = refused(rows, totals(squares), limits)
+        accepted = _accepted(len(rows), rejected)
+        if rejected:
+            f = self._budgets(len(accepted), rejected)[0]
+            kept = [rows[i] for i in accepted]
+            vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f))
+        return Aggregation(_finite(vector), accepted, rejected, f, None)
+
+    def _reference(self, reference: Floats | None, rows: list[Floats]) -> list[Floats]:
+        if reference is None or self.rule.name != "centred_clipping":
+            return []
+        extra = as_rows([*rows[:1], reference])[1]
+        if not np.isfinite(extra).all():
+            raise NonFiniteError("the reference must be finite. Received: NaN or an infinity in it")
+        return [extra]
+
+    def _budgets(self, n: int, rejected: Sequence[Rejected]) -> list[int]:
+        """How many bad ones of n rows each step bears; those that were refused count.
+
+        Raises:
+            ToleranceError: n is too small for f, or more than f were refused.
+        """
+        named = "; ".join(str(one) for one in rejected)
+        refusals = f" ({len(rejected)} refused: {named})" if rejected else ""
+        if n == 0:
+            raise ToleranceError(f"{self.text} needs n >= 1. Received: n=0{refusals}")
+        counts = []
+        for step in self.steps:
+            counts.append(n)
+            n = -(-n // int(step["s"])) if step.name == "bucketing" else n
+        budgets: list[int] = []
+        for step, count in zip(reversed(self.steps), reversed(counts), strict=True):
+            if step.f is None:
+                budgets.append(0)
+                continue
+            most = step.most(count)
+            if step.f == AUTO:
+                budgets.append(min(most, budgets[0]) if budgets else most)
+                continue
+            if len(rejected) > step.f:
+                raise ToleranceError(
+                    f"{self.text} bears f={step.f} bad rows. Received: {len(rejected)} that were "
+                    f"refused: {named}"
+                )
+            f = step.f - len(rejected)
+            if f > most:
+                raise ToleranceError(f"{step.formula} rows. Received: n={count}, f={f}{refusals}")
+            budgets.append(f)
+        return budgets[::-1]
+
+
+def parse(text: str) -> Aggregator:
+    """Turns a text such as "nnm(f=2) >> krum(f=2)" into what it names; nothing is evaluated.
+
+    Spellings of DETOX ("coord-median", "sign-sgd", ...) are understood.
+
+    Raises:
+        ValueError: an unknown name, with the known ones and the nearest, or a wrong argument.
+        TypeError: `text` is not a string.
+    """
+    return Aggregator(parse_steps(text))
+
+
+def make(name: str, **params: int | float | str) -> Aggregator:
+    """A rule by name."""
+    return Aggregator((make_step(name, **params),))
+
+
+def make_pre(name: str, **params: int | float | str) -> PreAggregator:
+    """A pre-aggregator by name."""
+    return PreAggregator((make_step(name, **params),))
+
+
+def secret_order(count: int, seed: int, step: int, purpose: str) -> list[int]:
+    """The numbers 0 .. count - 1 in an order that only who has the seed can foresee."""
+    keys = [
+        hashlib.sha256(f"{seed}/{purpose}/{step}/{number}".encode()).digest()
+        for number in range(count)
+    ]
+    return sorted(range(count), key=lambda number: keys[number])
+
+
+def _accepted(n: int, rejected: Sequence[Rejected]) -> tuple[int, ...]:
+    bad = {one.row for one in rejected}
+    return tuple(row for row in range(n) if row not in bad)
+
+
+def _drop(rule: CoordinateRule, f: int) -> int:
+    return 0 if rule is CoordinateRule.MEDIAN else f
+
+
+def _picks(weights: Floats) -> bool:
+    """Whether weighted sums are the rows themselves."""
+    is_square = weights.shape[0] == weights.shape[1]
+    return is_square and bool((weights == np.eye(len(weights), dtype=np.float32)).all())
+
+
+def _before(
+    step: Step, f: int, mine: Points, num_rows: int, seed: int, number: int
+) -> tuple[Points, int]:
+    """What a pre-aggregator makes of the rows; a reference behind them stays as it is."""
+    rows = only(mine, list(range(num_rows)))
+    match step.name:
+        case "nnm":
+            mixing = selection.nearest_mixing(rows.apart, f)
+        case "bucketing":
+            order = secret_order(num_rows, seed, number, "robust/bucketing")
+            mixing = selection.buckets(order, int(step["s"]))
+        case "clip":
+            middle = np.sort(rows.norms)[(num_rows - 1) // 2]
+            mixing = selection.shrinking(rows.norms, float(step["c"]) * float(middle))
+        case _:
+            mixing = selection.shrinking(rows.norms, selection.arc_radius(rows.norms, f))
+    references = mine.count - num_rows
+    full = np.zeros((len(mixing) + references, mine.count + 1))
+    full[: len(mixing), :num_rows] = mixing[:, :-1]
+    full[: len(mixing), -1] = mixing[:, -1]
+    for reference in range(references):
+        full[len(mixing) + reference, num_rows + reference] = 1.0
+    return mine.mixed(full), len(mixing)
+
+
+def _rule(
+    step: Step, f: int, mine: Points, num_rows: int
+) -> tuple[tuple[CoordinateRule, int] | None, Doubles, list[int] | None]:
+    """What becomes of coordinates, of which means of the points, and which points are in them."""
+    n = num_rows
+    apart = mine.apart[:n, :n]
+    chosen: list[int] | None = None
+    coordinate: tuple[CoordinateRule, int] | None = None
+    match step.name:
+        case "mean":
+            weights = selection.uniform(list(range(n)), n)
+        case "median" | "trimmed_mean" | "meamed":
+            rule = _COORDINATE[step.name]
+            coordinate = rule, _drop(rule, f)
+        case "krum" | "multi_krum":
+            most = n - f - 2
+            count = 1 if step.name == "krum" else int(step["m"]) if step["m"] != AUTO else most
+            if not 1 <= count <= most:
+                raise ToleranceError(
+                    f"{step.name} needs 1 <= m <= n - f - 2. Received: m={count}, n={n}, f={f}"
+                )
+            chosen = selection.best(selection.krum_scores(apart, f), count)
+        case "bulyan" if step["compat"]:
+            chosen = selection.best(selection.krum_scores(apart, f), n - f - 2)
+            coordinate = CoordinateRule.TRIMMED, f
+        case "bulyan":
+            chosen = selection.bulyan(apart, f)
+            coordinate = CoordinateRule.NEAREST, 2 * f
+        case "mda":
+            chosen = selection.mda(apart, f)
+        case "cge":
+            chosen = selection.best(mine.norms[:n], n - f)
+        case "geometric_median":
+            weights = selection.geometric_median(apart, float(step["nu"]))
+        case "centred_clipping":
+            tau, iterations = float(step["tau"]), int(step["iterations"])
+            all_weights = selection.centred_clipping(mine.apart, n, tau, iterations)
+            return None, np.append(all_weights, 0.0)[None][:, : mine.count], None
+        case _:  # majority: of signs, of each row
+            return None, np.eye(n, mine.count), None
+    if coordinate is not None:
+        weights_of = np.eye(mine.count)[list(range(n)) if chosen is None else chosen]
+        return coordinate, weights_of, chosen
+    if chosen is not None:
+        weights = selection.uniform(chosen, n)
+    full = np.zeros((1, mine.count))
+    full[0, :n] = weights
+    return None, full, chosen
+
+
+def _majority(rows: Sequence[Floats], weights: Floats) -> Floats:
+    """sign(sum of sign(x_i)) of the rows, or of weighted sums of them; 0 of a tie."""
+    mixed = rows if _picks(weights) else native_robust.mix(list(rows), weights)
+    votes = np.zeros(rows[0].size, np.int16)
+    for row in mixed:
+        votes += np.sign(row).astype(np.int16)
+    return np.sign(votes).astype(np.float32)
+
+
+def _finite(vector: Floats) -> Floats:
+    if not np.isfinite(vector).all():
+        raise NonFiniteError("rows must have a finite aggregate. Received: an overflow in the rule")
+    return vector

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers that lie may send, for tests and studies.
+
+An attack is a plain value; called with the honest rows it gives those of f liars. Names: h_1 .. h_m
+are honest rows, mu their mean, sigma their deviation in each coordinate, n = m + f. Sources and
+where the field's codes differ: docs/robustness.md. What is random is a function of (seed, step).
+"""
+
+import dataclasses
+import math
+import statistics as numbers
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.ops.compressor import Compressor, chunk_sizes
+from tf_hips.ops.native import Bytes, Floats, derive_seed
+from tf_hips.robust.aggregator import secret_order
+from tf_hips.robust.detox import groups
+from tf_hips.robust.rows import Rows, as_rows
+
+Doubles: TypeAlias = npt.NDArray[np.float64]
+
+NAMES = (
+    "reversed_gradient",
+    "constant",
+    "gaussian",
+    "sign_flip",
+    "alie",
+    "inner_product",
+    "mimic",
+    "min_max",
+    "min_sum",
+    "free_riding",
+)
+"""All attacks on gradients."""
+DIRECTIONS = ("unit", "std", "sign")
+STATISTICS = ("honest", "own", "all")
+Z_FORMULAE = ("paper", "n")
+_PREFIX = 16
+# Where a packet's body holds the floats that all of its elements are made of.
+_SCALES = {"onebit": (0, 4), "terngrad": (2, 6)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """What liars send.
+
+    Attributes:
+        name: one of NAMES.
+        params: (name, value) of each parameter.
+    """
+
+    name: str
+    params: tuple[tuple[str, int | float | str], ...] = ()
+
+    def __getitem__(self, name: str) -> int | float | str:
+        """The value of a parameter."""
+        return dict(self.params)[name]
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{name}={value}" for name, value in self.params)
+        return f"{self.name}({arguments})" if arguments else self.name
+
+    def __call__(
+        self,
+        honest: Rows,
+        f: int,
+        *,
+        own: Rows | None = None,
+        before: Floats | None = None,
+        seed: int = 0,
+        step: int = 0,
+    ) -> npt.NDArray[np.float32]:
+        """The rows of f liars, [f, d].
+
+        Args:
+            honest: the rows of those who do not lie.
+            f: how many lie.
+            own: what the liars themselves would have sent, if they did not; None: each the mean of
+                the honest rows.
+            before: the result of the step before, which free riders send back; or what the
+                direction of `mimic` is found from.
+            seed: of the run.
+            step: of the run.
+
+        Raises:
+            ValueError: there are no honest rows, or not f own ones.
+        """
+        if f < 0:
+            raise ValueError(f"`f` must be 0 or more. Received: f={f}")
+        rows = np.stack(as_rows(honest)).astype(np.float64)
+        mine = np.tile(rows.mean(axis=0), (f, 1))
+        if own is not None and f:
+            mine = np.stack(as_rows(own)).astype(np.float64)
+        if mine.shape != (f, rows.shape[1]):
+            raise ValueError(f"`own` must hold {f} rows of {rows.shape[1]}. Received: {mine.shape}")
+        generator = np.random.Generator(
+            np.random.Philox(key=derive_seed(seed, f"attack/{self.name}/{step}"))
+        )
+        with np.errstate(over="ignore"):
+            sent = self._sent(rows, mine, f, before, generator)
+            return np.ascontiguousarray(np.broadcast_to(sent, mine.shape), np.float32)
+
+    def _sent(
+        self,
+        rows: Doubles,
+        own: Doubles,
+        f: int,
+        before: Floats | None,
+        generator: np.random.Generator,
+    ) -> Doubles:
+        match self.name:
+            case "reversed_gradient":
+                return -float(self["c"]) * own
+            case "constant":
+                return np.full_like(own, float(self["c"]))
+            case "gaussian":
+                return generator.normal(float(self["mean"]), float(self["sigma"]), own.shape)
+            case "sign_flip":
+                return -own if self["of"] == "own" else -rows.mean(axis=0)
+            case "alie":
+                return self._alie(rows, own, f)
+            case "inner_product":
+                return np.asarray(-float(self["epsilon"]) * rows.mean(axis=0), np.float64)
+            case "mimic":
+                return np.asarray(rows[self._target(rows, before)], np.float64)
+            case "min_max" | "min_sum":
+                return self._farthest(rows)
+            case _:
+                start = np.zeros(rows.shape[1]) if before is None else before.astype(np.float64)
+                return start + generator.normal(0.0, float(self["sigma"]), own.shape)
+
+    def _alie(self, rows: Doubles, own: Doubles, f: int) -> Doubles:
+        seen = {"honest": rows, "own": own, "all": np.concatenate([rows, own])}[
+            str(self["statistics"])
+        ]
+        deviation = seen.std(axis=0, ddof=int(self["ddof"]) if len(seen) > 1 else 0)
+        z = self["z"]
+        factor = alie_z(len(rows) + f, f, z) if isinstance(z, str) else float(z)
+        return np.asarray(seen.mean(axis=0) + float(self["sign"]) * factor * deviation, np.float64)
+
+    def _target(self, rows: Doubles, before: Floats | None) -> int:
+        target = int(self["target"])
+        if target >= 0:
+            return min(target, len(rows) - 1)
+        z = top_direction(rows) if before is None else before.astype(np.float64)
+        return int(np.argmax(np.einsum("ij,j->i", rows, z)))
+
+    def _farthest(self, rows: Doubles) -> Doubles:
+        """The mean and, along a direction, as much as the rule of the attack allows."""
+        mean = rows.mean(axis=0)
+        direction = {
+            "unit": lambda: -mean / max(float(np.linalg.norm(mean)), 1e-300),
+            "std": lambda: -rows.std(axis=0),
+            "sign": lambda: -np.sign(mean),
+        }[str(self["direction"])]()
+        length = float(np.dot(direction, direction))
+        if length == 0.0:
+            return np.asarray(mean, np.float64)
+        apart = np.stack([((rows - row) ** 2).sum(axis=1) for row in rows])
+        towards = mean - rows
+        squares = (towards**2).sum(axis=1)
+        if self.name == "min_sum":
+            sums = apart.sum(axis=1)
+            bound = float(sums.max() if self["bound"] == "max" else sums.min())
+            room = bound - float(squares.sum())
+            gamma = math.sqrt(max(room, 0.0) / (len(rows) * length))
+        else:
+            across = np.einsum("ij,j->i", towards, direction)
+            over = squares - float(apart.max())
+            roots = np.sqrt(np.maximum(across**2 - length * over, 0.0))
+            gamma = float(((roots - across) / length).min())
+        return np.asarray(mean + max(gamma, 0.0) * direction, np.float64)
+
+
+def reversed_gradient(c: float = 100.0) -> Attack:
+    """-c times the own gradient; DETOX's `rev_grad`."""
+    return Attack("reversed_gradient", (("c", c),))
+
+
+def constant(c: float = -100.0) -> Attack:
+    """The same number in all coordinates."""
+    return Attack("constant", (("c", c),))
+
+
+def gaussian(mean: float = 0.0, sigma: float = 200.0) -> Attack:
+    """Noise in place of a gradient, other noise of each liar."""
+    return Attack("gaussian", (("mean", mean), ("sigma", sigma)))
+
+
+def sign_flip(of: str = "own") -> Attack:
+    """The own gradient reversed, or the honest mean (`of="mean"`)."""
+    return Attack("sign_flip", (("of", _one_of("of", of, ("own", "mean"))),))
+
+
+def alie(
+    z: float | str = "paper", sign: int = -1, statistics: str = "honest", ddof: int = 0
+) -> Attack:
+    """A little is enough: mu + sign z sigma, near enough to hide (Baruch et al., NeurIPS 2019).
+
+    Args:
+        z: a number, or a formula of `alie_z`. DETOX's code has 1, ByzFL's 1.5.
+        sign: -1 as the authors, 1 as DETOX and ByzFL.
+        statistics: whose mean and deviation: the honest rows', the liars' own, or all.
+        ddof: 0 as the authors and DETOX, 1 as ByzFL.
+    """
+    if isinstance(z, str):
+        _one_of("z", z, Z_FORMULAE)
+    if sign not in (-1, 1) or ddof not in (0, 1):
+        raise ValueError(f"`sign` is -1 or 1, `ddof` 0 or 1. Received: sign={sign}, ddof={ddof}")
+    known = _one_of("statistics", statistics, STATISTICS)
+    return Attack("alie", (("z", z), ("sign", sign), ("statistics", known), ("ddof", ddof)))
+
+
+def alie_z(n: int, f: int, formula: str = "paper") -> float:
+    """How many deviations f of n liars may be off: the inverse normal distribution at a share.
+
+    With s = floor(n / 2 + 1) - f supporters that they need, the share is (n - f - s) / (n - f) in
+    the paper; (n - s) / n is what other codes have.
+
+    Raises:
+        ValueError: the share is not between 0 and 1, so that they need no supporters, or all.
+    """
+    supporters = n // 2 + 1 - f
+    _one_of("formula", formula, Z_FORMULAE)
+    share = (n - f - supporters) / (n - f) if formula == "paper" else (n - supporters) / n
+    if not 0 < share < 1:
+        raise ValueError(f"f must be less than n / 2, of n > 2 rows. Received: n={n}, f={f}")
+    return numbers.NormalDist().inv_cdf(share)
+
+
+def inner_product(epsilon: float = 2.0) -> Attack:
+    """-epsilon mu: turns the mean round as soon as epsilon > (n - f) / f (Xie et al., UAI 2019)."""
+    return Attack("inner_product", (("epsilon", epsilon),))
+
+
+def mimic(target: int = -1) -> Attack:
+    """Copies one honest row: number `target`, or the one farthest along the top direction."""
+    return Attack("mimic", (("target", target),))
+
+
+def min_max(direction: str = "std") -> Attack:
+    """As far from every honest row as the two that are farthest apart are from each other."""
+    return Attack("min_max", (("direction", _one_of("direction", direction, DIRECTIONS)),))
+
+
+def min_sum(direction: str = "std", bound: str = "max") -> Attack:
+    """As far as the sum of squared distances to honest rows is one that an honest row has.
+
+    Args:
+        direction: "unit": -mu / |mu|; "std": -sigma; "sign": -sign(mu).
+        bound: the largest sum of an honest row, as in the paper, or the smallest, as in the
+            authors' code ("min").
+    """
+    known = _one_of("direction", direction, DIRECTIONS)
+    return Attack(
+        "min_sum", (("direction", known), ("bound", _one_of("bound", bound, ("max", "min"))))
+    )
+
+
+def free_riding(sigma: float = 0.0) -> Attack:
+    """Sends back what came down the step before (at first zeros), with some noise."""
+    return Attack("free_riding", (("sigma", sigma),))
+
+
+def flip_labels(labels: npt.NDArray[np.integer], num_classes: int) -> npt.NDArray[np.integer]:
+    """Labels y as num_classes - 1 - y; the gradient is then an honest one of wrong labels."""
+    if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise ValueError(
+            f"labels must be in [0, {num_classes}). Received: {labels.min()} to {labels.max()}"
+        )
+    return num_classes - 1 - labels
+
+
+def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: float) -> Bytes:
+    """Packets whose codes are honest, and whose scale is `factor` times what it was.
+
+    Args:
+        compressor: onebit or terngrad, with error feedback or not.
+        packets: all packets of n elements; not changed.
+        n: elements.
+        factor: what the scale is multiplied with; NaN and infinities, too.
+
+    Raises:
+        ValueError: packets of the compressor have no such scale.
+    """
+    codec = compressor.codec
+    if codec.name not in _SCALES:
+        known = ", ".join(_SCALES)
+        raise ValueError(f"the compressor must be one of {known}. Received: {compressor.text}")
+    lying = np.array(packets, np.uint8, copy=True)
+    at = 0
+    for size in chunk_sizes(n) or [0]:
+        for offset in _SCALES[codec.name]:
+            where = slice(at + _PREFIX + offset, at + _PREFIX + offset + 4)
+            value = np.frombuffer(lying[where].tobytes(), np.float32)
+            with np.errstate(all="ignore"):
+                scaled = (value * np.float32(factor)).astype(np.float32)
+            lying[where] = np.frombuffer(scaled.tobytes(), np.uint8)
+        at += codec.wire_bytes(size)
+    return lying
+
+
+def top_direction(rows: Doubles, steps: int = 20) -> Doubles:
+    """The direction in which centred rows differ most, by power iteration; of norm 1, or zeros."""
+    centred = rows - rows.mean(axis=0)
+    direction = centred[int(np.argmax((centred**2).sum(axis=1)))]
+    for _ in range(steps):
+        norm = float(np.linalg.norm(direction))
+        if norm == 0.0:
+            return np.zeros(rows.shape[1])
+        direction = direction / norm
+        along = np.einsum("ij,j->i", centred, direction)
+        direction = np.einsum("i,ij->j", along, centred)
+    norm = float(np.linalg.norm(direction))
+    return direction / norm if norm else np.zeros(rows.shape[1])
+
+
+def liars(
+    n: int,
+    q: int,
+    seed: int,
+    step: int = 0,
+    *,
+    is_fixed: bool = False,
+    placement: str = "random",
+    r: int = 1,
+    group_seed: int | None = None,
+) -> tuple[int, ...]:
+    """Who lies: q of n workers.
+
+    Args:
+        n: workers.
+        q: how many lie.
+        seed: of the adversary.
+        step: of the run.
+        is_fixed: the same in all steps.
+        placement: "random"; or as many groups of r as they can own: "worst" of groups of
+            neighbours, or with `group_seed` of those that the server has drawn with it.
+        r: workers of a group.
+        group_seed: the server's seed, which "worst" then knows.
+
+    Raises:
+        ValueError: q is not in [0, n], or there is no such placement.
+    """
+    if not 0 <= q <= n:
+        raise ValueError(f"`q` must be in [0, n]. Received: q={q}, n={n}")
+    _one_of("placement", placement, ("random", "worst"))
+    if placement == "random":
+        order = secret_order(n, seed, 0 if is_fixed else step, "attack/liars")
+        return tuple(sorted(order[:q]))
+    known = groups(n, r, group_seed or 0, step, is_fixed=group_seed is None)
+    chosen: list[int] = []
+    for one in sorted(known, key=len):
+        needed = len(one) // 2 + 1
+        if len(chosen) + needed <= q:
+            chosen += one[:needed]
+    rest = [worker for one in known for worker in one if worker not in chosen]
+    return tuple(sorted([*chosen, *rest[: q - len(chosen)]]))
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise ValueError(f"`{name}` must be one of {', '.join(known)}. Received: {name}={value!r}")
+    return value

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DETOX: groups of workers that compute the same gradient vote; the votes are aggregated robustly.
+
+    n workers --> groups of r, drawn anew every step --> one vote per group --> buckets --> rule
+
+Workers of a group share a sampling seed, so honest ones send equal bytes. A vote needs more than
+half of its group; a group without one is dropped, and nothing is guessed. r need not divide n: the
+last group is then smaller, and one of a single worker says what that worker says.
+
+Who sits with whom must not be known to those who lie: placed at will, q of them own
+floor(q / ceil(r / 2)) groups, which is worse than no groups at all. So groups are drawn from the
+server's seed and the step. `is_fixed` has the groups of the authors' code, neighbours for ever.
+
+Sources: Rajput et al., "DETOX: A Redundancy-based Framework for Faster and More Robust Gradient
+Aggregation", NeurIPS 2019; Chen et al., "DRACO", ICML 2018. Pure functions of rows and digests.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tf_hips.errors import ToleranceError
+from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.native import Floats, derive_seed
+from tf_hips.robust import rules
+from tf_hips.robust.aggregator import Aggregation, Aggregator, parse, secret_order
+from tf_hips.robust.rows import Limits, Rows, as_rows
+from tf_hips.robust.value import ALIASES
+
+VOTES = ("digest", "exact", "tolerant")
+APPROACHES = ("baseline", "maj_vote", "detox")
+_APPROACH_ALIASES = {"draco_lite": "detox", "draco-lite": "detox", "maj-vote": "maj_vote"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """How one group voted.
+
+    Attributes:
+        members: numbers of its workers.
+        agreed: those who said what won; empty: nothing had more than half.
+        outvoted: those who said something else.
+        absent: those who said nothing.
+        proven: those whose vector is not what they had sent the digest of.
+    """
+
+    members: tuple[int, ...]
+    agreed: tuple[int, ...]
+    outvoted: tuple[int, ...]
+    absent: tuple[int, ...] = ()
+    proven: tuple[int, ...] = ()
+
+    @property
+    def is_won(self) -> bool:
+        """Whether there is a result."""
+        return bool(self.agreed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a step came to.
+
+    Attributes:
+        aggregation: of the votes; its rows are numbers of groups that have a vote, in order.
+        votes: of all groups.
+    """
+
+    aggregation: Aggregation
+    votes: tuple[Vote, ...]
+
+    @property
+    def vector(self) -> Floats:
+        """The result."""
+        return self.aggregation.vector
+
+    @property
+    def outvoted(self) -> tuple[int, ...]:
+        """Workers that said something else than their group."""
+        return tuple(sorted(worker for vote in self.votes for worker in vote.outvoted))
+
+
+@dataclasses.dataclass(frozen=True)
+class Detox:
+    """Groups, votes, buckets and a rule; a plain value.
+
+    Attributes:
+        r: workers of a group; 1: no groups.
+        then: what aggregates the votes.
+        vote: "exact": equal bytes; "digest": the same, by SHA-256, so that one vector of a group
+            travels; "tolerant": within `epsilon` of each other, for replicas on unequal machines.
+        buckets: how many means of votes `then` gets; 0: the votes themselves.
+        is_fixed: whether groups are neighbours, and stay.
+        epsilon: of a tolerant vote, relative to the norm.
+
+    Raises:
+        ValueError: a number is out of range, or there is no such vote.
+    """
+
+    r: int
+    then: Aggregator
+    vote: str = "exact"
+    buckets: int = 0
+    is_fixed: bool = False
+    epsilon: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise ValueError(f"`r` must be 1 or more. Received: r={self.r}")
+        if self.vote not in VOTES:
+            raise ValueError(f"`vote` must be one of {', '.join(VOTES)}. Received: {self.vote!r}")
+        if self.buckets < 0:
+            raise ValueError(f"`buckets` must be 0 or more. Received: buckets={self.buckets}")
+        if not 0 < self.epsilon < 1:
+            raise ValueError(f"`epsilon` must be in (0, 1). Received: epsilon={self.epsilon!r}")
+
+    def run(
+        self, rows: Rows, *, seed: int = 0, step: int = 0, limits: Limits | None = None
+    ) -> Result:
+        """Aggregates the rows of all workers.
+
+        Args:
+            rows: of each worker its gradient.
+            seed: of the server; secret from the workers.
+            step: of the run.
+            limits: what norms of votes may be.
+
+        Raises:
+            ToleranceError: no group has a vote, or too few for the rule.
+            NonFiniteError: the result would not be finite.
+            ValueError, TypeError: rows differ in length.
+        """
+        given = as_rows(rows)
+        votes = []
+        for members in groups(len(given), self.r, seed, step, is_fixed=self.is_fixed):
+            mine = [given[worker] for worker in members]
+            if self.vote == "tolerant":
+                votes.append(vote_tolerant(mine, members, self.epsilon))
+            elif self.vote == "digest":
+                votes.append(vote_by_digest([digest(row) for row in mine], members))
+            else:
+                votes.append(vote_exact(mine, members))
+        winners = [given[vote.agreed[0]] for vote in votes if vote.is_won]
+        return self._aggregate(winners, votes, seed, step, limits)
+
+    def run_digests(
+        self,
+        digests: Sequence[bytes | None],
+        fetch: Callable[[int], Floats | None],
+        *,
+        seed: int = 0,
+        step: int = 0,
+        limits: Limits | None = None,
+    ) -> Result:
+        """Votes by digest, and fetches one vector of each group.
+
+        A vector that has not the digest that its worker sent proves a fault; the next one of those
+        who agreed is asked.
+
+        Args:
+            digests: of each worker; None: it said nothing.
+            fetch: the vector of a worker; None: it does not come.
+            seed: as for `run`.
+            step: as for `run`.
+            limits: as for `run`.
+
+        Raises:
+            ToleranceError: as for `run`.
+            NonFiniteError: as for `run`.
+        """
+        votes, winners = [], []
+        for members in groups(len(digests), self.r, seed, step, is_fixed=self.is_fixed):
+            vote = vote_by_digest([digests[worker] for worker in members], members)
+            vote, row = _fetched(vote, digests, fetch)
+            votes.append(vote)
+            if row is not None:
+                winners.append(row)
+        return self._aggregate(winners, votes, seed, step, limits)
+
+    def _aggregate(
+        self,
+        winners: list[Floats],
+        votes: list[Vote],
+        seed: int,
+        step: int,
+        limits: Limits | None,
+    ) -> Result:
+        if not winners:
+            raise ToleranceError(
+                f"at least one of {len(votes)} groups must agree. Received: no majority in any"
+            )
+        then = self.then
+        if 0 < self.buckets < len(winners):
+            then = rules.bucketing(-(-len(winners) // self.buckets)) >> then
+        return Result(then.run(winners, seed=seed, step=step, limits=limits), tuple(votes))
+
+
+def groups(
+    n: int, r: int, seed: int, step: int, *, is_fixed: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """Who sits with whom: groups of r of n workers; the last is smaller where r does not divide n.
+
+    Args:
+        n: workers.
+        r: workers of a group.
+        seed: of the server.
+        step: of the run.
+        is_fixed: neighbours, whatever seed and step.
+    """
+    if n < 1 or r < 1:
+        raise ValueError(f"`n` and `r` must be 1 or more. Received: n={n}, r={r}")
+    order = list(range(n)) if is_fixed else secret_order(n, seed, step, "detox/groups")
+    return tuple(tuple(sorted(order[first : first + r])) for first in range(0, n, r))
+
+
+def sampling_seed(seed: int, step: int, group: int) -> int:
+    """The seed with which all workers of a group choose their batch of a step, in [0, 2^64)."""
+    return derive_seed(seed, f"detox/{step}/{group}")
+
+
+def digest(row: Floats) -> bytes:
+    """SHA-256 of a row's bytes: 32 bytes. 0 and -0 differ, as do rows of other length."""
+    return hashlib.sha256(np.ascontiguousarray(row, np.float32).data).digest()
+
+
+def vote_by_digest(digests: Sequence[bytes | None], members: Sequence[int]) -> Vote:
+    """The vote of a group that has sent digests; who sends none counts as one of the group."""
+    return _count([None if one is None else bytes(one) for one in digests], members)
+
+
+def vote_exact(rows: Sequence[Floats], members: Sequence[int]) -> Vote:
+    """The vote of a group on the bytes of its rows."""
+    return _count([row.tobytes() for row in rows], members)
+
+
+def vote_tolerant(rows: Sequence[Floats], members: Sequence[int], epsilon: float = 1e-4) -> Vote:
+    """The vote of replicas that round differently.
+
+    Who agrees is within `epsilon` of the norm of one member, the one to whom most are that near; of
+    several the first. The result is that member's row, which `agreed` begins with; whoever lies and
+    agrees is within `epsilon` of it.
+    """
+    near: list[list[int]] = []
+    for row in rows:
+        radius = epsilon * float(np.linalg.norm(row.astype(np.float64)))
+        if not math.isfinite(radius):
+            near.append([])  # NaN agrees with nobody, itself included
+            continue
+        with np.errstate(all="ignore"):
+            apart = [np.linalg.norm(row.astype(np.float64) - other) for other in rows]
+        near.append([i for i, distance in enumerate(apart) if distance <= radius])
+    centre = max(range(len(rows)), key=lambda i: (len(near[i]), -i))
+    if 2 * len(near[centre]) <= len(rows):
+        return Vote(tuple(members), (), ())
+    agreed = [centre, *(i for i in near[centre] if i != centre)]
+    others = tuple(members[i] for i in range(len(rows)) if i not in agreed)
+    return Vote(tuple(members), tuple(members[i] for i in agreed), others)
+
+
+def corrupt_groups(n: int, q: int, r: int) -> tuple[float, int]:
+    """How many groups of r liars own, of q among n workers: on average, and placed at will.
+
+    On average over groups that are drawn; a group is theirs when they are more than half of it.
+    """
+    if not 0 <= q <= n:
+        raise ValueError(f"`q` must be in [0, n]. Received: q={q}, n={n}")
+    expected = 0.0
+    budget, worst = q, 0
+    sizes = [len(one) for one in groups(n, r, 0, 0, is_fixed=True)]
+    for size in sorted(sizes):
+        needed = size // 2 + 1
+        expected += sum(
+            math.comb(q, k) * math.comb(n - q, size - k) for k in range(needed, min(q, size) + 1)
+        ) / math.comb(n, size)
+        if budget >= needed:
+            budget, worst = budget - needed, worst + 1
+    return expected, worst
+
+
+def draco(s: int) -> Detox:
+    """DRACO's repetition code: groups of 2 s + 1, whose mean is exact whatever s of each send."""
+    if s < 0:
+        raise ValueError(f"`s` must be 0 or more. Received: s={s}")
+    return Detox(2 * s + 1, rules.mean(), is_fixed=True)
+
+
+def approach(
+    name: str,
+    mode: str = "normal",
+    *,
+    group_size: int = 5,
+    worker_fail: int = 0,
+    bucket_size: int = 0,
+    compat: bool = False,
+) -> Detox:
+    """The options of the authors' code: `--approach`, `--mode`, `--group-size`, ...
+
+    Args:
+        name: "baseline": no groups; "maj_vote": groups, and the mean of their votes; "detox" (also
+            "draco_lite", "draco-lite"): groups, buckets, and a rule.
+        mode: "normal" or any text of `parse`, their spellings ("coord-median", "sign-sgd")
+            included; of "maj_vote" also "maj_vote".
+        group_size: r.
+        worker_fail: how many of all workers lie; the rule's f is how many groups they can own at
+            worst, floor(worker_fail / ceil(r / 2)), unless the mode says its own.
+        bucket_size: how many buckets; 0: none.
+        compat: fixed groups, and their form of Bulyan.
+
+    Raises:
+        ValueError: there is no such approach or mode.
+    """
+    chosen = _APPROACH_ALIASES.get(name, name)
+    if chosen not in APPROACHES:
+        known = ", ".join((*APPROACHES, *_APPROACH_ALIASES))
+        raise ValueError(f"`approach` must be one of {known}. Received: {name!r}")
+    r = 1 if chosen == "baseline" else group_size
+    if chosen == "maj_vote":
+        if mode not in ("normal", "maj_vote"):
+            raise ValueError(f"maj_vote takes the mean of the votes. Received: mode={mode!r}")
+        return Detox(r, rules.mean(), is_fixed=compat)
+    text = ALIASES.get(mode, mode)
+    then = parse(text)
+    if then.rule.f is not None and "(" not in text:
+        f = worker_fail // (r // 2 + 1)
+        is_theirs = compat and then.rule.name == "bulyan"
+        more = ", compat=True" if is_theirs else ""
+        then = parse(f"{text}(f={f}{more})")
+    return Detox(r, then, buckets=bucket_size, is_fixed=compat)
+
+
+def check_compressor(detox: Detox, compressor: Compressor) -> None:
+    """Raises ValueError where votes on packets of `compressor` could not agree.
+
+    A residual is of one worker's history. Members of groups that are drawn anew have other ones,
+    so honest packets differ; with fixed groups they are equal as long as nobody is late.
+    """
+    if detox.r > 1 and not detox.is_fixed and compressor.has_state:
+        raise ValueError(
+            "workers whose groups change must be compressed without error feedback or momentum: "
+            f"their packets would differ. Received: {compressor.text}"
+        )
+
+
+def _count(said: Sequence[bytes | None], members: Sequence[int]) -> Vote:
+    """The strict majority of all members, the silent ones included."""
+    counts: dict[bytes, int] = {}
+    for one in said:
+        if one is not None:
+            counts[one] = counts.get(one, 0) + 1
+    absent = tuple(who for who, one in zip(members, said, strict=True) if one is None)
+    winner = next((one for one, count in counts.items() if 2 * count > len(members)), None)
+    if winner is None:
+        return Vote(tuple(members), (), (), absent)
+    agreed = tuple(who for who, one in zip(members, said, strict=True) if one == winner)
+    others = tuple(who for who in members if who not in agreed and who not in absent)
+    return Vote(tuple(members), agreed, others, absent)
+
+
+def _fetched(
+    vote: Vote, digests: Sequence[bytes | None], fetch: Callable[[int], Floats | None]
+) -> tuple[Vote, Floats | None]:
+    """The vector of the first of those who agreed that sends what it sent the digest of."""
+    proven: list[int] = []
+    for worker in vote.agreed:
+        row = fetch(worker)
+        if row is None:
+            continue
+        if digest(row) == digests[worker]:
+            agreed = (worker, *(other for other in vote.agreed if other not in (worker, *proven)))
+            return dataclasses.replace(vote, agreed=agreed, proven=tuple(proven)), row
+        proven.append(worker)
+    return dataclasses.replace(vote, agreed=(), proven=tuple(proven)), None

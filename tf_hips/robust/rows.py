@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows take part: NaN, infinities and absurd norms are refused, row by row, and named.
+
+Rows are told apart by their sums of squares, which every pass over them gives anyway: a sum that is
+not finite is a row with NaN, an infinity, or a norm whose square float32 does not hold. Beside the
+others, a norm is absurd when it is `max_ratio` times their median: of the two middle ones the
+lesser, which is between norms of honest rows while more than half of the rows are honest.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.ops.native import Floats
+from tf_hips.ops.native_robust import Doubles
+
+Rows: TypeAlias = Sequence[npt.NDArray[np.floating]] | npt.NDArray[np.floating]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a norm may be.
+
+    Attributes:
+        max_norm: of any row, in the unit of the rows; greater ones' squares do not fit float32.
+        max_ratio: of a row's norm to the median norm of all finite rows; infinity: any.
+
+    Raises:
+        ValueError: a limit is not positive, or `max_norm` is over 1e18.
+    """
+
+    max_norm: float = 1e18
+    max_ratio: float = 1e4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_norm <= 1e18:
+            raise ValueError(
+                f"`max_norm` must be in (0, 1e18]. Received: max_norm={self.max_norm!r}"
+            )
+        if not self.max_ratio >= 1:
+            raise ValueError(f"`max_ratio` must be 1 or more. Received: {self.max_ratio!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejected:
+    """A row that takes no part.
+
+    Attributes:
+        row: its number.
+        reason: what is wrong with it, such as "NaN at element 17".
+    """
+
+    row: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}: {self.reason}"
+
+
+def as_rows(rows: Rows) -> list[Floats]:
+    """The rows as float32 arrays of one length; what is one already is not copied.
+
+    Raises:
+        ValueError: there are no rows, or they differ in length or have not one dimension.
+        TypeError: a row does not hold floats.
+    """
+    found: list[Floats] = []
+    for number, row in enumerate(rows):
+        array = np.asarray(row)
+        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+            raise TypeError(f"rows must hold floats. Received: {array.dtype} in row {number}")
+        if array.ndim != 1 or (found and array.size != found[0].size):
+            wanted = f"[{found[0].size}]" if found else "[d]"
+            raise ValueError(
+                f"rows must all have the shape {wanted}. Received: row {number} of shape "
+                f"{list(array.shape)}"
+            )
+        with np.errstate(over="ignore"):  # what float32 does not hold becomes an infinity, refused
+            found.append(np.ascontiguousarray(array, np.float32))
+    if not found:
+        raise ValueError("there must be at least one row. Received: none")
+    return found
+
+
+def refused(
+    rows: Sequence[Floats], squares: Sequence[float], limits: Limits
+) -> tuple[Rejected, ...]:
+    """The rows that take no part, in their order.
+
+    Args:
+        rows: all of them; of a shard its part, which may name no element.
+        squares: the sum of squares of each row, of all of its elements.
+        limits: what norms may be.
+    """
+    norms = [math.sqrt(one) if math.isfinite(one) else math.inf for one in squares]
+    sane = sorted(norm for norm in norms if norm <= limits.max_norm)
+    middle = sane[(len(sane) - 1) // 2] if sane else 0.0
+    limit = limits.max_ratio * middle if middle > 0 else math.inf
+    found = []
+    for number, norm in enumerate(norms):
+        if math.isinf(norm):
+            found.append(Rejected(number, _what_is_not_finite(rows[number])))
+        elif norm > limits.max_norm:
+            found.append(Rejected(number, f"norm {norm:.3g}, at most {limits.max_norm:.3g}"))
+        elif norm > limit:
+            found.append(
+                Rejected(
+                    number,
+                    f"norm {norm:.3g}, {norm / middle:.3g} times the median {middle:.3g} (at most "
+                    f"{limits.max_ratio:.3g})",
+                )
+            )
+    return tuple(found)
+
+
+def totals(of_chunks: Doubles) -> list[float]:
+    """Sums over chunks, rounded once: the same in whatever order shards bring them."""
+    return [math.fsum(column) for column in of_chunks.T.tolist()]
+
+
+def _what_is_not_finite(row: Floats) -> str:
+    bad = np.flatnonzero(~np.isfinite(row))
+    if not bad.size:
+        return "a norm whose square float32 does not hold"
+    value = row[bad[0]]
+    name = "NaN" if np.isnan(value) else "an infinity"
+    return f"{name} at element {bad[0]}"

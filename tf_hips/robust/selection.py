@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that look at distances: which points they choose, or with which weights.
+
+Everything works on squared distances in double; `apart` is [n, n] with 0 on the diagonal, and an
+infinity is "far". Where two points do equally well the one that comes first is taken: order of
+rows, which is that of children. Definitions and sources: docs/robustness.md.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.errors import ToleranceError
+from tf_hips.ops.native_robust import Doubles
+
+MAX_MDA = 16
+"""f of `mda` at most: its search takes 2^f steps where peers make it."""
+_WEISZFELD_STEPS = 1000
+_WEISZFELD_END = 1e-9
+
+
+def krum_scores(apart: Doubles, f: int) -> Doubles:
+    """The sum of squared distances to the n - f - 2 nearest others, of each; of one at least."""
+    n = len(apart)
+    neighbours = min(max(n - f - 2, 1), n - 1)
+    others = apart + np.diag(np.full(n, np.inf))
+    nearest = np.sort(others, axis=1)[:, :neighbours]
+    return np.asarray(nearest.sum(axis=1) if neighbours else np.zeros(n), np.float64)
+
+
+def best(scores: Doubles, count: int) -> list[int]:
+    """The `count` lowest scores, in the order of rows."""
+    return sorted(np.argsort(scores, kind="stable")[:count].tolist())
+
+
+def bulyan(apart: Doubles, f: int) -> list[int]:
+    """The n - 2f rows that Krum takes one after the other, of those that are left."""
+    left = list(range(len(apart)))
+    taken = []
+    for _ in range(len(apart) - 2 * f):
+        scores = krum_scores(apart[np.ix_(left, left)], f) if len(left) > 1 else np.zeros(1)
+        taken.append(left.pop(int(np.argmin(scores))))
+    return sorted(taken)
+
+
+def geometric_median(apart: Doubles, nu: float) -> Doubles:
+    """Weights of the smoothed geometric median, by Weiszfeld's iteration.
+
+    `nu` is relative to the median distance of two rows: an absolute one makes a mean of it as soon
+    as gradients are small.
+    """
+    n = len(apart)
+    weights = np.full(n, 1.0 / n)
+    floor = nu * median_distance(apart)
+    if floor == 0.0:
+        # Most pairs are of equal rows: so more than half of the rows are equal, and the result.
+        return uniform(best(np.sqrt(apart).sum(axis=1), 1), n)
+    for _ in range(_WEISZFELD_STEPS):
+        inverse = 1.0 / np.maximum(_distances_to(apart, weights), floor)
+        new = inverse / inverse.sum()
+        moved = float(np.abs(new - weights).sum())
+        weights = new
+        if moved < _WEISZFELD_END:
+            break
+    return weights
+
+
+def centred_clipping(apart: Doubles, num_rows: int, tau: float, iterations: int) -> Doubles:
+    """Weights of v <- v + mean of (x_i - v) min(1, t / |x_i - v|).
+
+    t is `tau` times the median of |x_i - v|. v begins with the reference, or without one with the
+    row from which the sum of distances to the others is least.
+
+    Args:
+        apart: of the rows and, last, the reference, if there is one.
+        num_rows: how many rows there are.
+        tau: radius, relative.
+        iterations: how often.
+    """
+    n = len(apart)
+    first = [n - 1] if n > num_rows else best(np.sqrt(apart).sum(axis=1), 1)
+    weights = uniform(first, n)
+    for _ in range(iterations):
+        distances = _distances_to(apart, weights)[:num_rows]
+        radius = tau * float(np.median(distances))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(distances > radius, radius / distances, 1.0) / num_rows
+        weights = weights * (1.0 - float(share.sum()))
+        weights[:num_rows] += share
+    return weights
+
+
+def mda(apart: Doubles, f: int) -> list[int]:
+    """The n - f rows whose two farthest are nearest; the first such rows in order of numbers.
+
+    Raises:
+        ToleranceError: f is too large for the search.
+    """
+    n = len(apart)
+    if f > MAX_MDA:
+        raise ToleranceError(f"mda needs f <= {MAX_MDA}. Received: n={n}, f={f}")
+    diameters = np.unique(apart)
+    low, high = 0, len(diameters) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _first_without(apart > diameters[middle], f) is None:
+            low = middle + 1
+        else:
+            high = middle
+    found = _first_without(apart > diameters[low], f)
+    if found is None:
+        raise AssertionError("all rows are within the greatest distance")
+    return found
+
+
+def nearest_mixing(apart: Doubles, f: int) -> Doubles:
+    """NNM: of each point the mean of its n - f nearest, itself among them; [n, n + 1]."""
+    n = len(apart)
+    mixing = np.zeros((n, n + 1))
+    for i in range(n):
+        distances = apart[i].copy()
+        distances[i] = -1.0
+        mixing[i, np.argsort(distances, kind="stable")[: n - f]] = 1.0 / (n - f)
+    return mixing
+
+
+def buckets(order: Sequence[int], s: int) -> Doubles:
+    """Means of s points each, in that order, the last of fewer; [ceil(n / s), n + 1]."""
+    n = len(order)
+    mixing = np.zeros((-(-n // s), n + 1))
+    for bucket in range(len(mixing)):
+        members = list(order[bucket * s : (bucket + 1) * s])
+        mixing[bucket, members] = 1.0 / len(members)
+    return mixing
+
+
+def shrinking(norms: Doubles, radius: float) -> Doubles:
+    """x_i min(1, radius / |x_i|), as means of a point and the origin; [n, n + 1]."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(norms > radius, radius / norms, 1.0)
+    mixing = np.zeros((len(norms), len(norms) + 1))
+    np.fill_diagonal(mixing, share)
+    mixing[:, -1] = 1.0 - share
+    return mixing
+
+
+def arc_radius(norms: Doubles, f: int) -> float:
+    """ARC: the norm of which floor(2 (f / n) (n - f)) rows' are greater or equal."""
+    n = len(norms)
+    clipped = min(2 * f * (n - f) // n, n - 1)
+    return float(np.sort(norms)[n - clipped - 1])
+
+
+def median_distance(apart: Doubles) -> float:
+    """The median of the distances of two rows; 0 of one row."""
+    pairs = apart[np.triu_indices(len(apart), 1)]
+    return float(np.sqrt(np.median(pairs))) if pairs.size else 0.0
+
+
+def uniform(chosen: list[int], n: int) -> Doubles:
+    """Weights of the mean of some of n points."""
+    weights = np.zeros(n)
+    weights[chosen] = 1.0 / len(chosen)
+    return weights
+
+
+def _distances_to(apart: Doubles, weights: Doubles) -> Doubles:
+    """Of each point to the mean with `weights`, which add up to 1."""
+    to = np.einsum("ij,j->i", apart, weights)
+    spread = float(np.einsum("i,i->", weights, to)) / 2
+    return np.asarray(np.sqrt(np.maximum(to - spread, 0.0)), np.float64)
+
+
+def _first_without(is_far: npt.NDArray[np.bool_], f: int) -> list[int] | None:
+    """The first n - f points in order of numbers of which no two are far apart, or None.
+
+    Of two that are far apart one must go: a search over f such choices.
+    """
+    n = len(is_far)
+    masks = [sum(1 << int(j) for j in np.flatnonzero(row)) for row in is_far]
+
+    @functools.cache
+    def cover(left: int, budget: int) -> bool:
+        """Whether leaving out `budget` of the points `left` keeps no two that are far apart."""
+        worst, degree = -1, 0
+        rest = left
+        while rest:
+            i = (rest & -rest).bit_length() - 1
+            rest &= rest - 1
+            found = (masks[i] & left).bit_count()
+            if found > degree:
+                worst, degree = i, found
+        if degree == 0:
+            return True
+        if budget <= 0:
+            return False
+        if cover(left & ~(1 << worst), budget - 1):
+            return True
+        return degree <= budget and cover(left & ~(masks[worst] & left), budget - degree)
+
+    left, budget = (1 << n) - 1, f
+    if not cover(left, budget):
+        return None
+    kept: list[int] = []
+    for i in range(n):
+        here = 1 << i
+        if not left & here or len(kept) == n - f:
+            continue
+        # Keeping i means leaving out all that are far from it.
+        gone = (masks[i] & left).bit_count()
+        rest = left & ~masks[i] & ~here
+        if gone <= budget and cover(rest, budget - gone):
+            left, budget = rest, budget - gone
+            kept.append(i)
+        else:
+            left, budget = left & ~here, budget - 1
+    return kept

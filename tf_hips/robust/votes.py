@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""signSGD's majority vote on packets of onebit, which are counted and not decoded.
+
+A packet of n elements is its prefix, two means of 4 bytes each, and one bit per element that is 1
+where the gradient is negative. The two means are not looked at: a peer that lies about its scale
+has one vote per element, as all others. Counters are bit-sliced: bit b of the count of 64 elements
+is one word, so that a packet is added with two operations per word and bit.
+
+Source: Bernstein et al., "signSGD with Majority Vote is Communication Efficient And Fault
+Tolerant", ICLR 2019.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.errors import PacketError
+from tf_hips.ops import native
+from tf_hips.ops.algorithms import onebit
+from tf_hips.ops.compressor import CHUNK, chunk_sizes
+from tf_hips.ops.native import Buffer, Floats
+
+_PREFIX = 16
+_MEANS = 8
+Words = npt.NDArray[np.uint64]
+
+
+def onebit_majority(packets: Sequence[Buffer], n: int) -> Floats:
+    """The sign of most packets at each element; 0 of a tie.
+
+    A packet that is no packet of onebit is refused whole. An element that is 0 counts as positive,
+    because onebit does not tell the two apart.
+
+    Args:
+        packets: of each child all packets of n elements, concatenated.
+        n: elements.
+
+    Returns:
+        float32 [n] of -1, 0 and 1.
+
+    Raises:
+        PacketError: a packet is cut off, too long, or of another codec; says whose.
+        ValueError: there are no packets.
+    """
+    if not packets:
+        raise ValueError("there must be at least one child's packets. Received: none")
+    for child, given in enumerate(packets):
+        if not _is_well_formed(given, n):
+            _raise_why(child, given, n)
+    counters: list[Words] = []
+    for given in packets:
+        _add(counters, _bits(given, n))
+    return _signs(counters, len(packets), n)
+
+
+def _is_well_formed(given: Buffer, n: int) -> bool:
+    """Whether the packets have the prefixes and the length that packets of n elements have.
+
+    Any bits are codes, so nothing else can be wrong.
+    """
+    data = np.frombuffer(given, np.uint8)
+    if data.size != native.wire_bytes(onebit(), n):
+        return False
+    at = 0
+    for size in chunk_sizes(n) or [0]:
+        if data[at : at + _PREFIX].tobytes() != _prefix(size):
+            return False
+        at += _PREFIX + _MEANS + -(-size // 8)
+    return True
+
+
+def _raise_why(child: int, given: Buffer, n: int) -> NoReturn:
+    """Lets the decoder say what is wrong."""
+    try:
+        native.decode(onebit(), given, n)
+    except PacketError as error:
+        raise PacketError(f"child {child}: {error}") from error
+    raise AssertionError("the decoder takes what has other prefixes or another length")
+
+
+@functools.cache
+def _prefix(size: int) -> bytes:
+    zeros = np.zeros(size, np.float32)
+    return native.encode(onebit(), zeros, native.Key(0, 0, 0))[:_PREFIX].tobytes()
+
+
+def _bits(given: Buffer, n: int) -> Words:
+    """The bits of all chunks, each filled up to whole words; CHUNK is a multiple of 64."""
+    data = np.frombuffer(given, np.uint8)
+    words = np.zeros(-(-n // 64), np.uint64)
+    target = words.view(np.uint8)
+    at = 0
+    for chunk, size in enumerate(chunk_sizes(n)):
+        length = -(-size // 8)
+        first = at + _PREFIX + _MEANS
+        target[chunk * CHUNK // 8 : chunk * CHUNK // 8 + length] = data[first : first + length]
+        at = first + length
+    return words
+
+
+def _add(counters: list[Words], carry: Words) -> None:
+    for place, counter in enumerate(counters):
+        counters[place], carry = counter ^ carry, counter & carry
+    if carry.any() or not counters:
+        counters.append(carry)
+
+
+def _signs(counters: list[Words], voters: int, n: int) -> Floats:
+    """-1 where more than half of the voters say negative, 0 where half of them do, else 1."""
+    half, is_odd = divmod(voters, 2)
+    more = np.zeros_like(counters[0])
+    equal = ~more
+    for place in range(max(len(counters), half.bit_length()) - 1, -1, -1):
+        bits = counters[place] if place < len(counters) else np.zeros_like(more)
+        if half >> place & 1:
+            equal &= bits
+        else:
+            more |= equal & bits
+            equal &= ~bits
+    signs = np.ones(n, np.float32)
+    signs[_flags(more, n)] = -1.0
+    if not is_odd:
+        signs[_flags(equal, n)] = 0.0
+    return signs
+
+
+def _flags(words: Words, n: int) -> npt.NDArray[np.bool_]:
+    return np.unpackbits(words.view(np.uint8), count=n, bitorder="little").astype(bool)
