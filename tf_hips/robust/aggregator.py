@@ -139,6 +139,7 @@ class Aggregator:
         seed: int = 0,
         step: int = 0,
         limits: Limits | None = None,
+        missing: int = 0,
     ) -> Aggregation:
         """Aggregates rows.
 
@@ -149,6 +150,7 @@ class Aggregator:
             seed: of the run; what `bucketing` draws comes from it. Secret from the rows' senders.
             step: of the run.
             limits: what norms may be; None: `Limits()`.
+            missing: bad rows that are known already and not among `rows`; they count among the f.
 
         Raises:
             ToleranceError: too few rows are left, or more than f were refused.
@@ -158,11 +160,17 @@ class Aggregator:
         given = as_rows(rows)
         bounds = limits if limits is not None else Limits()
         if self.rule.kind.is_coordinate and len(self.steps) == 1:
-            return self._by_coordinate(given, bounds)
+            return self._by_coordinate(given, bounds, missing)
         extra = self._reference(reference, given)
         measures = self.measure(given, reference=extra)
         decision = self.decide(
-            measures, seed=seed, step=step, limits=bounds, rows=given, with_reference=bool(extra)
+            measures,
+            rows=given,
+            seed=seed,
+            step=step,
+            limits=bounds,
+            missing=missing,
+            with_reference=bool(extra),
         )
         return self.apply(decision, given, reference=extra[0] if extra else None)
 
@@ -187,6 +195,7 @@ class Aggregator:
         seed: int = 0,
         step: int = 0,
         limits: Limits | None = None,
+        missing: int = 0,
         with_reference: bool = False,
     ) -> Decision:
         """Which rows take part, and with which weights.
@@ -197,6 +206,7 @@ class Aggregator:
             seed: as for `run`.
             step: as for `run`.
             limits: as for `run`.
+            missing: as for `run`.
             with_reference: whether the last row of `measures` is the reference.
 
         Raises:
@@ -208,7 +218,7 @@ class Aggregator:
         accepted = _accepted(n, rejected)
         bad = {one.row for one in rejected}
         where = [*accepted, *range(n, len(squares))]
-        budgets = self._budgets(len(accepted), rejected)
+        budgets = self._budgets(len(accepted), rejected, missing)
         if not pairs:
             pairs = [0.0] * (len(squares) * (len(squares) - 1) // 2)
         # A row that is refused may be at no finite distance: it goes before anything is computed.
@@ -259,15 +269,15 @@ class Aggregator:
             _finite(vector), decision.accepted, decision.rejected, decision.f, decision.selected
         )
 
-    def _by_coordinate(self, rows: list[Floats], limits: Limits) -> Aggregation:
+    def _by_coordinate(self, rows: list[Floats], limits: Limits, missing: int) -> Aggregation:
         """A rule of coordinates: sorts, and sorts again if a row turns out to be refused."""
-        f = self._budgets(len(rows), ())[0]
+        f = self._budgets(len(rows), (), missing)[0]
         rule = _COORDINATE[self.rule.name]
         vector, squares = native_robust.coordinate(rows, rule, _drop(rule, f))
         rejected = refused(rows, totals(squares), limits)
         accepted = _accepted(len(rows), rejected)
         if rejected:
-            f = self._budgets(len(accepted), rejected)[0]
+            f = self._budgets(len(accepted), rejected, missing)[0]
             kept = [rows[i] for i in accepted]
             vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f))
         return Aggregation(_finite(vector), accepted, rejected, f, None)
@@ -280,14 +290,15 @@ class Aggregator:
             raise NonFiniteError("the reference must be finite. Received: NaN or an infinity in it")
         return [extra]
 
-    def _budgets(self, n: int, rejected: Sequence[Rejected]) -> list[int]:
-        """How many bad ones of n rows each step bears; those that were refused count.
+    def _budgets(self, n: int, rejected: Sequence[Rejected], missing: int) -> list[int]:
+        """How many bad ones of n rows each step bears; those that are gone count.
 
         Raises:
             ToleranceError: n is too small for f, or more than f were refused.
         """
-        named = "; ".join(str(one) for one in rejected)
-        refusals = f" ({len(rejected)} refused: {named})" if rejected else ""
+        gone = len(rejected) + missing
+        named = "; ".join([str(one) for one in rejected] + [f"{missing} missing"] * (missing > 0))
+        refusals = f" ({gone} refused: {named})" if gone else ""
         if n == 0:
             raise ToleranceError(f"{self.text} needs n >= 1. Received: n=0{refusals}")
         counts = []
@@ -303,12 +314,12 @@ class Aggregator:
             if step.f == AUTO:
                 budgets.append(min(most, budgets[0]) if budgets else most)
                 continue
-            if len(rejected) > step.f:
+            if gone > step.f:
                 raise ToleranceError(
-                    f"{self.text} bears f={step.f} bad rows. Received: {len(rejected)} that were "
-                    f"refused: {named}"
+                    f"{self.text} bears f={step.f} bad rows. Received: {gone} that were refused: "
+                    f"{named}"
                 )
-            f = step.f - len(rejected)
+            f = step.f - gone
             if f > most:
                 raise ToleranceError(f"{step.formula} rows. Received: n={count}, f={f}{refusals}")
             budgets.append(f)
@@ -407,9 +418,9 @@ def _rule(
                 raise ToleranceError(
                     f"{step.name} needs 1 <= m <= n - f - 2. Received: m={count}, n={n}, f={f}"
                 )
-            chosen = selection.best(selection.krum_scores(apart, f), count)
+            chosen = sorted(selection.krum(apart, f)[:count])
         case "bulyan" if step["compat"]:
-            chosen = selection.best(selection.krum_scores(apart, f), n - f - 2)
+            chosen = sorted(selection.krum(apart, f)[: n - f - 2])
             coordinate = CoordinateRule.TRIMMED, f
         case "bulyan":
             chosen = selection.bulyan(apart, f)

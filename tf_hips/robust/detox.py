@@ -4,8 +4,9 @@
     n workers --> groups of r, drawn anew every step --> one vote per group --> buckets --> rule
 
 Workers of a group share a sampling seed, so honest ones send equal bytes. A vote needs more than
-half of its group; a group without one is dropped, and nothing is guessed. r need not divide n: the
-last group is then smaller, and one of a single worker says what that worker says.
+half of its group; a group without one is dropped, counts as a bad one, and nothing is guessed. r
+need not divide n: the last group is then smaller, and one of a single worker says what that worker
+says.
 
 Who sits with whom must not be known to those who lie: placed at will, q of them own
 floor(q / ceil(r / 2)) groups, which is worse than no groups at all. So groups are drawn from the
@@ -194,7 +195,10 @@ class Detox:
         then = self.then
         if 0 < self.buckets < len(winners):
             then = rules.bucketing(-(-len(winners) // self.buckets)) >> then
-        return Result(then.run(winners, seed=seed, step=step, limits=limits), tuple(votes))
+        # Liars that keep a group from agreeing could as well have owned it.
+        missing = len(votes) - len(winners)
+        found = then.run(winners, seed=seed, step=step, limits=limits, missing=missing)
+        return Result(found, tuple(votes))
 
 
 def groups(

@@ -57,7 +57,8 @@ class Points:
             "ik,kj->ij", np.einsum("ik,kj->ij", with_origin, self.squared), with_origin.T.copy()
         )
         own = np.diagonal(product) / 2
-        squared = np.maximum((product + product.T) / 2 - own[:, None] - own[None, :], 0.0)
+        # Sums first: (i, j) and (j, i) must be equal to the bit, or ties are decided by rounding.
+        squared = np.maximum((product + product.T) / 2 - (own[:, None] + own[None, :]), 0.0)
         # What is the same mean is at no distance, whatever rounding says.
         _, names = np.unique(with_origin, axis=0, return_inverse=True)
         names = names.reshape(-1)

@@ -21,13 +21,17 @@ _WEISZFELD_STEPS = 1000
 _WEISZFELD_END = 1e-9
 
 
-def krum_scores(apart: Doubles, f: int) -> Doubles:
-    """The sum of squared distances to the n - f - 2 nearest others, of each; of one at least."""
+def krum(apart: Doubles, f: int) -> list[int]:
+    """All rows, the best first: by the sum of squared distances to the n - f - 2 nearest others.
+
+    Of one neighbour at least. Two rows that are each other's nearest may have equal sums: then the
+    one nearer to all others is the better one.
+    """
     n = len(apart)
-    neighbours = min(max(n - f - 2, 1), n - 1)
-    others = apart + np.diag(np.full(n, np.inf))
-    nearest = np.sort(others, axis=1)[:, :neighbours]
-    return np.asarray(nearest.sum(axis=1) if neighbours else np.zeros(n), np.float64)
+    neighbours = max(n - f - 2, 1)
+    # Each row's own 0 comes first.
+    scores = np.sort(apart, axis=1)[:, 1 : neighbours + 1].sum(axis=1)
+    return [int(row) for row in np.lexsort((apart.sum(axis=1), scores))]
 
 
 def best(scores: Doubles, count: int) -> list[int]:
@@ -38,10 +42,7 @@ def best(scores: Doubles, count: int) -> list[int]:
 def bulyan(apart: Doubles, f: int) -> list[int]:
     """The n - 2f rows that Krum takes one after the other, of those that are left."""
     left = list(range(len(apart)))
-    taken = []
-    for _ in range(len(apart) - 2 * f):
-        scores = krum_scores(apart[np.ix_(left, left)], f) if len(left) > 1 else np.zeros(1)
-        taken.append(left.pop(int(np.argmin(scores))))
+    taken = [left.pop(krum(apart[np.ix_(left, left)], f)[0]) for _ in range(len(apart) - 2 * f)]
     return sorted(taken)
 
 

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks: their formulae, that closed forms are as far as allowed, and that seeds replay them."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.robust import oracle
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
+from tf_hips.ops.compressor import CHUNK
+from tf_hips.robust import attacks
+
+Floats = npt.NDArray[np.float32]
+NEAR = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(name="honest")
+def honest_rows() -> Floats:
+    generator = np.random.default_rng(5)
+    return (1 + generator.standard_normal((11, 60))).astype(np.float32)
+
+
+def test_simple_ones(honest: Floats) -> None:
+    own = honest[:3] * 2
+    mean = honest.mean(axis=0)
+    np.testing.assert_allclose(attacks.reversed_gradient()(honest, 3, own=own), -100 * own, **NEAR)
+    np.testing.assert_allclose(attacks.reversed_gradient(2)(honest, 2)[1], -2 * mean, **NEAR)
+    assert (attacks.constant()(honest, 2) == -100).all()
+    np.testing.assert_allclose(attacks.sign_flip()(honest, 3, own=own), -own, **NEAR)
+    np.testing.assert_allclose(attacks.sign_flip("mean")(honest, 3, own=own)[2], -mean, **NEAR)
+    np.testing.assert_allclose(attacks.inner_product(0.5)(honest, 1)[0], -0.5 * mean, **NEAR)
+    noise = attacks.gaussian(3, 2)(honest, 100)
+    assert noise.mean() == pytest.approx(3, abs=0.1)
+    assert noise.std() == pytest.approx(2, abs=0.1)
+    assert not attacks.free_riding()(honest, 2).any()
+    np.testing.assert_array_equal(attacks.free_riding()(honest, 2, before=mean)[1], mean)
+
+
+def test_a_little_is_enough(honest: Floats) -> None:
+    mean, deviation = honest.mean(axis=0), honest.std(axis=0)
+    sent = attacks.alie(z=1.5)(honest, 4)
+    np.testing.assert_allclose(sent[0], mean - 1.5 * deviation, **NEAR)
+    assert (sent == sent[0]).all()
+    of_detox = attacks.alie(z=1.0, sign=1, statistics="all")
+    everyone = np.concatenate([honest, honest[:4]])
+    np.testing.assert_allclose(
+        of_detox(honest, 4, own=honest[:4])[0], everyone.mean(axis=0) + everyone.std(axis=0), **NEAR
+    )
+    of_byzfl = attacks.alie(z=1.5, sign=1, ddof=1)
+    wanted = mean + 1.5 * honest.std(axis=0, ddof=1)
+    np.testing.assert_allclose(of_byzfl(honest, 4)[0], wanted, **NEAR)
+    own = honest[:4] * 2
+    np.testing.assert_allclose(
+        attacks.alie(z=1, statistics="own")(honest, 4, own=own)[0],
+        own.mean(axis=0) - own.std(axis=0),
+        **NEAR,
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "f", "paper", "other"),
+    [(50, 24, 1.426, 1.751), (20, 8, 0.674, 1.036), (45, 5, 0.126, 0.253)],
+)
+def test_both_formulae_of_z(n: int, f: int, paper: float, other: float) -> None:
+    assert attacks.alie_z(n, f) == pytest.approx(paper, abs=1e-3)
+    assert attacks.alie_z(n, f, "n") == pytest.approx(other, abs=1e-3)
+
+
+@pytest.mark.parametrize("direction", attacks.DIRECTIONS)
+def test_closed_forms_are_as_far_as_they_may_be(honest: Floats, direction: str) -> None:
+    exact = honest.astype(np.float64)
+    apart = oracle.distances(exact)
+    mean = exact.mean(axis=0)
+    sums = {"max": apart.sum(axis=1).max(), "min": apart.sum(axis=1).min()}
+    sent = attacks.min_max(direction)(honest, 2)[0].astype(np.float64)
+    assert ((exact - sent) ** 2).sum(axis=1).max() == pytest.approx(apart.max(), rel=1e-5)
+    for bound, allowed in sums.items():
+        sent = attacks.min_sum(direction, bound)(honest, 2)[0].astype(np.float64)
+        assert ((exact - sent) ** 2).sum() == pytest.approx(allowed, rel=1e-5)
+        assert float((sent - mean) @ mean) < 0
+
+
+def test_mimic_copies_an_honest_row(honest: Floats) -> None:
+    sent = attacks.mimic(target=4)(honest, 2)
+    np.testing.assert_array_equal(sent, honest[[4, 4]])
+    chosen = attacks.mimic()(honest, 1)[0]
+    along = honest.astype(np.float64) @ attacks.top_direction(honest.astype(np.float64))
+    np.testing.assert_array_equal(chosen, honest[int(np.argmax(along))])
+
+
+def test_top_direction_is_the_first_singular_vector() -> None:
+    generator = np.random.default_rng(2)
+    rows = generator.standard_normal((30, 8)) * np.array([9, 1, 1, 1, 1, 1, 1, 1])
+    found = attacks.top_direction(rows)
+    wanted = np.linalg.svd(rows - rows.mean(axis=0))[2][0]
+    assert abs(float(found @ wanted)) == pytest.approx(1, abs=1e-6)
+    assert not attacks.top_direction(np.ones((3, 4))).any()
+
+
+@pytest.mark.parametrize("name", attacks.NAMES)
+def test_an_attack_is_a_function_of_seed_and_step(honest: Floats, name: str) -> None:
+    attack = getattr(attacks, name)()
+    before = honest.copy()
+    first = attack(honest, 3, seed=1, step=2)
+    np.testing.assert_array_equal(first, attack(honest, 3, seed=1, step=2))
+    np.testing.assert_array_equal(honest, before)
+    assert attack(honest, 0).shape == (0, 60)
+    if name == "gaussian":
+        assert (first != attack(honest, 3, seed=1, step=3)).any()
+        assert (first[0] != first[1]).any()
+
+
+def test_labels() -> None:
+    labels = np.arange(10)
+    np.testing.assert_array_equal(attacks.flip_labels(labels, 10), labels[::-1])
+    with pytest.raises(ValueError, match=r"in \[0, 10\). Received: 0 to 10"):
+        attacks.flip_labels(np.arange(11), 10)
+
+
+@pytest.mark.parametrize("text", ["onebit", "error_feedback(onebit)", "terngrad(bitwidth=4)"])
+@pytest.mark.parametrize("n", [100, CHUNK + 33])
+def test_a_header_lies_about_the_scale(text: str, n: int) -> None:
+    compressor = compressors.parse(text)
+    values = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    packets = native.encode(compressor.codec, values, native.Key(1, 0, 0))
+    honest = native.decode(compressor.codec, packets, n)
+    lying = attacks.lie_about_scale(compressor, packets, n, 1000.0)
+    found = native.decode(compressor.codec, lying, n)
+    np.testing.assert_allclose(found, 1000 * honest, rtol=1e-4)
+    assert packets.size == lying.size
+    with pytest.raises(ValueError, match="onebit, terngrad"):
+        attacks.lie_about_scale(compressors.parse("fp16"), packets, n, 2.0)
+
+
+def test_who_lies() -> None:
+    assert len(set(attacks.liars(45, 5, 1, 0))) == 5
+    assert attacks.liars(45, 5, 1, 0) == attacks.liars(45, 5, 1, 0) != attacks.liars(45, 5, 1, 1)
+    assert len({attacks.liars(45, 5, 1, step, is_fixed=True) for step in range(9)}) == 1
+    assert attacks.liars(4, 4, 1) == (0, 1, 2, 3)
+    assert attacks.liars(4, 0, 1) == ()
+
+
+def test_wrong_settings_are_refused(honest: Floats) -> None:
+    for make, message in (
+        (lambda: attacks.liars(4, 5, 1), r"`q` must be in \[0, n\]"),
+        (lambda: attacks.liars(4, 2, 1, placement="best"), "random, worst"),
+        (lambda: attacks.alie("mine"), "paper, n"),
+        (lambda: attacks.alie(sign=2), "-1 or 1"),
+        (lambda: attacks.alie(statistics="none"), "honest, own, all"),
+        (lambda: attacks.min_max("down"), "unit, std, sign"),
+        (lambda: attacks.min_sum(bound="mean"), "max, min"),
+        (lambda: attacks.sign_flip("yours"), "own, mean"),
+        (lambda: attacks.alie_z(10, 6), "less than n / 2"),
+        (lambda: attacks.constant()(honest, -1), "0 or more"),
+        (lambda: attacks.constant()(honest, 2, own=honest), "must hold 2 rows of 60"),
+        (lambda: attacks.constant()([], 2), "at least one row"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()

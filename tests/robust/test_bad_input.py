@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad rows, too few rows, odd groups, ties: what is defined for each, and that nothing is NaN."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tf_hips import robust
+from tf_hips.errors import NonFiniteError, ToleranceError
+from tf_hips.ops import compressor as compressors
+from tf_hips.robust import Limits
+from tf_hips.robust.detox import Detox, approach, check_compressor, draco, groups
+
+Floats = npt.NDArray[np.float32]
+
+
+def rows_of(n: int, d: int = 40) -> Floats:
+    return np.random.default_rng((n, d)).standard_normal((n, d)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", robust.NAMES)
+def test_a_bad_row_is_refused_and_named(name: str) -> None:
+    rows = rows_of(11)
+    rows[2, 17], rows[5, 3] = np.nan, -np.inf
+    rows[7] *= np.float32(1e7)
+    rows[8] *= np.float32(1e30)
+    found = robust.parse(name).run(rows)
+    told = [str(one) for one in found.rejected]
+    assert told[:2] == ["row 2: NaN at element 17", "row 5: an infinity at element 3"]
+    assert "times the median" in told[2]
+    assert told[3] == "row 8: a norm whose square float32 does not hold"
+    assert found.accepted == (0, 1, 3, 4, 6, 9, 10)
+    np.testing.assert_array_equal(found.vector, robust.parse(name)(rows[list(found.accepted)]))
+
+
+@pytest.mark.parametrize("name", robust.NAMES)
+def test_rows_that_were_refused_count_among_the_f(name: str) -> None:
+    rows = rows_of(11)
+    rows[0, 0], rows[10, 9] = np.nan, np.inf
+    if name == "mean":
+        assert robust.mean().run(rows).f == 0
+        return
+    assert robust.parse(f"{name}(f=2)").run(rows).f == 0
+    with pytest.raises(
+        ToleranceError,
+        match=rf"{name}\(f=1.*bears f=1 bad rows. Received: 2 .*row 0: NaN at element 0; row 10",
+    ):
+        robust.parse(f"{name}(f=1)")(rows)
+
+
+def test_the_formula_counts_the_rows_that_are_left() -> None:
+    rows = rows_of(9)
+    assert robust.krum().run(rows).f == 3
+    rows[:3] = np.nan
+    assert robust.krum().run(rows).f == 1
+    rows[:7] = np.nan
+    with pytest.raises(ToleranceError, match=r"krum needs n >= 2 f \+ 3 rows. Received: n=2, f=0"):
+        robust.krum()(rows)
+
+
+@pytest.mark.parametrize("text", [*robust.NAMES, "nnm >> median", "clip >> mean"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+def test_where_all_rows_are_refused_there_is_no_result(text: str, value: float) -> None:
+    with pytest.raises(ToleranceError, match=r"n=0 \(5 refused: row 0: "):
+        robust.parse(text)(np.full((5, 300), value, np.float32))
+
+
+@pytest.mark.parametrize(
+    "text", [*robust.NAMES, "nnm >> krum", "bucketing >> median", "arc >> mda"]
+)
+@pytest.mark.parametrize("value", [0.0, 2.5, -1e-30])
+def test_equal_rows_are_the_result(text: str, value: float) -> None:
+    wanted = np.full(33, np.sign(value) if "majority" in text else value, np.float32)
+    found = robust.parse(text)(np.full((9, 33), value, np.float32))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("text", robust.NAMES)
+def test_zeros_of_most_rows_refuse_nobody(text: str) -> None:
+    rows = np.zeros((7, 20), np.float32)
+    rows[0] = 1e9  # beside a median of 0 there is no ratio
+    found = robust.parse(text).run(rows)
+    assert not found.rejected
+    if text not in ("mean", "multi_krum", "majority"):
+        assert not found.vector.any()
+
+
+@pytest.mark.parametrize("text", robust.NAMES)
+def test_few_rows(text: str) -> None:
+    least = {"krum": 3, "multi_krum": 3, "bulyan": 3}.get(text, 1)
+    rows = rows_of(least)
+    assert robust.parse(text).run(rows).f == 0
+    if least > 1:
+        with pytest.raises(ToleranceError, match=f"Received: n={least - 1}, f=0"):
+            robust.parse(text)(rows[: least - 1])
+
+
+def test_rows_of_other_length_or_kind_are_refused() -> None:
+    rows = list(rows_of(5))
+    with pytest.raises(ValueError, match=r"shape \[40\]. Received: row 2 of shape \[39\]"):
+        robust.median()([*rows[:2], rows[2][:39]])
+    with pytest.raises(ValueError, match=r"row 0 of shape \[5, 40\]"):
+        robust.median()([np.stack(rows)])
+    with pytest.raises(ValueError, match="at least one row"):
+        robust.median()([])
+    with pytest.raises(TypeError, match=r"must hold floats\. Received: int64 in row 1"):
+        robust.median()([rows[0], np.arange(40)])
+
+
+def test_rows_of_other_precision_are_taken() -> None:
+    rows = rows_of(5)
+    for kind in (np.float16, np.float64):
+        given = rows.astype(kind)
+        before = given.copy()
+        found = robust.median()(given)
+        np.testing.assert_array_equal(found, np.median(given.astype(np.float32), axis=0))
+        np.testing.assert_array_equal(given, before)
+    # What float32 does not hold is an infinity, and refused.
+    wide = rows.astype(np.float64)
+    wide[3] *= 1e200
+    assert [one.row for one in robust.median().run(wide).rejected] == [3]
+
+
+def test_no_elements() -> None:
+    for name in robust.NAMES:
+        assert robust.parse(name)(np.zeros((5, 0), np.float32)).shape == (0,)
+
+
+def test_limits_say_what_is_absurd() -> None:
+    rows = rows_of(7)
+    rows[3] *= 100
+    assert not robust.median().run(rows).rejected
+    found = robust.median().run(rows, limits=Limits(max_ratio=10))
+    assert [one.row for one in found.rejected] == [3]
+    found = robust.median().run(rows, limits=Limits(max_norm=100, max_ratio=np.inf))
+    assert [one.row for one in found.rejected] == [3]
+    for wrong in ({"max_norm": 0.0}, {"max_norm": 1e19}, {"max_ratio": 0.5}, {"max_ratio": np.nan}):
+        with pytest.raises(ValueError, match="must be"):
+            Limits(**wrong)
+
+
+def test_a_reference_that_is_not_finite_is_refused() -> None:
+    rows = rows_of(5)
+    with pytest.raises(NonFiniteError, match="reference must be finite"):
+        robust.centred_clipping()(rows, reference=np.full(40, np.nan, np.float32))
+    with pytest.raises(ValueError, match=r"row 1 of shape \[3\]"):
+        robust.centred_clipping()(rows, reference=np.zeros(3, np.float32))
+
+
+def test_a_rest_forms_a_smaller_group() -> None:
+    assert [len(one) for one in groups(47, 3, 1, 0)] == [3] * 15 + [2]
+    assert [len(one) for one in groups(8, 3, 1, 0)] == [3, 3, 2]
+    assert groups(7, 3, 0, 0, is_fixed=True) == ((0, 1, 2), (3, 4, 5), (6,))
+    assert groups(2, 5, 1, 0) == ((0, 1),)
+
+
+def test_groups_of_one_say_what_their_worker_says() -> None:
+    rows = rows_of(7)
+    found = Detox(1, robust.median()).run(rows, seed=3)
+    np.testing.assert_array_equal(found.vector, np.median(rows, axis=0))
+    assert all(vote.agreed == vote.members for vote in found.votes)
+
+
+def test_a_tie_in_a_vote_drops_the_group() -> None:
+    rows = np.repeat(rows_of(3), 4, axis=0)
+    rows[2:4] += 1  # two and two
+    rows[4:7] += np.arange(3)[:, None]  # all differ
+    found = Detox(4, robust.mean(), is_fixed=True).run(rows)
+    assert [vote.is_won for vote in found.votes] == [False, False, True]
+    np.testing.assert_array_equal(found.vector, rows[8])
+    with pytest.raises(ToleranceError, match="at least one of 1 groups must agree"):
+        Detox(4, robust.mean(), is_fixed=True).run(rows[:4])
+
+
+def test_a_vote_of_nan_is_refused_by_the_rule() -> None:
+    rows = np.repeat(rows_of(5), 3, axis=0)
+    rows[3:6, 0] = np.nan  # a whole group agrees on it
+    found = Detox(3, robust.median(f=1), is_fixed=True).run(rows)
+    assert [str(one) for one in found.aggregation.rejected] == ["row 1: NaN at element 0"]
+    assert np.isfinite(found.vector).all()
+
+
+def test_wrong_settings_of_detox_are_refused() -> None:
+    for wrong, message in (
+        ({"r": 0}, "`r` must be 1"),
+        ({"vote": "loud"}, "digest, exact, tolerant"),
+        ({"buckets": -1}, "`buckets`"),
+        ({"epsilon": 0.0}, "`epsilon`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Detox(**{"r": 3, "then": robust.mean(), **wrong})
+    with pytest.raises(ValueError, match="baseline, maj_vote, detox, draco_lite, draco-lite"):
+        approach("cyclic")
+    with pytest.raises(ValueError, match="did you mean"):
+        approach("detox", "krumm")
+    with pytest.raises(ValueError, match="mean of the votes"):
+        approach("maj_vote", "krum")
+    with pytest.raises(ValueError, match="`s` must be 0"):
+        draco(-1)
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        groups(0, 3, 1, 0)
+
+
+def test_residuals_and_groups_that_change_exclude_each_other() -> None:
+    feedback = compressors.parse("error_feedback(onebit)")
+    with pytest.raises(ValueError, match=r"without error feedback.*error_feedback\(onebit\)"):
+        check_compressor(Detox(3, robust.median()), feedback)
+    check_compressor(Detox(3, robust.median(), is_fixed=True), feedback)
+    check_compressor(Detox(1, robust.median()), feedback)
+    check_compressor(Detox(3, robust.median()), compressors.parse("terngrad"))

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups, votes and what they bring: beside plain rules, under the worst placement, by digest."""
+
+import collections
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tf_hips import robust
+from tf_hips.errors import ToleranceError
+from tf_hips.robust import attacks, detox
+from tf_hips.robust.detox import Detox
+
+Floats = npt.NDArray[np.float32]
+SEED = 77
+
+
+def gradients(count: int, d: int = 200, spread: float = 0.3) -> Floats:
+    generator = np.random.default_rng((count, d))
+    common = generator.standard_normal(d)
+    return (common + spread * generator.standard_normal((count, d))).astype(np.float32)
+
+
+def seated(of_groups: Floats, seats: tuple[tuple[int, ...], ...]) -> Floats:
+    rows = np.empty((sum(len(members) for members in seats), of_groups.shape[1]), np.float32)
+    for gradient, members in zip(of_groups, seats, strict=True):
+        rows[list(members)] = gradient
+    return rows
+
+
+@pytest.mark.parametrize("vote", detox.VOTES)
+def test_few_liars_change_nothing(vote: str) -> None:
+    honest = gradients(15)
+    seats = detox.groups(45, 3, SEED, 4)
+    rows = seated(honest, seats)
+    clean = robust.median(f=0)(honest)
+    chosen = Detox(3, robust.median(), vote=vote)
+    for members in seats[:7]:  # one in each of seven groups
+        rows[members[1]] *= -100
+    found = chosen.run(rows, seed=SEED, step=4)
+    assert found.vector.tobytes() == clean.tobytes()
+    assert found.outvoted == tuple(sorted(members[1] for members in seats[:7]))
+
+
+def test_groups_are_drawn_anew_and_only_the_seed_tells_them() -> None:
+    first = detox.groups(45, 3, SEED, 0)
+    assert first == detox.groups(45, 3, SEED, 0)
+    assert len({detox.groups(45, 3, seed, step) for seed in (1, 2) for step in range(50)}) == 100
+    together = collections.Counter(
+        1 in members
+        for step in range(4000)
+        for members in detox.groups(9, 3, SEED, step)
+        if 0 in members
+    )
+    # Two of nine sit together with a probability of 2 / 8: 1000 of 4000, deviation 27.
+    assert 880 < together[True] < 1120
+    seeds = {detox.sampling_seed(SEED, step, group) for step in range(10) for group in range(15)}
+    assert len(seeds) == 150
+
+
+@pytest.mark.parametrize(
+    ("n", "q", "r", "expected", "worst"),
+    [(45, 5, 3, 0.43, 2), (45, 5, 5, 0.06, 1), (45, 9, 3, 1.46, 4), (100, 10, 5, 0.13, 3),
+     (100, 20, 5, 1.06, 6)],
+)  # fmt: skip
+def test_groups_that_liars_own(n: int, q: int, r: int, expected: float, worst: int) -> None:
+    found = detox.corrupt_groups(n, q, r)
+    assert found == (pytest.approx(expected, abs=0.005), worst)
+    owned = []
+    for step in range(300):
+        liars = set(attacks.liars(n, q, 1, step))
+        owned.append(sum(len(liars & set(one)) > r / 2 for one in detox.groups(n, r, SEED, step)))
+    assert np.mean(owned) == pytest.approx(expected, abs=5 * (expected / 300) ** 0.5)
+    known = detox.groups(n, r, 0, 0, is_fixed=True)
+    liars = set(attacks.liars(n, q, 1, placement="worst", r=r))
+    assert len(liars) == q
+    assert sum(len(liars & set(one)) > r / 2 for one in known) == worst
+
+
+def test_whoever_knows_the_seed_owns_groups() -> None:
+    liars = set(attacks.liars(45, 9, 1, 3, placement="worst", r=3, group_seed=SEED))
+    assert sum(len(liars & set(one)) > 1 for one in detox.groups(45, 3, SEED, 3)) == 4
+
+
+def test_one_vector_of_a_group_travels() -> None:
+    honest = gradients(15)
+    seats = detox.groups(45, 3, SEED, 0)
+    rows = seated(honest, seats)
+    liar, silent, second_liar = seats[0][0], seats[1][0], seats[2][0]
+    digests: list[bytes | None] = [detox.digest(row) for row in rows]
+    digests[silent] = None
+    digests[second_liar] = detox.digest(-rows[second_liar])
+    asked = []
+
+    def fetch(worker: int) -> Floats | None:
+        asked.append(worker)
+        return -rows[worker] if worker == liar else rows[worker]
+
+    chosen = Detox(3, robust.median(), vote="digest")
+    found = chosen.run_digests(digests, fetch, seed=SEED)
+    assert found.vector.tobytes() == robust.median(f=0)(honest).tobytes()
+    assert len(asked) == 16  # one of each group, and one more for the liar
+    by_first = {vote.members[0]: vote for vote in found.votes}
+    assert by_first[liar].proven == (liar,)
+    assert liar not in by_first[liar].agreed
+    assert by_first[silent].absent == (silent,)
+    assert by_first[second_liar].outvoted == (second_liar,)
+
+
+def test_a_group_that_sends_nothing_right_is_dropped() -> None:
+    rows = seated(gradients(3), detox.groups(9, 3, SEED, 0))
+    digests = [detox.digest(row) for row in rows]
+    bad = set(detox.groups(9, 3, SEED, 0)[1])
+    chosen = Detox(3, robust.median(f=1), vote="digest")
+    found = chosen.run_digests(digests, lambda who: None if who in bad else rows[who], seed=SEED)
+    assert [vote.is_won for vote in found.votes] == [True, False, True]
+    assert found.aggregation.f == 0  # the one that the rule could bear
+    with pytest.raises(ToleranceError, match=r"bears f=0 bad rows\. Received: 1 .*1 missing"):
+        Detox(3, robust.median(f=0), vote="digest").run_digests(
+            digests, lambda who: None if who in bad else rows[who], seed=SEED
+        )
+
+
+def test_a_digest_tells_bits_apart() -> None:
+    row = gradients(1)[0]
+    other = row.copy()
+    other[100] = np.nextafter(row[100], np.float32(9))
+    zeros = np.zeros(4, np.float32)
+    assert len({detox.digest(one) for one in (row, other, row[:-1], zeros, -zeros)}) == 5
+    assert len(detox.digest(row)) == 32
+
+
+def test_replicas_that_round_differently_agree_when_told_so() -> None:
+    honest = gradients(1)[0]
+    noise = np.random.default_rng(0).standard_normal((3, honest.size)).astype(np.float32)
+    near = honest + np.float32(1e-6) * noise
+    rows = [near[0], -honest, near[1], near[2]]
+    assert not detox.vote_exact(rows, range(4)).is_won
+    found = detox.vote_tolerant(rows, range(4))
+    assert set(found.agreed) == {0, 2, 3}
+    assert found.outvoted == (1,)
+    assert not detox.vote_tolerant(rows, range(4), epsilon=1e-9).is_won
+    with_nan = [np.full_like(honest, np.nan)] * 2 + [honest]
+    assert not detox.vote_tolerant(with_nan, range(3)).is_won
+
+
+def test_draco_is_exact() -> None:
+    honest = gradients(5)
+    chosen = detox.draco(2)
+    seats = detox.groups(25, 5, 0, 0, is_fixed=True)
+    rows = seated(honest, seats)
+    clean = robust.mean()(honest)
+    for members in seats:
+        rows[list(members[:2])] = 1e9
+    assert chosen.run(rows).vector.tobytes() == clean.tobytes()
+
+
+def test_buckets_are_as_many_as_were_asked_for() -> None:
+    honest = gradients(15)
+    rows = seated(honest, detox.groups(45, 3, SEED, 0))
+    one = detox.approach("detox", "normal", group_size=3, bucket_size=5).run(rows, seed=SEED)
+    np.testing.assert_allclose(one.vector, honest.mean(axis=0), rtol=1e-4, atol=1e-6)
+    five = detox.approach("detox", "coord-median", group_size=3, bucket_size=5)
+    expected = (robust.bucketing(3) >> robust.median())(honest, seed=SEED)
+    assert five.run(rows, seed=SEED).vector.tobytes() == expected.tobytes()
+
+
+def test_options_of_the_authors_code() -> None:
+    chosen = detox.approach("draco-lite", "bulyan", group_size=3, worker_fail=5, compat=True)
+    assert chosen.then.text == "bulyan(f=2, compat=True)"
+    assert (chosen.r, chosen.is_fixed) == (3, True)
+    assert detox.approach("baseline", "krum", worker_fail=3).then == robust.krum(f=3)
+    assert detox.approach("baseline", "krum(f=1)", worker_fail=3).then == robust.krum(f=1)
+    assert detox.approach("maj_vote").r == 5
+
+
+def test_a_little_is_enough_for_the_median_and_not_for_detox() -> None:
+    # 45 workers, 11 liars; alone the median is off by a share of the deviation, each step.
+    honest = gradients(15, d=2000, spread=1.0)
+    seats = detox.groups(45, 3, SEED, 0)
+    rows = seated(honest, seats)
+    liars = list(attacks.liars(45, 9, 2))
+    sent = attacks.alie(z=1.5)(honest, len(liars))
+    plain = gradients(45, d=2000, spread=1.0)
+    clean = robust.median(f=0)(np.delete(plain, liars, axis=0))
+    plain[liars] = attacks.alie(z=1.5)(np.delete(plain, liars, axis=0), len(liars))
+    rows[liars] = sent
+    off_plain = np.linalg.norm(robust.median(f=9)(plain) - clean)
+    found = Detox(3, robust.median()).run(rows, seed=SEED)
+    off_detox = np.linalg.norm(found.vector - robust.median(f=0)(honest))
+    assert len(found.outvoted) >= 6
+    assert off_detox < 0.7 * off_plain

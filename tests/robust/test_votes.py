@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Majorities of packets of onebit: beside decoded signs, and with packets of nothing."""
+
+import numpy as np
+import pytest
+
+from tf_hips import robust
+from tf_hips.errors import PacketError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
+from tf_hips.ops.compressor import CHUNK
+from tf_hips.robust import attacks
+
+ONEBIT = compressors.parse("onebit")
+
+
+@pytest.mark.parametrize("voters", [1, 2, 3, 4, 5, 8, 15, 16, 33])
+@pytest.mark.parametrize("n", [1, 63, 64, 1000])
+def test_votes_are_those_of_signs(voters: int, n: int) -> None:
+    values = np.random.default_rng((voters, n)).standard_normal((voters, n)).astype(np.float32)
+    values[values == 0] = 1
+    packets = [native.encode(ONEBIT, row, native.Key(0, 0, 0)) for row in values]
+    found = robust.onebit_majority(packets, n)
+    np.testing.assert_array_equal(found, np.sign(np.sign(values).sum(axis=0)))
+    np.testing.assert_array_equal(found, robust.majority(f=0)(values))
+
+
+def test_several_chunks() -> None:
+    n = 2 * CHUNK + 77
+    values = np.random.default_rng(1).standard_normal((3, n)).astype(np.float32)
+    values[values == 0] = 1
+    packets = [native.encode(ONEBIT, row, native.Key(0, 0, 0)) for row in values]
+    np.testing.assert_array_equal(
+        robust.onebit_majority(packets, n), np.sign(np.sign(values).sum(axis=0))
+    )
+
+
+def test_who_lies_about_the_scale_has_one_vote() -> None:
+    values = np.random.default_rng(2).standard_normal((5, 200)).astype(np.float32)
+    packets = [native.encode(ONEBIT, row, native.Key(0, 0, 0)) for row in values]
+    honest = robust.onebit_majority(packets, 200)
+    for factor in (1e30, -1.0, np.nan):
+        packets[0] = attacks.lie_about_scale(ONEBIT, packets[0], 200, factor)
+        np.testing.assert_array_equal(robust.onebit_majority(packets, 200), honest)
+
+
+def test_what_is_no_packet_is_refused_and_its_sender_named() -> None:
+    row = np.ones(200, np.float32)
+    packet = native.encode(ONEBIT, row, native.Key(0, 0, 0))
+    wrong = (
+        packet[:-1],
+        np.append(packet, 0).astype(np.uint8),
+        b"",
+        native.encode(compressors.parse("fp16"), row, native.Key(0, 0, 0)),
+        native.encode(ONEBIT, row[:199], native.Key(0, 0, 0)),
+    )
+    for one in wrong:
+        with pytest.raises(PacketError, match="child 1: "):
+            robust.onebit_majority([packet, one, packet], 200)
+    with pytest.raises(ValueError, match="at least one child"):
+        robust.onebit_majority([], 200)
+    assert (
+        robust.onebit_majority([native.encode(ONEBIT, row[:0], native.Key(0, 0, 0))], 0).size == 0
+    )
