@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build check fix test test-all test-faults soak demo bench bench-codecs bench-collectives bench-gpu bench-keras bench-first-run bench-loops bench-ps wheel clean set-up-quietly
+.PHONY: help setup build check fix test test-all test-faults soak demo bench bench-codecs bench-collectives bench-gpu bench-keras bench-first-run bench-loops bench-ps bench-robust wheel clean set-up-quietly
 
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
@@ -73,6 +73,9 @@ bench-ps: build ## the parameter server beside Flower; aggregation, memory, load
 
 bench-loops: build ## local training: what a loop costs beside plain Keras
 	@$(BIN)/python -m benchmarks.loops $(ARGS)
+
+bench-robust: build ## robust aggregation beside reading memory once, TensorFlow's sort and ByzFL
+	@$(BIN)/python -m benchmarks.robust $(ARGS)
 
 bench-first-run: set-up-quietly ## what a newcomer waits for: a fresh clone, an empty HOME, demo, check, test
 	@$(BIN)/python -m benchmarks.first_run $(ARGS)

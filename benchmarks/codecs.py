@@ -136,7 +136,7 @@ class _Bench:
         # Codecs with state have no encoder without it: their share is measured, and nothing else.
         self.texts = {n: text for n, text in texts.items() if not ops.REGISTRY[n].state_names}
         self.stateful = [text for n, text in texts.items() if n not in self.texts]
-        self.helper = _build_helper()
+        self.helper = build_helper()
 
     def part(self, name: str) -> Iterator[Row]:
         """The rows of one part."""
@@ -421,7 +421,7 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _build_helper() -> ctypes.CDLL:
+def build_helper() -> ctypes.CDLL:
     """codecs_stream.cc as a library."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "codecs_stream.so")

@@ -18,6 +18,7 @@
 
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
+#include "tf_hips/cc/runtime/robust.h"
 #include "tf_hips/cc/runtime/update.h"
 
 namespace {
@@ -420,6 +421,46 @@ void Updates(int64_t n) {
   CHECK(tf_hips_update_scale(bad.data(), 2.0f, a.data(), n) == TF_HIPS_NOT_FINITE);
 }
 
+// Rows of the exact size on the heap; the median of all rows equal is the row, and distances are 0.
+void Robust(int32_t n, int64_t d) {
+  std::vector<std::vector<float>> rows(static_cast<size_t>(n)), mixed(3);
+  std::vector<const float*> at;
+  std::vector<float*> to;
+  for (auto& row : rows) {
+    row.resize(static_cast<size_t>(d));
+    for (int64_t i = 0; i < d; ++i) row[static_cast<size_t>(i)] = static_cast<float>(i % 97);
+    at.push_back(row.data());
+  }
+  for (auto& row : mixed) {
+    row.resize(static_cast<size_t>(d));
+    to.push_back(row.data());
+  }
+  const auto chunks = static_cast<size_t>((d + kChunk - 1) / kChunk);
+  std::vector<float> out(static_cast<size_t>(d)), weights(3 * static_cast<size_t>(n));
+  for (int32_t k = 0; k < 3; ++k) weights[static_cast<size_t>(k * n)] = 1.0f;
+  std::vector<double> squares(chunks * n), pairs(chunks * n * (n - 1) / 2, -1.0);
+  for (int32_t rule = TF_HIPS_MEDIAN; rule <= TF_HIPS_NEAREST; ++rule) {
+    const int32_t drop = rule == TF_HIPS_MEDIAN ? 0 : (n - 1) / 2;
+    CHECK(tf_hips_robust_coordinate(at.data(), n, d, nullptr, 0, rule, drop, out.data(),
+                                    squares.data()) == 0);
+    CHECK(out == rows[0]);
+    std::fill(out.begin(), out.end(), -1.0f);
+    CHECK(tf_hips_robust_coordinate(at.data(), n, d, weights.data(), 3, rule, drop > 0 ? 1 : 0,
+                                    out.data(), nullptr) == 0);
+    CHECK(out == rows[0]);
+  }
+  CHECK(tf_hips_robust_distances(at.data(), n, d, squares.data(), pairs.data()) == 0);
+  CHECK(std::all_of(pairs.begin(), pairs.end(), [](double one) { return one == 0.0; }));
+  CHECK(tf_hips_robust_mix(at.data(), n, d, weights.data(), 3, to.data()) == 0);
+  CHECK(mixed[0] == rows[0] && mixed[2] == rows[0]);
+  CHECK(tf_hips_robust_coordinate(at.data(), n, d, nullptr, 0, TF_HIPS_TRIMMED, n, out.data(),
+                                  nullptr) == TF_HIPS_BAD_ROWS);
+  CHECK(tf_hips_robust_coordinate(nullptr, n, d, nullptr, 0, TF_HIPS_MEDIAN, 0, out.data(),
+                                  nullptr) == TF_HIPS_BAD_ROWS);
+  CHECK(tf_hips_robust_distances(at.data(), 0, d, squares.data(), nullptr) == TF_HIPS_BAD_ROWS);
+  CHECK(tf_hips_robust_mix(at.data(), n, d, nullptr, 3, to.data()) == TF_HIPS_BAD_ROWS);
+}
+
 }  // namespace
 
 int main() {
@@ -442,6 +483,11 @@ int main() {
   }
   VariableSize();
   for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{17}, (int64_t{1} << 18) + 3}) Updates(n);
+  for (const int32_t n : {1, 2, 3, 5, 9}) {
+    for (const int64_t d : {int64_t{0}, int64_t{1}, int64_t{513}, (int64_t{1} << 15) + 7}) {
+      Robust(n, d);
+    }
+  }
   StatusTexts();
   FloatParameters();
   Denormals();

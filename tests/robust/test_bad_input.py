@@ -141,8 +141,9 @@ def test_limits_say_what_is_absurd() -> None:
 
 def test_a_reference_that_is_not_finite_is_refused() -> None:
     rows = rows_of(5)
-    with pytest.raises(NonFiniteError, match="reference must be finite"):
-        robust.centred_clipping()(rows, reference=np.full(40, np.nan, np.float32))
+    for value in (np.nan, np.inf, 1e30):
+        with pytest.raises(NonFiniteError, match="reference must be finite and its norm at most"):
+            robust.centred_clipping()(rows, reference=np.full(40, value, np.float32))
     with pytest.raises(ValueError, match=r"row 1 of shape \[3\]"):
         robust.centred_clipping()(rows, reference=np.zeros(3, np.float32))
 

@@ -7,8 +7,9 @@ Rules of coordinates need no distances: they sort first, and again without the r
 be refused. `measure` and `decide` are apart from the rest, so that servers with other parts of the
 rows put their sums together and decide alike.
 
-Invariants: the result is finite, or there is none; rows are never changed; results do not depend on
-the number of threads or shards; what is drawn comes from (seed, step).
+Invariants: the result is finite, or there is none: no element of a row that takes part is over
+1e18, and all weights are those of means. Rows are never changed. Results do not depend on the
+number of threads or shards. What is drawn comes from (seed, step).
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from tf_hips.robust.points import Points, only, points
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, refused, totals
 from tf_hips.robust.value import AUTO, PreAggregator, Step, check_steps, make_step, parse_steps
 
+_MAX_REFERENCE = 1e18
 _COORDINATE = {
     "median": CoordinateRule.MEDIAN,
     "trimmed_mean": CoordinateRule.TRIMMED,
@@ -154,7 +156,7 @@ class Aggregator:
 
         Raises:
             ToleranceError: too few rows are left, or more than f were refused.
-            NonFiniteError: the result would not be finite.
+            NonFiniteError: the reference is not finite, or its norm over 1e18.
             ValueError, TypeError: there are no rows, or not all are of the same length.
         """
         given = as_rows(rows)
@@ -211,9 +213,15 @@ class Aggregator:
 
         Raises:
             ToleranceError: as for `run`.
+            NonFiniteError: as for `run`.
         """
         squares, pairs = totals(measures.squares), totals(measures.pairs)
         n = len(squares) - with_reference
+        if with_reference and not squares[-1] <= _MAX_REFERENCE**2:
+            raise NonFiniteError(
+                f"the reference must be finite and its norm at most {_MAX_REFERENCE:g}. Received: "
+                f"norm {squares[-1] ** 0.5:g}"
+            )
         rejected = refused(rows, squares[:n], limits if limits is not None else Limits())
         accepted = _accepted(n, rejected)
         bad = {one.row for one in rejected}
@@ -245,9 +253,6 @@ class Aggregator:
             decision: of all rows.
             rows: float32 arrays, also those that do not take part.
             reference: as for `run`; None if there is none.
-
-        Raises:
-            NonFiniteError: the result would not be finite.
         """
         taking_part = [rows[i] for i in decision.accepted]
         taking_part += [] if reference is None else [reference]
@@ -266,7 +271,7 @@ class Aggregator:
             mixing = None if _picks(weights) else weights
             vector, _ = native_robust.coordinate(kept, rule, drop, mixing)
         return Aggregation(
-            _finite(vector), decision.accepted, decision.rejected, decision.f, decision.selected
+            vector, decision.accepted, decision.rejected, decision.f, decision.selected
         )
 
     def _by_coordinate(self, rows: list[Floats], limits: Limits, missing: int) -> Aggregation:
@@ -280,15 +285,12 @@ class Aggregator:
             f = self._budgets(len(accepted), rejected, missing)[0]
             kept = [rows[i] for i in accepted]
             vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f))
-        return Aggregation(_finite(vector), accepted, rejected, f, None)
+        return Aggregation(vector, accepted, rejected, f, None)
 
     def _reference(self, reference: Floats | None, rows: list[Floats]) -> list[Floats]:
         if reference is None or self.rule.name != "centred_clipping":
             return []
-        extra = as_rows([*rows[:1], reference])[1]
-        if not np.isfinite(extra).all():
-            raise NonFiniteError("the reference must be finite. Received: NaN or an infinity in it")
-        return [extra]
+        return [as_rows([*rows[:1], reference])[1]]
 
     def _budgets(self, n: int, rejected: Sequence[Rejected], missing: int) -> list[int]:
         """How many bad ones of n rows each step bears; those that are gone count.
@@ -454,9 +456,3 @@ def _majority(rows: Sequence[Floats], weights: Floats) -> Floats:
     for row in mixed:
         votes += np.sign(row).astype(np.int16)
     return np.sign(votes).astype(np.float32)
-
-
-def _finite(vector: Floats) -> Floats:
-    if not np.isfinite(vector).all():
-        raise NonFiniteError("rows must have a finite aggregate. Received: an overflow in the rule")
-    return vector

@@ -25,6 +25,13 @@ constexpr int64_t kChunk = int64_t{1} << 20;
 // Coordinates that are sorted at a time where registers do not hold all rows: a hundred rows of
 // them fit the first-level cache.
 constexpr int64_t kSlice = 64;
+// Rows that are sorted in registers, where registers could hold `all`. Under sanitizers, which do
+// not optimise, networks of every size would take as long to compile as all the rest.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int RowsInRegisters(int) { return 3; }
+#else
+constexpr int RowsInRegisters(int all) { return all; }
+#endif
 
 struct CoordinatePlan {
   int rule = TF_HIPS_MEDIAN, drop = 0;
@@ -42,7 +49,7 @@ struct Loops {
 
 namespace base {
 
-constexpr int kInRegisters = 8;
+constexpr int kInRegisters = RowsInRegisters(8);
 constexpr int kTile = 4;
 
 // Any machine. `__builtin_fmaf` is a call where there is no instruction for it: slow, the same
@@ -122,7 +129,7 @@ struct V {
 #pragma GCC target("avx2,fma")
 namespace avx2 {
 
-constexpr int kInRegisters = 16;
+constexpr int kInRegisters = RowsInRegisters(16);
 constexpr int kTile = 3;
 
 struct V {
@@ -165,7 +172,7 @@ struct V {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,bmi2,fma,avx2")
 namespace avx512 {
 
-constexpr int kInRegisters = 32;
+constexpr int kInRegisters = RowsInRegisters(32);
 constexpr int kTile = 4;
 
 struct V {

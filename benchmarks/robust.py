@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Robust aggregation on the CPU: beside reading the rows once, TensorFlow's sort, and ByzFL.
+
+    read    rules over the time of a kernel that reads all rows once (codecs_stream.cc)
+    sort    a median by `tf.sort` in a tf.function, of rows or of columns, whichever is faster, over
+            ours
+    byzfl   rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
+
+A rule is a whole call, with the look for NaN and absurd norms and memory for the result; f is the
+greatest that the rule bears with n rows, but for NNM and multi-Krum, where it is n // 5. Everything
+has 2 threads. Rows are normal noise. What is compared alternates, round by round; a ratio is the
+median of the rounds', and `interval` holds the median of other rounds in nine cases of ten. Targets
+count the worst figure of d >= 1e7 beside one read, and of d >= 1e6 beside peers: smaller rows stay
+in caches, where reading costs next to nothing. Without FULL=1, n d is at most 4.5e8 for our rules
+and 1.7e8 for the peers.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import codecs, collectives, harness
+from benchmarks.collectives_jobs import Row, ratio_row
+
+COMMAND = "make bench-robust"
+THREADS = 2
+ROUNDS = 9
+COUNTS = (5, 10, 15, 16, 23, 45, 100)
+LENGTHS = (100_000, 1_000_000, 10_000_000, 25_000_000)
+PEER_COUNTS = (15, 45)
+PEER_LENGTHS = (100_000, 1_000_000, 11_000_000)
+MOST, MOST_FULL = 450_000_000, 1_000_000_000
+PEER_MOST, PEER_MOST_FULL = 170_000_000, 500_000_000
+# Of figures that targets are about.
+LEAST_LENGTH = {"read": 10_000_000, "sort": 1_000_000, "byzfl": 1_000_000}
+RULES = (
+    "median",
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "geometric_median",
+    "nnm",
+    "meamed",
+    "bulyan",
+    "mda",
+    "centred_clipping",
+)
+_BYZFL = ("median", "krum", "trimmed_mean", "geometric_median")
+# What a rule is measured for; n <= 16 unless it says otherwise.
+_TARGETS = {
+    "median": "robust-median",
+    "trimmed_mean": "robust-trimmed-mean",
+    "krum": "robust-krum",
+    "multi_krum": "robust-multi-krum",
+    "geometric_median": "robust-geometric-median",
+    "nnm": "robust-nnm",
+}
+FIGURES = ("part", "what", "measured", "unit", "interval", "against")
+TARGETS = ("id", "what", "measured", "interval", "target", "against", "met")
+
+
+def main() -> int:
+    """Measures, prints and stores."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=PARTS, nargs="+", help="some parts; nothing is stored")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every comparison")
+    parser.add_argument("--most", type=int, help="elements of all rows; nothing is stored")
+    parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
+    arguments = parser.parse_args()
+    # Read when the library makes its threads and when TensorFlow is imported.
+    os.environ["TF_HIPS_NUM_THREADS"] = str(THREADS)
+    os.environ.update({"TF_NUM_INTRAOP_THREADS": str(THREADS), "TF_CPP_MIN_LOG_LEVEL": "2"})
+    is_full = os.environ.get("FULL", "") not in ("", "0")
+    began = time.monotonic()
+    rows: list[Row] = []
+    with collectives.terminable():
+        for part in arguments.only or PARTS:
+            most = (
+                (MOST_FULL if is_full else MOST)
+                if part == "read"
+                else (PEER_MOST_FULL if is_full else PEER_MOST)
+            )
+            for row in PARTS[part](arguments.rounds, min(most, arguments.most or most)):
+                print(f"{time.monotonic() - began:5.0f} s  {collectives.in_words(row)}")
+                sys.stdout.flush()
+                rows.append(row)
+    bound = collectives.targets(rows, COMMAND)
+    noisy = [row["id"] for row in bound if row["met"] == "noisy"]
+    if noisy:
+        print(f"bench-robust: the machine was too busy to tell of {', '.join(noisy)}")
+    harness.show("robust", [collectives.only(row, FIGURES) for row in rows])
+    harness.show("targets", [collectives.only(row, TARGETS) for row in bound])
+    is_complete = arguments.only is None and arguments.most is None
+    if is_complete and arguments.rounds >= ROUNDS and not arguments.dry_run:
+        note = (
+            f"{time.monotonic() - began:.0f} s, {arguments.rounds} rounds, {THREADS} threads. What "
+            "the figures are: see the head of `benchmarks/robust.py`."
+        )
+        harness.write("robust", [*rows, *bound], command=COMMAND, note=note, is_shown=False)
+    else:
+        print("nothing is stored")
+    num_met = sum(row["met"] == "yes" for row in bound)
+    print(f"bench-robust: {num_met} of {len(bound)} targets met")
+    return 0
+
+
+def text_of(rule: str, n: int) -> str:
+    """The rule that is measured with n rows."""
+    if rule == "nnm":
+        return f"nnm(f={n // 5}) >> trimmed_mean(f={n // 5})"
+    if rule == "multi_krum":
+        return f"multi_krum(f={n // 5})"
+    return f"mda(f={min(n // 5, 4)})" if rule == "mda" else rule
+
+
+def about(part: str, rule: str, n: int, d: int) -> str:
+    """The id of the target that a figure is about; "": none."""
+    if d < LEAST_LENGTH[part]:
+        return ""
+    if part == "read":
+        stem = _TARGETS.get(rule, "")
+        if n <= 16:
+            return stem
+        return f"{stem}-45" if n == 45 and rule in ("median", "trimmed_mean") else ""
+    if part == "sort":
+        return f"robust-sort-{16 if n <= 16 else 45}"
+    return "robust-byzfl-krum" if rule == "krum" else ""
+
+
+def read(rounds: int, most: int) -> Iterator[Row]:
+    """Our rules beside one read."""
+    helper = codecs.build_helper()
+    for n in COUNTS:
+        for d in LENGTHS:
+            if n * d > most:
+                continue
+            rows = _noise(n, d)
+
+            def bound(rows: np.ndarray = rows) -> None:
+                at = rows.ctypes.data
+                helper.stream(at, rows.nbytes, 1, None, 0, None, 0, THREADS)
+
+            for rule in RULES:
+                if rule not in _TARGETS and d != LEAST_LENGTH["read"]:
+                    continue
+                ours = _ours(rule, rows)
+                times = _by_turns(ours, bound, rounds)
+                ratios = [mine / once for mine, once in times]
+                yield _row("read", rule, n, d, ratios, times, "one read")
+
+
+def sort(rounds: int, most: int) -> Iterator[Row]:
+    """A median in TensorFlow ops over ours."""
+    import tensorflow as tf
+
+    for n in PEER_COUNTS:
+        for d in PEER_LENGTHS:
+            if n * d > most:
+                continue
+            rows = _noise(n, d)
+            given = tf.constant(rows)
+            columns = tf.transpose(given)
+            of_rows = tf.function(lambda x, n=n: tf.sort(x, axis=0)[n // 2])
+            of_columns = tf.function(lambda x, n=n: tf.sort(x, axis=1)[:, n // 2])
+            ways = [
+                lambda of=of_rows, x=given: of(x),
+                lambda of=of_columns, x=columns: of(x),
+            ]
+            for way in ways:
+                way()
+            theirs = min(ways, key=_seconds)
+            times = _by_turns(_ours("median", rows), theirs, rounds)
+            ratios = [other / mine for mine, other in times]
+            yield _row("sort", "median", n, d, ratios, times, "tf.sort")
+
+
+def byzfl(rounds: int, most: int) -> Iterator[Row]:
+    """ByzFL's rules over ours."""
+    with _byzfl() as ask:
+        for n in PEER_COUNTS:
+            for d in PEER_LENGTHS:
+                if n * d > most:
+                    continue
+                rows = _noise(n, d)
+                for rule in _BYZFL:
+                    f = (n - 3) // 2 if rule == "krum" else (n - 1) // 2
+                    order = {"rule": rule, "n": n, "d": d, "f": f}
+                    ours = _ours(rule, rows)
+                    ours(), ask(order)
+                    times = [(_seconds(ours), ask(order)) for _ in range(min(rounds, 5))]
+                    ratios = [theirs / mine for mine, theirs in times]
+                    yield _row("byzfl", rule, n, d, ratios, times, "ByzFL")
+
+
+PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
+    "read": read,
+    "sort": sort,
+    "byzfl": byzfl,
+}
+
+
+def _row(
+    part: str,
+    rule: str,
+    n: int,
+    d: int,
+    ratios: list[float],
+    times: list[tuple[float, float]],
+    against: str,
+) -> Row:
+    ours, theirs = (sorted(one)[len(times) // 2] * 1e3 for one in zip(*times, strict=True))
+    what = f"{text_of(rule, n)}, n={n}, d={d:.3g}"
+    shown = f"{ours:.3g} ms; {against} {theirs:.3g} ms"
+    return ratio_row(part, what, ratios, against=shown, about=about(part, rule, n, d))
+
+
+def _noise(n: int, d: int) -> np.ndarray:
+    generator = np.random.default_rng(n)
+    rows = np.empty((n, d), np.float32)
+    for row in rows:
+        generator.standard_normal(out=row, dtype=np.float32)
+    return rows
+
+
+def _ours(rule: str, rows: np.ndarray) -> Callable[[], object]:
+    from tf_hips import robust
+
+    aggregator = robust.parse(text_of(rule, len(rows)))
+    return lambda: aggregator(rows)
+
+
+def _by_turns(
+    ours: Callable[[], object], other: Callable[[], object], rounds: int
+) -> list[tuple[float, float]]:
+    """Seconds of both, once each per round, after one that is not counted."""
+    ours(), other()
+    return [(_seconds(ours), _seconds(other)) for _ in range(rounds)]
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def _byzfl() -> Iterator[Callable[[dict[str, object]], float]]:
+    """ByzFL in a process of its own; a call sends an order and returns the seconds."""
+    process = subprocess.Popen(
+        [str(_interpreter()), str(Path(__file__).parent / "byzfl" / "app.py"), str(THREADS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None  # noqa: S101
+    stdin, stdout = process.stdin, process.stdout
+
+    def ask(order: dict[str, object]) -> float:
+        stdin.write(json.dumps(order) + "\n")
+        stdin.flush()
+        return float(json.loads(stdout.readline())["seconds"])
+
+    try:
+        stdout.readline()  # it has imported everything
+        yield ask
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _interpreter() -> Path:
+    """The Python that has ByzFL; installs it the first time.
+
+    Raises:
+        OSError: it cannot be installed.
+    """
+    requirements = Path(__file__).parent / "byzfl" / "requirements.txt"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tf_hips"
+    wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = cache / f"byzfl-{wanted}"
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        for command in (
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise OSError(f"`{' '.join(command)}` must succeed. Received: {done.stderr[-500:]}")
+        (folder / "complete").touch()
+    return python
+
+
+if __name__ == "__main__":
+    sys.exit(main())
