@@ -6,13 +6,13 @@
             ours
     byzfl   rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
 
-A rule is a whole call, with the look for NaN and absurd norms and memory for the result; f is the
-greatest that the rule bears with n rows, but for NNM and multi-Krum, where it is n // 5. Everything
-has 2 threads. Rows are normal noise. What is compared alternates, round by round; a ratio is the
-median of the rounds', and `interval` holds the median of other rounds in nine cases of ten. Targets
-count the worst figure of d >= 1e7 beside one read, and of d >= 1e6 beside peers: smaller rows stay
-in caches, where reading costs next to nothing. Without FULL=1, n d is at most 4.5e8 for our rules
-and 1.7e8 for the peers.
+A rule is a whole call, with the look for NaN and absurd norms; the result goes to memory that is
+there. f is the greatest that the rule bears with n rows, but for NNM and multi-Krum, where it is
+n // 5. Everything has 2 threads. Rows are normal noise. What is compared alternates, round by
+round; a ratio is the median of the rounds', and `interval` holds the median of other rounds in nine
+cases of ten. Targets count the worst figure of d >= 1e7 beside one read, and of d >= 1e6 beside
+peers: smaller rows stay in caches, where reading costs next to nothing. Without FULL=1, n d is at
+most 4.5e8 for our rules and 1.7e8 for the peers.
 """
 
 import argparse
@@ -238,7 +238,8 @@ def _ours(rule: str, rows: np.ndarray) -> Callable[[], object]:
     from tf_hips import robust
 
     aggregator = robust.parse(text_of(rule, len(rows)))
-    return lambda: aggregator(rows)
+    out = np.zeros(rows.shape[1], np.float32)
+    return lambda: aggregator.run(rows, out=out)
 
 
 def _by_turns(

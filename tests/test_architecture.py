@@ -45,6 +45,7 @@ WITHOUT_TENSORFLOW = [
     "tf_hips.ps.client",
     "tf_hips.ps.shards",
     "tf_hips.ps.server",
+    "tf_hips.robust",
     "tf_hips.cli",
 ]
 LINTER = Path(sys.executable).with_name("lint-imports")

@@ -51,7 +51,7 @@ _HOMES = {
     "warmup": "tf_hips.ops",
 }
 
-_PACKAGES = ("callbacks", "loops", "models")
+_PACKAGES = ("callbacks", "loops", "models", "robust")
 
 __all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 

@@ -38,7 +38,11 @@ class CoordinateRule(enum.IntEnum):
 
 
 def coordinate(
-    rows: Rows, rule: CoordinateRule, drop: int = 0, mixing: Floats | None = None
+    rows: Rows,
+    rule: CoordinateRule,
+    drop: int = 0,
+    mixing: Floats | None = None,
+    out: Floats | None = None,
 ) -> tuple[Floats, Doubles]:
     """Applies a rule to each coordinate.
 
@@ -47,6 +51,7 @@ def coordinate(
         rule: which one.
         drop: values left out at each end (TRIMMED), or in all (NEAREST); 0 of a median.
         mixing: [m, n]: not the rows are sorted, but m weighted sums of them.
+        out: float32 [d] to write, none of the rows; made when None.
 
     Returns:
         The result, [d], and the sums of squares of the rows, [chunks, n]; a row whose sum is not
@@ -57,7 +62,7 @@ def coordinate(
         TypeError: a row is not a float32 array of one dimension.
     """
     pointers, n, d = _pointers(rows)
-    out = np.empty(d, np.float32)
+    result = _target(out, d)
     squares = np.zeros((_num_chunks(d), n), np.float64)
     weights = None if mixing is None else _weights(mixing, n)
     status = _functions()["coordinate"](
@@ -68,11 +73,11 @@ def coordinate(
         0 if weights is None else weights.shape[0],
         rule,
         drop,
-        out.ctypes.data,
+        result.ctypes.data,
         squares.ctypes.data,
     )
     _check(status, f"n={n}, drop={drop}")
-    return out, squares
+    return result, squares
 
 
 def distances(rows: Rows, with_pairs: bool = True) -> tuple[Doubles, Doubles]:
@@ -97,19 +102,26 @@ def distances(rows: Rows, with_pairs: bool = True) -> tuple[Doubles, Doubles]:
     return squares, pairs
 
 
-def mix(rows: Rows, weights: Floats) -> Floats:
+def mix(rows: Rows, weights: Floats, out: Floats | None = None) -> Floats:
     """Returns `weights` [m, n] times rows [n, d]: m weighted sums, in the order of rows.
+
+    Args:
+        rows: n of d elements.
+        weights: float32 [m, n].
+        out: float32 [d] to write where m is 1, none of the rows; made when None.
 
     Raises:
         ValueError, TypeError: as for `coordinate`.
     """
     pointers, n, d = _pointers(rows)
     given = _weights(weights, n)
-    out = np.empty((given.shape[0], d), np.float32)
-    targets, _, _ = _pointers(out)
+    if out is not None and given.shape[0] != 1:
+        raise ValueError(f"`out` is for one weighted sum. Received: {given.shape[0]}")
+    result = np.empty((given.shape[0], d), np.float32) if out is None else _target(out, d)[None]
+    targets, _, _ = _pointers(result)
     status = _functions()["mix"](pointers, n, d, given.ctypes.data, given.shape[0], targets)
     _check(status, f"n={n}, m={given.shape[0]}")
-    return out
+    return result
 
 
 def _num_chunks(d: int) -> int:
@@ -134,6 +146,17 @@ def _pointers(rows: Rows) -> tuple[Any, int, int]:
                 f"{number}"
             )
     return (ctypes.c_void_p * n)(*(row.ctypes.data for row in rows)), n, d
+
+
+def _target(out: Floats | None, d: int) -> Floats:
+    if out is None:
+        return np.empty(d, np.float32)
+    if out.dtype != np.float32 or out.shape != (d,) or not out.flags.c_contiguous:
+        raise ValueError(
+            f"`out` must be contiguous float32 of shape [{d}]. Received: {out.dtype} of shape "
+            f"{list(out.shape)}"
+        )
+    return out
 
 
 def _weights(weights: Floats, n: int) -> Floats:

@@ -192,6 +192,11 @@ def terms_of(config: ServerConfig) -> Terms:
             compressors.resolve(way_up), "uplink_compression", may_be_mixed=True
         )
         way_up = compressors.check_for_sums(found).text
+    rule = None if config.rule is None else rules.parse(config.rule).text
+    if rule is not None and config.uplink is None:
+        why_not = rules.why_not(rule, len(config.parties), compression)
+        if why_not is not None:
+            raise ValueError(why_not)
     return Terms(
         config.parties,
         compression,
@@ -201,7 +206,7 @@ def terms_of(config: ServerConfig) -> Terms:
         config.max_gather_bytes,
         Shard.from_numbers(config.shard),
         _past_bytes(config),
-        None if config.rule is None else rules.parse(config.rule).text,
+        rule,
         config.uplink.site if config.uplink is not None else None,
         way_up,
         _quorum(config),

@@ -142,6 +142,7 @@ class Aggregator:
         step: int = 0,
         limits: Limits | None = None,
         missing: int = 0,
+        out: Floats | None = None,
     ) -> Aggregation:
         """Aggregates rows.
 
@@ -153,6 +154,8 @@ class Aggregator:
             step: of the run.
             limits: what norms may be; None: `Limits()`.
             missing: bad rows that are known already and not among `rows`; they count among the f.
+            out: float32 [d] to write, none of the rows; made when None. New memory costs as much as
+                sorting.
 
         Raises:
             ToleranceError: too few rows are left, or more than f were refused.
@@ -162,7 +165,7 @@ class Aggregator:
         given = as_rows(rows)
         bounds = limits if limits is not None else Limits()
         if self.rule.kind.is_coordinate and len(self.steps) == 1:
-            return self._by_coordinate(given, bounds, missing)
+            return self._by_coordinate(given, bounds, missing, out)
         extra = self._reference(reference, given)
         measures = self.measure(given, reference=extra)
         decision = self.decide(
@@ -174,7 +177,7 @@ class Aggregator:
             missing=missing,
             with_reference=bool(extra),
         )
-        return self.apply(decision, given, reference=extra[0] if extra else None)
+        return self.apply(decision, given, reference=extra[0] if extra else None, out=out)
 
     def measure(self, rows: Sequence[Floats], *, reference: Sequence[Floats] = ()) -> Measures:
         """What `decide` must know of rows, or of some chunks of them; one pass over memory.
@@ -245,7 +248,12 @@ class Aggregator:
         return Decision(accepted, rejected, budgets[-1], mixing, coordinate, selected)
 
     def apply(
-        self, decision: Decision, rows: Sequence[Floats], *, reference: Floats | None = None
+        self,
+        decision: Decision,
+        rows: Sequence[Floats],
+        *,
+        reference: Floats | None = None,
+        out: Floats | None = None,
     ) -> Aggregation:
         """Makes the result, or a shard's part of it; one pass over memory.
 
@@ -253,6 +261,7 @@ class Aggregator:
             decision: of all rows.
             rows: float32 arrays, also those that do not take part.
             reference: as for `run`; None if there is none.
+            out: as for `run`.
         """
         taking_part = [rows[i] for i in decision.accepted]
         taking_part += [] if reference is None else [reference]
@@ -263,28 +272,32 @@ class Aggregator:
         kept, weights = [taking_part[i] for i in used], np.ascontiguousarray(weights[:, used])
         if self.rule.name == "majority":
             vector = _majority(kept, weights)
+            if out is not None:
+                out[:] = vector
+                vector = out
         elif decision.coordinate is None:
-            is_one = weights.shape == (1, 1) and weights[0, 0] == 1.0
-            vector = kept[0].copy() if is_one else native_robust.mix(kept, weights)[0]
+            vector = native_robust.mix(kept, weights, out)[0]
         else:
             rule, drop = decision.coordinate
             mixing = None if _picks(weights) else weights
-            vector, _ = native_robust.coordinate(kept, rule, drop, mixing)
+            vector, _ = native_robust.coordinate(kept, rule, drop, mixing, out)
         return Aggregation(
             vector, decision.accepted, decision.rejected, decision.f, decision.selected
         )
 
-    def _by_coordinate(self, rows: list[Floats], limits: Limits, missing: int) -> Aggregation:
+    def _by_coordinate(
+        self, rows: list[Floats], limits: Limits, missing: int, out: Floats | None
+    ) -> Aggregation:
         """A rule of coordinates: sorts, and sorts again if a row turns out to be refused."""
         f = self._budgets(len(rows), (), missing)[0]
         rule = _COORDINATE[self.rule.name]
-        vector, squares = native_robust.coordinate(rows, rule, _drop(rule, f))
+        vector, squares = native_robust.coordinate(rows, rule, _drop(rule, f), None, out)
         rejected = refused(rows, totals(squares), limits)
         accepted = _accepted(len(rows), rejected)
         if rejected:
             f = self._budgets(len(accepted), rejected, missing)[0]
             kept = [rows[i] for i in accepted]
-            vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f))
+            vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f), None, out)
         return Aggregation(vector, accepted, rejected, f, None)
 
     def _reference(self, reference: Floats | None, rows: list[Floats]) -> list[Floats]:

@@ -54,6 +54,7 @@ from tf_hips.ps.client import Welcome
 from tf_hips.ps.parcel import Intake
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import Connection, connect
+from tf_hips.robust import Aggregator
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.loan import WORKER
@@ -101,7 +102,7 @@ class HierarchicalPS(PartyStrategy):
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
-        rule: UpdateRule | str | None = None,
+        rule: UpdateRule | Aggregator | str | None = None,
     ) -> None:
         """Starts Horovod; rank 0 joins the server and waits for the other parties.
 

@@ -13,9 +13,12 @@ from tf_hips.errors import ConfigError
 from tf_hips.ps import rules
 from tf_hips.ps.client import Welcome
 from tf_hips.ps.rules import UpdateRule
+from tf_hips.robust import Aggregator
 
 
-def chosen_rule(given: UpdateRule | str | None, run: configuration.Run) -> UpdateRule | None:
+def chosen_rule(
+    given: UpdateRule | Aggregator | str | None, run: configuration.Run
+) -> UpdateRule | None:
     """The rule that a script gives, or else what its configuration names; None: the server's.
 
     Raises:
@@ -35,7 +38,8 @@ def chosen_rule(given: UpdateRule | str | None, run: configuration.Run) -> Updat
                 f"one of them only. Received: {chosen} in the script, {named} in the configuration"
             )
         chosen = named
-    if run.uplink is None and chosen is not None and chosen.gives_steps:
+    needs_server = chosen is not None and (chosen.gives_steps or chosen.is_robust)
+    if run.uplink is None and needs_server:
         raise ConfigError(
             "`rule` must be `sum` or `mean` without an uplink: other rules are applied by a server "
             f"(`tf-hips run --server`, `tf-hips party --server`). Received: rule={chosen}"

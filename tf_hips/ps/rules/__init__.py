@@ -3,6 +3,7 @@
 
     value      which rule, with which parameters: a text that travels
     merging    the packets of all children, added up or averaged
+    robust     the same where some children may lie
     steps      merged gradient and state in, step and new state out
     updates    the states of all chunks, for synchronous rounds
     arrivals   one child's gradient and the total of all steps in, the new total out
@@ -10,6 +11,7 @@
 Formulas, sources and memory stand in docs/rules.md. Imports no TensorFlow, opens no socket.
 """
 
+from tf_hips.ps.rules.robust import why_not
 from tf_hips.ps.rules.value import NAMES, UpdateRule, parse, resolve
 
-__all__ = ["NAMES", "UpdateRule", "parse", "resolve"]
+__all__ = ["NAMES", "UpdateRule", "parse", "resolve", "why_not"]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.rule import Rule, Sum
+from tf_hips.ps.rules.robust import Rows
 from tf_hips.ps.rules.value import UpdateRule
 
 
@@ -58,4 +59,6 @@ class Mean:
 
 def merging(rule: UpdateRule, compressor: Compressor, weights: Mapping[int, float]) -> Rule:
     """What merges the packets of one chunk for `rule`."""
+    if rule.is_robust:
+        return Rows(rule, compressor)
     return Mean(compressor, weights) if rule.is_mean else Sum(compressor)

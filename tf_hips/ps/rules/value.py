@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 from tf_hips.ops import call_text
 from tf_hips.ops.registry import Parameter
+from tf_hips.robust import Aggregator
+from tf_hips.robust.value import KINDS as ROBUST_KINDS
 
 _MAX_TEXT = 320
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
@@ -21,7 +23,9 @@ _YES_OR_NO = (("False", 0), ("True", 1))
 CONSTANT, POLYNOMIAL, HINGE = range(3)
 _STALENESS = (("constant", CONSTANT), ("polynomial", POLYNOMIAL), ("hinge", HINGE))
 
-SUM, MEAN = "sum", "mean"
+SUM, MEAN, ROBUST = "sum", "mean", "robust"
+# How many children of a robust rule may lie; as many as it bears unless it is said.
+_F = Parameter("f", default=-1, minimum=-1, maximum=1024, words=(("auto", -1),))
 
 
 def _rate(default: float, name: str = "learning_rate") -> Parameter:
@@ -46,8 +50,8 @@ class _Kind:
 
     Attributes:
         parameters: in the order of its text.
-        merges: "sum" or "mean", of what all children send for a round; None: children never wait
-            for each other.
+        merges: "sum", "mean" or "robust", of what all children send for a round; None: children
+            never wait for each other.
         gives_steps: whether a step comes down, which workers subtract as it is; else the merged
             gradient.
     """
@@ -80,6 +84,9 @@ _KINDS: dict[str, _Kind] = {
     "fedyogi": _Kind((_rate(0.01), *_ADAPTIVE), merges=MEAN),
     "fedadagrad": _Kind((_rate(0.1), _small("tau", 1e-3)), merges=MEAN),
     "diloco": _Kind((_rate(0.7), _decay("momentum", 0.9)), merges=MEAN),
+    "median": _Kind((_F,), merges=ROBUST, gives_steps=False),
+    "trimmed_mean": _Kind((_F,), merges=ROBUST, gives_steps=False),
+    "meamed": _Kind((_F,), merges=ROBUST, gives_steps=False),
     "asgd": _Kind((_rate(0.01),), merges=None),
     "dc_asgd": _Kind(
         (
@@ -179,8 +186,13 @@ class UpdateRule:
 
     @property
     def is_mean(self) -> bool:
-        """Whether children are averaged; else what they send is added up, each its share."""
-        return self._kind.merges == MEAN
+        """Whether children send their means; else what they send is added up, each its share."""
+        return self._kind.merges in (MEAN, ROBUST)
+
+    @property
+    def is_robust(self) -> bool:
+        """Whether some children may lie: each coordinate is that of most of them."""
+        return self._kind.merges == ROBUST
 
     @property
     def gives_steps(self) -> bool:
@@ -190,7 +202,8 @@ class UpdateRule:
     @property
     def keeps_state(self) -> bool:
         """Whether steps depend on rounds before."""
-        return self.is_asynchronous or self.name not in ("sum", "mean", "sgd", "fedavg")
+        stateless = self.is_robust or self.name in ("sum", "mean", "sgd", "fedavg")
+        return self.is_asynchronous or not stateless
 
     def __getitem__(self, name: str) -> int | float:
         """The value of a parameter."""
@@ -231,6 +244,12 @@ def parse(text: str) -> UpdateRule:
     if not isinstance(text, str):
         raise TypeError(f"`text` must be a string such as 'sum'. Received: {text!r}")
     call = _CALL.fullmatch(text) if len(text) <= _MAX_TEXT else None
+    if _names_whole_rows(text if call is None else call.group(1)):
+        raise ValueError(
+            "a robust rule of a server must look at each coordinate by itself (median, "
+            "trimmed_mean, meamed): a server merges chunk by chunk, and by distances each chunk "
+            f"would be of other children. Received: {text[:_MAX_TEXT]!r}"
+        )
     if call is None:
         raise ValueError(
             f"a rule must read like 'momentum(learning_rate=0.1)'. Received: {text[:_MAX_TEXT]!r}"
@@ -243,13 +262,21 @@ def parse(text: str) -> UpdateRule:
         raise ValueError(str(error)) from error
 
 
-def resolve(value: UpdateRule | str) -> UpdateRule:
-    """The rule that a user gave: a value, or its text.
+def resolve(value: UpdateRule | Aggregator | str) -> UpdateRule:
+    """The rule that a user gave: a value, a robust one included, or its text.
 
     Raises:
         ValueError, TypeError: as for `parse`.
     """
+    if isinstance(value, Aggregator):
+        return parse(value.text)
     return value if isinstance(value, UpdateRule) else parse(value)
+
+
+def _names_whole_rows(text: str) -> bool:
+    """Whether a text names a robust rule, or several, that no server has."""
+    first = text.split(">>")[0].split("(")[0].strip()
+    return first in ROBUST_KINDS and (first not in _KINDS or ">>" in text)
 
 
 def _parameters(name: str) -> tuple[Parameter, ...]:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Robust rules of a server: beside NumPy, with a child that lies, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.ps.parties import SITES as TWO
+from tests.ps.parties import Party, serving, together
+from tests.ps.test_rules import FP32, MODEL, SITES, gradient, one_round, packet, store_of
+from tests.support.certs import Certificates
+from tf_hips import robust
+from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
+from tf_hips.ops import native
+from tf_hips.ps import rules
+from tf_hips.ps.settings import ServerConfig
+
+Floats = npt.NDArray[np.float32]
+ROBUST = ("median", "trimmed_mean", "meamed")
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_chunk_is_what_the_rule_makes_of_its_rows(name: str) -> None:
+    store = store_of(name)
+    assert store.weigh(0, 1, 1e15)  # it may say so; nobody looks
+    found = one_round(store, 0)
+    for chunk in range(len(MODEL.chunks)):
+        rows = np.stack([gradient(0, child, chunk) for child in range(len(SITES))])
+        np.testing.assert_array_equal(found[chunk], robust.parse(name)(rows))
+    assert not rules.parse(name).keeps_state
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("sent", [3e38, -1e20, 50.0])
+def test_one_of_three_that_lies_is_not_heard(name: str, sent: float) -> None:
+    store = store_of(name)
+    store.begin(0)
+    for chunk, where in enumerate(MODEL.chunks):
+        store.add(0, 0, [(chunk, packet(gradient(0, 0, chunk)))])
+        store.add(0, 1, [(chunk, packet(np.full(where.size, sent, np.float32)))])
+        store.add(0, 2, [(chunk, packet(gradient(0, 2, chunk)))])
+    for chunk, result in dict(store.results(0, 0)[1]).items():
+        found = native.decode(FP32, result, MODEL.chunks[chunk].size)
+        honest = np.stack([gradient(0, 0, chunk), gradient(0, 2, chunk)])
+        # Of three values one is left, or the two that are nearest to the middle one.
+        assert (found <= honest.max(axis=0)).all() or name == "meamed"
+        assert (found >= honest.min(axis=0)).all() or name == "meamed"
+        assert np.abs(found).max() <= (60.0 if sent == 50.0 else np.abs(honest).max())
+
+
+def test_a_child_that_sends_nan_is_refused_by_name() -> None:
+    store = store_of("median")
+    store.begin(0)
+    bad = gradient(0, 1, 0).copy()
+    bad[3] = np.nan
+    with pytest.raises(NonFiniteError, match="`b`"):
+        store.add(0, 1, [(0, packet(bad))])
+    assert store.delivered(0, 1) == frozenset()
+
+
+def test_a_value_names_a_server_s_rule() -> None:
+    assert rules.resolve(robust.median()) == rules.parse("median")
+    assert rules.resolve(robust.trimmed_mean(f=2)).text == "trimmed_mean(f=2)"
+
+
+@pytest.mark.parametrize(
+    "text", ["krum", "krum(f=1)", "nnm(f=1) >> median", "clip >> trimmed_mean", "bulyan"]
+)
+def test_rules_that_look_at_whole_rows_are_refused_with_the_reason(text: str) -> None:
+    with pytest.raises(ValueError, match="merges chunk by chunk"):
+        rules.parse(text)
+    with pytest.raises(ValueError, match="merges chunk by chunk"):
+        rules.resolve(robust.parse(text))
+
+
+def test_a_server_that_cannot_bear_its_rule_does_not_start() -> None:
+    with pytest.raises(ConfigError, match=r"needs n >= 2 f \+ 1 children. Received: n=2, f=1"):
+        ServerConfig(parties=TWO, insecure=True, rule="trimmed_mean(f=1)")
+    with pytest.raises(ConfigError, match=r"packets of all elements.*topk"):
+        ServerConfig(
+            parties=TWO, insecure=True, rule="median", compression="error_feedback(topk(0.01))"
+        )
+
+
+@pytest.mark.parametrize(
+    ("rule", "compression", "message"),
+    [
+        ("meamed(f=1)", "fp32", r"needs n >= 2 f \+ 1 children. Received: n=2, f=1"),
+        ("median", "dgc", "packets of all elements"),
+    ],
+)
+def test_a_child_that_brings_what_cannot_be_is_refused(
+    certificates: Certificates, rule: str, compression: str, message: str
+) -> None:
+    with serving(certificates) as server:
+        one = Party(server.address, "a", certificates.party("a"))
+        with pytest.raises(ProtocolError, match=message):
+            one.client.join(compression, "same", 7, rule)
+        one.client.close()
+
+
+def test_four_children_over_sockets_one_of_whom_lies(certificates: Certificates) -> None:
+    sites = ("a", "b", "c", "d")
+    with serving(
+        certificates, parties=sites, rule="trimmed_mean(f=1)", compression="fp32"
+    ) as server:
+        members = [
+            Party(server.address, site, certificates.party(site), compression="fp32")
+            for site in sites
+        ]
+        together(*(one.join for one in members))
+        lie = np.full(72, -1e30, np.float32)
+        first = 72 * 4 + 16
+
+        def sent(one: Party, number: int) -> npt.NDArray[np.uint8]:
+            packets = one.packets(number).copy()
+            if one is members[2]:
+                packets[:first] = native.encode(FP32, lie, native.Key(0, 0, 0))
+            return packets
+
+        for number in range(2):
+            found = together(
+                *(
+                    lambda one=one, number=number: one.client.exchange(number, sent(one, number))
+                    for one in members
+                )
+            )
+            rows = [native.decode(FP32, sent(one, number)[:first], 72) for one in members]
+            wanted = np.sort(np.stack(rows), axis=0)[1:3].sum(axis=0) / np.float32(2)
+            for answer in found:
+                np.testing.assert_array_equal(native.decode(FP32, answer[:first], 72), wanted)
+        for one in members:
+            one.client.close()
+
+
+def test_the_page_says_how_far_a_server_goes() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/robustness.md").read_text(encoding="utf-8")
+    for name in ROBUST:
+        assert f"`--rule {name}" in page
