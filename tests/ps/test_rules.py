@@ -137,6 +137,17 @@ def fedavg_(rounds: list[list[Floats]]) -> Iterator[Floats]:
         yield f(0.5) * mean(values)
 
 
+def middle_(rounds: list[list[Floats]]) -> Iterator[Floats]:
+    for values in rounds:
+        yield np.sort(np.stack(values), axis=0)[1]
+
+
+def meamed_(rounds: list[list[Floats]]) -> Iterator[Floats]:
+    for values in rounds:
+        low, middle, high = np.sort(np.stack(values), axis=0)
+        yield (middle + np.where(middle - low > high - middle, high, low)) / f(2)
+
+
 def velocity(
     merge: Callable[[list[Floats]], Floats], rate: float, beta: float, nesterov: bool
 ) -> Callable[[list[list[Floats]]], Iterator[Floats]]:
@@ -183,6 +194,9 @@ def fedopt(name: str) -> Callable[[list[list[Floats]]], Iterator[Floats]]:
 REFERENCES = {
     "sum": sum_,
     "mean": mean_,
+    "median": middle_,
+    "trimmed_mean": middle_,
+    "meamed": meamed_,
     "sgd(0.1)": sgd_,
     "fedavg(0.5)": fedavg_,
     "momentum(0.1, 0.8)": velocity(summed, 0.1, 0.8, False),
