@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Robust aggregation on the CPU: beside reading the rows once, TensorFlow's sort, and ByzFL.
 
-    read    rules over the time of a kernel that reads all rows once (codecs_stream.cc)
-    sort    a median by `tf.sort` in a tf.function, of rows or of columns, whichever is faster, over
-            ours
-    byzfl   rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
+    read      rules over the time of a kernel that reads all rows once (codecs_stream.cc)
+    sort      a median by `tf.sort` in a tf.function, of rows or of columns, whichever is faster,
+              over ours
+    byzfl     rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
+    accuracy  digits under attack, and what DETOX is worth (robust_accuracy.py)
 
 A rule is a whole call, with the look for NaN and absurd norms; the result goes to memory that is
 there. f is the greatest that the rule bears with n rows, but for NNM and multi-Krum, where it is
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import codecs, collectives, harness
+from benchmarks import codecs, collectives, harness, robust_accuracy
 from benchmarks.collectives_jobs import Row, ratio_row
 
 COMMAND = "make bench-robust"
@@ -208,6 +209,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
     "read": read,
     "sort": sort,
     "byzfl": byzfl,
+    "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, 3)),
 }
 
 

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import tomllib
 
+import numpy as np
 import pytest
 
-from benchmarks import collectives, harness, robust
+from benchmarks import collectives, harness, robust, robust_accuracy
 from tf_hips import robust as rules
+from tf_hips.robust import attacks
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
 
@@ -31,7 +33,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
             if n * d <= robust.PEER_MOST and (part == "sort") == (rule == "median")
         }
     known = {one["id"] for one in TARGETS["target"] if one["command"] == robust.COMMAND}
-    assert known == measured - {""}
+    assert known == measured - {""} | {"robust-detox-points"}
 
 
 def test_the_worst_figure_counts() -> None:
@@ -69,8 +71,38 @@ def test_a_small_run_prints_and_stores_nothing() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "nothing is stored" in done.stdout
-    assert done.stdout.splitlines()[-1] == "bench-robust: 0 of 11 targets met"
+    assert done.stdout.splitlines()[-1] == "bench-robust: 0 of 12 targets met"
     assert set(harness.RESULTS.iterdir()) == before
+
+
+def test_gradients_of_digits_are_those_of_differences() -> None:
+    data = robust_accuracy.digits()
+    generator = np.random.default_rng(0)
+    weights = generator.standard_normal(sum(robust_accuracy.SIZES)).astype(np.float64) / 8
+    rows, labels = data.rows[:12].reshape(2, 6, 64).astype(np.float64), data.labels[:12]
+    found = robust_accuracy.gradients(weights, rows, labels.reshape(2, 6))
+
+    def loss(values: np.ndarray, worker: int) -> float:
+        first, first_bias, second, second_bias = robust_accuracy._parts(values)
+        scores = np.maximum(rows[worker] @ first + first_bias, 0) @ second + second_bias
+        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return -scores[np.arange(6), labels.reshape(2, 6)[worker]].mean()
+
+    for place in generator.integers(0, weights.size, 30):
+        step = np.zeros_like(weights)
+        step[place] = 1e-6
+        for worker in (0, 1):
+            slope = (loss(weights + step, worker) - loss(weights - step, worker)) / 2e-6
+            assert found[worker, place] == pytest.approx(slope, abs=1e-6)
+
+
+def test_training_learns_and_an_attack_that_nobody_rejects_stops_it() -> None:
+    clean = robust_accuracy.trained(rules.median(), None, 0, workers=7, liars=0, steps=60)
+    lying = attacks.inner_product(20)
+    mean = robust_accuracy.trained(rules.mean(), lying, 0, workers=7, liars=2, steps=60)
+    median = robust_accuracy.trained(rules.median(), lying, 0, workers=7, liars=2, steps=60)
+    assert mean < 50 < 80 < median <= 100
+    assert clean > 85
 
 
 def test_byzfl_is_pinned() -> None:
