@@ -139,6 +139,13 @@ def test_limits_say_what_is_absurd() -> None:
             Limits(**wrong)
 
 
+def test_of_two_rows_none_is_absurd() -> None:
+    rows = rows_of(2)
+    rows[1] *= np.float32(1e6)
+    assert not robust.median().run(rows).rejected
+    assert [one.row for one in robust.median().run(np.vstack([rows, rows[:1]])).rejected] == [1]
+
+
 def test_a_reference_that_is_not_finite_is_refused() -> None:
     rows = rows_of(5)
     for value in (np.nan, np.inf, 1e30):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from tests.robust import oracle
@@ -108,6 +108,7 @@ def test_centred_clipping_goes_on_from_the_result_before() -> None:
 
 # Several sets of rows may have the least diameter: then MDA takes the first, and only then.
 @pytest.mark.parametrize("name", sorted({*robust.NAMES} - {"mda"}))
+@settings(max_examples=25)
 @given(seed=some.integers(0, 1000), n=some.integers(7, 20))
 def test_the_order_of_rows_does_not_matter(name: str, seed: int, n: int) -> None:
     rows = rows_of(n, 40, seed)
@@ -141,7 +142,7 @@ def test_moved_rows_have_a_moved_result(name: str) -> None:
 
 @pytest.mark.parametrize("pre", ["", "nnm(f=3) >> ", "clip(c=1) >> ", "arc(f=3) >> "])
 @pytest.mark.parametrize("name", BEAR)
-@pytest.mark.parametrize("sent", [9000.0, -9000.0, 1e17, 3e38, np.inf, np.nan])
+@pytest.mark.parametrize("sent", [9000.0, -9000.0, 1e17, np.nan])
 def test_f_liars_cannot_move_the_result_away(name: str, pre: str, sent: float) -> None:
     n, f = 15, 3
     honest = rows_of(n - f, 64, spread=0.1)

@@ -204,12 +204,15 @@ def test_which_rule_a_run_has():
     run = types.SimpleNamespace(rule=None, uplink=None)
     assert chosen_rule(None, run) is None
     assert chosen_rule("mean", run).name == "mean"
-    with pytest.raises(ConfigError, match="without an uplink"):
-        chosen_rule("adam", run)
+    for rule in ("adam", "median", robust.trimmed_mean(f=1)):
+        with pytest.raises(ConfigError, match="without an uplink"):
+            chosen_rule(rule, run)
     uplink = config.Uplink("127.0.0.1:1", "a")
     told = config.Run(uplink=uplink, rule="adam")
     assert chosen_rule(None, told) == chosen_rule("adam(learning_rate=0.001)", told)
     with pytest.raises(ConfigError, match="must be the same in the script"):
         chosen_rule("sgd", told)
+    same = config.Run(uplink=uplink, rule="trimmed_mean(1)")
+    assert chosen_rule(robust.trimmed_mean(f=1), same).is_robust
     with pytest.raises(ConfigError, match="`rule` of the run's configuration: a rule must be"):
         chosen_rule(None, config.Run(uplink=uplink, rule="adma"))

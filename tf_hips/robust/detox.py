@@ -16,12 +16,14 @@ Sources: Rajput et al., "DETOX: A Redundancy-based Framework for Faster and More
 Aggregation", NeurIPS 2019; Chen et al., "DRACO", ICML 2018. Pure functions of rows and digests.
 """
 
+import collections
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ops.compressor import Compressor
@@ -236,7 +238,16 @@ def vote_by_digest(digests: Sequence[bytes | None], members: Sequence[int]) -> V
 
 def vote_exact(rows: Sequence[Floats], members: Sequence[int]) -> Vote:
     """The vote of a group on the bytes of its rows."""
-    return _count([row.tobytes() for row in rows], members)
+    kinds: list[npt.NDArray[np.uint32]] = []
+    said = []
+    for row in rows:
+        bits = np.ascontiguousarray(row, np.float32).view(np.uint32)
+        same = (number for number, one in enumerate(kinds) if np.array_equal(bits, one))
+        number = next(same, len(kinds))
+        if number == len(kinds):
+            kinds.append(bits)
+        said.append(number)
+    return _count(said, members)
 
 
 def vote_tolerant(rows: Sequence[Floats], members: Sequence[int], epsilon: float = 1e-4) -> Vote:
@@ -347,12 +358,9 @@ def check_compressor(detox: Detox, compressor: Compressor) -> None:
         )
 
 
-def _count(said: Sequence[bytes | None], members: Sequence[int]) -> Vote:
-    """The strict majority of all members, the silent ones included."""
-    counts: dict[bytes, int] = {}
-    for one in said:
-        if one is not None:
-            counts[one] = counts.get(one, 0) + 1
+def _count(said: Sequence[Hashable], members: Sequence[int]) -> Vote:
+    """The strict majority of all members, those who say None included."""
+    counts = collections.Counter(one for one in said if one is not None)
     absent = tuple(who for who, one in zip(members, said, strict=True) if one is None)
     winner = next((one for one, count in counts.items() if 2 * count > len(members)), None)
     if winner is None:
