@@ -15,7 +15,7 @@ from tests.strategies.test_hierarchical_ps import (
     write_configs,
 )
 from tests.support.ranks import run_parties
-from tf_hips import config, log
+from tf_hips import config, log, robust
 from tf_hips.errors import ConfigError
 
 pytestmark = pytest.mark.tf

@@ -4,8 +4,8 @@
 Rows are told apart by their sums of squares, which every pass over them gives anyway: a sum that is
 not finite is a row with NaN, an infinity, or a norm whose square float32 does not hold. Beside the
 others, a norm is absurd when it is `max_ratio` times their median: of the two middle ones the
-lesser, which is between norms of honest rows while more than half of the rows are honest. Of two rows
-nobody can say which is absurd.
+lesser, which is between norms of honest rows while more than half of the rows are honest. Of two
+rows nobody can say which is absurd.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ class Limits:
 
     Attributes:
         max_norm: of any row, in the unit of the rows; greater ones' squares do not fit float32.
-        max_ratio: of a row's norm to the median norm of all finite rows, if there are three or more;
-            infinity: any.
+        max_ratio: of a row's norm to the median norm of all finite rows, if there are more than
+            two; infinity: any.
 
     Raises:
         ValueError: a limit is not positive, or `max_norm` is over 1e18.
