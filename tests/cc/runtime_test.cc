@@ -449,6 +449,10 @@ void Robust(int32_t n, int64_t d) {
                                     out.data(), nullptr) == 0);
     CHECK(out == rows[0]);
   }
+  CHECK(tf_hips_robust_coordinate(at.data(), n, d, nullptr, 0, TF_HIPS_MAJORITY, 0, out.data(),
+                                  nullptr) == 0);
+  CHECK(std::equal(out.begin(), out.end(), rows[0].begin(),
+                   [](float sign, float value) { return sign == (value > 0 ? 1.0f : 0.0f); }));
   CHECK(tf_hips_robust_distances(at.data(), n, d, squares.data(), pairs.data()) == 0);
   CHECK(std::all_of(pairs.begin(), pairs.end(), [](double one) { return one == 0.0; }));
   CHECK(tf_hips_robust_mix(at.data(), n, d, weights.data(), 3, to.data()) == 0);

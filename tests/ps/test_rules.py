@@ -148,6 +148,11 @@ def meamed_(rounds: list[list[Floats]]) -> Iterator[Floats]:
         yield (middle + np.where(middle - low > high - middle, high, low)) / f(2)
 
 
+def majority_(rounds: list[list[Floats]]) -> Iterator[Floats]:
+    for values in rounds:
+        yield np.sign(np.sign(np.stack(values)).sum(axis=0))
+
+
 def velocity(
     merge: Callable[[list[Floats]], Floats], rate: float, beta: float, nesterov: bool
 ) -> Callable[[list[list[Floats]]], Iterator[Floats]]:
@@ -197,6 +202,7 @@ REFERENCES = {
     "median": middle_,
     "trimmed_mean": middle_,
     "meamed": meamed_,
+    "majority": majority_,
     "sgd(0.1)": sgd_,
     "fedavg(0.5)": fedavg_,
     "momentum(0.1, 0.8)": velocity(summed, 0.1, 0.8, False),

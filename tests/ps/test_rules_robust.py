@@ -18,7 +18,7 @@ from tf_hips.ps import rules
 from tf_hips.ps.settings import ServerConfig
 
 Floats = npt.NDArray[np.float32]
-ROBUST = ("median", "trimmed_mean", "meamed")
+ROBUST = ("median", "trimmed_mean", "meamed", "majority")
 
 
 @pytest.mark.parametrize("name", ROBUST)
@@ -44,6 +44,10 @@ def test_one_of_three_that_lies_is_not_heard(name: str, sent: float) -> None:
     for chunk, result in dict(store.results(0, 0)[1]).items():
         found = native.decode(FP32, result, MODEL.chunks[chunk].size)
         honest = np.stack([gradient(0, 0, chunk), gradient(0, 2, chunk)])
+        if name == "majority":
+            agreed = np.sign(honest[0]) == np.sign(honest[1])
+            np.testing.assert_array_equal(found[agreed], np.sign(honest[0])[agreed])
+            continue
         # Of three values one is left, or the two that are nearest to the middle one.
         assert (found <= honest.max(axis=0)).all() or name == "meamed"
         assert (found >= honest.min(axis=0)).all() or name == "meamed"

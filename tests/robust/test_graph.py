@@ -21,8 +21,9 @@ def test_ops_give_the_bits_of_the_c_library() -> None:
         middle, squares = graph.coordinate(x, "median")
         trimmed, _ = graph.coordinate(x, "trimmed_mean", 2)
         nearest, _ = graph.coordinate(x, "nearest", 3)
+        most, _ = graph.coordinate(x, "majority")
         _, pairs = graph.distances(x)
-        return middle, squares, trimmed, nearest, pairs, graph.mix(x, tf.ones([2, 9]) / 9)
+        return middle, squares, trimmed, nearest, most, pairs, graph.mix(x, tf.ones([2, 9]) / 9)
 
     found = [one.numpy().tobytes() for one in all_of(rows)]
     middle, squares = native_robust.coordinate(rows, CoordinateRule.MEDIAN)
@@ -31,6 +32,7 @@ def test_ops_give_the_bits_of_the_c_library() -> None:
         squares,
         native_robust.coordinate(rows, CoordinateRule.TRIMMED, 2)[0],
         native_robust.coordinate(rows, CoordinateRule.NEAREST, 3)[0],
+        native_robust.coordinate(rows, CoordinateRule.MAJORITY)[0],
         native_robust.distances(rows)[1],
         native_robust.mix(rows, np.full((2, 9), np.float32(1) / np.float32(9))),
     ]
@@ -69,7 +71,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         graph.coordinate(rows, "trimmed_mean", 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="matrix of 1 to 1024 rows"):
         graph.coordinate(tf.zeros([0, 10]), "median")
-    with pytest.raises(ValueError, match="median, trimmed_mean, nearest"):
+    with pytest.raises(ValueError, match="median, trimmed_mean, nearest, majority"):
         graph.coordinate(rows, "mean")
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="4"):
         graph.mix(rows, tf.zeros([2, 3]))

@@ -51,6 +51,8 @@ def test_coordinate_rules_are_what_sorting_gives(n: int) -> None:
             found, _ = native_robust.coordinate(rows, CoordinateRule.NEAREST, left_out)
             kept = _nearest_in_float32(rows, n - left_out)
             assert np.all(np.abs(found - kept.mean(axis=0)) <= 2e-6 * np.abs(kept).max(axis=0))
+        found, _ = native_robust.coordinate(rows, CoordinateRule.MAJORITY)
+        np.testing.assert_array_equal(found, np.sign(np.sign(rows).sum(axis=0)))
         np.testing.assert_allclose(squares.sum(axis=0), (exact**2).sum(axis=1), rtol=1e-5)
 
 
@@ -117,7 +119,7 @@ def test_order_of_rows_does_not_matter_to_coordinates() -> None:
     rows = rows_of(21, 1500)
     rows[3, :40], rows[4, :40] = 0.0, -0.0
     order = np.random.default_rng(0).permutation(21)
-    for rule, drop in zip(CoordinateRule, (0, 5, 6), strict=True):
+    for rule, drop in zip(CoordinateRule, (0, 5, 6, 0), strict=True):
         first, _ = native_robust.coordinate(rows, rule, drop)
         second, _ = native_robust.coordinate(rows[order], rule, drop)
         assert first.tobytes() == second.tobytes()
@@ -142,7 +144,7 @@ def every_result() -> str:
     for n, d in ((5, 100_003), (15, 40_000), (16, 700), (40, 3000)):
         rows = rows_of(n, d)
         weights = np.random.default_rng(n).random((6, n)).astype(np.float32)
-        for rule, drop in zip(CoordinateRule, (0, (n - 1) // 3, n // 3), strict=True):
+        for rule, drop in zip(CoordinateRule, (0, (n - 1) // 3, n // 3, 0), strict=True):
             for array in native_robust.coordinate(rows, rule, drop):
                 found.update(array.tobytes())
         found.update(

@@ -35,6 +35,7 @@ class CoordinateRule(enum.IntEnum):
     MEDIAN = 0
     TRIMMED = 1
     NEAREST = 2
+    MAJORITY = 3
 
 
 def coordinate(
@@ -49,7 +50,7 @@ def coordinate(
     Args:
         rows: n of d elements.
         rule: which one.
-        drop: values left out at each end (TRIMMED), or in all (NEAREST); 0 of a median.
+        drop: values left out at each end (TRIMMED), or in all (NEAREST); 0 of others.
         mixing: [m, n]: not the rows are sorted, but m weighted sums of them.
         out: float32 [d] to write, none of the rows; made when None.
 

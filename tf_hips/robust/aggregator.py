@@ -32,6 +32,7 @@ _COORDINATE = {
     "median": CoordinateRule.MEDIAN,
     "trimmed_mean": CoordinateRule.TRIMMED,
     "meamed": CoordinateRule.NEAREST,
+    "majority": CoordinateRule.MAJORITY,
 }
 
 
@@ -186,7 +187,7 @@ class Aggregator:
             rows: float32 arrays, as `as_rows` has them.
             reference: none, or where `centred_clipping` begins.
         """
-        needs_pairs = self.steps[-1].name not in ("mean", "cge", "majority") or any(
+        needs_pairs = self.steps[-1].name not in ("mean", "cge") or any(
             step.name == "nnm" for step in self.steps
         )
         with np.errstate(all="ignore"):
@@ -270,12 +271,7 @@ class Aggregator:
         # A row that nobody asks for need not be read.
         used = used if used.size else np.arange(1)
         kept, weights = [taking_part[i] for i in used], np.ascontiguousarray(weights[:, used])
-        if self.rule.name == "majority":
-            vector = _majority(kept, weights)
-            if out is not None:
-                out[:] = vector
-                vector = out
-        elif decision.coordinate is None:
+        if decision.coordinate is None:
             vector = native_robust.mix(kept, weights, out)[0]
         else:
             rule, drop = decision.coordinate
@@ -378,7 +374,7 @@ def _accepted(n: int, rejected: Sequence[Rejected]) -> tuple[int, ...]:
 
 
 def _drop(rule: CoordinateRule, f: int) -> int:
-    return 0 if rule is CoordinateRule.MEDIAN else f
+    return f if rule in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST) else 0
 
 
 def _picks(weights: Floats) -> bool:
@@ -423,7 +419,7 @@ def _rule(
     match step.name:
         case "mean":
             weights = selection.uniform(list(range(n)), n)
-        case "median" | "trimmed_mean" | "meamed":
+        case "median" | "trimmed_mean" | "meamed" | "majority":
             rule = _COORDINATE[step.name]
             coordinate = rule, _drop(rule, f)
         case "krum" | "multi_krum":
@@ -446,12 +442,10 @@ def _rule(
             chosen = selection.best(mine.norms[:n], n - f)
         case "geometric_median":
             weights = selection.geometric_median(apart, float(step["nu"]))
-        case "centred_clipping":
+        case _:  # centred_clipping
             tau, iterations = float(step["tau"]), int(step["iterations"])
             all_weights = selection.centred_clipping(mine.apart, n, tau, iterations)
             return None, np.append(all_weights, 0.0)[None][:, : mine.count], None
-        case _:  # majority: of signs, of each row
-            return None, np.eye(n, mine.count), None
     if coordinate is not None:
         weights_of = np.eye(mine.count)[list(range(n)) if chosen is None else chosen]
         return coordinate, weights_of, chosen
@@ -460,12 +454,3 @@ def _rule(
     full = np.zeros((1, mine.count))
     full[0, :n] = weights
     return None, full, chosen
-
-
-def _majority(rows: Sequence[Floats], weights: Floats) -> Floats:
-    """sign(sum of sign(x_i)) of the rows, or of weighted sums of them; 0 of a tie."""
-    mixed = rows if _picks(weights) else native_robust.mix(list(rows), weights)
-    votes = np.zeros(rows[0].size, np.int16)
-    for row in mixed:
-        votes += np.sign(row).astype(np.int16)
-    return np.sign(votes).astype(np.float32)

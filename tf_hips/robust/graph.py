@@ -16,7 +16,7 @@ from tf_hips.robust.aggregator import Aggregator
 Tensor: TypeAlias = Any
 """A tf.Tensor; TensorFlow ships no types that mypy can check."""
 
-_RULES = ("median", "trimmed_mean", "nearest")
+_RULES = ("median", "trimmed_mean", "nearest", "majority")
 
 
 def coordinate(rows: Tensor, rule: str, drop: int = 0) -> tuple[Tensor, Tensor]:
@@ -24,8 +24,8 @@ def coordinate(rows: Tensor, rule: str, drop: int = 0) -> tuple[Tensor, Tensor]:
 
     Args:
         rows: float32 [n, d].
-        rule: "median", "trimmed_mean", or "nearest": the mean of the n - drop values nearest to the
-            median.
+        rule: "median", "trimmed_mean", "nearest": the mean of the n - drop values nearest to the
+            median, or "majority": -1, 0 or 1, the sign of the sum of signs.
         drop: values left out at each end ("trimmed_mean"), or in all ("nearest").
 
     Returns:

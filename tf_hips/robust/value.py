@@ -51,7 +51,7 @@ KINDS: dict[str, Kind] = {
     "multi_krum": Kind((_F, Parameter("m", AUTO, AUTO, MAX_ROWS, words=(("auto", AUTO),))), (2, 3)),
     "bulyan": Kind((_F, _COMPAT), (4, 3)),
     "geometric_median": Kind((_F, Parameter("nu", 1e-6, 1e-12, 1.0)), _HALF),
-    "majority": Kind((_F,), _HALF),
+    "majority": Kind((_F,), _HALF, is_coordinate=True),
     "centred_clipping": Kind(
         (_F, Parameter("tau", 1.0, 1e-6, 1e6), Parameter("iterations", 3, 1, 1000)), _HALF
     ),

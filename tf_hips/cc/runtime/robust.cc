@@ -305,15 +305,15 @@ int32_t RobustCoordinate(const float* const* rows, int32_t n, int64_t d, const f
   const int32_t sorted = weights == nullptr ? n : m;
   if (AreBad(rows, n, d) || (d > 0 && out == nullptr) || sorted < 1 ||
       sorted > TF_HIPS_ROBUST_MAX_ROWS || drop < 0 || rule < TF_HIPS_MEDIAN ||
-      rule > TF_HIPS_NEAREST || (rule == TF_HIPS_MEDIAN && drop != 0) ||
-      (rule == TF_HIPS_TRIMMED && 2 * drop >= sorted) ||
+      rule > TF_HIPS_MAJORITY || (rule == TF_HIPS_MEDIAN && drop != 0) ||
+      (rule == TF_HIPS_MAJORITY && drop != 0) || (rule == TF_HIPS_TRIMMED && 2 * drop >= sorted) ||
       (rule == TF_HIPS_NEAREST && drop >= sorted)) {
     return TF_HIPS_BAD_ROWS;
   }
   CoordinatePlan plan;
   plan.rule = rule;
   plan.drop = drop;
-  if (sorted > InRegisters()) {
+  if (sorted > InRegisters() && rule != TF_HIPS_MAJORITY) {
     const bool is_median = rule == TF_HIPS_MEDIAN;
     const int first = is_median ? (sorted - 1) / 2 : rule == TF_HIPS_TRIMMED ? drop : 0;
     const int last = is_median ? sorted / 2 : sorted - 1 - first;

@@ -40,7 +40,8 @@ enum { TF_HIPS_ROBUST_MAX_ROWS = 1024 };
 enum TfHipsCoordinateRule {
   TF_HIPS_MEDIAN = 0,   // the middle one, of an even n the mean of the two; `drop` is 0
   TF_HIPS_TRIMMED = 1,  // the mean of x_drop .. x_(n-1-drop); 2 drop < n
-  TF_HIPS_NEAREST = 2   // the mean of the n - drop values nearest to the median; drop < n
+  TF_HIPS_NEAREST = 2,  // the mean of the n - drop values nearest to the median; drop < n
+  TF_HIPS_MAJORITY = 3  // -1, 0 or 1: the sign of the sum of their signs; `drop` is 0
 };
 
 // Applies a coordinate rule to n rows, or with `weights` [m][n], row-major, to the m rows that are

@@ -230,6 +230,19 @@ void SortedInMemory(const Block& block, const CoordinatePlan& plan, float* scrat
   }
 }
 
+// No sorting: -1, 0 or 1 of each value, added up.
+void Majority(const Block& block, float* out) {
+  const V zero = V::Zero(), one = V::Set(1.0f);
+  const auto sign = [&](V x) {
+    return V::Sub(V::ZeroUnless(V::Greater(x, zero), one), V::ZeroUnless(V::Greater(zero, x), one));
+  };
+  for (int64_t at = 0; at < kBlock; at += V::kWidth) {
+    V votes = zero;
+    for (int i = 0; i < block.n; ++i) votes = V::Add(votes, sign(V::Load(block.rows[i] + at)));
+    sign(votes).Store(out + at);
+  }
+}
+
 using Sorter = void (*)(const Block&, const CoordinatePlan&, float*);
 
 template <bool kIsMedian, int... kNs>
@@ -240,6 +253,10 @@ Sorter FindSorter(int n, std::integer_sequence<int, kNs...>) {
 
 // Writes kBlock results.
 void Coordinate(const Block& block, const CoordinatePlan& plan, float* scratch, float* out) {
+  if (plan.rule == TF_HIPS_MAJORITY) {
+    Majority(block, out);
+    return;
+  }
   if (block.n > kInRegisters) {
     SortedInMemory(block, plan, scratch, out);
     return;

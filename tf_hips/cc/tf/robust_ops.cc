@@ -52,7 +52,7 @@ absl::Status RobustStatus(int32_t status) {
     return absl::ResourceExhaustedError("there is no memory to aggregate rows");
   }
   return absl::InvalidArgumentError(
-      "`drop` must leave a value of each coordinate, and be 0 of a median");
+      "`drop` must leave a value of each coordinate, and be 0 of a median or a majority");
 }
 
 // rows -> result, sums of squares by chunk and row.
@@ -64,6 +64,7 @@ class RobustCoordinateKernel : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("drop", &drop_));
     rule_ = rule == "median"         ? TF_HIPS_MEDIAN
             : rule == "trimmed_mean" ? TF_HIPS_TRIMMED
+            : rule == "majority"     ? TF_HIPS_MAJORITY
                                      : TF_HIPS_NEAREST;
   }
 
@@ -135,7 +136,7 @@ class RobustMixKernel : public OpKernel {
 };
 
 REGISTER_OP("TfHipsRobustCoordinate")
-    .Attr("rule: {'median', 'trimmed_mean', 'nearest'}")
+    .Attr("rule: {'median', 'trimmed_mean', 'nearest', 'majority'}")
     .Attr("drop: int >= 0 = 0")
     .Input("rows: float")
     .Output("result: float")

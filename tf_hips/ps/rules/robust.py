@@ -24,6 +24,7 @@ _RULES = {
     "median": CoordinateRule.MEDIAN,
     "trimmed_mean": CoordinateRule.TRIMMED,
     "meamed": CoordinateRule.NEAREST,
+    "majority": CoordinateRule.MAJORITY,
 }
 
 
@@ -61,7 +62,8 @@ class Rows:
         n = self._num_elements
         rows = [native.decode(self._compressor, packets[child], n) for child in sorted(packets)]
         kind = _RULES[self._rule.name]
-        drop = 0 if kind is CoordinateRule.MEDIAN else _bad(self._rule, len(rows))
+        drops = kind in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST)
+        drop = _bad(self._rule, len(rows)) if drops else 0
         result, _ = native_robust.coordinate(rows, kind, drop)
         if not np.isfinite(result).all():
             raise NonFiniteError(

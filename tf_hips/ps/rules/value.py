@@ -87,6 +87,7 @@ _KINDS: dict[str, _Kind] = {
     "median": _Kind((_F,), merges=ROBUST, gives_steps=False),
     "trimmed_mean": _Kind((_F,), merges=ROBUST, gives_steps=False),
     "meamed": _Kind((_F,), merges=ROBUST, gives_steps=False),
+    "majority": _Kind((_F,), merges=ROBUST, gives_steps=False),
     "asgd": _Kind((_rate(0.01),), merges=None),
     "dc_asgd": _Kind(
         (
@@ -247,8 +248,8 @@ def parse(text: str) -> UpdateRule:
     if _names_whole_rows(text if call is None else call.group(1)):
         raise ValueError(
             "a robust rule of a server must look at each coordinate by itself (median, "
-            "trimmed_mean, meamed): a server merges chunk by chunk, and by distances each chunk "
-            f"would be of other children. Received: {text[:_MAX_TEXT]!r}"
+            "trimmed_mean, meamed, majority): a server merges chunk by chunk, and by distances each "
+            f"chunk would be of other children. Received: {text[:_MAX_TEXT]!r}"
         )
     if call is None:
         raise ValueError(
