@@ -248,8 +248,8 @@ def parse(text: str) -> UpdateRule:
     if _names_whole_rows(text if call is None else call.group(1)):
         raise ValueError(
             "a robust rule of a server must look at each coordinate by itself (median, "
-            "trimmed_mean, meamed, majority): a server merges chunk by chunk, and by distances each "
-            f"chunk would be of other children. Received: {text[:_MAX_TEXT]!r}"
+            "trimmed_mean, meamed, majority): a server merges chunk by chunk, and by distances "
+            f"each chunk would be of other children. Received: {text[:_MAX_TEXT]!r}"
         )
     if call is None:
         raise ValueError(
