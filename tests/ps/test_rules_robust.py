@@ -79,8 +79,18 @@ def test_rules_that_look_at_whole_rows_are_refused_with_the_reason(text: str) ->
         rules.resolve(robust.parse(text))
 
 
+def test_a_quorum_must_bear_the_rule_and_drop_what_is_late() -> None:
+    common = {"parties": ("a", "b", "c", "d", "e"), "insecure": True, "rule": "trimmed_mean(f=2)"}
+    with pytest.raises(ConfigError, match=r"n >= 2 f \+ 1 children in a round. Received: n=4, f=2"):
+        ServerConfig(**common, quorum=4, late="drop")
+    common["rule"] = "median"
+    with pytest.raises(ConfigError, match="needs late=drop: what comes late is added"):
+        ServerConfig(**common, quorum=4, late="next")
+    assert ServerConfig(**common, quorum=4, late="drop").quorum == 4
+
+
 def test_a_server_that_cannot_bear_its_rule_does_not_start() -> None:
-    with pytest.raises(ConfigError, match=r"needs n >= 2 f \+ 1 children. Received: n=2, f=1"):
+    with pytest.raises(ConfigError, match=r"needs n >= 2 f \+ 1 children.*Received: n=2, f=1"):
         ServerConfig(parties=TWO, insecure=True, rule="trimmed_mean(f=1)")
     with pytest.raises(ConfigError, match=r"packets of all elements.*topk"):
         ServerConfig(
@@ -91,7 +101,7 @@ def test_a_server_that_cannot_bear_its_rule_does_not_start() -> None:
 @pytest.mark.parametrize(
     ("rule", "compression", "message"),
     [
-        ("meamed(f=1)", "fp32", r"needs n >= 2 f \+ 1 children. Received: n=2, f=1"),
+        ("meamed(f=1)", "fp32", r"needs n >= 2 f \+ 1 children.*Received: n=2, f=1"),
         ("median", "dgc", "packets of all elements"),
     ],
 )

@@ -11,10 +11,10 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.errors import NonFiniteError
 from tf_hips.ops import native, native_robust
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native_robust import CoordinateRule
+from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.rules.value import UpdateRule, parse
 
 # Codecs that send few elements, each child others: most values of a coordinate are 0 then, and
@@ -53,11 +53,7 @@ class Rows:
         self._packets[child] = packet
 
     def finish(self) -> npt.NDArray[np.float32]:
-        """The result, shape [num_elements].
-
-        Raises:
-            NonFiniteError: values so large that a mean of them overflows.
-        """
+        """The result, shape [num_elements]; not finite where a mean of huge values overflows."""
         packets, self._packets = self._packets, {}
         n = self._num_elements
         rows = [native.decode(self._compressor, packets[child], n) for child in sorted(packets)]
@@ -65,27 +61,32 @@ class Rows:
         drops = kind in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST)
         drop = _bad(self._rule, len(rows)) if drops else 0
         result, _ = native_robust.coordinate(rows, kind, drop)
-        if not np.isfinite(result).all():
-            raise NonFiniteError(
-                f"a robust mean must be finite. Received: an overflow in {self._rule}"
-            )
         return result
 
 
-def why_not(text: str, children: int, compression: str | None) -> str | None:
+def why_not(
+    text: str, children: int, compression: str | None, quorum: Quorum | None = None
+) -> str | None:
     """Why a rule cannot bear what it is told to with so many children; None: it can.
 
     Args:
         text: of any rule.
         children: how many there are.
         compression: what they send is encoded with; None: not known yet.
+        quorum: when a round closes without some; None: it waits for all.
     """
     rule = parse(text)
     if not rule.is_robust:
         return None
-    f = _bad(rule, children)
-    if children < 2 * f + 1:
-        return f"Rule {rule} needs n >= 2 f + 1 children. Received: n={children}, f={f}"
+    n = children if quorum is None else quorum.least
+    f = _bad(rule, n)
+    if n < 2 * f + 1:
+        return f"Rule {rule} needs n >= 2 f + 1 children in a round. Received: n={n}, f={f}"
+    if quorum is not None and quorum.late != DROP:
+        return (
+            f"Rule {rule} needs late={DROP}: what comes late is added to a result, past the rule. "
+            f"Received: late={quorum.late}"
+        )
     if compression is not None and _SPARSE.search(compression):
         return (
             f"Rule {rule} needs packets of all elements: where each child sends others, most "
