@@ -19,8 +19,8 @@ def test_the_first_round_knows_no_transfers() -> None:
     pacer = Pacer(PACE, 2)
     assert pacer.assignment(0, 0) is None
     first_round(pacer)
-    assert pacer.assignment(0, 0) == Assignment(2, 5.0, 2.0)
-    assert pacer.assignment(1, 0) == Assignment(8, 5.0, 2.0)
+    assert pacer.assignment(0, 0) == Assignment(2, 3.0, 5.0, 2.0)
+    assert pacer.assignment(1, 0) == Assignment(8, 3.0, 5.0, 2.0)
 
 
 def test_a_round_ends_with_its_last_arrival_and_transfers_are_the_rest() -> None:
@@ -30,8 +30,24 @@ def test_a_round_ends_with_its_last_arrival_and_transfers_are_the_rest() -> None
     pacer.arrived(0, 1, 12.5, Report(2, 1.0, 2.0))  # .5 s on the way
     pacer.arrived(1, 1, 12.0, Report(8, 0.25, 2.0))
     pacer.assignment(0, 1)
-    assert pacer.times(0) == Times(1.0, 0.25)  # half of it is from the round before
+    assert pacer.times(0) == Times(1.0, 0.5)  # none was seen in the first round
     assert pacer.times(1) == Times(0.25, 0.0)
+
+
+def test_local_steps_end_by_number_or_by_time() -> None:
+    given = Assignment(4, 3.0, 4.0, 3.2)
+    assert not given.is_over(3, 2.4)  # .8 s a step: 2.4 + .4 is not more than 3
+    assert given.is_over(4, 1.0)
+    assert given.is_over(3, 2.6)  # 2.6 + .43
+    assert not given.is_over(0, 9.0)  # one step at least
+    assert given.is_over(1, 9.0)
+
+
+def test_a_child_s_transfer_is_no_time_for_steps() -> None:
+    pacer = Pacer(PACE, 1)
+    pacer.arrived(0, 0, 10.0, Report(4, 1.0, 4.0))
+    pacer.arrived(0, 1, 13.0, Report(2, 1.0, 2.0))
+    assert pacer.assignment(0, 1) == Assignment(2, 1.5 * 3.0 - 1.0, 2.0, 3.0)
 
 
 def test_what_a_child_says_is_bounded_by_what_the_server_has_seen() -> None:
@@ -56,16 +72,16 @@ def test_a_round_nobody_asked_about_is_learnt_from_all_the_same() -> None:
     first_round(pacer)
     pacer.arrived(1, 1, 12.0, Report(4, 0.25, 1.0))
     assert pacer.times(0) == Times(1.0, 0.0)
-    assert pacer.assignment(0, 0) == Assignment(2, 5.0, 2.0)
+    assert pacer.assignment(0, 0) == Assignment(2, 3.0, 5.0, 2.0)
 
 
 def test_who_is_missing_keeps_what_is_known_of_it() -> None:
     pacer = Pacer(PACE, 3)
     first_round(pacer)
     assert pacer.assignment(2, 0) is None
-    assert pacer.assignment(1, 0) == Assignment(8, 5.0, 2.0)
+    assert pacer.assignment(1, 0) == Assignment(8, 3.0, 5.0, 2.0)
     pacer.arrived(0, 1, 12.0, Report(2, 1.0, 2.0))
-    assert pacer.assignment(1, 1) == Assignment(8, 5.0, 2.0)
+    assert pacer.assignment(1, 1) == Assignment(8, 3.0, 5.0, 2.0)
 
 
 def test_a_child_without_steps_says_nothing_of_its_speed() -> None:
@@ -73,7 +89,7 @@ def test_a_child_without_steps_says_nothing_of_its_speed() -> None:
     pacer.arrived(0, 0, 1.0, Report(0, 0.0, 0.0))
     pacer.arrived(1, 0, 1.0, Report(2, 0.5, 1.0))
     assert pacer.times(0) is None
-    assert pacer.assignment(1, 0) == Assignment(2, 2.0, 1.0)
+    assert pacer.assignment(1, 0) == Assignment(2, 1.5, 2.0, 1.0)
 
 
 def test_old_rounds_are_forgotten() -> None:
@@ -112,6 +128,9 @@ def test_there_may_be_no_deadline() -> None:
     first_round(pacer)
     pacer.assignment(0, 0)
     assert pacer.deadline(1) is None
+    given = pacer.assignment(1, 0)
+    assert given is not None
+    assert given.local_s == float("inf")
     assert pacer.to_stop(1, 1e9) == frozenset()
 
 

@@ -132,7 +132,7 @@ def test_seconds_have_no_unit(times: list[Times], power: int) -> None:
 def test_an_average_stays_between_what_it_has_seen(seen: list[float], smoothing: float) -> None:
     average = Average(smoothing)
     for one in seen:
-        average.add(Times(one, 2 * one))
+        average.add(one, 2 * one)
     assert average.times is not None
     assert min(seen) * (1 - 1e-9) <= average.times.step_s <= max(seen) * (1 + 1e-9)
     assert average.times.transfer_s == pytest.approx(2 * average.times.step_s)
@@ -141,7 +141,7 @@ def test_an_average_stays_between_what_it_has_seen(seen: list[float], smoothing:
 def test_an_average_forgets_by_halves() -> None:
     average = Average(0.5)
     for one in (8.0, 4.0, 4.0):
-        average.add(Times(one))
+        average.add(one, None)
     assert average.times == Times(5.0)  # 8, 6, 5
 
 

@@ -25,6 +25,7 @@ from tf_hips.cli import (
     profile,
     run,
     server,
+    simulate,
     state_server,
     status,
 )
@@ -42,17 +43,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
-        run,
-        party,
-        server,
-        state_server,
-        status,
-        certs,
-        cluster,
-        deploy,
-        profile,
-        plan,
-        info,
+        *(run, party, server, state_server, status, certs, cluster, deploy, profile, plan),
+        *(simulate, info),
     ):
         module.add(commands)
     options = parser.parse_args(argv)

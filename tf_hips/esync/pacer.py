@@ -12,9 +12,11 @@ A child says durations only, and these are bounded by what the server's clock ha
 of children may show any time: an offset changes nothing. A child tells its seconds of a step apart
 from b_i, because the first step of a program may compile it.
 
-Early stops: a child that all others wait for, or that is late beyond the deadline, is told to end
-its local steps with the one that it is in. Assignments are advice: what counts are the steps that a
-child says it has done.
+Early stops: with its steps a child gets the seconds that these may last, on its own clock; it
+begins none that would end after that by more than half. A child that all others wait for, or that
+has not arrived at the deadline, is told to end its local steps with the one that it is in. So a
+step that lasts longer than expected costs steps, not time. What counts are the steps that a child
+says it has done.
 
 The state is soft: after a restart times are learnt anew from the next arrivals.
 """
@@ -62,14 +64,26 @@ class Assignment:
     """What comes down with the model.
 
     Attributes:
-        steps: how many local steps this child should take now.
+        steps: how many local steps this child should take now, at most.
+        local_s: how long they may last, in seconds; infinite where there is no deadline.
         mean_steps: how many all children take on the mean.
         round_s: how long the round should last, in seconds.
     """
 
     steps: int
+    local_s: float
     mean_steps: float
     round_s: float
+
+    def is_over(self, steps: int, elapsed_s: float) -> bool:
+        """Whether local steps end here.
+
+        Args:
+            steps: how many have been done, one at least.
+            elapsed_s: seconds since the first of them began.
+        """
+        step_s = elapsed_s / max(steps, 1)
+        return steps >= self.steps or (steps > 0 and elapsed_s + step_s / 2 > self.local_s)
 
 
 class _Round:
@@ -130,7 +144,11 @@ class Pacer:
         place = current.places.get(child)
         if current.plan is None or place is None:
             return None
-        return Assignment(current.plan.steps[place], current.plan.mean_steps, current.plan.round_s)
+        found, times = current.plan, self._averages[child].times
+        local_s = math.inf
+        if self.pace.deadline and times is not None:
+            local_s = self.pace.deadline * found.round_s - times.transfer_s
+        return Assignment(found.steps[place], local_s, found.mean_steps, found.round_s)
 
     def to_stop(self, number: int, now: float) -> frozenset[int]:
         """Children that should end their local steps for round `number` now."""
@@ -172,7 +190,8 @@ class Pacer:
         for child, report in current.reports.items():
             if report.steps == 0:
                 continue
-            step_s, transfer_s = report.step_s, 0.0
+            step_s = report.step_s
+            transfer_s: float | None = None
             if began is not None:
                 span_s = current.arrivals[child] - began
                 if span_s <= 0:
@@ -180,4 +199,4 @@ class Pacer:
                 step_s = min(step_s, span_s / report.steps)
                 transfer_s = max(0.0, span_s - report.busy_s)
             if step_s > 0:
-                self._averages[child].add(Times(step_s, transfer_s))
+                self._averages[child].add(step_s, transfer_s)

@@ -38,8 +38,9 @@ class Pace:
         link_share: greatest share of a round, in (0, 1], in which a child's link is busy.
         margin: share of a round, in [0, 1), by which others arrive before the slowest.
         smoothing: weight, in (0, 1], of the newest times in the average of each child.
-        deadline: times the expected length of a round after which late children are told to stop;
-            0: never.
+        deadline: times the expected length of a round after which children are late: they begin no
+            step that would end after it by more than half, and who still does is told to stop; 0:
+            nobody is late.
         first_steps: steps of every child in the first round, of which no times are known.
         max_steps: greatest number of steps of any child.
     """
@@ -50,7 +51,7 @@ class Pace:
     link_share: float = 0.1
     margin: float = 0.01
     smoothing: float = 0.5
-    deadline: float = 1.5
+    deadline: float = 1.0
     first_steps: int = 4
     max_steps: int = 100_000
 
@@ -198,21 +199,25 @@ def _plan(times: Sequence[Times], pace: Pace, slowest_steps: int) -> Plan:
 class Average:
     """The smoothed times of one child.
 
-    The first times are taken as they are; then each is worth `smoothing`, all before it the rest.
+    The first of a kind are taken as they are; then each is worth `smoothing`, all before the rest.
     """
 
     def __init__(self, smoothing: float) -> None:
         """Nothing is known."""
         self._smoothing = smoothing
-        self.times: Times | None = None
+        self._step_s: float | None = None
+        self._transfer_s: float | None = None
 
-    def add(self, newest: Times) -> None:
-        """Takes the times of one round."""
-        if self.times is None:
-            self.times = newest
-            return
-        weight, old = self._smoothing, self.times
-        self.times = Times(
-            old.step_s + weight * (newest.step_s - old.step_s),
-            old.transfer_s + weight * (newest.transfer_s - old.transfer_s),
-        )
+    def add(self, step_s: float, transfer_s: float | None) -> None:
+        """Takes the times of one round; None: that of the transfer is not known."""
+        self._step_s = self._towards(self._step_s, step_s)
+        if transfer_s is not None:
+            self._transfer_s = self._towards(self._transfer_s, transfer_s)
+
+    @property
+    def times(self) -> Times | None:
+        """What is known; a transfer that was not seen yet lasts no time."""
+        return None if self._step_s is None else Times(self._step_s, self._transfer_s or 0.0)
+
+    def _towards(self, old: float | None, new: float) -> float:
+        return new if old is None else old + self._smoothing * (new - old)
