@@ -197,7 +197,7 @@ def test_a_description_gives_the_same_results_again(tmp_path: Path) -> None:
         assert total == pytest.approx(1.0)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_ten_thousand_sites_take_less_than_a_minute() -> None:
     groups = (
         Group("gpu", 3000, 0.05, 0.3, 0.1, 20, 100, 20),
