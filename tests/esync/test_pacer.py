@@ -111,16 +111,36 @@ def test_the_last_one_is_told_to_stop_when_all_others_have_arrived() -> None:
     assert pacer.to_stop(0, 3.0) == frozenset()
 
 
-def test_whoever_is_late_is_told_to_stop_at_the_deadline() -> None:
-    pacer = Pacer(PACE, 3)
-    for child in range(3):
+def test_whoever_is_late_is_told_to_stop_when_half_of_them_wait() -> None:
+    pacer = Pacer(PACE, 4)
+    for child in range(4):
         pacer.arrived(child, 0, 10.0, Report(4, 1.0, 4.0))
     pacer.assignment(0, 0)  # rounds of 2 s: the deadline is 3 s after the close
     assert pacer.deadline(1) == 13.0
+    pacer.arrived(0, 1, 12.5, Report(2, 1.0, 2.0))
+    assert pacer.to_stop(1, 14.0) == frozenset()  # perhaps the models came late to all
+    pacer.arrived(1, 1, 12.8, Report(2, 1.0, 2.0))
     assert pacer.to_stop(1, 12.9) == frozenset()
-    assert pacer.to_stop(1, 13.0) == {0, 1, 2}
-    pacer.arrived(0, 1, 13.0, Report(2, 1.0, 2.0))
-    assert pacer.to_stop(1, 13.0) == {1, 2}
+    assert pacer.to_stop(1, 13.0) == {2, 3}
+    pacer.arrived(2, 1, 13.0, Report(2, 1.0, 2.0))
+    assert pacer.to_stop(1, 13.0) == {3}
+
+
+def test_nobody_is_cut_for_who_has_no_data_left() -> None:
+    pacer = Pacer(PACE, 3)
+    for child in range(2):
+        pacer.arrived(child, 0, 10.0, Report(4, 1.0, 4.0))
+    pacer.arrived(2, 0, 10.0, Report(0, 0.0, 0.0))
+    assert pacer.assignment(2, 0) is None
+    pacer.arrived(2, 1, 10.1, Report(0, 0.0, 0.0))
+    assert pacer.to_stop(1, 99.0) == frozenset()
+    pacer.arrived(0, 1, 12.0, Report(2, 1.0, 2.0))
+    assert pacer.to_stop(1, 12.0) == {1}  # the last one of those that have data
+    pacer.arrived(1, 1, 12.5, Report(0, 0.0, 0.0))
+    assert pacer.assignment(0, 1) == Assignment(2, 3.0 - 0.0, 2.0, 2.0)
+    pacer.arrived(2, 2, 12.6, Report(0, 0.0, 0.0))
+    pacer.arrived(1, 2, 12.6, Report(0, 0.0, 0.0))
+    assert pacer.to_stop(2, 99.0) == frozenset()  # one alone goes on
 
 
 def test_there_may_be_no_deadline() -> None:

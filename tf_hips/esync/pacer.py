@@ -14,9 +14,10 @@ from b_i, because the first step of a program may compile it.
 
 Early stops: with its steps a child gets the seconds that these may last, on its own clock; it
 begins none that would end after that by more than half. A child that all others wait for, or that
-has not arrived at the deadline, is told to end its local steps with the one that it is in. So a
-step that lasts longer than expected costs steps, not time. What counts are the steps that a child
-says it has done.
+half of them wait for after the deadline, is told to end its local steps with the one that it is in.
+So a step that lasts longer than expected costs steps, not time. What counts are the steps that a
+child says it has done. A child without steps has no data left: nobody's steps are cut for it, and
+it is in no plan.
 
 The state is soft: after a restart times are learnt anew from the next arrivals.
 """
@@ -36,8 +37,9 @@ class Report:
 
     Attributes:
         steps: how many it has done; 0 of one that takes no part.
-        step_s: seconds of one, without what comes once, as compiling does.
-        busy_s: seconds from the begin of the first to the end of the last.
+        step_s: seconds of one, without what comes once, as compiling does; 0: not known.
+        busy_s: seconds from the begin of the first to the end of the last, all between included:
+            what grows with the number of steps must not be taken for a transfer.
     """
 
     steps: int
@@ -106,6 +108,7 @@ class Pacer:
         self._averages = [Average(pace.smoothing) for _ in range(num_children)]
         self._rounds: dict[int, _Round] = {}
         self._newest: int | None = None
+        self._ended: frozenset[int] = frozenset()  # children that had no steps in the newest round
 
     def times(self, child: int) -> Times | None:
         """What is known of a child."""
@@ -153,17 +156,18 @@ class Pacer:
     def to_stop(self, number: int, now: float) -> frozenset[int]:
         """Children that should end their local steps for round `number` now."""
         current = self._rounds.get(number)
-        if current is not None and current.is_closed:
+        if current is None or current.is_closed:
             return frozenset()
-        arrived = set(current.arrivals) if current is not None else set()
-        missing = frozenset(range(len(self._averages))) - arrived
+        arrived = {child for child, report in current.reports.items() if report.steps}
+        missing = frozenset(range(len(self._averages))) - current.reports.keys() - self._ended
+        if not arrived or not missing:
+            return frozenset()
         deadline = self.deadline(number)
-        if (len(missing) == 1 and arrived) or (deadline is not None and now >= deadline):
-            return missing
-        return frozenset()
+        is_late = deadline is not None and now >= deadline and len(arrived) >= len(missing)
+        return missing if len(missing) == 1 or is_late else frozenset()
 
     def deadline(self, number: int) -> float | None:
-        """When children that are late for round `number` are told to stop; None: never."""
+        """When children may be late for round `number`; None: never."""
         before = self._rounds.get(number - 1)
         if before is None or before.plan is None or not self.pace.deadline:
             return None
@@ -175,10 +179,13 @@ class Pacer:
         if not current.is_closed:
             current.is_closed = True
             self._learn(current, self._rounds.get(number - 1))
+            self._ended = frozenset(
+                child for child, report in current.reports.items() if not report.steps
+            )
             known = [
                 (child, average.times)
                 for child, average in enumerate(self._averages)
-                if average.times is not None
+                if average.times is not None and child not in self._ended
             ]
             if known:
                 current.places = {child: place for place, (child, _) in enumerate(known)}

@@ -200,6 +200,8 @@ class Average:
     """The smoothed times of one child.
 
     The first of a kind are taken as they are; then each is worth `smoothing`, all before the rest.
+    But a transfer that is quicker counts at once: what makes one longer than it need be, as
+    something that is made for the first time, is not what the next ones last.
     """
 
     def __init__(self, smoothing: float) -> None:
@@ -212,7 +214,8 @@ class Average:
         """Takes the times of one round; None: that of the transfer is not known."""
         self._step_s = self._towards(self._step_s, step_s)
         if transfer_s is not None:
-            self._transfer_s = self._towards(self._transfer_s, transfer_s)
+            smoothed = self._towards(self._transfer_s, transfer_s)
+            self._transfer_s = min(smoothed, transfer_s)
 
     @property
     def times(self) -> Times | None:

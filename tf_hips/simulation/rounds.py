@@ -67,6 +67,9 @@ class Paced:
         _cut(sites, self._local_s - lasting / steps / 2, steps, lasting)
         arrivals = sites.arrived(begin + lasting)
         deadline = pacer.deadline(number)
+        if deadline is not None:
+            # Half of them have to wait: `Pacer.to_stop`.
+            deadline = max(deadline, float(np.sort(arrivals)[(len(arrivals) - 1) // 2]))
         if deadline is not None and arrivals.max() > deadline:
             heard = np.where(arrivals > deadline, deadline + sites.latency_s - begin, np.inf)
             if _cut(sites, heard, steps, lasting):
