@@ -128,3 +128,46 @@ def test_two_uneven_workers_without_a_server(topology):
         assert set(steps[1:5]) == {2}, steps
     else:
         assert all(6 <= one <= 20 for one in steps[3:7]), steps
+
+
+@pytest.mark.parametrize(("normalises", "factor"), [(True, 2.5 / 4), (False, 1.0)])
+def test_a_member_counts_for_its_share_and_not_for_its_speed(normalises, factor):
+    import tensorflow as tf
+
+    from tf_hips.loops import ESync
+    from tf_hips.loops.meeting import Meeting, Told
+
+    loop = ESync.__new__(ESync)
+    loop._normalises = normalises
+    parties = tuple(
+        (Told(steps=steps, samples=8 * steps, words={"effective": float(steps)}),)
+        for steps in (1, 4)
+    )
+    meeting = Meeting(parties, "uniform", True)
+    [sent] = loop.outgoing([tf.constant([8.0, -2.0])], meeting, (1, 0))
+    assert sent.numpy().tolist() == [8.0 * factor, -2.0 * factor]
+    # Who has made no step sends what it has: nothing.
+    idle = Meeting(
+        (parties[0], (Told(steps=0, samples=0, words={"effective": 0.0}),)), "uniform", 1
+    )
+    [sent] = loop.outgoing([tf.constant([0.0])], idle, (1, 0))
+    assert sent.numpy().tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "paper"}, "`rule` must be one of default, compat"),
+        ({"averaging": "mean"}, "`averaging` must be one of normalised, uniform"),
+        ({"weighting": "samples"}, "`weighting` must be uniform or workers"),
+        ({"rule": "compat"}, "`state_server` goes with"),
+        ({"state_server": "127.0.0.1:1"}, "`state_server` goes with"),
+        ({"rule": "compat", "state_server": "h:1", "pace": "margin=0"}, "`pace` is of the default"),
+        ({"rule": "compat", "state_server": "h:1", "epsilon": -1.0}, "`epsilon` must be seconds"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    from tf_hips.loops import ESync
+
+    with pytest.raises(ValueError, match=message):
+        ESync(None, None, **options)

@@ -34,7 +34,10 @@ class Clock:
 
 @contextlib.contextmanager
 def running(
-    clock: Clock, pace: Pace = PACE, count: int = 2
+    clock: Clock,
+    pace: Pace = PACE,
+    count: int = 2,
+    connections: list[Client] | None = None,
 ) -> Iterator[tuple[Server, list[PaceClient]]]:
     """A server with children that have joined."""
     with contextlib.ExitStack() as stack:
@@ -54,6 +57,8 @@ def running(
             join.start()
         for join in joins:
             join.join(PATIENCE_S)
+        if connections is not None:
+            connections.extend(clients)
         yield server, [PaceClient(client, pace) for client in clients]
 
 
@@ -139,10 +144,10 @@ def test_whoever_is_late_is_told_to_stop() -> None:
 
 def test_reports_that_are_refused() -> None:
     clock = Clock()
-    with running(clock) as (server, (slow, fast)):
+    connections: list[Client] = []
+    with running(clock, connections=connections) as (server, (slow, fast)):
         heard(server, fast, 0, Report(4, 0.25, 1.0))
-        other = PaceClient.__new__(PaceClient)
-        other._link, other._pace, other._call = slow._link, Pace(), None
+        other = PaceClient(connections[0], Pace())
         other.report(0, Report(4, 1.0, 4.0))
         with pytest.raises(ProtocolError, match="All children must keep one pace"):
             other.assignment(PATIENCE_S)
@@ -153,6 +158,20 @@ def test_reports_that_are_refused() -> None:
             fields = {"number": 0, "pace": PACE.text, "steps": 1, "step_s": 1.0, "busy_s": 1.0}
             with pytest.raises(ProtocolError):
                 pacing._read(str(fields | wrong).replace("'", '"').encode())
+
+
+def test_in_a_tree_no_server_gives_advice() -> None:
+    clock = Clock()
+    with running(clock) as (server, (slow, _)):
+        with server._session.changed:
+            child = server._session.state.members.children[1]
+            child.leaves = (("leaf", 1), ("other", 1))
+        slow.report(0, Report(4, 1.0, 4.0))  # at once, though the other one never calls
+        assert slow.assignment(PATIENCE_S) is None
+        call = slow._call
+        assert call is not None
+        assert call.is_heard.is_set()
+        assert call.error is None
 
 
 def test_a_server_that_is_gone_gives_no_advice() -> None:

@@ -8,8 +8,9 @@
     local steps end --Pace(round + 1, ...)-->     the call before this one ends
 
 The assignment travels while the model does, beside it; no step asks for anything. What is decided
-is `esync.pacer`'s. All of it is advice: a child that hears nothing goes on with what it was told
-before, and a server that was started again learns anew.
+is `esync.pacer`'s. All of it is advice: a child that hears nothing goes on with what children say
+to each other, and a server that was started again learns anew. In a tree no server sees all leaves,
+so none gives advice.
 
 Invariant: nothing here changes a round's packets or its results.
 """
@@ -79,6 +80,14 @@ class PaceServer:
         with session.changed:
             members = session.state.members
             child = members.known(caller)
+            is_tree = members.place is not None or any(
+                one.leaves and one.leaves[0][0] != members.site(place)
+                for place, one in members.children.items()
+            )
+        if is_tree:
+            yield _assigned(None)
+            return
+        with session.changed:
             run = self._of(session, pace)
             newest = max(run.latest.values(), default=number)
             if number > newest + 1:
