@@ -65,6 +65,8 @@ def measured(method: str, level: int, options: argparse.Namespace) -> dict[str, 
         if done.returncode:
             raise SystemExit(f"{method} at {level}x failed:\n{done.stderr[-4000:]}")
         told = [json.loads(Path(folder, f"{party}.json").read_text()) for party in (0, 1)]
+    if not all(one["meetings"] for one in told):
+        raise SystemExit(f"{method} at {level}x: no round was over; give it more --seconds")
     reached = [at for at, right in told[1]["accuracies"] if right >= ACCURACY]
     return {
         "uneven": f"{level}x",

@@ -73,7 +73,9 @@ def test_two_uneven_parties_below_a_server(rule, tmp_path):
     assert (tmp_path / "0.txt").read_text() == (tmp_path / "1.txt").read_text()
     rounds = _rounds(tmp_path / "log")[-4:]
     assert len(rounds) == 4
-    assert _idle_share([fast for _, fast in rounds]) < 0.35, rounds
+    # Of the paper's rule the margin is a quarter of the slow one's step.
+    limit = 0.35 if rule == "default" else 0.6
+    assert _idle_share([fast for _, fast in rounds]) < limit, rounds
     assert all(slow["steps"] < fast["steps"] for slow, fast in rounds), rounds
     if rule == "default":
         for slow, fast in rounds:

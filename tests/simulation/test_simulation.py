@@ -105,6 +105,12 @@ def test_links_are_part_of_a_round() -> None:
     assert shared.round_s == pytest.approx(1.0 + 0.5 + 1.0 + 0.02, rel=1e-4)
 
 
+def test_what_is_no_step_and_no_byte_is_part_of_a_round() -> None:
+    found = play(of(Group("all", 2, 0.5, overhead_ms=250), rounds=4), "sync")
+    assert found.round_s == pytest.approx(0.75)
+    assert found.transfer_share == pytest.approx(1 / 3)
+
+
 def test_a_question_before_every_step_costs_a_journey_each_way() -> None:
     near = of(Group("slow", 1, 3.5), Group("fast", 1, 0.03), rounds=5)
     far = of(Group("slow", 1, 3.5, latency_ms=50), Group("fast", 1, 0.03, latency_ms=50), rounds=5)

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_hips.cli import arguments
+
 if TYPE_CHECKING:
     from tf_hips.simulation import Description, Result
 
@@ -25,13 +27,26 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("file", metavar="FILE.yaml", help="sites, links, model and methods")
     parser.add_argument("--json", metavar="FILE", help="write the results to FILE, too; - prints")
+    parser.add_argument(
+        "--calibrate",
+        metavar="DIR",
+        help="write FILE.yaml from the event logs of a run with ESync, and simulate nothing",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Simulates, prints and writes."""
-    from tf_hips.simulation import Description, simulate
+    from tf_hips import config
+    from tf_hips.simulation import Description, calibrated, simulate
+    from tf_hips.simulation.description import VERSION
 
+    if options.calibrate is not None:
+        if options.json is not None:
+            raise arguments.UsageError("--calibrate simulates nothing and excludes --json")
+        config.write(calibrated(options.calibrate), options.file, VERSION)
+        sys.stdout.write(f"wrote {options.file}\n")
+        return 0
     description = Description.read(options.file)
     began = time.monotonic()
 

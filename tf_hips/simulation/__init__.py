@@ -6,6 +6,7 @@
     rounds        sync, fedavg and esync: rounds that all sites end together
     events        compat ESync and fedbuff: one event after another
     results       what is counted
+    calibration   from the logs of a run to a description
 
 A discrete-event simulation of time, not of learning. Assignments, early stops and answers of the
 state server come from `tf_hips.esync`, packets' lengths from the compressors: the code that runs.
@@ -13,8 +14,9 @@ state server come from `tf_hips.esync`, packets' lengths from the compressors: t
 Invariant: the same description gives the same results; methods see the same sites.
 """
 
+from tf_hips.simulation.calibration import calibrated
 from tf_hips.simulation.description import Description
 from tf_hips.simulation.results import Result
 from tf_hips.simulation.simulate import simulate
 
-__all__ = ["Description", "Result", "simulate"]
+__all__ = ["Description", "Result", "calibrated", "simulate"]

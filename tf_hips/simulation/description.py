@@ -90,6 +90,7 @@ class Group:
         up_mbps: rate of a site's way up, in Mbit/s; None: unlimited.
         down_mbps: the same of its way down.
         latency_ms: of one way.
+        overhead_ms: of a round, beside its steps and bytes: to encode, to merge, to meet.
         clock_s: clocks of sites are off by up to this, evenly drawn; of no effect but on compat.
     """
 
@@ -101,6 +102,7 @@ class Group:
     up_mbps: float | None = None
     down_mbps: float | None = None
     latency_ms: float = 0.0
+    overhead_ms: float = 0.0
     clock_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -115,7 +117,9 @@ class Group:
         _check("jitter", self.jitter, 0 <= self.jitter <= 10, "from 0 to 10")
         for name in ("up_mbps", "down_mbps"):
             _check_rate(name, getattr(self, name))
-        _check("latency_ms", self.latency_ms, 0 <= self.latency_ms < 1e6, "from 0 to 1e6")
+        for name in ("latency_ms", "overhead_ms"):
+            value = getattr(self, name)
+            _check(name, value, 0 <= value < 1e6, "from 0 to 1e6")
         _check("clock_s", self.clock_s, 0 <= self.clock_s <= _MAX_SECONDS, "from 0 to 1e9")
 
 

@@ -44,6 +44,7 @@ class Sites:
         self.clock_s: Floats = clock_s * drawn.uniform(-1, 1, len(step_s))
         self.latency_s: Floats = _each(counts, [group.latency_ms / 1e3 for group in groups])
         jitter = _each(counts, [group.jitter for group in groups])
+        self._overhead_s = _each(counts, [group.overhead_ms / 1e3 for group in groups])
         self._jitter = np.where(jitter < _LEAST_JITTER, 0.0, jitter)
         self._random = np.random.default_rng([description.seed, 1, method])
         frames = HEADER.size * description.model.num_chunks()
@@ -100,6 +101,7 @@ class Sites:
         """When each site has what the server sends to all of them at `now`."""
         shared_s = len(self) * self._server_down_s
         received: Floats = now + np.maximum(self._down_s, shared_s) + self.latency_s
+        received += self._overhead_s
         return received
 
     def arrived(self, ready: Floats) -> Floats:
@@ -121,7 +123,8 @@ class Sites:
     def gets(self, site: int, now: float) -> float:
         """When one site has what the server sends to it alone; asked for in the order of `now`."""
         self._down_free = max(self._down_free, now) + self._server_down_s
-        return float(max(self._down_free, now + self._down_s[site]) + self.latency_s[site])
+        there = max(self._down_free, now + self._down_s[site]) + self.latency_s[site]
+        return float(there + self._overhead_s[site])
 
 
 def _each(counts: list[int], values: list[float]) -> Floats:
