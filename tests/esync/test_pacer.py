@@ -143,6 +143,15 @@ def test_nobody_is_cut_for_who_has_no_data_left() -> None:
     assert pacer.to_stop(2, 99.0) == frozenset()  # one alone goes on
 
 
+def test_who_has_missed_a_round_is_not_waited_for() -> None:
+    pacer = Pacer(PACE, 3)
+    for child in range(2):
+        pacer.arrived(child, 0, 10.0, Report(4, 1.0, 4.0))
+    pacer.assignment(0, 0)  # the round has closed without the third
+    pacer.arrived(0, 1, 12.0, Report(2, 1.0, 2.0))
+    assert pacer.to_stop(1, 12.0) == {1}
+
+
 def test_there_may_be_no_deadline() -> None:
     pacer = Pacer(Pace(deadline=0.0), 2)
     first_round(pacer)

@@ -55,6 +55,12 @@ def test_steps_end_by_number_before_anything_is_assigned() -> None:
     assert one.is_over(4, 0.0, planned=4)
 
 
+def test_what_was_assigned_holds_until_something_else_is() -> None:
+    one = Paced(PACE)
+    one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (4, said(0.25, 1.0, 0.0))])
+    assert [one.begin(is_shared=False) for _ in range(2)] == [2, 2]
+
+
 def test_members_of_different_paces_do_not_meet() -> None:
     one = Paced(PACE)
     with pytest.raises(ProtocolError, match="All members must keep one pace"):

@@ -160,6 +160,17 @@ def test_reports_that_are_refused() -> None:
                 pacing._read(str(fields | wrong).replace("'", '"').encode())
 
 
+def test_who_has_missed_a_round_is_not_waited_for() -> None:
+    clock = Clock()
+    with running(clock) as (server, (slow, fast)):
+        for client in (slow, fast):
+            heard(server, client, 0, Report(4, 1.0, 4.0))
+        heard(server, fast, 1, Report(4, 1.0, 4.0))
+        assert fast.assignment(0.05) is None  # it may still come
+        heard(server, fast, 2, Report(4, 1.0, 4.0))
+        assert fast.assignment(PATIENCE_S) is not None
+
+
 def test_in_a_tree_no_server_gives_advice() -> None:
     clock = Clock()
     with running(clock) as (server, (slow, _)):

@@ -17,7 +17,7 @@ begins none that would end after that by more than half. A child that all others
 half of them wait for after the deadline, is told to end its local steps with the one that it is in.
 So a step that lasts longer than expected costs steps, not time. What counts are the steps that a
 child says it has done. A child without steps has no data left: nobody's steps are cut for it, and
-it is in no plan.
+it is in no plan; nor does one count that has missed the round before.
 
 The state is soft: after a restart times are learnt anew from the next arrivals.
 """
@@ -159,7 +159,9 @@ class Pacer:
         if current is None or current.is_closed:
             return frozenset()
         arrived = {child for child, report in current.reports.items() if report.steps}
-        missing = frozenset(range(len(self._averages))) - current.reports.keys() - self._ended
+        before = self._rounds.get(number - 1)
+        there = range(len(self._averages)) if before is None else before.reports.keys()
+        missing = frozenset(there) - current.reports.keys() - self._ended
         if not arrived or not missing:
             return frozenset()
         deadline = self.deadline(number)

@@ -15,7 +15,7 @@ from tf_hips.ps.pacing import PaceClient
 from tf_hips.ps.state_client import StateClient
 
 # The meeting is over when this is waited for, so the answer is on its way.
-_ANSWER_S = 5.0
+_ANSWER_S = 2.0
 _HTTPS, _HTTP = "https://", "http://"
 
 
@@ -96,8 +96,9 @@ class Paced:
             steps = primitives.broadcast_object(steps, 0, "steps of the next round")
             self.assigned = None
             return self.pace.first_steps if steps is None else int(steps)
-        self.assigned = found
-        return self.pace.first_steps if found is None else found.steps
+        if found is not None:
+            self.assigned = found  # else what was assigned before: another `fit`, or a lost answer
+        return self.pace.first_steps if self.assigned is None else self.assigned.steps
 
     def is_over(self, steps: int, elapsed_s: float, planned: int) -> bool:
         """Whether local steps end here: by number, by time, or because the server says so."""

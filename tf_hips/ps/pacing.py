@@ -103,8 +103,13 @@ class PaceServer:
                 return session.ended is not None or caller.is_gone or child.has_left
 
             def has_all() -> bool:
-                there = [place for place, one in members.children.items() if not one.has_left]
-                return all(run.latest.get(place, -1) >= number for place in there)
+                # Who has missed a round is not waited for: rounds may close without it.
+                awaited = [
+                    run.latest.get(place, number - 1)
+                    for place, one in members.children.items()
+                    if not one.has_left and run.latest.get(place, number) >= number - 1
+                ]
+                return all(latest >= number for latest in awaited)
 
             session.changed.wait_for(lambda: is_over() or has_all())
             if is_over():
