@@ -83,6 +83,56 @@ def test_two_uneven_parties_below_a_server(rule, tmp_path):
             assert 2 * slow["steps"] < fast["steps"] <= 60
 
 
+def _train_two_and_one(folder):
+    import os
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ConfigError
+    from tf_hips.loops import ESync
+    from tf_hips.strategies import HierarchicalPS, fingerprint
+
+    (run,) = (config.load(path) for path in json.loads(os.environ["TEST_CONFIGS"]))
+    child = SITES.index(run.uplink.site)
+    strategy = HierarchicalPS(config=run)
+    model = _model(strategy, child)
+    if primitives.size() > 1:
+        with pytest.raises(ConfigError, match="parties of one worker"):
+            ESync(
+                model,
+                strategy,
+                rule="compat",
+                state_server="127.0.0.1:1",
+                averaging="normalised",
+            )
+        strategy._loan = None
+    loop = ESync(model, strategy, pace="slowest_steps=2,most_slowest_steps=2,link_share=1")
+    steps = []
+    plan = loop.plan
+    loop.plan = lambda number: steps.append(plan(number)) or steps[-1]
+    x, y = training.data(BATCH * (16 if child == 0 else 128), seed=primitives.rank())
+    loop.fit(x, y, batch_size=BATCH, epochs=1, verbose=0)
+    everyone = primitives.gather_objects(steps, "steps")
+    assert all(one == everyone[0] for one in everyone)
+    (folder / f"{child}-{primitives.rank()}.txt").write_text(fingerprint(model))
+    strategy.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_workers_of_a_party_keep_step(tmp_path):
+    """A party of two, whose rank 0 alone hears the server, and one of one worker."""
+    with serving("uneven", rule="fedavg(1.0)") as server:
+        configs = write_configs(tmp_path, "uneven", f"127.0.0.1:{server.port}")
+        environments = party_environments(configs)
+        for place, seconds in enumerate((SLOW_S, FAST_S)):
+            environments[place]["TF_HIPS_SLOWDOWN"] = f"{seconds}s"
+        arguments = {"folder": tmp_path}
+        run_parties(_train_two_and_one, arguments, [2, 1], environments, deadline_s=120)
+    assert len({path.read_text() for path in tmp_path.glob("?-?.txt")}) == 1
+    assert len(list(tmp_path.glob("?-?.txt"))) == 3
+
+
 def _idle_share(rounds):
     waited_s = sum(one["waited_s"] for one in rounds)
     return waited_s / (waited_s + sum(one["local_s"] for one in rounds))

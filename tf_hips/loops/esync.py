@@ -123,6 +123,12 @@ class ESync(Loop):
                 f"rule {above}"
             )
         self._normalises = averaging == "normalised"
+        has_others = self._loan.level == WORKER and primitives.size() > 1
+        if self._normalises and has_others and strategy._has_server():
+            raise ConfigError(
+                "Normalised averaging with the paper's rule is for parties of one worker below a "
+                f"server. Received: {primitives.size()} workers in this party"
+            )
         self._watch = Stopwatch()
         # Workers of a party that keep step may not decide alone when a local phase ends.
         self._is_alone = self._loan.level == WORKER or primitives.size() == 1
