@@ -55,6 +55,14 @@ def test_steps_end_by_number_before_anything_is_assigned() -> None:
     assert one.is_over(4, 0.0, planned=4)
 
 
+def test_who_is_absent_is_in_no_plan() -> None:
+    one = Paced(PACE)
+    one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (0, {}), (4, said(0.25, 1.0, 0.0))])
+    assert one.begin(is_shared=False) == 2
+    assert one.assigned is not None
+    assert one.assigned.mean_steps == 5.0
+
+
 def test_what_was_assigned_holds_until_something_else_is() -> None:
     one = Paced(PACE)
     one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (4, said(0.25, 1.0, 0.0))])

@@ -4,6 +4,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -11,7 +12,7 @@ from tf_hips.config import Uplink
 from tf_hips.errors import ProtocolError
 from tf_hips.esync.pacer import Report
 from tf_hips.esync.rule import Pace
-from tf_hips.ps import pacing
+from tf_hips.ps import calls, pacing
 from tf_hips.ps.client import Client
 from tf_hips.ps.pacing import PaceClient
 from tf_hips.ps.server import Server
@@ -20,6 +21,7 @@ from tf_hips.ps.settings import ServerConfig
 SITES = ("slow", "fast", "third", "fourth")
 PACE = Pace(slowest_steps=2, most_slowest_steps=2, margin=0.0, link_share=1.0)
 PATIENCE_S = 20.0
+PACES: dict[int, pacing.PaceServer] = {}  # of the servers of the tests, by port
 
 
 class Clock:
@@ -42,9 +44,11 @@ def running(
     """A server with children that have joined."""
     with contextlib.ExitStack() as stack:
         server = Server(ServerConfig(parties=SITES[:count], insecure=True))
-        server._pacing = pacing.PaceServer(count, clock)
+        pacer = pacing.PaceServer(count, clock)
+        stack.enter_context(mock.patch.object(calls, "PaceServer", lambda _: pacer))
         server.start()
         stack.callback(server.stop, 0.0)
+        PACES[server.port] = pacer
         clients = []
         for site in SITES[:count]:
             client = Client(Uplink(server.address, site, deadline_s=PATIENCE_S), "local", 1)
@@ -73,7 +77,7 @@ def heard(server: Server, client: PaceClient, number: int, report: Report) -> No
 
 
 def _has(server: Server, number: int, report: Report) -> bool:
-    run = server._pacing._run
+    run = PACES[server.port]._run
     if run is None or number not in run.pacer._rounds:
         return False
     return report in run.pacer._rounds[number].reports.values()

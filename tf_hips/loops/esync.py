@@ -228,7 +228,7 @@ class ESync(Loop):
         own = meeting.parties[party][worker]
         if not self._normalises or not own.counts:
             return moved
-        mean = sum(share * one.words["effective"] for share, one in meeting.members)
+        mean = sum(share * one.words.get("effective", 0.0) for share, one in meeting.members)
         factor = mean / own.words["effective"]
         return [one * tf.cast(factor, one.dtype) for one in moved]
 

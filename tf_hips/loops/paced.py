@@ -61,25 +61,27 @@ class Paced:
         Args:
             number: the round.
             own: which member this worker is of.
-            told: of each member its steps and words.
+            told: of each member its steps and words; no words of one that is absent.
 
         Raises:
             ProtocolError: members keep different paces.
         """
         self._met_s = self._clock()
-        for member, (_, words) in enumerate(told):
+        if self._pacer is None:
+            self._pacer = Pacer(self.pace, len(told))
+        began_s = self._closed_s
+        for member, (steps, words) in enumerate(told):
+            if not words:
+                continue  # a quorum has gone on without it
             if words["pace"] != self.pace.text:
                 raise ProtocolError(
                     f"All members must keep one pace, here {self.pace.text}. Received: "
                     f"{words['pace']} of member {member}"
                 )
-        if self._pacer is None:
-            self._pacer = Pacer(self.pace, len(told))
-        arrivals = [self._closed_s + words["span_s"] for _, words in told]
-        for member, (steps, words) in enumerate(told):
+            arrived_s = began_s + words["span_s"]
             report = Report(steps, words["step_s"], words["local_s"])
-            self._pacer.arrived(member, number, arrivals[member], report)
-        self._closed_s = max(arrivals)
+            self._pacer.arrived(member, number, arrived_s, report)
+            self._closed_s = max(self._closed_s, arrived_s)
         self._found = self._pacer.assignment(own, number)
 
     def begin(self, *, is_shared: bool) -> int:
