@@ -41,7 +41,8 @@ class Pace:
         deadline: times the expected length of a round after which children are late: they begin no
             step that would end after it by more than half, and who still does is told to stop; 0:
             nobody is late.
-        first_steps: steps of every child in the first round, of which no times are known.
+        first_steps: steps of every child in the first round, of which no times are known; of two
+            the second one is timed, as the first compiles.
         max_steps: greatest number of steps of any child.
     """
 
@@ -52,7 +53,7 @@ class Pace:
     margin: float = 0.01
     smoothing: float = 0.5
     deadline: float = 1.0
-    first_steps: int = 4
+    first_steps: int = 2
     max_steps: int = 100_000
 
     def __post_init__(self) -> None:
