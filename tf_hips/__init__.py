@@ -52,7 +52,7 @@ _HOMES = {
     "warmup": "tf_hips.ops",
 }
 
-_PACKAGES = ("callbacks", "loops")
+_PACKAGES = ("callbacks", "loops", "models")
 
 __all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 

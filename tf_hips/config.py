@@ -10,6 +10,7 @@ This is the only module that reads YAML. It imports neither TensorFlow nor Horov
 
 import dataclasses
 import difflib
+import json
 import os
 import reprlib
 import types
@@ -218,13 +219,27 @@ def current() -> Run:
 
 
 def role() -> str:
-    """The role of this process, `worker` unless `TF_HIPS_ROLE` says otherwise."""
-    value = os.environ.get(ROLE_VARIABLE, "worker")
+    """The role of this process: what `TF_HIPS_ROLE` says, or else `worker`.
+
+    Where it says nothing, a task of type `evaluator` in `TF_CONFIG` is one; the other types of
+    `tf.distribute` are workers, who learn from their launcher how they meet.
+    """
+    value = os.environ.get(ROLE_VARIABLE)
+    if value is None:
+        value = "evaluator" if _is_evaluator(os.environ.get("TF_CONFIG")) else "worker"
     if value not in ROLES:
         raise ConfigError(
             f"`{ROLE_VARIABLE}` must be one of {', '.join(ROLES)}. Received: {value!r}"
         )
     return value
+
+
+def _is_evaluator(text: str | None) -> bool:
+    """Whether `TF_CONFIG` gives this process the task of an evaluator."""
+    try:
+        return bool(json.loads(text or "{}")["task"]["type"] == "evaluator")
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _parsed(path: Path) -> Any:

@@ -81,12 +81,14 @@ def _ends_a_line(path: Path) -> bool:
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
     """All events of all processes and runs under `folder`, in order of time.
 
-    A line that a crash or a full disk has cut off is left out.
+    A line that a crash or a full disk has cut off is left out, and so is one that is no event.
     """
     events = []
     for path in sorted(Path(folder).glob("*.jsonl")):
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 with contextlib.suppress(ValueError):
-                    events.append(json.loads(line))
+                    event = json.loads(line)
+                    if isinstance(event, dict) and {"time_us", "event"} <= event.keys():
+                        events.append(event)
     return sorted(events, key=lambda event: event["time_us"])

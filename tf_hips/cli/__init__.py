@@ -18,16 +18,20 @@ from tf_hips.cli import (
     arguments,
     certs,
     cluster,
+    data,
     deploy,
+    evaluate,
     info,
     party,
     plan,
     profile,
+    report,
     run,
     server,
     simulate,
     state_server,
     status,
+    train,
 )
 from tf_hips.errors import TfHipsError
 
@@ -44,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
         *(run, party, server, state_server, status, certs, cluster, deploy, profile, plan),
-        *(simulate, info),
+        *(train, evaluate, data, report, simulate, info),
     ):
         module.add(commands)
     options = parser.parse_args(argv)

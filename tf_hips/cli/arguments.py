@@ -16,6 +16,10 @@ from tf_hips.errors import LibraryError
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 
 
+_ON = {"1", "true", "yes", "on"}
+_OFF = {"", "0", "false", "no", "off"}
+
+
 class UsageError(Exception):
     """The command line asks for something that cannot be; `main` prints it and exits with 2."""
 
@@ -64,6 +68,31 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number of seconds > 0. Received: {text!r}")
     return value
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number. Received: {text!r}")
+    return value
+
+
+def switch(text: str) -> bool:
+    """`1`, `true`, `yes`, `on`, or their opposites; nothing at all is off."""
+    if text.lower() in _ON | _OFF:
+        return text.lower() in _ON
+    raise argparse.ArgumentTypeError(f"must be true or false. Received: {text!r}")
+
+
+def index(text: str) -> int:
+    """A whole number from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 0. Received: {text!r}")
+    return int(text)
 
 
 def site(text: str) -> str:

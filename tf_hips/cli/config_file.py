@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ _KINDS: dict[Any, Any] = {
     arguments.seconds: float,
     arguments.sites: tuple[str, ...],
     quorums.deadline: float | str,
+    arguments.number: float,
+    arguments.switch: bool,
+    arguments.index: int,
 }
 _PATHS = ("FILE", "DIR")
 
@@ -59,6 +62,11 @@ class ConfigFile:
     def keys(self) -> list[str]:
         """All keys, in the order of `--help`."""
         return list(self._actions)
+
+    @property
+    def actions(self) -> Mapping[str, argparse.Action]:
+        """The options, by key."""
+        return self._actions
 
     @property
     def paths(self) -> list[str]:

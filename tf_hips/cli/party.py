@@ -242,6 +242,30 @@ def start_local_workers(
     job.start_group(site, start, max_restarts)
 
 
+def start_evaluator(
+    job: Job, told: config.Run, processes: int, command: Sequence[str], folder: Path
+) -> None:
+    """Starts the process that evaluates checkpoints; it meets nobody and joins no server.
+
+    Args:
+        job: the job it belongs to.
+        told: what it is told about the run.
+        processes: workers of all sites on this machine, which share its cores.
+        command: program and arguments.
+        folder: private folder for the configuration file.
+    """
+    path = folder / "evaluator.yaml"
+    config.dump(dataclasses.replace(told, uplink=None, rule=None, intra=None), path)
+    environment = {
+        **os.environ,
+        **thread_defaults(os.environ, processes),
+        config.CONFIG_VARIABLE: str(path),
+        config.ROLE_VARIABLE: "evaluator",
+        "CUDA_VISIBLE_DEVICES": "-1",  # the GPUs are the workers'
+    }
+    job.start("evaluator", command, environment)
+
+
 def _attempt(told: config.Run, attempt: int, max_restarts: int) -> config.Run:
     return dataclasses.replace(told, attempt=attempt, comes_back=attempt < max_restarts)
 

@@ -91,6 +91,12 @@ def add(commands: Any) -> None:
     arguments.add_max_restarts(parser, "the workers of a party, or the server,")
     uneven.add(parser)
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
+    parser.add_argument(
+        "--evaluator",
+        action="store_true",
+        help="start the script once more as the run's evaluator (TF_HIPS_ROLE=evaluator), which is "
+        "to end after training has",
+    )
     parser.add_argument("script", help="the training script, or a program")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="its arguments"
@@ -149,6 +155,8 @@ def _start(
             max_restarts=options.max_restarts if uplink is not None else 0,
             more=more[place * number : (place + 1) * number],
         )
+    if options.evaluator:
+        party.start_evaluator(job, run, options.parties * options.workers, command, folder)
     return None
 
 

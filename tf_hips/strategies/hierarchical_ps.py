@@ -170,6 +170,7 @@ class HierarchicalPS(PartyStrategy):
         self._num_gathers = 0
         self._is_resumed = False  # this process has taken over where its backup was made
         self._gathered_bytes = 0
+        self._seconds_in_rounds = 0.0
         super().__init__(nonfinite, config)
         if is_single and primitives.size() > 1:
             raise ValueError(
@@ -550,15 +551,16 @@ class HierarchicalPS(PartyStrategy):
         # It is the server that says when a party is too late.
         with watchdog.doing("a round with the other parties", has_deadline=True):
             merged = client.exchange(int(number), packets, self._weight())
+        seconds = time.monotonic() - began
+        self._seconds_in_rounds += seconds
         sent, received = self._new_bytes()
-        self.write_event(
-            "round",
-            round=int(number),
-            sent=sent,
-            received=received,
-            seconds=time.monotonic() - began,
-        )
+        self.write_event("round", round=int(number), sent=sent, received=received, seconds=seconds)
         return merged
+
+    @property
+    def seconds_in_rounds(self) -> float:
+        """Seconds that rounds with the other parties have taken so far; counted on rank 0."""
+        return self._seconds_in_rounds
 
     def _weight(self) -> float | None:
         if self._rule is None or self._welcome is None:

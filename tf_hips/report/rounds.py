@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From events to numbers and figures, and from nothing else: a figure can always be drawn again.
+"""From the events of one run to its numbers, and to the figure of accuracy and bytes over time.
 
 Read here are the events of workers. Rank 0 of every party writes `model` (`num_elements` of its
 gradients), `first_sync` and `round` (bytes `sent` and `received` on its uplink's sockets since the
@@ -134,7 +134,12 @@ def epochs(events: Sequence[Event]) -> list[tuple[float, float]]:
     Returns:
         (`time_us`, test accuracy) of each.
     """
-    found = [event for event in newest_run(events) if _is(event, "epoch")]
+    # A trainer that did not test, or whose loss was no number, has no accuracy.
+    found = [
+        event
+        for event in newest_run(events)
+        if _is(event, "epoch") and event.get("test_accuracy") is not None
+    ]
     if not found:
         return []
     first = min((event["site"], event["rank"]) for event in found)

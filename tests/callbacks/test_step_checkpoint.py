@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StepCheckpoint`: whole or not there, in a folder of its own, and never the end of a run."""
+
+import errno
+import json
+
+import numpy as np
+import pytest
+
+from tf_hips.callbacks.checkpoint_folder import WEIGHTS, CheckpointFolder, DamagedError
+from tf_hips.errors import ConfigError
+
+
+def write_text(path):
+    path.write_bytes(b"weights")
+
+
+def test_a_checkpoint_that_is_not_what_was_written_is_damaged(tmp_path):
+    folder = CheckpointFolder(tmp_path / "new")
+    assert folder.steps() == []
+    folder.begin(0)
+    for step in (10, 9, 100):
+        folder.write(step, 1, {"network": "lenet"}, write_text)
+    assert folder.steps() == [9, 10, 100]
+    assert folder.read(10).facts == {"network": "lenet"}
+    assert folder.read(10).weights.read_bytes() == b"weights"
+    (folder.place(10) / WEIGHTS).write_bytes(b"weight")
+    (folder.place(9) / "checkpoint.json").write_text("{")
+    for step in (9, 10):
+        with pytest.raises(DamagedError):
+            folder.read(step)
+    folder.place(100).rename(folder.place(101))
+    with pytest.raises(DamagedError):
+        folder.read(101)
+    with pytest.raises(FileNotFoundError):
+        folder.read(11)
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.begin(0)
+
+    def fail(path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        folder.write(5, 0, {}, fail)
+    assert list(tmp_path.iterdir()) == []
+    folder.write(5, 0, {}, write_text)
+    folder.write(5, 1, {}, write_text)
+    assert folder.read(5).epoch == 1
+
+
+def test_what_a_stopped_run_left_is_swept_and_later_steps_are_refused(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.begin(0)
+    folder.write(5, 0, {}, write_text)
+    (tmp_path / ".writing-model_step_6").mkdir()
+    folder.end(5, None)
+    assert folder.ended() == {"last_step": 5, "reason": None}
+    for run in (None, "mine"):
+        with pytest.raises(ConfigError, match=r"without those of another.* with step 5"):
+            CheckpointFolder(tmp_path).begin(0, run)
+    folder.begin(5)
+    assert folder.ended() is None
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model_step_5"]
+    folder.begin(3)  # goes on from a backup before its last checkpoint
+    folder.write(6, 0, {"run": "mine"}, write_text)
+    folder.begin(0, "mine")  # killed before its first backup
+    assert folder.steps() == [5, 6]
+
+
+def test_a_place_that_cannot_be_written_is_said_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written to .*: Not a directory"):
+        CheckpointFolder(tmp_path / "file" / "models").begin(0)
+
+
+@pytest.mark.parametrize(("every", "keep"), [(0, None), (True, None), (5, 0)])
+@pytest.mark.tf
+def test_arguments_are_checked(every, keep):
+    from tf_hips.callbacks import StepCheckpoint
+
+    with pytest.raises(ValueError, match="must be"):
+        StepCheckpoint("models", every, keep=keep)
+
+
+def fit(directory, *, steps=12, epochs=2, **options):
+    import keras
+
+    from tf_hips.callbacks import StepCheckpoint
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    seen = {}
+
+    class See(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen[int(model.optimizer.iterations)] = [one.copy() for one in model.get_weights()]
+
+    x = np.random.default_rng(0).normal(size=(steps * 2, 3)).astype(np.float32)
+    callback = StepCheckpoint(directory, **options)
+    model.fit(x, x[:, :1], 2, epochs=epochs, verbose=0, callbacks=[See(), callback], shuffle=False)
+    return model, seen
+
+
+@pytest.mark.tf
+def test_weights_are_those_of_the_step(tmp_path):
+    model, seen = fit(tmp_path, every=7, facts={"network": "mine"})
+    folder = CheckpointFolder(tmp_path)
+    assert folder.steps() == [7, 14, 21, 24]
+    assert folder.ended() == {"last_step": 24, "reason": None}
+    for step in folder.steps():
+        checkpoint = folder.read(step)
+        assert (checkpoint.step, checkpoint.facts) == (step, {"network": "mine"})
+        model.load_weights(checkpoint.weights)
+        for mine, other in zip(model.get_weights(), seen[step], strict=True):
+            np.testing.assert_array_equal(mine, other)
+    told = json.loads((folder.place(14) / "checkpoint.json").read_text())
+    assert told["epoch"] == 1
+
+
+@pytest.mark.tf
+def test_only_the_last_ones_stay(tmp_path):
+    fit(tmp_path, every=5, keep=2)
+    assert CheckpointFolder(tmp_path).steps() == [20, 24]
+
+
+@pytest.mark.tf
+def test_a_full_disk_ends_no_training(tmp_path, monkeypatch, caplog):
+    import keras
+
+    calls = []
+    save = keras.Model.save_weights
+
+    def fail_once(self, path, *arguments, **options):
+        calls.append(path)
+        if len(calls) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, path, *arguments, **options)
+
+    monkeypatch.setattr(keras.Model, "save_weights", fail_once)
+    model, _ = fit(tmp_path, every=8)
+    assert int(model.optimizer.iterations) == 24
+    assert CheckpointFolder(tmp_path).steps() == [16, 24]
+    assert "step 8 cannot be written" in caplog.text
+
+
+@pytest.mark.tf
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    fit(tmp_path, every=8)
+    with pytest.raises(ConfigError, match="with step 24"):
+        fit(tmp_path, every=8)

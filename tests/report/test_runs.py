@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs from events and from trees, the numbers by hand; and the pages that show them."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import xml.dom.minidom
+
+import pytest
+
+from tf_hips.errors import ConfigError
+from tf_hips.report import figures, page, runs, trees
+
+
+def event(second, name, site="west", rank=0, run="r", **values):
+    facts = {"run": run, "role": "worker", "site": site, "rank": rank}
+    return {"time_us": int(second * 1e6), **facts, "event": name, **values}
+
+
+def write_events(folder, events):
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in events:
+        name = f"{one['role']}-{one['site']}-{one['rank']}.jsonl"
+        with (folder / name).open("a") as file:
+            file.write(json.dumps(one) + "\n")
+    return folder
+
+
+def trained(mode="sync", split="iid", sites=("west", "east"), accuracies=(0.5, 0.9)):
+    events = []
+    for site in sites:
+        setup = {"mode": mode, "network": "lenet", "dataset": "digits", "split": split}
+        events.append(event(10, "setup", site, workers=len(sites), device="cpu", **setup))
+        if len(sites) > 1:
+            events.append(event(11, "model", site, num_elements=1000))
+            events.append(event(12, "first_sync", site, sent=4000, received=100))
+            events += [
+                event(13 + n, "round", site, round=n, sent=100, received=150, seconds=0.1)
+                for n in range(4)
+            ]
+        events += [
+            event(
+                *(15 + 5 * n, "epoch", site),
+                epoch=n + 1,
+                samples=100,
+                seconds=2.0,
+                rounds_s=0.5 if len(sites) > 1 else None,
+                test_accuracy=accuracy,
+            )
+            for n, accuracy in enumerate(accuracies)
+        ]
+    return events
+
+
+def test_a_run_of_events_by_hand(tmp_path):
+    [run] = runs.read(write_events(tmp_path / "one", trained(split="class")))
+    assert (run.label, run.subject) == ("sync, class", "lenet on digits")
+    assert run.points == ((5.0, 0.5), (10.0, 0.9))
+    assert (run.accuracy, run.seconds) == (0.9, 10.0)
+    assert not run.is_iid
+    assert not run.is_single
+    assert [one.name for one in run.workers] == ["east/worker0", "west/worker0"]
+    assert [one.samples for one in run.workers] == [200, 200]
+    assert run.samples_per_s == 40.0
+    assert run.communication_share == 0.25
+    assert run.slow_bytes == 2 * (4100 + 4 * 250)
+    assert run.dense_bytes == 2 * 4 * 8 * 1000
+    assert run.slow_seconds == 4.0
+    assert run.bytes_per_s == run.slow_bytes / 4.0
+
+
+def test_one_device_has_no_traffic_and_no_share(tmp_path):
+    [run] = runs.read(write_events(tmp_path / "one", trained("local", sites=("local",))))
+    assert run.is_single
+    assert run.is_iid
+    assert run.bytes_per_s is None
+    assert run.communication_share is None
+    assert run.label == "local"
+
+
+def test_a_test_without_a_number_is_no_point(tmp_path):
+    events = trained(accuracies=(0.5, None, 0.7))
+    [run] = runs.read(write_events(tmp_path / "one", events))
+    assert [accuracy for _, accuracy in run.points] == [0.5, 0.7]
+
+
+def test_events_of_scripts_give_shares_from_rounds(tmp_path):
+    # examples/digits.py: no `setup`, and epochs without seconds.
+    events = [one for one in trained() if one["event"] in ("model", "first_sync", "round")]
+    events += [event(16, "epoch", site, test_accuracy=0.8) for site in ("west", "east")]
+    [run] = runs.read(write_events(tmp_path / "script", events))
+    assert run.label == "script"
+    assert run.communication_share == pytest.approx(0.3 / 3.0)
+    assert run.samples_per_s is None
+
+
+def test_local_steps_are_found_in_any_event(tmp_path):
+    events = trained() + [event(20 + n, "assigned", local_steps=n + 1) for n in range(3)]
+    [run] = runs.read(write_events(tmp_path / "one", events))
+    assert {one.name: one.local_steps for one in run.workers} == {
+        "east/worker0": (),
+        "west/worker0": (1, 2, 3),
+    }
+
+
+def test_labels_say_what_differs(tmp_path):
+    places = [
+        write_events(tmp_path / "a", trained()),
+        write_events(tmp_path / "b", trained("async")),
+        write_events(tmp_path / "c", trained("async")),
+    ]
+    labels = [run.label for run in runs.read_all(places)]
+    assert labels == ["sync", "async, b", "async, c"]
+    assert [run.label for run in runs.read_all([tmp_path])] == labels
+    other = [{**one, "network": "vgg11"} for one in trained()]
+    write_events(tmp_path / "d", other)
+    assert runs.read_all([tmp_path / "a", tmp_path / "d"])[1].label == "sync, vgg11 on digits"
+
+
+def write_tree(folder, rounds=3, accuracy=True, names=(trees.COMPUTING, trees.AGGREGATION)):
+    computing, aggregation = names
+    folder.mkdir(parents=True)
+    for number in range(1, rounds + 1):
+        told = {
+            "num_iters": number,
+            "time": {
+                "0": {"check ready": 0.01, "get_batch": 0.01, computing: 0.3},
+                "1": {"get_batch": 0.01, computing: 0.3},
+                "2": {"check ready": 0.01, aggregation: 0.25},
+            },
+            "num_samples": 128,
+            "total_time": 2.0 * number,
+        }
+        if accuracy:
+            told["accuracy"] = 0.1234 * number
+        (folder / f"iter-{number}.txt").write_text(json.dumps(told))
+
+
+def test_a_tree_of_esync_by_hand(tmp_path):
+    root = tmp_path / "esync-niid"
+    write_tree(root / "cloud1/gpu0", names=("forward and backward", "global update"))
+    write_tree(root / "cloud3/cpu", accuracy=False, names=("x", "global update"))
+    summary = trees.summarise_tree(root)
+    assert summary["cloud1"]["gpu0"] == {
+        "accuracy_list": [0.123, 0.247, 0.37],
+        "num_samples_list": [128] * 3,
+        "self_iters_list": [3] * 3,
+        "elapsed_time_list": [2.0, 4.0, 6.0],
+        "aggregate_time_list": [0.25] * 3,
+    }
+    [run] = runs.read(root)
+    assert (run.mode, run.split, run.is_iid) == ("esync", "class", False)
+    assert run.points[-1] == (6.0, 0.37)
+    assert [one.local_steps for one in run.workers] == [(2, 2, 2)] * 2
+    assert run.samples_per_s == 6 * 128 / 6.0
+    assert run.communication_share == pytest.approx(0.125)
+    assert run.slow_bytes is None, "it was not measured"
+    path = root / trees.summary_name("esync", is_iid=False)
+    trees.write_summary(summary, path)
+    assert path.name == "ESync-Non-IID.json"
+    [again] = runs.read(root)
+    assert again.points == run.points
+    assert not again.is_iid
+    assert runs.read(path) == [again]
+
+
+@pytest.mark.parametrize(
+    "name", ["global aggregate", "global update", "global aggregation", "update global model"]
+)
+def test_names_of_both_projects_are_read(tmp_path, name):
+    write_tree(tmp_path / "host/cpu", names=("local training", name))
+    assert trees.summarise_tree(tmp_path)["host"]["cpu"]["aggregate_time_list"] == [0.25] * 3
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    for number in (1, 2):
+        trees.write_iteration(
+            tmp_path / "party0/cpu",
+            number,
+            computing_s=1.0,
+            aggregation_s=0.5,
+            evaluation_s=0.25 if number == 2 else None,
+            num_samples=64,
+            total_s=2.0 * number,
+            accuracy=0.75,
+        )
+    trees.write_meta(
+        tmp_path / "party0",
+        iterations=94,
+        accuracy=0.75,
+        learning_rate=0.001,
+        batch_size=64,
+        begin_s=1568790726.5,
+    )
+    lists = trees.summarise_tree(tmp_path)["party0"]["cpu"]
+    assert lists["aggregate_time_list"] == [0.5, 0.5]
+    assert lists["self_iters_list"] == [1, 1]
+    meta = trees.read_meta(tmp_path / "party0/net.meta")
+    assert meta == {
+        "global_iters": 94,
+        "test_acc": 0.75,
+        "learning_rate": 0.001,
+        "batch_size": 64,
+        "begin_time": 1568790726.5,
+    }
+    [run] = runs.read(tmp_path)
+    assert run.workers[0].local_steps == (), "one entry is no local step"
+    for path in (tmp_path / "party0/cpu").iterdir():
+        path.unlink()
+    [run] = runs.read(tmp_path)
+    assert run.accuracy == 0.75
+    assert run.points[0][0] > 0
+    (tmp_path / "party0/net.meta").write_text('{"test_acc": 0.5}')
+    with pytest.raises(ConfigError, match="must say `begin_time`"):
+        runs.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: (path / "iter-2.txt").unlink(), "no iter-2.txt"),
+        (lambda path: (path / "iter-3.txt").write_text('{"time"'), "must be JSON"),
+        (lambda path: (path / "iter-3.txt").write_text("{}"), "Received: no time"),
+        (lambda path: (path / "iter-1.txt").write_text("[]"), "must be a log of ESync or HiPS"),
+    ],
+)
+def test_a_damaged_tree_is_named(tmp_path, spoil, message):
+    write_tree(tmp_path / "host/cpu")
+    spoil(tmp_path / "host/cpu")
+    with pytest.raises(ConfigError, match=message):
+        runs.read(tmp_path)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="must hold events"):
+        runs.read(tmp_path)
+    with pytest.raises(ConfigError, match="which is none"):
+        runs.read(tmp_path / "nowhere")
+    other = tmp_path / "Sync.json"
+    other.write_text('{"a": {"b": {"accuracy_list": ["x"]}}}')
+    with pytest.raises(ConfigError, match="must be a summary of ESync"):
+        runs.read(other)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    write_events(root / "1-single", trained("local", sites=("local",)))
+    write_events(root / "2-sync", trained(accuracies=[0.02 * n for n in range(45)]))
+    write_events(root / "3-class", trained("dcasgd", "dirichlet(0.3)", accuracies=(0.1, 0.7)))
+    with_steps = trained("async") + [event(20, "assigned", local_steps=n) for n in (3, 5, 4)]
+    write_events(root / "4-steps", with_steps)
+    write_tree(root / "sync/cloud1/gpu0")
+    write_tree(root / "sync/cloud3/cpu")
+    return runs.read_all([root])
+
+
+def test_every_figure_has_labels_units_and_room(found):
+    drawn = figures.draw(found)
+    assert set(drawn) == {
+        *("accuracy-iid", "accuracy-non-iid", "throughput", "traffic"),
+        *("time-share", "local-steps"),
+    }
+    for name, figure in drawn.items():
+        figure.canvas.draw()
+        [axes] = figure.axes
+        assert axes.get_xlabel(), name
+        legend = axes.get_legend()
+        texts = [*axes.texts, *(legend.get_texts() if legend else []), axes.xaxis.label]
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            ticks = axis.get_major_ticks()
+            texts += [one.label1 for one in ticks if min(limits) <= one.get_loc() <= max(limits)]
+        boxes = [one.get_window_extent() for one in texts if one.get_text()]
+        for box in boxes:
+            assert figure.bbox.x0 <= box.x0, name
+            assert box.x1 <= figure.bbox.x1 + 1, name
+        kept = [one.get_window_extent() for one in (legend.get_texts() if legend else [])]
+        for line in axes.get_lines():
+            path = line.get_transform().transform_path(line.get_path())
+            assert not [box for box in kept if path.intersects_bbox(box, filled=False)], name
+        labels = [one for one in axes.get_yticklabels() if one.get_text()]
+        heights = sorted((one.y0, one.y1) for one in (t.get_window_extent() for t in labels))
+        assert all(low[1] <= high[0] + 1 for low, high in itertools.pairwise(heights)), name
+
+
+def test_the_single_device_is_dotted_in_both_kinds(found):
+    drawn = figures.draw(found)
+    for name, solid in (("accuracy-iid", 3), ("accuracy-non-iid", 1)):
+        lines = drawn[name].axes[0].get_lines()
+        dotted = [line for line in lines if line.get_linestyle() != "-"]
+        assert len(lines) - len(dotted) == solid
+        assert {line.get_label() for line in dotted} >= {"local, lenet on digits (one device)"}
+
+
+def test_only_what_was_measured_is_drawn(tmp_path):
+    single = runs.read(write_events(tmp_path / "a", trained("local", sites=("local",))))
+    assert set(figures.draw(single)) == {"accuracy-iid", "throughput"}
+
+
+def test_a_page_needs_no_network(found, tmp_path):
+    files = page.write(found, tmp_path / "out", "A <title> & more")
+    names = {path.name for path in files}
+    assert {"report.html", "summary.json", "traffic.png", "traffic.svg"} <= names
+    text = (tmp_path / "out/report.html").read_text()
+    assert "A &lt;title&gt; &amp; more" in text
+    assert text.count("<svg") == 6
+    # Whatever is referred to is in the page: no scripts, styles, fonts or images from elsewhere.
+    assert not re.search(r"<(?:script|link|img|iframe|object)\b|@import|\bsrc=", text)
+    assert not re.search(r"""(?:href=["']|url\()(?!#)""", text)
+    ids = re.findall(r'\bid="(p[0-9a-f]{8,}|m[0-9a-f]{8,})"', text)
+    assert len(ids) == len(set(ids)) > 6
+    for name in ("traffic.svg", "time-share.svg"):
+        xml.dom.minidom.parse(str(tmp_path / "out" / name))
+    assert (tmp_path / "out/traffic.png").read_bytes().startswith(b"\x89PNG")
+    numbers = json.loads((tmp_path / "out/summary.json").read_text())
+    assert [one["run"] for one in numbers] == [run.label for run in found]
+    again = page.svg(figures.draw(found)["traffic"], "traffic")
+    assert again == (tmp_path / "out/traffic.svg").read_text()
+
+
+def test_the_commands(tmp_path):
+    write_events(tmp_path / "a", trained())
+    write_tree(tmp_path / "host1/gpu0")
+    write_tree(tmp_path / "more/host2/cpu", accuracy=False)
+
+    def run(*words, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "tf_hips.cli", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    table = run("summary", "a")
+    assert re.search(r"sync +2 +90\.00% +90\.00% +10\.0 s +40 +10\.2 kB \(6\.3x", table)
+    [numbers] = json.loads(run("summary", "a", "--json", "-"))
+    assert numbers["communication_share"] == 0.25
+    run("summary", "host1", "more", "--esync", "ESync.json")
+    merged = json.loads((tmp_path / "ESync.json").read_text())
+    assert {host: list(devices) for host, devices in merged.items()} == {
+        "host1": ["gpu0"],
+        "host2": ["cpu"],
+    }
+    error = run("summary", "host1", "host1", "--esync", "x.json", code=2)
+    assert "host1/gpu0 twice" in error
+    assert run("report", "nowhere", code=1).startswith("tf-hips report: error: A run must be")

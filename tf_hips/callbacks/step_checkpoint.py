@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StepCheckpoint`: weights by step, for another process to evaluate while training goes on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tf_hips import log
+from tf_hips.callbacks.checkpoint_folder import CheckpointFolder
+from tf_hips.callbacks.peers import Peers
+
+
+class StepCheckpoint(keras.callbacks.Callback):
+    """Writes `model_step_N` every so many steps, whole or not at all, and a note at the end.
+
+        model.fit(x, y, callbacks=[tf_hips.callbacks.StepCheckpoint("models", every=50)])
+
+        tf-hips evaluate --model-dir models --follow --network lenet --dataset mnist
+
+    Give it to `fit` on all workers; the one that saves models writes. It holds weights, not what a
+    run needs to go on; that is `BackupAndRestore`. A disk that is full ends no run: what could not
+    be written is said, and the next one is tried.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        every: int,
+        *,
+        keep: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Plans checkpoints; nothing is written before `fit`.
+
+        Args:
+            directory: where they are, for this run alone.
+            every: steps between two of them, counted through all epochs; with
+                `steps_per_execution` the first step that is seen after a multiple of it.
+            keep: how many stay; None: all.
+            facts: what the model is, JSON values that the evaluator reads: `network`, `dataset`;
+                and `run`, if the run has a name that its earlier attempts had, too.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        super().__init__()
+        if isinstance(every, bool) or every < 1:
+            raise ValueError(f"`every` must be an int, at least 1. Received: every={every!r}")
+        if keep is not None and keep < 1:
+            raise ValueError(f"`keep` must be at least 1. Received: keep={keep}")
+        self._folder = CheckpointFolder(directory)
+        self._every = every
+        self._keep = keep
+        self._facts = dict(facts or {})
+        self._begins = False
+        self._epoch = 0
+        self._last = 0
+        self._written = -1
+
+    def set_model(self, model: keras.Model) -> None:
+        """Remembers the model and who trains it."""
+        super().set_model(model)
+        self._peers = Peers(model)
+        strategy = self._peers.strategy
+        self._writes = strategy is None or bool(strategy._fitting.may_write())
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The first epoch looks at the folder: a run that goes on is at its step only then."""
+        del logs
+        self._begins = True
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Makes the folder ready, before the first epoch.
+
+        Raises:
+            ConfigError: it holds another run's checkpoints, or cannot be written.
+        """
+        del logs
+        self._epoch = epoch
+        if self._begins:
+            self._begins = False
+            self._last = self._step()
+            self._written = -1
+            self._peers.together(self._make_ready)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes one, if one is due."""
+        del batch, logs
+        step = self._step()
+        if step // self._every > self._last // self._every:
+            self._write(step)
+        self._last = step
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts epochs."""
+        del logs
+        self._epoch = epoch + 1
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Writes the last one, and that there are no more."""
+        del logs
+        step = self._step()
+        if step != self._written and step > 0:
+            self._write(step)
+        self.end()
+
+    def end(self, reason: str | None = None) -> None:
+        """Says that training has ended; `fit` that fails leaves that to its caller.
+
+        Args:
+            reason: why it failed; None: it did not.
+        """
+        if self._writes:
+            try:
+                self._folder.end(self._last, reason)
+            except OSError as error:
+                log.warning("The end of training cannot be noted: %s", error)
+
+    def _make_ready(self) -> None:
+        if self._writes:
+            self._folder.begin(self._last, self._facts.get("run"))
+
+    def _step(self) -> int:
+        return int(self.model.optimizer.iterations)
+
+    def _write(self, step: int) -> None:
+        self._written = step
+        if not self._writes:
+            return
+        try:
+            self._folder.write(
+                step, self._epoch, self._facts, lambda path: self.model.save_weights(str(path))
+            )
+            if self._keep is not None:
+                self._folder.prune(self._keep)
+        except OSError as error:
+            log.error(
+                "The checkpoint of step %d cannot be written to %s, and training goes on: %s",
+                step,
+                self._folder.path,
+                error,
+            )

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips summary` and `tf-hips report`: what runs came to, as a table, as figures, as a page."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tf_hips.cli import arguments
+
+_WIDE = 400
+_RUN = (
+    "a folder of events (--log-dir), a folder of trees (--tree-dir, HiPS, ESync), a summary of "
+    "ESync, or a folder of these"
+)
+
+
+def add(commands: Any) -> None:
+    """Declares both sub-commands."""
+    summary = commands.add_parser(
+        "summary", help="what runs came to, as a table", description="A line for each run."
+    )
+    summary.add_argument("runs", nargs="+", metavar="RUN", help=_RUN)
+    summary.add_argument("--json", metavar="FILE", help="write the numbers, too; `-`: only them")
+    summary.add_argument(
+        "--esync",
+        metavar="FILE",
+        help="merge the trees of all RUNs, one for each host, into a summary as ESync writes it",
+    )
+    summary.set_defaults(run=_summary)
+    report = commands.add_parser(
+        "report",
+        help="figures of runs, and one page with all of it",
+        description="Draws accuracy over time (single-device runs dotted), throughput, measured "
+        "traffic, time shares and local steps as PNG and SVG, and report.html with all of it.",
+    )
+    report.add_argument("runs", nargs="+", metavar="RUN", help=_RUN)
+    report.add_argument(
+        *("-o", "--output"),
+        metavar="DIR",
+        default="report",
+        help="folder to write (default report)",
+    )
+    report.add_argument("--title", metavar="TEXT", default="Training runs", help="of the page")
+    report.set_defaults(run=_report)
+
+
+def _summary(options: argparse.Namespace) -> int:
+    from tf_hips.report import page, runs, trees
+
+    if options.esync is not None:
+        merged: trees.Summary = {}
+        for path in options.runs:
+            for host, devices in trees.summarise_tree(Path(path)).items():
+                twice = merged.get(host, {}).keys() & devices.keys()
+                if twice:
+                    raise arguments.UsageError(
+                        f"--esync must have each worker once. Received: {host}/{min(twice)} twice"
+                    )
+                merged.setdefault(host, {}).update(devices)
+        trees.write_summary(merged, Path(options.esync))
+        sys.stdout.write(f"wrote {options.esync}\n")
+        return 0
+    found = runs.read_all(options.runs)
+    text = json.dumps([runs.facts(run) for run in found], indent=1) + "\n"
+    if options.json == "-":
+        sys.stdout.write(text)
+        return 0
+    if options.json is not None:
+        Path(options.json).write_text(text, encoding="utf-8")
+    from rich.console import Console
+    from rich.table import Table
+
+    head, *rows = page.table(found)
+    table = Table(box=None, pad_edge=False)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
+    for row in rows:
+        table.add_row(*row)
+    # A file or a pipe has no width; what is cut off there would be lost.
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(highlight=False, width=width).print(table)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from tf_hips.report import page, runs
+
+    for path in page.write(runs.read_all(options.runs), Path(options.output), options.title):
+        sys.stdout.write(f"wrote {path}\n")
+    return 0

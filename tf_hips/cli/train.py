@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips train`: trains a network on a data set, as one worker of a run or by itself.
+
+Flags of the trainers that this one replaces are known: of ESync, HiPS and PyTorch-parameter-server.
+What has another place now is refused with the name of that place.
+
+The options become one value, and this process becomes `python -m tf_hips.trainer`.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tf_hips.cli import arguments, config_file
+from tf_hips.errors import ConfigError
+from tf_hips.trainer.modes import MODES, OPTIMIZERS
+
+if TYPE_CHECKING:
+    from tf_hips.trainer.settings import Training
+
+_MODULE = "tf_hips.trainer"
+_DEVICE = re.compile(r"cpu|gpu(\d+)")
+_LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+# MXNet's quantisation, with a threshold of the size of gradients: HiPS's own, 1e-6, hardly moves
+# weights, and MXNet's, 0.5, sends next to nothing.
+_TWO_BITS = "error_feedback(hips2bit(threshold=0.01))"
+# Flags of the seeds whose meaning is elsewhere now, and where.
+REPLACED: Mapping[tuple[str, ...], str] = {
+    ("-ds", "--data-slice-idx"): "each worker has its own part; see --split and --split-over",
+    ("--num-workers",): "the launcher knows; see `tf-hips run --workers`",
+    ("--hostfile",): "hosts are the launcher's; see `tf-hips party --hostfile`",
+    ("--comm-type",): "it had no effect; see --mode and --compression",
+    ("--gather-type",): "it had no effect; see --mode",
+    (
+        "--num-aggregate",
+    ): "it had no effect; a server that goes on without the last is --mode async",
+    ("--kill-threshold",): "it had no effect; see `tf-hips run --deadline`",
+    ("--compress-grad",): "see --compression",
+    ("--log-interval",): "there is a line after each test; see --eval-duration",
+    ("--state-server-ip", "-ip"): "it is for the mode esync, which this version does not have",
+    ("--state-server-port", "-port"): "it is for the mode esync, which this version does not have",
+    ("--local-lr", "-ll"): "it is for the mode esync, which this version does not have",
+    ("--global-lr", "-gl"): "it is for the mode esync, which this version does not have",
+    ("--num-local-epochs", "-le"): "it is for the mode fedavg, which this version does not have",
+}
+
+
+def mode(text: str) -> str:
+    """A mode, or an alias of one."""
+    if text not in MODES:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(MODES)}. Received: {text!r}")
+    return text
+
+
+def split(text: str) -> str:
+    """The text of a split."""
+    from tf_hips.data import splits
+
+    try:
+        return splits.parse(text).text
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def device(text: str) -> str:
+    """`cpu`, `gpu0`, or several with commas: the k-th is that of a machine's k-th worker."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(_DEVICE.fullmatch(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"must be cpu, gpuN, or a list. Received: {text!r}")
+    return ",".join(parts)
+
+
+class _Replaced(argparse.Action):
+    """A flag of a seed that is refused, with the name of what replaced it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        """Says so and exits with 2."""
+        del namespace, values
+        parser.error(f"{option_string} is not an option here: {self.metavar}")
+
+
+def add(commands: Any) -> None:
+    """Declares the sub-command."""
+    parser = commands.add_parser(
+        "train",
+        help="train a network on a data set, in any mode",
+        description="Trains one worker. Alone: this command. With others: tf-hips run [options] -- "
+        "tf-hips train [options], or the same behind `tf-hips party`.",
+    )
+    _add_what(parser)
+    _add_how(parser)
+    _add_where(parser)
+    file = config_file.add(parser)
+    # Behind the file: it has keys for options, and these are none.
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="sets a key of --config, or `optimizer.KEY`: an argument of the Keras optimizer, such "
+        "as optimizer.weight_decay=1e-4; may be given again",
+    )
+    for names, advice in REPLACED.items():
+        parser.add_argument(
+            *names, action=_Replaced, nargs="?", metavar=advice, help=argparse.SUPPRESS
+        )
+    parser.set_defaults(run=lambda options: run(options, file))
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n",
+        "--network",
+        required=True,
+        metavar="NAME",
+        help="lenet, alexnet, resnet18_v1, ...: docs/models.md",
+    )
+    parser.add_argument(
+        *("-dt", "--dataset", "--data-type"),
+        required=True,
+        metavar="NAME",
+        help="digits, synthetic, mnist, fashion_mnist, cifar10, image_folder, ...: docs/data.md",
+    )
+    parser.add_argument(
+        *("-dd", "--data-dir"), metavar="DIR", help="where files and prepared data sets are"
+    )
+    parser.add_argument(
+        "--image-size", type=arguments.count, metavar="N", help="side of images in pixels"
+    )
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        *("-m", "--mode"),
+        type=mode,
+        metavar="MODE",
+        default="sync",
+        help="; ".join(f"{name}: {one.text}" for name, one in MODES.items()) + " (default sync)",
+    )
+    parser.add_argument(
+        *("-dcasgd", "--use-dcasgd"),
+        type=arguments.switch,
+        nargs="?",
+        const=True,
+        default=False,
+        help="the mode async becomes dcasgd",
+    )
+    parser.add_argument(
+        *("-b", "--batch-size"),
+        type=arguments.count,
+        metavar="N",
+        default=64,
+        help="samples of a step of one worker (default 64)",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=arguments.count,
+        metavar="N",
+        help="passes through the data (default 10, or what --max-steps needs)",
+    )
+    parser.add_argument(
+        "--max-steps", type=arguments.count, metavar="N", help="steps at which training ends"
+    )
+    parser.add_argument(
+        *("-l", "--learning-rate", "--lr"),
+        type=arguments.number,
+        metavar="RATE",
+        help="of the optimizer, here or on the server (default 0.01)",
+    )
+    parser.add_argument(
+        "--momentum", type=arguments.number, metavar="M", default=0.0, help="of SGD (default 0)"
+    )
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, default="sgd", help="of modes without one on the server"
+    )
+    parser.add_argument(
+        "--compression",
+        type=arguments.codec,
+        metavar="TEXT",
+        help="how gradients are encoded (default: as the launcher says, or not at all)",
+    )
+    parser.add_argument(
+        *("-gc", "--use-2bit-compression"),
+        type=arguments.switch,
+        nargs="?",
+        const=True,
+        default=False,
+        help=f"the same as --compression '{_TWO_BITS}'",
+    )
+    parser.add_argument(
+        "--split",
+        type=split,
+        metavar="TEXT",
+        default="iid",
+        help="how rows are dealt out: iid, class, class(compat), dirichlet(ALPHA), quantity(ALPHA) "
+        "(default iid)",
+    )
+    parser.add_argument(
+        *("-s", "--split-by-class"),
+        type=arguments.switch,
+        nargs="?",
+        const=True,
+        default=False,
+        help="the same as --split class",
+    )
+    parser.add_argument(
+        "--split-over",
+        choices=("worker", "party"),
+        default="worker",
+        help="whether every worker or every party gets such a part (default worker)",
+    )
+    parser.add_argument("--seed", type=arguments.seed, help="of everything that is random")
+    parser.add_argument(
+        "--steps-per-execution",
+        type=arguments.count,
+        metavar="N",
+        default=1,
+        help="steps that TensorFlow runs at a time (default 1)",
+    )
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        *("-e", "--eval-duration"),
+        type=arguments.count,
+        metavar="N",
+        help="steps between two tests (default: a pass through the data)",
+    )
+    parser.add_argument(
+        *("--eval-batch-size", "--test-batch-size"),
+        type=arguments.count,
+        metavar="N",
+        default=500,
+        help="samples of a batch of tests (default 500)",
+    )
+    parser.add_argument(
+        "--train-dir", metavar="DIR", help="write checkpoints for `tf-hips evaluate` into DIR"
+    )
+    parser.add_argument(
+        "--eval-freq",
+        type=arguments.count,
+        metavar="N",
+        default=50,
+        help="steps between two checkpoints (default 50)",
+    )
+    parser.add_argument(
+        "--backup-dir", metavar="DIR", help="back up into DIR, and go on from what is there"
+    )
+    parser.add_argument("--log-dir", "-ld", metavar="DIR", help="folder for event logs")
+    parser.add_argument(
+        "--tree-dir",
+        metavar="DIR",
+        help="write logs as HiPS and ESync do, DIR/SITE/DEVICE/iter-N.txt and net.meta",
+    )
+    parser.add_argument(
+        "--device",
+        type=device,
+        metavar="LIST",
+        help="cpu or gpuN; with several, gpu0,gpu1,cpu: one for each worker of a machine (default: "
+        "a GPU for each, if there are any)",
+    )
+    parser.add_argument(
+        "-g", "--gpu", type=arguments.index, metavar="N", help="the same as --device gpuN"
+    )
+    parser.add_argument(
+        "-c",
+        *("--cpu", "--no-cuda"),
+        type=arguments.switch,
+        nargs="?",
+        const=True,
+        default=False,
+        help="the same as --device cpu",
+    )
+    parser.add_argument(
+        "--enable-gpu",
+        type=arguments.switch,
+        nargs="?",
+        const=True,
+        metavar="SWITCH",
+        help="on: it is an error to have no GPU; off: the same as --device cpu",
+    )
+
+
+def run(options: argparse.Namespace, file: config_file.ConfigFile) -> int:
+    """Checks the options and becomes the trainer."""
+    optimizer_options = _set(options, file)
+    merged = file.merge(options)
+    if options.print_config:
+        sys.stdout.write(file.text(merged))
+        return 0
+    try:
+        settings = settings_of(merged, optimizer_options)
+    except ConfigError as error:
+        raise arguments.UsageError(str(error)) from error
+    environment = dict(os.environ)
+    chosen = chosen_device(merged, environment)
+    if chosen is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = chosen
+    become("train", settings, environment)
+
+
+def settings_of(
+    options: argparse.Namespace, optimizer_options: Mapping[str, Any] | None = None
+) -> "Training":
+    """What a trainer is told.
+
+    Raises:
+        UsageError: two options exclude each other.
+        ConfigError: values do not fit together.
+    """
+    from tf_hips.trainer.settings import Training
+
+    values = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(Training)
+        if hasattr(options, field.name)
+    }
+    if options.split_by_class:
+        if options.split not in ("iid", "class", "class(compat)"):
+            raise arguments.UsageError(
+                f"--split-by-class and --split exclude each other. Received: {options.split}"
+            )
+        values["split"] = "class" if options.split == "iid" else options.split
+    if options.use_dcasgd:
+        if options.mode not in ("async", "dcasgd"):
+            raise arguments.UsageError(f"--use-dcasgd needs --mode async. Received: {options.mode}")
+        values["mode"] = "dcasgd"
+    if options.use_2bit_compression:
+        if options.compression not in (None, _TWO_BITS):
+            raise arguments.UsageError(
+                "--use-2bit-compression and --compression exclude each other"
+            )
+        values["compression"] = arguments.codec(_TWO_BITS)
+    asked = options.device or ""
+    values["needs_gpu"] = bool(
+        "gpu" in asked or options.gpu is not None or options.enable_gpu is True
+    )
+    for name in ("data_dir", "train_dir", "backup_dir", "log_dir", "tree_dir"):
+        if values[name] is not None:
+            values[name] = os.path.abspath(values[name])  # noqa: PTH100 - links stay
+    return Training(**values, optimizer_options=dict(optimizer_options or {}))
+
+
+def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
+    """What `CUDA_VISIBLE_DEVICES` of this worker is to be; None: what it is.
+
+    Raises:
+        UsageError: the options say different things.
+    """
+    asked = [
+        *([options.device] if options.device is not None else []),
+        *([f"gpu{options.gpu}"] if options.gpu is not None else []),
+        *(["cpu"] if options.cpu or options.enable_gpu is False else []),
+    ]
+    if len(set(asked)) > 1 or (options.enable_gpu and asked == ["cpu"]):
+        raise arguments.UsageError("--device, --gpu, --cpu and --enable-gpu exclude each other")
+    if not asked:
+        return None
+    devices = asked[0].split(",")
+    local = next((int(environment[one]) for one in _LOCAL_RANKS if one in environment), 0)
+    mine = devices[local % len(devices)]
+    return "-1" if mine == "cpu" else mine.removeprefix("gpu")
+
+
+def become(verb: str, settings: Any, environment: Mapping[str, str] | None = None) -> NoReturn:
+    """Replaces this process by `python -m tf_hips.trainer`; settings are a dataclass."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, "-m", _MODULE, verb, json.dumps(dataclasses.asdict(settings))]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", **(os.environ if environment is None else environment)}
+    os.execve(command[0], command, quiet)
+
+
+def _set(options: argparse.Namespace, file: config_file.ConfigFile) -> dict[str, Any]:
+    """Puts what `--set` says among the options that are given; returns the optimizer's arguments.
+
+    Raises:
+        UsageError: a key is unknown, or a value is refused.
+    """
+    optimizer_options: dict[str, Any] = {}
+    for text in options.set:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise arguments.UsageError(f"--set must be KEY=VALUE. Received: {text!r}")
+        if key.startswith("optimizer.") and key != "optimizer.":
+            optimizer_options[key.removeprefix("optimizer.")] = _plain(value)
+            continue
+        action = file.actions.get(key)
+        if action is None:
+            raise arguments.UsageError(
+                f"--set must have a key of --config or optimizer.KEY. Received: {key!r}"
+            )
+        try:
+            made = action.type(value) if callable(action.type) else value
+        except argparse.ArgumentTypeError as error:
+            raise arguments.UsageError(f"--set {key}: {error}") from error
+        if action.choices is not None and made not in action.choices:
+            raise arguments.UsageError(
+                f"--set {key} must be one of {', '.join(action.choices)}. Received: {value!r}"
+            )
+        setattr(options, action.dest, made)
+    return optimizer_options
+
+
+def _plain(text: str) -> Any:
+    """A number or a truth value where the text is one."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except ValueError:
+        return text

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From logs to numbers and figures, and from nothing else: a figure can always be drawn again.
+
+    rounds    one run: accuracy, bytes of the slow tier, fingerprints
+    runs      several runs, from events or from trees, as values that can be compared
+    trees     logs as HiPS and ESync write and read them
+    figures   runs beside each other
+    page      all of it as one HTML page that needs no network
+
+Imports no TensorFlow; matplotlib (extra `plots`) only to draw.
+"""
+
+from tf_hips.report.rounds import (
+    Summary,
+    Traffic,
+    draw,
+    epochs,
+    figure,
+    newest_run,
+    summarise,
+    traffic,
+)
+
+__all__ = [
+    "Summary",
+    "Traffic",
+    "draw",
+    "epochs",
+    "figure",
+    "newest_run",
+    "summarise",
+    "traffic",
+]

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of runs beside each other: what ESync's `drawer.py` draws, from what was measured.
+
+Legends and numbers have places of their own, above the axes or right of the bars, so none can cross
+a line. A run has one colour in all figures. matplotlib is the extra `plots`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tf_hips.errors import ConfigError
+from tf_hips.report.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_INK, _GRID = "#222222", "#e6e6e6"
+# Apart from each other for the colour-blind, too (Okabe and Ito, 2008), without the yellow.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#666666")
+_DOTTED = (0, (1, 1.6))
+_MINUTES_FROM_S = 600.0
+_WIDTH, _HEIGHT, _BAR_HEIGHT = 8.0, 4.2, 0.42
+_MAX_LEGEND_COLUMN = 3
+_SHORT_LABEL = 24
+
+
+def draw(runs: Sequence[Run]) -> dict[str, "Figure"]:
+    """All figures that the runs have data for, by name.
+
+    Raises:
+        ConfigError: matplotlib is missing.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("Figures need matplotlib: pip install 'tf_hips[plots]'") from error
+    colours = {run.label: _COLOURS[index % len(_COLOURS)] for index, run in enumerate(runs)}
+    singles = [run for run in runs if run.is_single and run.points]
+    others = [run for run in runs if not run.is_single and run.points]
+    found: dict[str, Figure] = {}
+    subject = subject_of(runs)
+    of_what = f" of {subject}" if subject else ""
+    for name, kind, chosen in (
+        ("accuracy-iid", "IID data", [one for one in others if one.is_iid]),
+        ("accuracy-non-iid", "non-IID data", [one for one in others if not one.is_iid]),
+    ):
+        if chosen:
+            title = f"Test accuracy{of_what}, {kind}"
+            found[name] = _accuracy(chosen, singles, colours, title)
+    if singles and not others:
+        title = f"Test accuracy{of_what} on one device"
+        found["accuracy-iid"] = _accuracy([], singles, colours, title)
+    found.update(_of_bars(runs, colours))
+    if shares := [run for run in runs if run.communication_share is not None]:
+        found["time-share"] = _shares(shares)
+    if counted := [run for run in runs if any(one.local_steps for one in run.workers)]:
+        found["local-steps"] = _local_steps(counted)
+    return found
+
+
+def subject_of(runs: Sequence[Run]) -> str:
+    """Network and data set, where all runs have the same; else nothing."""
+    subjects = {run.subject for run in runs}
+    return subjects.pop() if len(subjects) == 1 else ""
+
+
+def _of_bars(runs: Sequence[Run], colours: Mapping[str, str]) -> "dict[str, Figure]":
+    found: dict[str, Figure] = {}
+    rates = [(run, run.samples_per_s) for run in runs if run.samples_per_s is not None]
+    if rates:
+        found["throughput"] = _bars(
+            rates, colours, "Throughput", "samples per second, all workers, tests included", _plain
+        )
+    traffic = [(run, run.bytes_per_s) for run in runs if run.bytes_per_s is not None]
+    if traffic:
+        found["traffic"] = _bars(
+            traffic,
+            colours,
+            "Traffic of the slow tier",
+            "bytes per second on the uplinks' sockets, all parties, both ways",
+            _bytes,
+        )
+    return found
+
+
+def _accuracy(
+    runs: Sequence[Run], singles: Sequence[Run], colours: Mapping[str, str], title: str
+) -> "Figure":
+    from matplotlib.ticker import PercentFormatter
+
+    drawn, axes = _figure(title, _HEIGHT + 0.22 * max(0, len(runs) + len(singles) - 3))
+    longest = max(run.points[-1][0] for run in (*runs, *singles))
+    unit, divisor = ("min", 60.0) if longest > _MINUTES_FROM_S else ("s", 1.0)
+    for run in (*runs, *singles):
+        times = [second / divisor for second, _ in run.points]
+        values = [accuracy for _, accuracy in run.points]
+        is_single = run in singles
+        axes.plot(
+            times,
+            values,
+            color=colours[run.label],
+            linewidth=1.8,
+            linestyle=_DOTTED if is_single else "-",
+            marker="o" if len(values) <= 40 else None,
+            markersize=3.5,
+            label=f"{run.label} (one device)" if is_single else run.label,
+        )
+    lowest = min(accuracy for run in (*runs, *singles) for _, accuracy in run.points)
+    axes.set_ylim(max(0.0, lowest - 0.05), 1.01)
+    axes.set_xlim(left=0.0)
+    axes.set_xlabel(f"time since training began [{unit}]")
+    axes.set_ylabel("test accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _legend(axes, [one.label for one in (*runs, *singles)])
+    return drawn
+
+
+def _bars(
+    values: Sequence[tuple[Run, float | None]],
+    colours: Mapping[str, str],
+    title: str,
+    label: str,
+    text: Any,
+) -> "Figure":
+    from matplotlib.ticker import FuncFormatter
+
+    drawn, axes = _figure(title, 1.5 + _BAR_HEIGHT * len(values))
+    numbers = [value or 0.0 for _, value in values]
+    bars = axes.barh(
+        range(len(values)),
+        numbers,
+        height=0.62,
+        color=[colours[run.label] for run, _ in values],
+    )
+    axes.bar_label(bars, [text(one) for one in numbers], padding=5, color=_INK)
+    axes.set_yticks(range(len(values)), [_wrapped(run.label) for run, _ in values])
+    axes.invert_yaxis()
+    axes.set_xlim(0, (max(numbers) or 1.0) * 1.2)
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axes.locator_params(axis="x", nbins=6)
+    axes.grid(visible=False, axis="y")
+    return drawn
+
+
+def _shares(runs: Sequence[Run]) -> "Figure":
+    from matplotlib.ticker import PercentFormatter
+
+    rows = [
+        (run, worker)
+        for run in runs
+        for worker in run.workers
+        if worker.communication_s is not None and worker.seconds > 0
+    ]
+    drawn, axes = _figure(
+        "Computing and communication time of each worker", 1.6 + _BAR_HEIGHT * len(rows)
+    )
+    waited = [(worker.communication_s or 0.0) / worker.seconds for _, worker in rows]
+    computed = [1.0 - share for share in waited]
+    places = range(len(rows))
+    first = axes.barh(places, computed, height=0.62, color=_COLOURS[0], label="computing")
+    second = axes.barh(
+        places, waited, left=computed, height=0.62, color=_COLOURS[1], label="communication"
+    )
+    for bars, shares in ((first, computed), (second, waited)):
+        # A part that is too narrow for its number goes without.
+        texts = [f"{share:.0%}" if share >= 0.08 else "" for share in shares]
+        axes.bar_label(bars, texts, label_type="center", color="white")
+    names = [f"{run.label}\n{worker.name}" for run, worker in rows]
+    axes.set_yticks(places, names if len(runs) > 1 else [worker.name for _, worker in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel("share of training time; communication is waiting for other parties")
+    axes.grid(visible=False, axis="y")
+    _legend(axes, ["computing", "communication"])
+    return drawn
+
+
+def _local_steps(runs: Sequence[Run]) -> "Figure":
+    rows = [(run, worker) for run in runs for worker in run.workers if worker.local_steps]
+    drawn, axes = _figure("Local steps per round", _HEIGHT + 0.22 * max(0, len(rows) - 3))
+    for index, (run, worker) in enumerate(rows):
+        name = f"{run.label}, {worker.name}" if len(runs) > 1 else worker.name
+        axes.plot(
+            range(1, len(worker.local_steps) + 1),
+            worker.local_steps,
+            color=_COLOURS[index % len(_COLOURS)],
+            linewidth=1.6,
+            linestyle="-" if index < len(_COLOURS) else "--",
+            label=name,
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel("steps of the device")
+    axes.set_ylim(bottom=0)
+    axes.locator_params(axis="x", integer=True)
+    _legend(axes, [f"{run.label}, {worker.name}" for run, worker in rows])
+    return drawn
+
+
+def _figure(title: str, height: float) -> "tuple[Figure, Any]":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(drawn)
+    drawn.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    axes = drawn.subplots()
+    axes.grid(visible=True, which="major", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_INK, which="both")
+    return drawn, axes
+
+
+def _legend(axes: Any, labels: Sequence[str]) -> None:
+    """Above the axes; long labels one below the other."""
+    is_short = max(map(len, labels)) <= _SHORT_LABEL
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=_MAX_LEGEND_COLUMN if is_short else 1,
+        frameon=False,
+        borderaxespad=0.2,
+        handlelength=2.6,
+    )
+
+
+def _wrapped(label: str) -> str:
+    """A label in two lines where it is long."""
+    if len(label) <= _SHORT_LABEL:
+        return label
+    head, comma, tail = label.partition(", ")
+    return f"{head},\n{tail}" if comma else label
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} B/s"

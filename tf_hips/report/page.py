@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as files: each figure as PNG and SVG, the numbers as JSON, and all of it as one page.
+
+The page holds its figures and styles itself; it opens without a network.
+"""
+
+import html
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tf_hips.errors import ConfigError
+from tf_hips.report import figures, runs
+from tf_hips.report.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAGE, NUMBERS = "report.html", "summary.json"
+_DPI = 150
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2.5rem; }
+table { border-collapse: collapse; font-size: 14px; display: block; overflow-x: auto; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid #e6e6e6; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+svg { max-width: 100%; height: auto; }
+"""
+
+
+def write(found: Sequence[Run], folder: Path, title: str) -> list[Path]:
+    """Writes a report; returns the files.
+
+    Args:
+        found: the runs, in the order of their colours.
+        folder: where to; it is made.
+        title: of the page.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the folder cannot be written.
+    """
+    drawn = figures.draw(found)
+    files = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        svgs = {name: svg(figure, name) for name, figure in drawn.items()}
+        for name, figure in drawn.items():
+            figure.savefig(folder / f"{name}.png", dpi=_DPI)
+            (folder / f"{name}.svg").write_text(svgs[name], encoding="utf-8")
+            files += [folder / f"{name}.png", folder / f"{name}.svg"]
+        numbers = json.dumps([runs.facts(run) for run in found], indent=1)
+        (folder / NUMBERS).write_text(numbers + "\n", encoding="utf-8")
+        (folder / PAGE).write_text(page(found, svgs, title), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+    return [*files, folder / NUMBERS, folder / PAGE]
+
+
+def svg(figure: "Figure", name: str) -> str:
+    """A figure as SVG text; the same figure is the same text."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    # Ids follow from the name, so figures of one page do not take each other's clips.
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def page(found: Sequence[Run], svgs: Mapping[str, str], title: str) -> str:
+    """The page."""
+    head, *rows = table(found)
+    subject = figures.subject_of(found)
+    of_what = f"<p>{html.escape(subject)}</p>\n" if subject else ""
+    cells = "".join(f"<th>{html.escape(one)}</th>" for one in head)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(one)}</td>" for one in row) + "</tr>\n" for row in rows
+    )
+    drawn = "\n".join(
+        f'<figure id="{name}">{text[text.index("<svg") :]}</figure>' for name, text in svgs.items()
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head><body>\n"
+        f"<h1>{html.escape(title)}</h1>\n{of_what}<table><thead><tr>{cells}</tr></thead>\n"
+        f"<tbody>{lines}</tbody></table>\n{drawn}\n</body></html>\n"
+    )
+
+
+def table(found: Sequence[Run]) -> list[list[str]]:
+    """Rows of text, the head first."""
+    head = ["run", "workers", "accuracy", "best", "time", "samples/s", "slow tier", "communication"]
+    return [head, *(_row(run) for run in found)]
+
+
+def _row(run: Run) -> list[str]:
+    best = max((one for _, one in run.points), default=None)
+    share = run.communication_share
+    slow = "-"
+    if run.slow_bytes is not None:
+        slow = _size(run.slow_bytes)
+        if run.dense_bytes:
+            slow += f" ({run.dense_bytes / run.slow_bytes:.1f}x less than dense)"
+    return [
+        run.label,
+        str(len(run.workers)),
+        "-" if run.accuracy is None else f"{run.accuracy:.2%}",
+        "-" if best is None else f"{best:.2%}",
+        f"{run.seconds:.1f} s",
+        "-" if run.samples_per_s is None else f"{run.samples_per_s:,.0f}",
+        slow,
+        "-" if share is None else f"{share:.0%}",
+    ]
+
+
+def _size(value: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:g} B"

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as values that can be compared, read from events or from trees of HiPS and ESync.
+
+Read here are, beside what `rounds` reads, the events of trainers: `setup` (`mode`, `network`,
+`dataset`, `split`, `workers`, `device`), `epoch` (`step`, `steps`, `samples`, `seconds`,
+`rounds_s`, `test_accuracy`), and `local_steps` of any event of a worker.
+
+Nothing is computed that was not measured: bytes come from sockets or are not there.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_hips import log
+from tf_hips.errors import ConfigError
+from tf_hips.report import rounds, trees
+
+Event = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """What one worker did.
+
+    Attributes:
+        name: `site/worker<rank>`, or `host/device`.
+        samples: that it trained on.
+        seconds: in training, without tests.
+        communication_s: of these, in which it waited for other parties; None: not measured.
+        local_steps: steps of each round; none where it was not logged.
+    """
+
+    name: str
+    samples: int
+    seconds: float
+    communication_s: float | None
+    local_steps: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        label: what a legend calls it.
+        subject: network and data set; empty where logs do not say.
+        mode: how workers trained together; empty where logs do not say.
+        split: how rows were dealt out; `iid` where logs do not say.
+        points: (seconds since training began, test accuracy).
+        workers: all of them, in the order of their names.
+        seconds: from the beginning to the last test.
+        slow_bytes: bytes on all uplink sockets, both ways; None: not measured.
+        dense_bytes: what gradients in fp32 would have taken; None: not known.
+        slow_seconds: in which `slow_bytes` were measured.
+        source: where it was read.
+    """
+
+    label: str
+    subject: str
+    mode: str
+    split: str
+    points: tuple[tuple[float, float], ...]
+    workers: tuple[Worker, ...]
+    seconds: float
+    slow_bytes: int | None
+    dense_bytes: int | None
+    slow_seconds: float
+    source: str
+
+    @property
+    def is_iid(self) -> bool:
+        """Whether all workers had rows of the same kind."""
+        return self.split in ("iid", "")
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one device trained by itself."""
+        return len(self.workers) == 1 and self.slow_bytes is None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last one."""
+        return self.points[-1][1] if self.points else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of all workers by the time that the run took, tests included."""
+        samples = sum(worker.samples for worker in self.workers)
+        return samples / self.seconds if samples and self.seconds > 0 else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """On the slow tier, all parties together, both ways."""
+        if self.slow_bytes is None or self.slow_seconds <= 0:
+            return None
+        return self.slow_bytes / self.slow_seconds
+
+    @property
+    def communication_share(self) -> float | None:
+        """Of the workers' training time, what they waited for other parties."""
+        known = [one for one in self.workers if one.communication_s is not None and one.seconds > 0]
+        if not known or self.is_single:
+            return None
+        waited = sum(one.communication_s or 0.0 for one in known)
+        return waited / sum(one.seconds for one in known)
+
+
+def read(path: str | Path) -> list[Run]:
+    """Runs of a folder of events, a folder of trees, a summary of ESync, or a folder of those.
+
+    Raises:
+        ConfigError: there is none, or a file is damaged.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [from_summary(trees.read_summary(path), path)]
+    if not path.is_dir():
+        raise ConfigError(f"A run must be a folder or a summary. Received: {path}, which is none")
+    events = log.read_events(path)
+    if events:
+        return [from_events(events, path)]
+    known = {f"{one}{end}.json" for one in trees.SUMMARIES.values() for end in ("", "-Non-IID")}
+    summaries = sorted(one for one in path.iterdir() if one.name in known)
+    if summaries:
+        return [from_summary(trees.read_summary(one), one) for one in summaries]
+    if trees.is_tree(path):
+        return [from_summary(trees.summarise_tree(path), path)]
+    if metas := sorted({*path.glob(trees.META), *path.glob(f"*/{trees.META}")}):
+        return [from_meta(metas[0], path)]
+    below = [one for one in sorted(path.iterdir()) if one.is_dir() and _holds_a_run(one)]
+    if not below:
+        raise ConfigError(
+            f"{path} must hold events (*.jsonl), trees (HOST/DEVICE/iter-1.txt) or summaries. "
+            "Received: none of them"
+        )
+    return [run for folder in below for run in read(folder)]
+
+
+def _holds_a_run(folder: Path) -> bool:
+    kinds = ("*.jsonl", "*.json", trees.META, f"*/{trees.META}")
+    return trees.is_tree(folder) or any(any(folder.glob(kind)) for kind in kinds)
+
+
+def read_all(paths: Sequence[str | Path]) -> list[Run]:
+    """Runs of several places, with labels that tell them apart.
+
+    What all have in common, network and data set, is left out; runs of one label get their places.
+
+    Raises:
+        ConfigError: as for `read`.
+    """
+    found = [run for path in paths for run in read(path)]
+    if len({run.subject for run in found}) > 1:
+        found = [
+            dataclasses.replace(run, label=f"{run.label}, {run.subject}") if run.subject else run
+            for run in found
+        ]
+    labels = [run.label for run in found]
+    return [
+        dataclasses.replace(run, label=f"{run.label}, {_short(run.source)}")
+        if labels.count(run.label) > 1
+        else run
+        for run in found
+    ]
+
+
+def _short(source: str) -> str:
+    return Path(source).name or source
+
+
+def from_events(events: Sequence[Event], source: Path) -> Run:
+    """The newest run of a folder of events.
+
+    Raises:
+        ConfigError: no worker has told anything.
+    """
+    events = [event for event in rounds.newest_run(events) if event["role"] == "worker"]
+    if not events:
+        raise ConfigError(f"{source} must hold events of workers. Received: none")
+    setup = next((event for event in events if event["event"] == "setup"), None)
+    begin = next((e for e in events if e["event"] in ("setup", "first_sync")), events[0])["time_us"]
+    points = tuple(
+        ((time_us - begin) / 1e6, accuracy) for time_us, accuracy in rounds.epochs(events)
+    )
+    names = sorted({(event["site"], event["rank"]) for event in events})
+    workers = tuple(
+        _worker([event for event in events if (event["site"], event["rank"]) == name])
+        for name in names
+    )
+    try:
+        traffic = rounds.traffic(events)
+    except ConfigError:  # one device, or one party
+        traffic = None
+    facts = setup or {}
+    return Run(
+        label=_label(facts) or source.name,
+        subject=f"{facts['network']} on {facts['dataset']}" if facts else "",
+        mode=str(facts.get("mode", "")),
+        split=str(facts.get("split", "iid")),
+        points=points,
+        workers=workers,
+        seconds=points[-1][0] if points else (events[-1]["time_us"] - begin) / 1e6,
+        slow_bytes=None if traffic is None else traffic.measured[-1],
+        dense_bytes=None if traffic is None else traffic.dense[-1],
+        slow_seconds=0.0 if traffic is None else traffic.seconds[-1] - traffic.seconds[0],
+        source=str(source),
+    )
+
+
+def _label(setup: Event) -> str:
+    if not setup:
+        return ""
+    split = str(setup.get("split", "iid"))
+    return str(setup["mode"]) + ("" if split == "iid" else f", {split}")
+
+
+def _worker(events: Sequence[Event]) -> Worker:
+    epochs = [event for event in events if event["event"] == "epoch" and "seconds" in event]
+    exchanges = [event for event in events if event["event"] == "round"]
+    waited: float | None = None
+    seconds = float(sum(event["seconds"] for event in epochs))
+    if epochs:
+        known = [event["rounds_s"] for event in epochs if event.get("rounds_s") is not None]
+        waited = float(sum(known)) if known else None
+    elif len(exchanges) > 1:
+        # From the first answer to the last, so the exchange before the first is left out.
+        seconds = (exchanges[-1]["time_us"] - exchanges[0]["time_us"]) / 1e6
+        waited = float(sum(event["seconds"] for event in exchanges[1:]))
+    return Worker(
+        name=f"{events[0]['site']}/worker{events[0]['rank']}",
+        samples=sum(int(event.get("samples") or 0) for event in epochs),
+        seconds=seconds,
+        communication_s=None if waited is None else min(waited, seconds),
+        local_steps=tuple(int(e["local_steps"]) for e in events if e.get("local_steps")),
+    )
+
+
+def from_summary(summary: trees.Summary, path: Path) -> Run:
+    """A run from a tree's summary; its name says the mode, and `-niid` or `-Non-IID` the split."""
+    name = path.stem if path.is_file() else path.name
+    plainly = name.lower()
+    is_iid = not plainly.endswith(("-niid", "-non-iid"))
+    mode = plainly.removesuffix("-niid").removesuffix("-non-iid")
+    workers = []
+    points: tuple[tuple[float, float], ...] = ()
+    seconds = 0.0
+    for host, devices in sorted(summary.items()):
+        for device, lists in sorted(devices.items()):
+            elapsed = [float(one) for one in lists["elapsed_time_list"]]
+            waited = lists.get("aggregate_time_list")
+            steps = [int(one) for one in lists.get("self_iters_list", [])]
+            total = elapsed[-1] if elapsed else 0.0
+            seconds = max(seconds, total)
+            workers.append(
+                Worker(
+                    name=f"{host}/{device}",
+                    samples=sum(int(one) for one in lists["num_samples_list"]),
+                    seconds=total,
+                    communication_s=min(float(sum(waited)), total)
+                    if waited and any(waited)
+                    else None,
+                    # ESync counts the entry of the aggregation, too; others have that one only.
+                    local_steps=tuple(one - 1 for one in steps)
+                    if max(steps, default=0) > 1
+                    else (),
+                )
+            )
+            accuracies = lists["accuracy_list"]
+            if accuracies and not points:
+                points = tuple(
+                    (second, float(accuracy))
+                    for second, accuracy in zip(
+                        elapsed[-len(accuracies) :], accuracies, strict=False
+                    )
+                )
+    return Run(
+        label=name,
+        subject="",
+        mode=mode if mode in trees.SUMMARIES else "",
+        split="iid" if is_iid else "class",
+        points=points,
+        workers=tuple(workers),
+        seconds=seconds,
+        slow_bytes=None,
+        dense_bytes=None,
+        slow_seconds=0.0,
+        source=str(path),
+    )
+
+
+def from_meta(meta: Path, path: Path) -> Run:
+    """A run of which only HiPS's `net.meta` is left: its last test, when the file was written.
+
+    Raises:
+        ConfigError: it is no such file.
+    """
+    told = trees.read_meta(meta)
+    try:
+        second = max(0.0, meta.stat().st_mtime - float(told["begin_time"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{meta} must say `begin_time`. Received: another") from error
+    run = from_summary({}, path)
+    return dataclasses.replace(
+        run, points=((second, float(told["test_acc"])),), seconds=second, source=str(meta)
+    )
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """What `tf-hips summary` says of a run, as JSON values."""
+    return {
+        "run": run.label,
+        "source": run.source,
+        "subject": run.subject,
+        "mode": run.mode,
+        "split": run.split,
+        "workers": len(run.workers),
+        "accuracy": run.accuracy,
+        "best_accuracy": max((one for _, one in run.points), default=None),
+        "seconds": run.seconds,
+        "samples_per_s": run.samples_per_s,
+        "slow_bytes": run.slow_bytes,
+        "dense_bytes": run.dense_bytes,
+        "communication_share": run.communication_share,
+        "points": [list(point) for point in run.points],
+        "per_worker": [dataclasses.asdict(worker) for worker in run.workers],
+    }

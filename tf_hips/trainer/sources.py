@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each worker's batches: to train on, split as asked for, and to test on, all rows once."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_hips import data as batches
+from tf_hips.data import sets, splits
+from tf_hips.data.position import make_plain_variable
+from tf_hips.errors import ConfigError
+from tf_hips.trainer.settings import Training
+
+_WHITE = 255.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What one worker reads.
+
+    Attributes:
+        train: batches without end.
+        test: batches of this worker's part of the test rows; those of all replicas are all rows.
+        steps_of_pass: steps in which all workers together see as many rows as there are.
+        samples_of_pass: rows of those steps, of this worker.
+        num_rows: rows to train on that this worker has.
+    """
+
+    train: tf.data.Dataset
+    test: tf.data.Dataset
+    steps_of_pass: int
+    samples_of_pass: int
+    num_rows: int
+
+
+def make(settings: Training, data: sets.DataSet, strategy: Any, seed: int) -> Source:
+    """Batches for this worker.
+
+    Args:
+        settings: batch sizes and the split.
+        data: the same on all workers.
+        strategy: a strategy of tf_hips.
+        seed: of split and order, the same on all workers.
+
+    Raises:
+        ConfigError: some worker would have fewer rows than a batch.
+    """
+    group, groups = strategy.sample_group()
+    size = settings.batch_size
+    split = splits.parse(settings.split)
+    make_variable = strategy._make_variable
+    common: dict[str, Any] = {"seed": seed, "make_variable": make_variable}
+    rows = data.train
+    if len(rows) < groups * size:
+        raise ConfigError(
+            f"{data.name} must have a batch for each of {groups} workers, {groups * size} rows. "
+            f"Received: {len(rows)} rows"
+        )
+    if split.kind == "iid":
+        train = batches.shard((rows.x, rows.y), size, group=group, groups=groups, **common)
+        num_rows = len(range(group, len(rows), groups))
+    else:
+        parts = splits.parts(
+            rows.y, split, _parties(strategy, groups), seed=seed, level=settings.split_over
+        )
+        short = [worker for worker, part in enumerate(parts) if len(part) < size]
+        if short:
+            raise ConfigError(
+                f"Every worker must have a batch of {size} rows. Received: {len(parts[short[0]])} "
+                f"rows for worker {short[0]} of {groups}, split by {split.text}; take a smaller "
+                "batch or a larger ALPHA"
+            )
+        own = np.sort(parts[group]) if not split.is_compat else parts[group]
+        num_rows = len(own)
+        train = batches.shard(
+            (rows.x[own], rows.y[own]),
+            size,
+            group=0,
+            groups=1,
+            shuffle=not split.is_compat,
+            **common,
+        )
+    steps = len(rows) // (groups * size)
+    # Where each party is a world of its own, its workers test on all rows.
+    replica, replicas = strategy._replica(), strategy.num_replicas_in_sync
+    return Source(
+        train=scaled(train.repeat(), data),
+        test=test_batches(data, settings.eval_batch_size, replica, replicas, make_variable),
+        steps_of_pass=steps,
+        samples_of_pass=steps * size,
+        num_rows=num_rows,
+    )
+
+
+def test_batches(
+    data: sets.DataSet,
+    batch_size: int,
+    replica: int = 0,
+    replicas: int = 1,
+    make_variable: Any = make_plain_variable,
+) -> tf.data.Dataset:
+    """One replica's batches of the test rows, in order, without leaving any out."""
+    dataset = batches.shard(
+        (data.test.x, data.test.y),
+        batch_size,
+        group=replica,
+        groups=replicas,
+        seed=0,
+        shuffle=False,
+        drop_remainder=False,
+        make_variable=make_variable,
+    )
+    return scaled(dataset, data)
+
+
+def scaled(dataset: tf.data.Dataset, data: sets.DataSet) -> tf.data.Dataset:
+    """Images as floats in [0, 1]; texts as they are."""
+    if data.is_text:
+        return dataset
+    return dataset.map(
+        lambda x, y: (tf.cast(x, tf.float32) / _WHITE, y), num_parallel_calls=1
+    ).prefetch(2)
+
+
+def _parties(strategy: Any, groups: int) -> tuple[int, ...]:
+    """Workers of each party."""
+    welcome = getattr(strategy, "_welcome", None)
+    return (groups,) if welcome is None else tuple(welcome.workers)

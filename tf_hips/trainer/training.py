@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `tf-hips train` on one worker."""
+
+import dataclasses
+import os
+import shutil
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips import callbacks, config, models
+from tf_hips.comm import primitives
+from tf_hips.data import sets, splits
+from tf_hips.errors import ConfigError
+from tf_hips.trainer import evaluator, sources
+from tf_hips.trainer.modes import MODES
+from tf_hips.trainer.progress import Plan, Progress, StopAt
+from tf_hips.trainer.settings import Evaluation, Training
+from tf_hips.trainer.ways import DEFAULT_RATE, WORKERS_VARIABLE
+
+DEFAULT_EPOCHS = 10
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def run(settings: Training) -> None:
+    """Trains, or evaluates where this process is the run's evaluator.
+
+    Raises:
+        ConfigError: settings, data and workers do not fit together.
+    """
+    if config.role() == "evaluator":
+        if settings.train_dir is None:
+            raise ConfigError("An evaluator needs checkpoints: --train-dir DIR. Received: none")
+        evaluator.run(
+            Evaluation(
+                model_dir=settings.train_dir,
+                network=settings.network,
+                dataset=settings.dataset,
+                data_dir=settings.data_dir,
+                image_size=settings.image_size,
+                eval_batch_size=settings.eval_batch_size,
+                follow=True,
+                log_dir=settings.log_dir,
+            )
+        )
+        return
+    _check_device(settings)
+    told = config.current()
+    if config.CONFIG_VARIABLE not in os.environ and os.environ.get(WORKERS_VARIABLE, "1") == "1":
+        # A folder of logs may hold several runs; only a launcher gives each a name.
+        told = dataclasses.replace(told, run=f"train-{uuid.uuid4().hex[:12]}")
+    if settings.seed is not None:
+        told = dataclasses.replace(told, seed=settings.seed)
+    if settings.log_dir is not None:
+        told = dataclasses.replace(told, log_dir=settings.log_dir)
+    name = models.canonical(settings.network)
+    data = sets.load(settings.dataset, settings.data_dir, image_size=settings.image_size)
+    keras.utils.set_random_seed(told.seed % (1 << 32))
+    way = MODES[settings.mode].make(settings, told)
+    try:
+        _train(settings, told, name, data, way)
+    except BaseException as error:
+        close = getattr(way.strategy, "close", None)  # of those that join a server
+        if close is not None:  # else the others wait for this party until they give it up
+            close(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, way: Any) -> None:
+    strategy = way.strategy
+    write_event, rank = strategy.write_event, strategy.global_rank
+    workers = strategy.sample_group()[1]
+    source = sources.make(settings, data, strategy, told.seed)
+    with strategy.scope():
+        model = models.make(name, data.shape, data.classes)
+        model.compile(
+            optimizer=way.optimizer,
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            steps_per_execution=settings.steps_per_execution,
+        )
+    num_steps = _num_steps(settings, source.steps_of_pass)
+    interval = min(settings.eval_duration or source.steps_of_pass, num_steps)
+    if rank == 0:
+        sys.stdout.write(
+            f"{name} of {model.count_params()} parameters on {data.name} ({len(data.train)} rows, "
+            f"{data.classes} classes), mode {settings.mode}, {workers} "
+            f"worker{'s' if workers > 1 else ''}, {num_steps} steps\n"
+        )
+        sys.stdout.flush()
+    facts = {"network": name, "dataset": data.name, "image_size": settings.image_size}
+    write_event(
+        "setup",
+        mode=settings.mode,
+        split=splits.parse(settings.split).text,
+        batch_size=settings.batch_size,
+        workers=workers,
+        rows=source.num_rows,
+        steps=num_steps,
+        device=_device(),
+        **facts,
+    )
+    plan = Plan(
+        num_steps=num_steps,
+        steps_of_pass=source.steps_of_pass,
+        batch_size=settings.batch_size,
+        workers=workers,
+        learning_rate=settings.learning_rate or DEFAULT_RATE,
+        tree=_tree(settings, told),
+        is_first=rank == 0,
+    )
+    progress = Progress(
+        plan,
+        write_event,
+        None if told.uplink is None else lambda: float(strategy.seconds_in_rounds),
+    )
+    used: list[keras.callbacks.Callback] = [StopAt(num_steps), progress]
+    checkpoint = None
+    if settings.train_dir is not None:
+        checkpoint = callbacks.StepCheckpoint(
+            settings.train_dir, settings.eval_freq, facts={**facts, "run": told.run}
+        )
+        used.append(checkpoint)
+    if settings.backup_dir is not None:
+        used.append(callbacks.BackupAndRestore(settings.backup_dir))
+    begin = time.monotonic()
+    try:
+        way.fit(
+            model,
+            x=source.train,
+            epochs=-(-num_steps // interval),
+            steps_per_epoch=interval,
+            validation_data=source.test,
+            callbacks=used,
+            shuffle=False,
+            verbose=0,
+        )
+    except BaseException as error:
+        if checkpoint is not None:
+            checkpoint.end(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        progress.end()
+    seconds = time.monotonic() - begin
+    result = model.evaluate(source.test, verbose=0, return_dict=True)
+    accuracy = float(result["accuracy"])
+    from tf_hips.strategies import fingerprint
+
+    write_event("result", test_accuracy=accuracy, fingerprint=fingerprint(model), seconds=seconds)
+    if rank == 0:
+        sys.stdout.write(
+            f"test accuracy {accuracy:.4f} after {int(model.optimizer.iterations)} steps in "
+            f"{seconds:.1f} s\n"
+        )
+        sys.stdout.flush()
+
+
+def _num_steps(settings: Training, steps_of_pass: int) -> int:
+    """Steps of the whole run: as many as `epochs` make, and at most `max_steps`."""
+    if settings.epochs is None and settings.max_steps is not None:
+        return settings.max_steps
+    whole = (settings.epochs or DEFAULT_EPOCHS) * steps_of_pass
+    return min(whole, settings.max_steps or whole)
+
+
+def _tree(settings: Training, told: config.Run) -> Path | None:
+    """The folder of this worker's tree, emptied of an older run's files."""
+    if settings.tree_dir is None:
+        return None
+    site = told.uplink.site if told.uplink is not None else "local"
+    device = _device()
+    local = primitives.local_rank()
+    folder = Path(settings.tree_dir) / site.replace("/", "-")
+    folder /= device if device != "cpu" or not local else f"cpu-{local}"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"Logs cannot be written to {folder}: {error.strerror or error}"
+        ) from error
+    return folder
+
+
+def _device() -> str:
+    """`cpu`, or `gpu` and the number that the machine gives it."""
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        return "cpu"
+    local = primitives.local_rank() % len(gpus)
+    visible = [one for one in os.environ.get(_GPUS, "").split(",") if one]
+    return f"gpu{visible[local] if local < len(visible) else local}"
+
+
+def _check_device(settings: Training) -> None:
+    if settings.needs_gpu and not tf.config.list_physical_devices("GPU"):
+        visible = os.environ.get(_GPUS)
+        named = f" with {_GPUS}={visible}" if visible is not None else ""
+        raise ConfigError(
+            f"--gpu and --enable-gpu need a GPU that TensorFlow can use. Received: none{named}"
+        )

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the modes train: which strategy, which optimizer, and what fits the model.
+
+A new mode is a function here, or in a module of its own, and its entry in `modes.MODES`.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tf_hips import config
+from tf_hips.errors import ConfigError
+from tf_hips.trainer.settings import Training
+
+DEFAULT_RATE = 0.01
+WORKERS_VARIABLE = "HOROVOD_SIZE"
+
+
+def _fit(model: keras.Model, **options: Any) -> Any:
+    return model.fit(**options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """What a mode is made of.
+
+    Attributes:
+        strategy: a strategy of tf_hips.
+        optimizer: of the model, made inside the strategy's scope.
+        fit: trains: gets the model and what `keras.Model.fit` takes.
+    """
+
+    strategy: Any
+    optimizer: keras.optimizers.Optimizer
+    fit: Callable[..., Any] = _fit
+
+
+def synchronous(settings: Training, run: config.Run) -> Way:
+    """Parties through their server where there is one, else the workers of one Horovod job."""
+    import tf_hips
+
+    if run.uplink is None:
+        ring = tf_hips.CompressedRing(settings.compression, config=run)
+        with ring.scope():
+            return Way(ring, _optimizer(settings))
+    parties = tf_hips.HierarchicalPS(settings.compression, config=run)
+    with parties.scope():
+        rule = parties._rule
+        if rule is None or not rule.gives_steps:
+            return Way(parties, _optimizer(settings))
+        if rule.is_asynchronous:
+            raise ConfigError(
+                f"The mode sync needs a rule that waits for all parties. Received: rule={rule}; "
+                "take --mode async or dcasgd"
+            )
+        if settings.learning_rate is not None or settings.momentum:
+            raise ConfigError(
+                "`learning_rate` and `momentum` are the server's where its rule makes the steps. "
+                f"Received: rule={rule}"
+            )
+        return Way(parties, keras.optimizers.SGD(1.0))
+
+
+def asynchronous(settings: Training, run: config.Run) -> Way:
+    """ASGD: the server makes a step of what a party sends at once; with momentum, if asked for."""
+    rate = settings.learning_rate or DEFAULT_RATE
+    rule = f"asgd(learning_rate={rate:g})"
+    if settings.momentum:
+        rule = (
+            f"momentum(learning_rate={rate:g}, momentum={settings.momentum:g}, asynchronous=True)"
+        )
+    return _of_a_server(settings, run, rule)
+
+
+def delay_compensated(settings: Training, run: config.Run) -> Way:
+    """DC-ASGD with a shadow copy for each party."""
+    rate = settings.learning_rate or DEFAULT_RATE
+    return _of_a_server(settings, run, f"dc_asgd(learning_rate={rate:g})")
+
+
+def alone(settings: Training, run: config.Run) -> Way:
+    """One worker, bit for bit what Keras does without a strategy.
+
+    It has one all the same: that is who puts the data where a backup was made.
+    """
+    import tf_hips
+
+    if run.uplink is not None or int(os.environ.get(WORKERS_VARIABLE, "1")) > 1:
+        raise ConfigError(
+            "The mode local trains on one device: start it without a launcher, or with `tf-hips "
+            "run --parties 1 --workers 1`. Received: one of several workers"
+        )
+    ring = tf_hips.CompressedRing(config=run)
+    with ring.scope():
+        return Way(ring, _optimizer(settings))
+
+
+def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
+    import tf_hips
+
+    if run.uplink is None:
+        raise ConfigError(
+            f"The mode {settings.mode} needs a server: `tf-hips run`, `tf-hips party --server`. "
+            "Received: none"
+        )
+    if run.rule is not None and settings.learning_rate is not None:
+        raise ConfigError(
+            f"`learning_rate` is in the rule of the launcher. Received: rule={run.rule}, "
+            f"learning_rate={settings.learning_rate:g}"
+        )
+    chosen = None if run.rule is not None else rule
+    strategy = tf_hips.HierarchicalPS(settings.compression, config=run, rule=chosen)
+    if strategy._rule is None or not strategy._rule.is_asynchronous:
+        raise ConfigError(
+            f"The mode {settings.mode} needs a rule that waits for nobody. Received: "
+            f"rule={strategy._rule}; take --mode sync"
+        )
+    with strategy.scope():
+        return Way(strategy, keras.optimizers.SGD(1.0))
+
+
+def _optimizer(settings: Training) -> keras.optimizers.Optimizer:
+    rate = settings.learning_rate or DEFAULT_RATE
+    options = {"learning_rate": rate, **settings.optimizer_options}
+    try:
+        if settings.optimizer == "adam":
+            return keras.optimizers.Adam(**options)
+        return keras.optimizers.SGD(momentum=settings.momentum, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"`optimizer` options must be those of Keras' {settings.optimizer}. Received: "
+            f"{dict(settings.optimizer_options)} ({error})"
+        ) from error
