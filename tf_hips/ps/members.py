@@ -39,6 +39,7 @@ class Terms:
     site: str | None = None  # by which it is known to the server above it; None: there is none
     way_up: str | None = None  # compression of its way up; None: what the children bring
     quorum: Quorum | None = None  # None: rounds wait for all
+    period: int | None = None  # updates of a chunk between ways up; None: one of each child
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -118,6 +119,15 @@ class Members:
     def are_complete(self) -> bool:
         """Whether nobody is missing."""
         return len(self.children) == len(self.terms.parties)
+
+    @property
+    def has_own_rule(self) -> bool:
+        """Whether the children go on by a rule of this server, though there is one above it."""
+        return self.terms.site is not None and self.terms.rule is not None
+
+    def shares(self) -> dict[int, float]:
+        """What children stand for without being asked: their workers."""
+        return {place: float(child.workers) for place, child in self.children.items()}
 
     @property
     def have_left(self) -> bool:
@@ -279,6 +289,7 @@ class Members:
             if place == position or other.model is None:
                 continue
             is_apart = rules.parse(other.rule).is_asynchronous  # and counts rounds of its own
+            is_apart &= self.terms.site is None or self.has_own_rule
             if other.first_round != first_round and not is_apart:
                 raise ProtocolError(
                     "All parties must go on from the same step. Received: site "
