@@ -358,15 +358,6 @@ def test_the_rule_is_that_of_the_topmost_server(certificates: Certificates, rule
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_rule_without_rounds_of_all_is_refused(certificates: Certificates) -> None:
-    with (
-        serving_tree(certificates, TWO, rule="asgd(learning_rate=0.1)") as servers,
-        leaves_of(certificates, TWO, addresses_of(servers), joins=False) as members,
-        pytest.raises(TfHipsError, match=r"synchronous rounds only. Received: rule asgd"),
-    ):
-        together(*(member.join for member in members))
-
-
 def test_several_servers_above_give_the_same_bits(certificates: Certificates) -> None:
     with contextlib.ExitStack() as stack:
         tops = [
