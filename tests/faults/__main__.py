@@ -8,7 +8,7 @@
     refusals    a full disk, a torn tail, a damaged snapshot, another version, another model
     schedules   faults drawn from a seed: kills at places and at moments, cuts, kills of a server
                 that is just restoring; of one server, of two, of a tree, of a tree below two
-    keras       Keras trainings of two parties, their server killed in up to three places (soak)
+    keras       Keras trainings of a tree, of which all roles are killed (soak)
 
 Servers and children are processes; a kill is SIGKILL, by number. Each job must end by
 itself, with weights bit-identical to those of a run in which nothing happens (`training`), and with

@@ -12,6 +12,7 @@ from tests.faults import __main__ as program
 from tests.faults import job as jobs
 from tests.faults import refusals
 from tests.faults.job import Failed, Job
+from tests.faults.keras_runs import KINDS, STEPS, KerasRun
 from tests.faults.schedule import DELAYS_S, ROLES, Schedule, cases
 from tests.faults.training import SETTINGS, TREES, Trainer
 from tf_hips.ps.recorder import Kind
@@ -136,6 +137,17 @@ def test_a_seed_says_everything() -> None:
     for one in schedules:
         rounds = [fault.round for fault in one.faults]
         assert all(0 < first < one.setting.rounds - 1 for first in rounds)
+
+
+def test_a_soak_kills_every_role() -> None:
+    runs = [KerasRun.of(seed) for seed in range(1000, 1000 + program.KERAS_RUNS)]
+    assert runs == [KerasRun.of(seed) for seed in range(1000, 1000 + program.KERAS_RUNS)]
+    kinds = [kill.kind for run in runs for kill in run.kills]
+    assert all(kinds.count(kind) >= 2 for kind in KINDS)
+    for run in runs:
+        rounds = [kill.round for kill in run.kills]
+        assert rounds == sorted(set(rounds))
+        assert 0 < rounds[0] <= rounds[-1] < STEPS - 6
 
 
 def test_what_fails_says_how_to_repeat_it(capsys: pytest.CaptureFixture[str]) -> None:
