@@ -2,7 +2,7 @@
 """docs/new-algorithm.md, from top to bottom: its files are written, its commands run, and what they
 print is what the page shows. `...` in the page stands for any text.
 
-`make test` leaves out what trains and what computes with a million numbers; `make test-all` has all.
+`make test` leaves out what trains and what computes with a million numbers, `make test-all` none.
 """
 
 import os

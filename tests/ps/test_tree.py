@@ -452,9 +452,10 @@ def test_nonsense_from_a_party_server_is_refused(certificates: Certificates) -> 
         for leaves, workers, text in (
             ((("a", 1), ("b", 2)), 2, "`workers` must be those of all leaves"),
             ((("a", 0), ("b", 2)), 2, "`workers` must be from 1 to 2"),
-            ((("a/b", 2),), 2, "`leaves` must be 1 to 50 letters"),
+            ((("a//b", 2),), 2, "`leaves` must be 1 to 50 letters"),
             ((("a", "b"),), 2, "A leaf must be a pair of site and workers"),
-            ((("a", 1), ("a", 1)), 2, None),
+            ((("a", 1), ("a", 1)), 2, "`a` twice, as west/a and as west/a"),
+            ((("a", 1), ("b", 1)), 2, None),
         ):
             client = Client(
                 Uplink(server.address, "west", None, DEADLINE_S), "local", workers, leaves=leaves

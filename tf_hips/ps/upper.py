@@ -51,6 +51,7 @@ class Upper:
         session: Session,
         events: log.EventLog,
         ask: Callable[[], object],
+        before: "Upper | None" = None,
     ) -> None:
         """Nothing is connected.
 
@@ -61,12 +62,14 @@ class Upper:
             events: where joining and leaving are written.
             ask: hears from the server above how long that waits, before it is joined. Children of
                 a run that is restored do not ask for it.
+            before: of the run before, which must have left above before this one joins there.
         """
         self._uplink = uplink
         self._run = run
         self._session = session
         self._events = events
         self._ask = ask
+        self._before = before
         self._client: Connection | None = None
         self._is_synced = False
         self._is_agreed = False
@@ -139,6 +142,9 @@ class Upper:
     def _join(self) -> None:
         """Joins above, for the first time or as the process that comes back."""
         session = self._session
+        if self._before is not None:
+            self._before.close()
+            self._before = None
         self._ask()
         with session.changed:
             members = session.state.members
@@ -188,7 +194,7 @@ class Upper:
         """A client that has not connected; of a run that goes on, if this server has joined one."""
         with self._session.changed:
             members = self._session.state.members
-            leaves = members.leaves
+            leaves = members.leaves_by_path
             must_be_back = members.place is not None
         if len(leaves) > MAX_LEAVES:
             raise ProtocolError(f"A tree must have at most {MAX_LEAVES} leaves below one server.")
