@@ -72,3 +72,29 @@ def test_workers_train_through_the_servers_of_their_parties(tmp_path: Path, part
     # The leaves send halves, 2 bytes an element; what comes down are bits.
     assert all(one["received_bytes"] > 3 * one["sent_bytes"] > 0 for one in rounds)
     assert not [one for one in events if one.get("reason")]
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_parties_keep_step_inside_and_not_with_each_other(tmp_path: Path) -> None:
+    """An asynchronous rule of the global server: HiPS's dist_async."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace("keras.optimizers.Adam(0.01)", "keras.optimizers.SGD(1.0)"))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "2"),
+            *("--intra", "ps", "--rule", "asgd(learning_rate=0.02)", str(script), str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    prints = [one["fingerprint"] for one in told]
+    assert prints[0] == prints[1]
+    assert prints[2] == prints[3]
+    assert all(one["replicas"] == 1 for one in told)
+    assert all(one["loss"][-1] < one["loss"][0] for one in told)
