@@ -27,6 +27,7 @@ from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.gather import too_long
+from tf_hips.ps.members import no_quorum
 from tf_hips.ps.periods import PeriodicStore
 from tf_hips.ps.relays import Passed, PassedWeights, Passing
 from tf_hips.ps.session import Session
@@ -168,6 +169,7 @@ class Upper:
                 "the rule of the server above must give steps, as `fedavg` does. Received: rule "
                 f"{welcome.rule} of server {self._uplink.server}"
             )
+        self._check_quorum(welcome.rule)
         all_leaves = tuple(zip(welcome.parties, welcome.workers, strict=True))
         found = Place(
             welcome.child, all_leaves, terms[0], welcome.downlink, welcome.rule, welcome.session
@@ -189,6 +191,12 @@ class Upper:
             len(leaves),
             len(all_leaves),
         )
+
+    def _check_quorum(self, rule: str) -> None:
+        terms = self._session.state.members.terms
+        # Means below an asynchronous server are not scaled for children that are late.
+        if terms.quorum is not None and rules.parse(rule).is_asynchronous:
+            raise ProtocolError(no_quorum(rule, f"server {self._uplink.server}"))
 
     def _make_client(self) -> Connection:
         """A client that has not connected; of a run that goes on, if this server has joined one."""
