@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 def tree(folder: Path, **keys: Any) -> Any:
     told = {"party_servers": [REGION, LAB], "parties": PARTIES}
-    server = {"rule": "fedavg", "state": "kept", "lost_after": 5}
+    server = {"rule": "fedavg", "state": "kept", "lost_after": 5, "quorum": 1}
     return load(folder, **told | {"server": server} | keys)
 
 

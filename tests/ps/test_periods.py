@@ -452,6 +452,12 @@ def test_what_cannot_be_is_refused(certificates: Certificates) -> None:
         pytest.raises(TfHipsError, match=r"must give steps, as `fedavg` does\. Received: rule sum"),
     ):
         together(*(member.join for member in members))
+    with (
+        serving_tree(certificates, node, rule="asgd(0.5)", below={"quorum": 1}) as servers,
+        leaves_of(certificates, node, addresses_of(servers), joins=False) as members,
+        pytest.raises(TfHipsError, match="`quorum` and `close_at` are of synchronous rounds"),
+    ):
+        together(*(member.join for member in members))
     uplink = servers["west"]._config.uplink
     for settings, text in (
         ({"uplink": uplink, "rule": "momentum"}, "A synchronous `rule` is what the topmost"),

@@ -23,7 +23,10 @@ SERVER_DERIVED = (
 )
 _OF_PARTY_SERVERS = ("uplink_compression", "period")
 # Options of `server` that only the topmost servers are told.
-TOPMOST = ("compression", "downlink", "rule", "metrics")
+TOPMOST = (
+    *("compression", "downlink", "rule", "metrics"),
+    *("quorum", "round_deadline", "deadline_mads", "late", "close_at", "below_quorum_s"),
+)
 PARTY_DERIVED = (
     *("server", "site", "run", "num_proc", "hosts", "hostfile", "interface", "announce"),
     *("authority", "certificate", "key", "insecure"),
