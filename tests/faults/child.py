@@ -40,7 +40,7 @@ def main() -> int:
     if order["resends"]:
         _forget_what_is_held()
     trap = Trap()
-    uplink = Uplink(order["server"], site, identity, DEADLINE_S, order["role"])
+    uplink = Uplink(order["server"], site, identity, DEADLINE_S, order.get("role", "global-server"))
     client = connect(uplink, order["run"], 1)
     try:
         _train(client, setting, site, Path(order["backup"]), trap)
