@@ -76,7 +76,7 @@ def train(folder: Path, how: str, parties: int, *options: str) -> tuple[set[str]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tf_hips.cli", "run"),
-            *("--parties", str(parties), "--workers", "1"),
+            *("--parties", str(parties), "--workers", "1", "--server"),
             *("--log-dir", str(folder / "logs"), *options, str(script), str(folder), how),
         ],
         capture_output=True,
