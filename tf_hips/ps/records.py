@@ -52,6 +52,7 @@ class Facts:
         site: name towards the server above, or None.
         way_up: text of the compressor of the way there that the server was told, or None.
         late: what becomes of late updates where rounds close without some children, or None.
+        period: updates of a chunk between ways up, as the server was told, or None.
     """
 
     run: str
@@ -63,6 +64,7 @@ class Facts:
     site: str | None = None
     way_up: str | None = None
     late: str | None = None
+    period: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

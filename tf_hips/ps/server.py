@@ -226,7 +226,9 @@ class Server:
 
     def _renew(self) -> None:
         """Begins a new session where a process that joins finds one that is over."""
-        if not self._session.is_over or self._config.once or self._stopped.is_set():
+        if self._stopped.is_set() and self._session.is_over:
+            raise PeerError("The run has ended. The server was stopped.")
+        if not self._session.is_over or self._config.once:
             return
         self._session = (
             self._keeper.begin() if self._keeper else Session(self._terms, tell=self._events.write)
@@ -243,6 +245,7 @@ class Server:
                 self._session,
                 self._events,
                 lambda: waits.ask(uplink.deadline_s),
+                before=self._upper,
             )
             self._upper.start()
 
