@@ -46,8 +46,9 @@ test-all: build ## every test that this machine can run
 test-faults: build ## kill -9 of every role in every phase, cut links, bad states; COUNT=200 schedules from SEED=0
 	@$(BIN)/python -m tests.faults $(ARGS)
 
-soak: build ## 10 Keras trainings whose server is killed, and COUNT=1000 schedules from SEED=0
-	@COUNT=$(or $(COUNT),1000) $(BIN)/python -m tests.faults --only keras schedules $(ARGS)
+soak: build ## 10 Keras trainings of which all roles are killed, and COUNT=100 schedules from SEED=1000
+	@SEED=$(or $(SEED),1000) COUNT=$(or $(COUNT),100) \
+	  $(BIN)/python -m tests.faults --only keras schedules --jobs 2 $(ARGS)
 
 demo: build ## train on two parties and a server, all on this machine; writes demo-out/
 	@$(BIN)/python examples/demo.py $(ARGS)

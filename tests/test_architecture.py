@@ -37,6 +37,7 @@ WITHOUT_TENSORFLOW = [
     "tf_hips.comm.planner",
     "tf_hips.config",
     "tf_hips.errors",
+    "tf_hips.esync.pacer",
     "tf_hips.log",
     "tf_hips.ops.algorithms",
     "tf_hips.ops.compressor",
@@ -46,6 +47,8 @@ WITHOUT_TENSORFLOW = [
     "tf_hips.ps.shards",
     "tf_hips.ps.server",
     "tf_hips.robust",
+    "tf_hips.ps.state_server",
+    "tf_hips.simulation",
     "tf_hips.cli",
 ]
 LINTER = Path(sys.executable).with_name("lint-imports")

@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CompressedRing": "tf_hips.strategies",
+    "ESync": "tf_hips.loops",
     "FedAvg": "tf_hips.loops",
     "HFA": "tf_hips.loops",
     "HierarchicalPS": "tf_hips.strategies",

@@ -68,14 +68,15 @@ print("END", hashlib.sha256(weights).hexdigest(), history.history["loss"], flush
 """
 
 
-def train(folder: Path, how: str, *options: str) -> tuple[set[str], str]:
+def train(folder: Path, how: str, parties: int, *options: str) -> tuple[set[str], str]:
     """What the workers say at the end, and all that was printed."""
     folder.mkdir()
     script = folder / "train.py"
     script.write_text(TRAIN)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
+            *(sys.executable, "-m", "tf_hips.cli", "run"),
+            *("--parties", str(parties), "--workers", "1", "--server"),
             *("--log-dir", str(folder / "logs"), *options, str(script), str(folder), how),
         ],
         capture_output=True,
@@ -86,16 +87,32 @@ def train(folder: Path, how: str, *options: str) -> tuple[set[str], str]:
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed
     ends = re.findall(r"^\[party\d/worker0\] END (.*)$", printed, re.MULTILINE)
-    assert len(ends) == 2, printed
+    assert len(ends) == parties, printed
     return set(ends), printed
 
 
 @pytest.mark.tf
 @pytest.mark.heavy
 @pytest.mark.timeout(330)
+def test_a_worker_and_the_server_are_started_again(tmp_path: Path) -> None:
+    """One party, so `make test` starts TensorFlow three times, and not seven."""
+    undisturbed, _ = train(tmp_path / "undisturbed", "undisturbed", 1)
+    ends, printed = train(tmp_path / "disturbed", "disturbed", 1, "--max-restarts", "1")
+    assert ends == undisturbed
+    for text in (
+        "party0/worker0 failed (exit code 1); party0 starts again (1 of 1)",
+        "server failed (killed by SIGKILL); server starts again (1 of 1)",
+        "Site party0 has come back as another process",
+    ):
+        assert text in printed
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(330)
 def test_whatever_is_killed_the_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    undisturbed, _ = train(tmp_path / "undisturbed", "undisturbed")
-    ends, printed = train(tmp_path / "disturbed", "disturbed", "--max-restarts", "2")
+    undisturbed, _ = train(tmp_path / "undisturbed", "undisturbed", 2)
+    ends, printed = train(tmp_path / "disturbed", "disturbed", 2, "--max-restarts", "2")
     assert ends == undisturbed
     assert len(ends) == 1
     for text in (

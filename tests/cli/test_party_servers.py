@@ -34,14 +34,24 @@ told = {
 
 @pytest.mark.tf
 @pytest.mark.timeout(120)
-def test_workers_train_through_the_servers_of_their_parties(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parties", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_train_through_the_servers_of_their_parties(tmp_path: Path, parties: int) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     logs = tmp_path / "logs"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "2"),
-            *("--intra", "ps", "--log-dir", str(logs), str(script), str(tmp_path)),
+            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", str(parties)),
+            *(
+                "--workers",
+                "2",
+                "--intra",
+                "ps",
+                "--log-dir",
+                str(logs),
+                str(script),
+                str(tmp_path),
+            ),
         ],
         capture_output=True,
         text=True,
@@ -49,16 +59,42 @@ def test_workers_train_through_the_servers_of_their_parties(tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2 * parties)]
     assert all(one == told[0] for one in told)
-    assert told[0]["replicas"] == 4
+    assert told[0]["replicas"] == 2 * parties
     events = log.read_events(logs)
     joined = {one["site"]: one for one in events if one["event"] == "joined_above"}
-    assert sorted(joined) == ["party0", "party1"]
-    leaves = ["party0-0", "party0-1", "party1-0", "party1-1"]
+    assert sorted(joined) == ["party0", "party1"][:parties]
+    leaves = ["party0-0", "party0-1", "party1-0", "party1-1"][: 2 * parties]
     assert all(one["parties"] == leaves for one in joined.values())
     assert all(one["compression"] == "error_feedback(onebit)" for one in joined.values())
     rounds = [one for one in events if one["event"] == "round" and one["role"] == "server"]
     # The leaves send halves, 2 bytes an element; what comes down are bits.
     assert all(one["received_bytes"] > 3 * one["sent_bytes"] > 0 for one in rounds)
     assert not [one for one in events if one.get("reason")]
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_parties_keep_step_inside_and_not_with_each_other(tmp_path: Path) -> None:
+    """An asynchronous rule of the global server: HiPS's dist_async."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace("keras.optimizers.Adam(0.01)", "keras.optimizers.SGD(1.0)"))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "2"),
+            *("--intra", "ps", "--rule", "asgd(learning_rate=0.02)", str(script), str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    prints = [one["fingerprint"] for one in told]
+    assert prints[0] == prints[1]
+    assert prints[2] == prints[3]
+    assert all(one["replicas"] == 1 for one in told)
+    assert all(one["loss"][-1] < one["loss"][0] for one in told)

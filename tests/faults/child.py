@@ -23,8 +23,8 @@ from typing import Any
 from tests.faults.training import Setting, Trainer
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import TfHipsError
-from tf_hips.ps.client import Client
 from tf_hips.ps.passing import WayUp
+from tf_hips.ps.shards import Connection, connect
 from tf_hips.ps.wire import Assembler
 
 PLACES = ("mid-upload", "uploaded", "mid-download", "done", "backed-up")
@@ -40,7 +40,8 @@ def main() -> int:
     if order["resends"]:
         _forget_what_is_held()
     trap = Trap()
-    client = Client(Uplink(order["server"], site, identity, DEADLINE_S), order["run"], 1)
+    uplink = Uplink(order["server"], site, identity, DEADLINE_S, order.get("role", "global-server"))
+    client = connect(uplink, order["run"], 1)
     try:
         _train(client, setting, site, Path(order["backup"]), trap)
     except TfHipsError as error:
@@ -89,7 +90,7 @@ class Trap:
             threading.Event().wait()
 
 
-def _train(client: Client, setting: Setting, site: str, backup: Path, trap: Trap) -> None:
+def _train(client: Connection, setting: Setting, site: str, backup: Path, trap: Trap) -> None:
     welcome = client.join(setting.up, setting.down, setting.seed)
     child = welcome.child
     assert setting.sites[child] == site

@@ -16,6 +16,7 @@ from tests.faults.training import Setting, undisturbed
 SHARE = 0.9
 MOST = 0.15
 BULK = Setting("bulk", "fp32", "fp32", shapes=((1 << 24,),), rounds=1)
+BELOW = dataclasses.replace(BULK, parties=(("west", BULK.sites),))
 _BYTES = 4 * sum(math.prod(shape) for shape in BULK.shapes)
 
 
@@ -25,17 +26,21 @@ class Cut:
 
     transfer: str
     direction: str
+    is_uplink: bool = False  # of a party server, which passes on what its two children bring
 
     @property
     def name(self) -> str:
         """By which command lines know it."""
-        return f"link/{self.transfer}/{self.direction}"
+        where = "uplink" if self.is_uplink else "link"
+        return f"{where}/{self.transfer}/{self.direction}"
 
     def run(self, base: Path) -> str:
         """Runs it; what travelled again, in words."""
-        with Job(base, BULK) as job:
-            job.serve()
-            travellers = 2 if (self.transfer, self.direction) == ("round", "down") else 1
+        with Job(base, BELOW if self.is_uplink else BULK) as job:
+            for server in job.servers.values():
+                server.serve()
+            is_down = (self.transfer, self.direction) == ("round", "down")
+            travellers = 2 if is_down and not self.is_uplink else 1
             expected = travellers * _BYTES
             if self.transfer == "first":
                 job.relay.cut_after(self.direction, round(SHARE * expected))
@@ -58,12 +63,13 @@ class Cut:
         """Bytes that moved while one round was cut."""
         job.bring_children()
         job.reach(-1)
-        undisturbed(BULK)  # takes long, and must not lie between the cut and the count
+        undisturbed(job.setting)  # takes long, and must not lie between the cut and the count
         # The last child's packets are there before the first one's way up is cut.
         job.children[1].tell("1")
         # The first weights are in the journal, too.
+        state = job.servers["west" if self.is_uplink else "top"].state
         job.eventually(
-            lambda: sum(one.stat().st_size for one in job.state.glob("*/journal-*")) > 2 * _BYTES
+            lambda: sum(one.stat().st_size for one in state.glob("*/journal-*")) > 2 * _BYTES
         )
         before = job.relay.moved[self.direction]
         job.relay.cut_after(self.direction, num_bytes)
@@ -72,6 +78,7 @@ class Cut:
         return job.relay.moved[self.direction] - before
 
 
-CUTS = tuple(
-    Cut(transfer, direction) for transfer in ("first", "round") for direction in ("up", "down")
+CUTS = (
+    *(Cut(transfer, direction) for transfer in ("first", "round") for direction in ("up", "down")),
+    *(Cut(*one, is_uplink=True) for one in (("first", "up"), ("round", "up"), ("round", "down"))),
 )

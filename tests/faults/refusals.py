@@ -25,17 +25,17 @@ _GARBAGE = bytes(range(40))
 
 
 def _newest(job: Job, what: str) -> Path:
-    return max((job.state / RUN).glob(f"{what}-*"))
+    return max((job.top.state / RUN).glob(f"{what}-*"))
 
 
 def _digests(job: Job) -> dict[str, str]:
-    files = (one for one in (job.state / RUN).iterdir() if one.name != "lock")
+    files = (one for one in (job.top.state / RUN).iterdir() if one.name != "lock")
     return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
 
 
 def _refused(job: Job, text: str) -> str:
     """Starts the server, which must refuse in one line that has `text`; the line."""
-    path = job.server_log
+    path = job.top.log
     size, before = path.stat().st_size, _digests(job)
     job.serve(is_refused=True)
     lines = path.read_text(encoding="utf-8")[size:].splitlines()
@@ -45,7 +45,7 @@ def _refused(job: Job, text: str) -> str:
         raise Failed(f"the exit code must be 1. Received: {job.server.ends()}")
     if _digests(job) != before:
         raise Failed(f"a refusal must change nothing. Received: {_digests(job)}, was {before}")
-    return lines[0].removeprefix("tf-hips server: error: ").replace(str(job.state), "STATE")
+    return lines[0].removeprefix("tf-hips server: error: ").replace(str(job.top.state), "STATE")
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def _torn(base: Path) -> str:
         with _newest(job, "journal").open("ab") as file:
             file.write(_GARBAGE)
         job.serve()
-        events = log.read_events(job.events)
+        events = log.read_events(job.top.events)
         found.extend(one["cut_bytes"] for one in events if one["event"] == "restored")
 
     jobs.run(base, _SETTING, act)
@@ -117,11 +117,11 @@ def _full(base: Path) -> str:
             if "The server cannot keep the run" not in text or "\n" in text:
                 raise Failed(f"a child must hear why in one line. Received: {text!r}")
         code = job.server.ends()
-        lines = job.server_log.read_text(encoding="utf-8").splitlines()
+        lines = job.top.log.read_text(encoding="utf-8").splitlines()
         if code != 1 or sum("server: error: The server" in one for one in lines) != 1:
             raise Failed(f"the server must say why, and end with 1, not {code}\n{job.story()}")
         job.serve()
-        [restored] = [one for one in log.read_events(job.events) if one["event"] == "restored"]
+        [restored] = [one for one in log.read_events(job.top.events) if one["event"] == "restored"]
         if restored["round"] not in (_ROUND - 1, _ROUND):
             raise Failed(f"round {_ROUND - 1} must have been kept. Received: {restored}")
         return f"the run ended for all; restored in round {restored['round']}"
@@ -136,9 +136,9 @@ def _other_server(base: Path) -> str:
         job.train(_ROUND)
         job.reach(_ROUND - 1)
         job.server.kill()
-        job.more = ["--compression", "fp16"]
+        job.top.more = ["--compression", "fp16"]
         said = _refused(job, "must be of a server with compression=fp16")
-        job.more = []
+        job.top.more = []
         job.serve()
 
     jobs.run(base, _SETTING, act)
@@ -171,9 +171,9 @@ def _second_server(base: Path) -> str:
         nonlocal said
         held = job.server
         text = "must be a folder that no running server uses"
-        job.port = 0
+        job.top.port = 0
         said = _refused(job, text)
-        job.port, job.server = job.relay.port, held
+        job.top.port, job.top.process = job.relay.port, held
 
     jobs.run(base, _SETTING, act)
     return said

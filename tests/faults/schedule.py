@@ -4,12 +4,15 @@
 import dataclasses
 import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults import child as children
 from tests.faults import job as jobs
 from tests.faults.job import Failed, Job
-from tests.faults.training import LARGE, SETTINGS, SMALL, Setting
+from tests.faults.training import LARGE, SETTINGS, SHARDED, SMALL, TREES, Setting
+from tf_hips.ps.assignment import Shard
+from tf_hips.ps.model import Model
 
 GAP = 2  # rounds from one fault to the next, at least
 DELAYS_S = (0.0, 5.0)
@@ -30,6 +33,7 @@ class Fault:
             child; of a cut, how many bytes pass before.
         delay_s: between kill and restart.
         again: the server is killed once more when it has just restored the run.
+        server: which one, by name; None: the first of the topmost.
     """
 
     kind: str
@@ -38,26 +42,28 @@ class Fault:
     count: int = 1
     delay_s: float = 0.0
     again: bool = False
+    server: str | None = None
 
     def strike(self, job: Job, stop: int) -> None:
         """Makes it happen; the children go on up to round `stop`."""
         job.reach(self.round - 1)
+        victim = job.servers[self.server] if self.server is not None else job.top
         if self.kind == "idle":
-            job.kill(self.delay_s, again=self.again)
+            victim.kill(self.delay_s, again=self.again)
             job.train(stop)
         elif self.kind == "trap":
-            job.trap(self.place, self.round, self.count)
+            victim.trap(self.place, self.round, self.count)
             job.train(stop)
-            job.server.wait_for("trapped", self.place)
-            job.kill(self.delay_s, again=self.again)
+            victim.running.wait_for("trapped", self.place)
+            victim.kill(self.delay_s, again=self.again)
         elif self.kind == "party":
             self._strike_party(job, self.count % len(job.children), stop)
         elif self.kind == "moment":
             job.train(stop)
             job.children[self.count % len(job.children)].wait_for("round", self.round)
-            job.kill(self.delay_s, again=self.again)
+            victim.kill(self.delay_s, again=self.again)
         else:
-            job.relay.cut_after(self.place, self.count)
+            victim.relay.cut_after(self.place, self.count)
             job.train(stop)
 
     def _strike_party(self, job: Job, child: int, stop: int) -> None:
@@ -93,23 +99,50 @@ class Phase:
     resends: bool = False
 
 
+_OF_SERVERS = (
+    Phase("idle", "idle"),
+    Phase("mid-upload", "trap", "mid-upload", 2),
+    Phase("recorded", "trap", "recorded", 2),  # acknowledged, not applied
+    Phase("mid-download", "trap", "mid-download", 2),
+    Phase("snapshot", "trap", "snapshot", 3, is_eager=True),
+    Phase("resent", "trap", "mid-download", 2, resends=True),
+)
+_OF_CHILDREN = (
+    Phase("any-time", "party"),
+    *(Phase(place, "party", place) for place in children.PLACES),
+    Phase("resent", "party", "mid-upload", resends=True),
+)
+PLAIN = tuple(SETTINGS.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """Who is killed, in which phases, where."""
+
+    phases: tuple[Phase, ...]
+    settings: tuple[Setting, ...]
+    server: str | None = None  # by name; None: a child, or the first of the topmost
+
+
 # One more role is one more entry here, and what `Fault.strike` does to it.
-ROLES: dict[str, tuple[Phase, ...]] = {
-    "global-server": (
-        Phase("idle", "idle"),
-        Phase("mid-upload", "trap", "mid-upload", 2),
-        Phase("recorded", "trap", "recorded", 2),  # acknowledged, not applied
-        Phase("mid-download", "trap", "mid-download", 2),
-        Phase("snapshot", "trap", "snapshot", 3, is_eager=True),
-        Phase("resent", "trap", "mid-download", 2, resends=True),
+ROLES: dict[str, Role] = {
+    "global-server": Role(_OF_SERVERS, PLAIN),
+    "party": Role(_OF_CHILDREN, PLAIN),
+    "shard": Role(_OF_SERVERS, SHARDED, "top-1"),
+    "party-server": Role(
+        (
+            *_OF_SERVERS,
+            Phase("going-up", "trap", "going-up"),
+            Phase("going-down", "trap", "going-down", 2),
+        ),
+        TREES,
+        "west",
     ),
-    "party": (
-        Phase("any-time", "party"),
-        *(Phase(place, "party", place) for place in children.PLACES),
-        Phase("resent", "party", "mid-upload", resends=True),
-    ),
+    "above-a-party-server": Role(_OF_SERVERS, TREES[:1]),
+    "leaf": Role(_OF_CHILDREN, TREES[:1]),  # the first child, which a party server serves
 }
 CASE_ROUND = 3
+_WAITING = 2  # settings of a role in which nobody is there for long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +161,12 @@ class Case:
 
     def run(self, base: Path) -> str:
         """Runs it; what happened, in words."""
-        fault = Fault(self.phase.kind, CASE_ROUND, self.phase.place, self.phase.count, self.delay_s)
+        phase = self.phase
+        count = phase.count if phase.kind == "trap" else 0  # the first child
+        fault = Fault(
+            *(phase.kind, CASE_ROUND, phase.place, count, self.delay_s),
+            server=ROLES[self.role].server,
+        )
 
         def act(job: Job) -> None:
             job.train(CASE_ROUND)
@@ -142,17 +180,19 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The table: every role in every phase, both delays, all settings."""
+    """The table: every role in every phase, both delays, all settings; the longer one in some."""
     return [
-        Case(role, phase, delay_s, setting)
-        for role, phases in ROLES.items()
-        for phase, delay_s, setting in itertools.product(phases, DELAYS_S, SETTINGS.values())
+        Case(name, phase, delay_s, setting)
+        for name, role in ROLES.items()
+        for phase, delay_s in itertools.product(role.phases, DELAYS_S)
+        for setting in role.settings[: _WAITING if delay_s else None]
     ]
 
 
 # Places of traps, and up to how many threads come there in a round at least.
 _PLACES = {"mid-upload": 2, "recorded": 3, "mid-download": 2}
 _SNAPSHOT_PLACES = {"snapshot": 4, "snapshot-whole": 1, "snapshot-named": 1}
+_PARTY_PLACES = {"going-up": 1, "going-down": 2}
 _CODECS = ("fp32", "fp16", "error_feedback(onebit)", "error_feedback(tbq)")
 _ONEWAY = ("error_feedback(topk(ratio=0.05))", "error_feedback(qsgd)")
 _MAX_DELAY_S = 0.5
@@ -207,7 +247,8 @@ class Schedule:
                     again=draw.random() < 0.2,
                 )
             )
-        return cls(seed, setting, is_eager, tuple(faults), draw.random() < 0.3)
+        resends = draw.random() < 0.3
+        return cls(seed, *_spread(setting, is_eager, faults), resends)
 
     @property
     def name(self) -> str:
@@ -223,4 +264,44 @@ class Schedule:
                 fault.strike(job, after.round if after is not None else self.setting.rounds)
 
         job = jobs.run(base, self.setting, act, is_eager=self.is_eager, resends=self.resends)
-        return f"{job.num_kills} kills, {job.relay.num_cuts} cuts"
+        return f"{_SHAPES[_shape(self.setting)]}, {job.num_kills} kills, {job.num_cuts} cuts"
+
+
+# Shards and party servers of a schedule; of each in how many parts of ten.
+_SHAPES = {(1, False): "one server", (2, False): "two servers", (1, True): "a tree"} | {
+    (2, True): "a tree below two servers"
+}
+_DRAWN = ((1, False),) * 4 + ((2, False),) + ((1, True),) * 2 + ((2, True),) * 3
+
+
+def _shape(setting: Setting) -> tuple[int, bool]:
+    return setting.shards, bool(setting.parties)
+
+
+def _spread(
+    setting: Setting, is_eager: bool, faults: Sequence[Fault]
+) -> tuple[Setting, bool, tuple[Fault, ...]]:
+    """The same over several servers, which faults hit in turn."""
+    draw = random.Random(f"servers {setting.seed}")
+    shards, is_tree = draw.choice(_DRAWN)
+    if is_tree:
+        setting = dataclasses.replace(
+            setting, sites=("a", "b", "c"), parties=(("west", ("a", "b")),)
+        )
+    setting = dataclasses.replace(setting, shards=shards)
+    model = Model(setting.shapes)
+    chunks = {"top": len(Shard(0, shards).chunks(model))}
+    if shards == 2:
+        chunks["top-1"] = len(Shard(1, 2).chunks(model))
+    if is_tree:
+        chunks["west"] = len(model.chunks)
+    found = []
+    for fault in faults:
+        server, place, count = draw.choice(sorted(chunks)), fault.place, fault.count
+        if fault.kind == "trap" and server == "west" and draw.random() < 0.4:
+            place = draw.choice(sorted(_PARTY_PLACES))
+            count = draw.randint(1, _PARTY_PLACES[place])
+        if place in ("recorded", "going-down"):
+            count = min(count, chunks[server])
+        found.append(dataclasses.replace(fault, server=server, place=place, count=count))
+    return setting, is_eager, tuple(found)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ class Setting:
         is_secure: mutual TLS; else plain text.
         rounds: how many there are.
         seed: of the run.
-        has_quorum: whether rounds may close without some children.
+        has_quorum: whether rounds of the global server may close without some children.
+        shards: global servers that share the model.
+        parties: sites that have a server of their own, each with those of `sites` below it, which
+            follow one another there.
     """
 
     name: str
@@ -53,12 +57,26 @@ class Setting:
     rounds: int = 8
     seed: int = 7
     has_quorum: bool = False
+    shards: int = 1
+    parties: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Setting":
         """Reads what `dataclasses.asdict` gives after it has been JSON."""
         shapes = tuple(tuple(shape) for shape in fields["shapes"])
-        return cls(**fields | {"sites": tuple(fields["sites"]), "shapes": shapes})
+        parties = tuple((site, tuple(leaves)) for site, leaves in fields["parties"])
+        return cls(
+            **fields | {"sites": tuple(fields["sites"]), "shapes": shapes, "parties": parties}
+        )
+
+    def server_of(self, site: str) -> str | None:
+        """The party whose server `site` speaks to; None: the global server."""
+        return next((name for name, leaves in self.parties if site in leaves), None)
+
+    @property
+    def top_children(self) -> tuple[str, ...]:
+        """Who speaks to the global server, in the order of its sums."""
+        return tuple(dict.fromkeys(self.server_of(site) or site for site in self.sites))
 
 
 _ONEBIT = "error_feedback(onebit)"
@@ -74,6 +92,16 @@ SETTINGS = {
         Setting("mixed", "error_feedback(topk(ratio=0.05))", _ONEBIT, sites=("a", "b", "c")),
     )
 }
+_WEST = {"sites": ("a", "b", "c"), "parties": (("west", ("a", "b")),)}
+SHARDED = (
+    Setting("two", _ONEBIT, _ONEBIT, shards=2),
+    Setting("three-tls", "fp32", _ONEBIT, shapes=LARGE, is_secure=True, shards=3),
+)
+TREES = (
+    Setting("tree", _ONEBIT, _ONEBIT, **_WEST),
+    Setting("tree-tls", "fp32", "fp32", shapes=LARGE, is_secure=True, **_WEST),
+    Setting("tree-two", "error_feedback(topk(ratio=0.05))", _ONEBIT, shards=2, **_WEST),
+)
 
 
 class Trainer:
@@ -136,26 +164,48 @@ class Trainer:
 @functools.cache
 def undisturbed(setting: Setting) -> str:
     """The digest of the final weights of a run in which nothing happens: a store, and no server."""
-    store = Store(
-        Model(setting.shapes),
-        setting.sites,
-        compressors.parse(setting.up),
-        compressors.parse(setting.down),
-        setting.seed,
-    )
+    above = _Stores(setting)
     trainers = [Trainer(setting, child) for child in range(len(setting.sites))]
     for one in trainers[1:]:
         one.weights = [weight.copy() for weight in trainers[0].weights]
     for number in range(setting.rounds):
-        store.begin(number)
-        for child, one in enumerate(trainers):
-            packets, at = one.packets(number), 0
-            for chunk, length in enumerate(store.packet_limits(number)):
-                store.add(number, child, [(chunk, packets[at : at + length])])
-                at += length
-        news = sorted(store.results(number, 0)[1], key=lambda pair: pair[0])
-        merged = np.concatenate([packet for _, packet in news])
+        merged = above.round(number, [one.packets(number) for one in trainers])
         for one in trainers:
             one.apply(merged)
     assert len({one.digest() for one in trainers}) == 1
     return trainers[0].digest()
+
+
+class _Stores:
+    """The servers of a setting, without processes and links. Shards change no bit."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        up, down = map(compressors.parse, (setting.up, setting.down))
+        model = Model(setting.shapes)
+        self._top = Store(model, setting.top_children, up, down, setting.seed)
+        self._below = {
+            site: Store(model, leaves, up, up.for_sums, setting.seed, site=site)
+            for site, leaves in setting.parties
+        }
+
+    def round(self, number: int, packets: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        """What all get when each site has sent its packets."""
+        for store in (self._top, *self._below.values()):
+            store.begin(number)
+        for site, sent in zip(self._setting.sites, packets, strict=True):
+            store, at = self._below.get(self._setting.server_of(site) or "", self._top), 0
+            names = self._setting.top_children
+            if store is not self._top:
+                names = dict(self._setting.parties)[self._setting.server_of(site) or ""]
+            for chunk, length in enumerate(store.packet_limits(number)):
+                store.add(number, names.index(site), [(chunk, sent[at : at + length])])
+                at += length
+        for site, store in self._below.items():
+            child = self._setting.top_children.index(site)
+            self._top.add(number, child, store.ups(number, 0)[1])
+        news = sorted(self._top.results(number, 0)[1], key=lambda pair: pair[0])
+        for store in self._below.values():
+            for chunk, packet in news:
+                store.finish(number, chunk, packet)
+        return np.concatenate([packet for _, packet in news])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A global server that stops at a place it is told of, so that it can be killed there.
+"""A server that stops at a place it is told of, so that it can be killed there.
 
     python -m tests.faults.trapped '{"options": [...], "archive": DIR, "is_eager": false,
                                      "trap": null}'
@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tf_hips import cli
 from tf_hips.ps import durable
 from tf_hips.ps.first_sync import FirstSync
 from tf_hips.ps.journal import Folder, SnapshotWriter
+from tf_hips.ps.passing import WayUp
 from tf_hips.ps.server import Server
 from tf_hips.ps.session import Session
 from tf_hips.ps.store import Store
@@ -122,6 +123,20 @@ def _lay() -> None:
         merge(self, *values)
 
     Store._merge = recorded  # type: ignore[method-assign]
+    messages = WayUp.messages
+
+    def going_up(call: WayUp) -> Iterator[bytes]:
+        last: bytes | None = None
+        for message in messages(call):
+            if last is not None:
+                yield last
+            last = message
+        if TRAP.is_hit("going-up"):
+            TRAP.spring("going-up")
+        if last is not None:
+            yield last
+
+    WayUp.messages = going_up  # type: ignore[method-assign]
     start = Server.start
 
     def started(self: Server) -> None:
@@ -130,6 +145,7 @@ def _lay() -> None:
 
     Server.start = started  # type: ignore[method-assign]
     _before(Traffic, "sent", "mid-download")
+    _before(Store, "finish", "going-down")
     _before(SnapshotWriter, "add", "snapshot")
     _before(SnapshotWriter, "finish", "snapshot-whole")
     # The snapshot has its name, and what it replaces is still there.

@@ -12,11 +12,12 @@ from tests.faults import __main__ as program
 from tests.faults import job as jobs
 from tests.faults import refusals
 from tests.faults.job import Failed, Job
+from tests.faults.keras_runs import KINDS, STEPS, KerasRun
 from tests.faults.schedule import DELAYS_S, ROLES, Schedule, cases
-from tests.faults.training import SETTINGS, Trainer
+from tests.faults.training import SETTINGS, TREES, Trainer
 from tf_hips.ps.recorder import Kind
 
-ONEBIT = SETTINGS["onebit"]
+ONEBIT, TREE = SETTINGS["onebit"], TREES[0]
 BY_NAME = {one.name: one for one in cases()}
 
 
@@ -25,11 +26,10 @@ BY_NAME = {one.name: one for one in cases()}
     "name",
     [
         "global-server/mid-upload/0s/onebit",
-        "global-server/recorded/0s/mixed",
         "global-server/snapshot/0s/noise",
-        "global-server/resent/0s/onebit",
-        "party/mid-upload/0s/noise",
         "party/backed-up/0s/onebit",
+        "shard/recorded/0s/two",
+        "party-server/going-up/0s/tree",
     ],
 )
 def test_a_role_is_killed_in_a_phase(name: str, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_role_is_killed_in_a_phase(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_schedule(tmp_path: Path) -> None:
-    assert Schedule.of(5).run(tmp_path) == "3 kills, 0 cuts"
+    assert Schedule.of(12).run(tmp_path) == "a tree below two servers, 1 kills, 1 cuts"
 
 
 @pytest.mark.heavy
@@ -67,9 +67,27 @@ def recorded(tmp_path: Path, change: Callable[[list[dict]], None]) -> None:
     ]
     change(packets)
     kept = {Kind.PACKET: packets, Kind.MODEL: [{"shapes": shapes}]}
-    job.recorded = kept.__getitem__  # type: ignore[method-assign]
+    job.top.recorded = kept.__getitem__  # type: ignore[method-assign]
     with contextlib.closing(job.relay.listener):
         job.check_log()
+
+
+def test_an_answer_from_above_that_is_lost_is_found(tmp_path: Path) -> None:
+    west = Job(tmp_path, TREE).servers["west"]
+    shapes = [list(shape) for shape in TREE.shapes]
+    packets = [
+        {"round": number, "child": child, "chunk": chunk}
+        for number in range(TREE.rounds)
+        for child in range(2)
+        for chunk in range(len(shapes))
+    ]
+    answers = [one for one in packets if one["child"] == 0]
+    kept = {Kind.PACKET: packets, Kind.MODEL: [{"shapes": shapes}], Kind.PASSED_DOWN: answers}
+    west.recorded = kept.__getitem__  # type: ignore[method-assign]
+    west.check_log(TREE.rounds)
+    answers.append(answers.pop(3) | {"round": 1})
+    with pytest.raises(Failed, match=r"west: lost: \[\(0, 3\)\]; twice: \[\(1, 3\)\] from above"):
+        west.check_log(TREE.rounds)
 
 
 def test_an_update_that_is_lost_or_counts_twice_is_found(tmp_path: Path) -> None:
@@ -99,7 +117,11 @@ def test_one_packet_that_is_lost_changes_the_final_weights() -> None:
 def test_the_table_has_every_phase() -> None:
     assert len(BY_NAME) == len(cases()) >= 50
     phases = {"idle", "mid-upload", "recorded", "mid-download", "snapshot"}
-    assert phases <= {one.name for one in ROLES["global-server"]}
+    for name in ("global-server", "shard", "party-server", "above-a-party-server"):
+        assert phases <= {one.name for one in ROLES[name].phases}
+        assert {(one.phase.name, one.delay_s) for one in cases() if one.role == name} >= {
+            (phase, delay_s) for phase in phases for delay_s in DELAYS_S
+        }
     assert {case.delay_s for case in cases()} == set(DELAYS_S) == {0.0, 5.0}
 
 
@@ -109,9 +131,23 @@ def test_a_seed_says_everything() -> None:
     assert {one.resends for one in schedules} == {True, False}
     kinds = {fault.kind for one in schedules for fault in one.faults}
     assert kinds == {"trap", "party", "moment", "idle", "cut"}
+    shapes = {(one.setting.shards, bool(one.setting.parties)) for one in schedules}
+    assert shapes == {(1, False), (2, False), (1, True), (2, True)}
+    assert {fault.server for one in schedules for fault in one.faults} == {"top", "top-1", "west"}
     for one in schedules:
         rounds = [fault.round for fault in one.faults]
         assert all(0 < first < one.setting.rounds - 1 for first in rounds)
+
+
+def test_a_soak_kills_every_role() -> None:
+    runs = [KerasRun.of(seed) for seed in range(1000, 1000 + program.KERAS_RUNS)]
+    assert runs == [KerasRun.of(seed) for seed in range(1000, 1000 + program.KERAS_RUNS)]
+    kinds = [kill.kind for run in runs for kill in run.kills]
+    assert all(kinds.count(kind) >= 2 for kind in KINDS)
+    for run in runs:
+        rounds = [kill.round for kill in run.kills]
+        assert rounds == sorted(set(rounds))
+        assert 0 < rounds[0] <= rounds[-1] < STEPS - 6
 
 
 def test_what_fails_says_how_to_repeat_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -358,15 +358,6 @@ def test_the_rule_is_that_of_the_topmost_server(certificates: Certificates, rule
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_rule_without_rounds_of_all_is_refused(certificates: Certificates) -> None:
-    with (
-        serving_tree(certificates, TWO, rule="asgd(learning_rate=0.1)") as servers,
-        leaves_of(certificates, TWO, addresses_of(servers), joins=False) as members,
-        pytest.raises(TfHipsError, match=r"synchronous rounds only. Received: rule asgd"),
-    ):
-        together(*(member.join for member in members))
-
-
 def test_several_servers_above_give_the_same_bits(certificates: Certificates) -> None:
     with contextlib.ExitStack() as stack:
         tops = [
@@ -461,9 +452,10 @@ def test_nonsense_from_a_party_server_is_refused(certificates: Certificates) -> 
         for leaves, workers, text in (
             ((("a", 1), ("b", 2)), 2, "`workers` must be those of all leaves"),
             ((("a", 0), ("b", 2)), 2, "`workers` must be from 1 to 2"),
-            ((("a/b", 2),), 2, "`leaves` must be 1 to 50 letters"),
+            ((("a//b", 2),), 2, "`leaves` must be 1 to 50 letters"),
             ((("a", "b"),), 2, "A leaf must be a pair of site and workers"),
-            ((("a", 1), ("a", 1)), 2, None),
+            ((("a", 1), ("a", 1)), 2, "`a` twice, as west/a and as west/a"),
+            ((("a", 1), ("b", 1)), 2, None),
         ):
             client = Client(
                 Uplink(server.address, "west", None, DEADLINE_S), "local", workers, leaves=leaves

@@ -91,8 +91,12 @@ def addresses(servers: dict[str, TreeServer]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("victims", "is_eager"),
-    [(("west",), False), (("west",), True), (("",), False), (("west", ""), True)],
-    ids=["party", "party-snapshots", "top", "both-snapshots"],
+    [
+        pytest.param(("west",), False, id="party"),
+        pytest.param(("west",), True, id="party-snapshots", marks=pytest.mark.slow),
+        pytest.param(("",), False, id="top", marks=pytest.mark.slow),
+        pytest.param(("west", ""), True, id="both-snapshots"),
+    ],
 )
 def test_servers_killed_while_rounds_go_on(
     certificates: Certificates, tmp_path: Path, victims: tuple[str, ...], is_eager: bool
@@ -163,7 +167,9 @@ def test_a_party_server_killed_in_every_phase(certificates: Certificates, tmp_pa
             server.check_end()
 
 
-@pytest.mark.parametrize("is_eager", [False, True], ids=["journal", "snapshots"])
+@pytest.mark.parametrize(
+    "is_eager", [pytest.param(False, marks=pytest.mark.slow), True], ids=["journal", "snapshots"]
+)
 def test_a_leaf_comes_back_below_a_party_server(
     certificates: Certificates, tmp_path: Path, is_eager: bool
 ) -> None:

@@ -102,9 +102,14 @@ def expected(node: Node, num_rounds: int, shapes: Sequence[Sequence[int]] = SHAP
 
 @contextlib.contextmanager
 def serving_tree(
-    certificates: Certificates, node: Node, *, insecure: bool = True, **settings: Any
+    certificates: Certificates,
+    node: Node,
+    *,
+    insecure: bool = True,
+    below: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Iterator[dict[str, Server]]:
-    """The servers of a tree in this process, by site; "" is the topmost."""
+    """The servers of a tree in this process, by site; "" is the topmost, `below` for all others."""
     servers: dict[str, Server] = {}
     with contextlib.ExitStack() as stack:
 
@@ -114,6 +119,7 @@ def serving_tree(
                 own.pop("uplink_compression", None)
             else:
                 own.pop("rule", None)
+                own |= below or {}
                 identity = None if insecure else certificates.party(one.site)
                 own["uplink"] = Uplink(above.address, one.site, identity, DEADLINE_S, role)
             if insecure:

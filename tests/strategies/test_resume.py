@@ -314,6 +314,11 @@ def test_a_stopped_run_goes_on_in_new_processes(tmp_path):
     shutil.copytree(tmp_path / "onebit", tmp_path / "of two" / "onebit")
     run_parties(_go_on, {"folder": tmp_path}, [2], deadline_s=100)
     run_parties(_one_process, {"folder": tmp_path}, [1], deadline_s=100)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_of_parties_goes_on_in_new_processes(tmp_path):
+    """At the global server; that workers go on as they did is what the test above shows."""
     with contextlib.ExitStack() as stack:
         runs = []
         for run in ("whole", "stopped", "resumed"):

@@ -28,6 +28,8 @@ from tf_hips.cli import (
     report,
     run,
     server,
+    simulate,
+    state_server,
     status,
     train,
 )
@@ -45,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--version", action="version", version=f"tf-hips {tf_hips.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (
-        *(run, party, server, status, certs, cluster, deploy, profile, plan),
-        *(train, evaluate, data, report, info),
+        *(run, party, server, state_server, status, certs, cluster, deploy, profile, plan),
+        *(train, evaluate, data, report, simulate, info),
     ):
         module.add(commands)
     options = parser.parse_args(argv)

@@ -66,13 +66,18 @@ def load(path: str) -> Any:
 
     found = description.load(path)
     parsers = argparse.ArgumentParser().add_subparsers()
-    for name, module, values in (("server", server, found.server), ("party", party, found.party)):
+    own = [(f"party_servers.{one.site}.options", one.options) for one in found.party_servers]
+    for name, module, sections in (
+        ("server", server, [("server", found.server), *own]),
+        ("party", party, [("party", found.party)]),
+    ):
         module.add(parsers)
         parser = parsers.choices[name]
         keys = parser.get_default("file") or config_file.ConfigFile(parser)
         # Specifications that a text names lie beside the script.
         folder = Path(found.script).parent
-        keys.checked(values, f"{path}: {name}", folder, moves_paths=False)
+        for section, values in sections:
+            keys.checked(values, f"{path}: {section}", folder, moves_paths=False)
     return found
 
 

@@ -206,6 +206,7 @@ def start_local_workers(
     command: Sequence[str],
     folder: Path,
     max_restarts: int = 0,
+    more: Sequence[Mapping[str, str]] = (),
 ) -> None:
     """Starts the workers of one site as processes of this machine.
 
@@ -219,6 +220,7 @@ def start_local_workers(
         command: program and arguments of each worker.
         folder: private folder for the configuration file.
         max_restarts: how often all of them are started again when one fails.
+        more: further variables of each worker, by rank; none where it is empty.
     """
     from tf_hips.comm import launch
 
@@ -232,7 +234,10 @@ def start_local_workers(
         }
         environments = stack.enter_context(launch.local_rank_environments(number))
         for rank, environment in enumerate(environments):
-            job.start(worker_role(site, rank), command, {**os.environ, **common, **environment})
+            own = more[rank] if more else {}
+            job.start(
+                worker_role(site, rank), command, {**os.environ, **common, **environment, **own}
+            )
 
     job.start_group(site, start, max_restarts)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips import config
-from tf_hips.cli import arguments, certs, party, party_servers
+from tf_hips.cli import arguments, certs, party, party_servers, uneven
 from tf_hips.cli.processes import Failure, Job
 
 _SERVER = "server"
@@ -89,6 +89,7 @@ def add(commands: Any) -> None:
         help="seconds that a party waits for the others, in a round and to join (default 600)",
     )
     arguments.add_max_restarts(parser, "the workers of a party, or the server,")
+    uneven.add(parser)
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument(
         "--evaluator",
@@ -106,6 +107,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Starts everything, waits, and returns the exit code of the job."""
     command = arguments.script_command(options.script, options.arguments)
+    uneven.environments(options, options.parties * options.workers)  # says at once what is wrong
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
         first = party_servers.leaf("party0", 0) if options.intra == "ps" else "party0"
         job = stack.enter_context(Job(progress_role=party.worker_role(first, 0)))
@@ -138,17 +140,20 @@ def _start(
         uplinks = started
     if options.intra == "ps":
         sites = [leaf for site in sites for leaf in _leaves(options, site)]
-    for site, uplink in zip(sites, uplinks, strict=True):
+    more = uneven.environments(options, options.parties * options.workers)
+    number = 1 if options.intra == "ps" else options.workers
+    for place, (site, uplink) in enumerate(zip(sites, uplinks, strict=True)):
         party.start_local_workers(
             job,
             stack,
             dataclasses.replace(run, uplink=uplink, saves=site == sites[0]),
             site=site,
-            number=1 if options.intra == "ps" else options.workers,
+            number=number,
             processes=options.parties * options.workers,
             command=command,
             folder=folder,
             max_restarts=options.max_restarts if uplink is not None else 0,
+            more=more[place * number : (place + 1) * number],
         )
     if options.evaluator:
         party.start_evaluator(job, run, options.parties * options.workers, command, folder)

@@ -52,7 +52,8 @@ def add(commands: Any) -> None:
         type=arguments.rule,
         metavar="TEXT",
         help="the only update rule taken, as momentum(learning_rate=0.1) (default: the first "
-        "party's, else sum)",
+        "party's, else sum); with --uplink an asynchronous one, by which its parties go on "
+        "without each other",
     )
     parser.add_argument(
         "--max-model-mb", type=arguments.count, metavar="N", help="limit of a model in MiB"
@@ -159,6 +160,7 @@ def run(options: argparse.Namespace) -> int:
         uplink=uplink,
         uplink_compression=options.uplink_compression,
         **quorums.of(options),
+        period=options.period,
         **{name: value for name, value in limits.items() if value is not None},
     )
     flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults

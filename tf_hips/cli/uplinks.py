@@ -6,7 +6,10 @@ import argparse
 from tf_hips import config
 from tf_hips.cli import arguments
 
-_TOLD = ("site", "uplink_authority", "uplink_certificate", "uplink_key", "uplink_compression")
+_TOLD = (
+    *("site", "uplink_authority", "uplink_certificate", "uplink_key", "uplink_compression"),
+    "period",
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +35,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="how sums are encoded for that server (default: what the children wish for, or else "
         "what they send with)",
+    )
+    parser.add_argument(
+        "--period",
+        type=arguments.count,
+        metavar="N",
+        help="with an asynchronous --rule of its own: after how many updates of the model by its "
+        "parties what they have moved goes up (default: as many as there are parties)",
     )
     parser.add_argument(
         "--uplink-authority",

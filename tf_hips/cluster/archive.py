@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tf_hips.cluster import layout
-from tf_hips.cluster.description import Cluster, Role, ServerSite
+from tf_hips.cluster.description import Cluster, PartyServerSite, Role, ServerSite
 from tf_hips.errors import ConfigError
 
 MARK = ".tf-hips-deploy"
@@ -130,10 +130,13 @@ def _identity(cluster: Cluster, role: Role) -> Iterator[Entry]:
     names = [layout.AUTHORITY, *layout.identity_files(role)]
     if isinstance(role, ServerSite):
         names.append(layout.REVOKED)
+    if isinstance(role, PartyServerSite):
+        names += layout.uplink_files(role)
     for name in names:
         path = Path(cluster.certificates) / name
         if not path.is_file():
             kind = "server" if isinstance(role, ServerSite) else "party"
+            kind = "party-server" if isinstance(role, PartyServerSite) else kind
             raise ConfigError(
                 f"{path} must be there for {layout.role_name(role)}; `tf-hips certs issue "
                 f"{cluster.certificates} --{kind} {role.site}` makes certificates"

@@ -66,7 +66,7 @@ def _files(cluster: Cluster, kinds: Sequence[str], certificates: str) -> dict[st
     texts: dict[str, str] = {}
     if "systemd" in kinds:
         texts |= {f"systemd/{name}": text for name, text in systemd.units(cluster).items()}
-        for server in cluster.servers:
+        for server in cluster.all_servers:
             name = f"systemd/{layout.role_name(server)}/{layout.SERVER_FILE}"
             place = layout.on_machine(cluster, server)
             texts[name] = layout.server_file(cluster, server, place)

@@ -16,9 +16,16 @@ VERSION = 1
 SERVER_DERIVED = (
     *("parties", "bind", "run", "shard", "announce"),
     *("authority", "certificate", "key", "revoked", "insecure"),
-    # A file of this version has no servers below servers.
-    *("uplink", "site", "uplink_role", "uplink_compression"),
+    *("uplink", "site", "uplink_role"),
     *("uplink_authority", "uplink_certificate", "uplink_key"),
+    # Of servers of parties, each of which may be told others.
+    *("uplink_compression", "period"),
+)
+_OF_PARTY_SERVERS = ("uplink_compression", "period")
+# Options of `server` that only the topmost servers are told.
+TOPMOST = (
+    *("compression", "downlink", "rule", "metrics"),
+    *("quorum", "round_deadline", "deadline_mads", "late", "close_at", "below_quorum_s"),
 )
 PARTY_DERIVED = (
     *("server", "site", "run", "num_proc", "hosts", "hostfile", "interface", "announce"),
@@ -96,6 +103,34 @@ class ServerSite:
         if self.bind is not None or is_loopback(host.strip("[]")):
             return self.bind or self.address
         return f"0.0.0.0:{port}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PartyServerSite(ServerSite):
+    """The server of a party of several sites, below the global server or another such one.
+
+    Attributes:
+        parties: sites that it serves: parties, or servers of parties.
+        options: options of `tf-hips server` for it alone, as `rule` and `period`.
+    """
+
+    parties: tuple[str, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks all values.
+
+        Raises:
+            ConfigError: one of them is wrong.
+        """
+        super().__post_init__()
+        _check_distinct(f"party_servers.{self.site}.parties", "sites", self.parties)
+        for key in self.options:
+            if key in SERVER_DERIVED and key not in _OF_PARTY_SERVERS:
+                raise ConfigError(
+                    f"`party_servers.{self.site}.options.{key}` follows from the rest of the file "
+                    "and may not be set"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +218,7 @@ class Cluster:
         ssh_options: options of every ssh command.
         server: options of `tf-hips server`, by key; checked by that command.
         party: options of `tf-hips party`, by key; checked by that command.
+        party_servers: servers of parties between these and the global server.
     """
 
     run: str
@@ -200,6 +236,7 @@ class Cluster:
     ssh_options: tuple[str, ...] = ()
     server: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     party: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    party_servers: tuple[PartyServerSite, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks all values that can be checked without the machines.
@@ -221,10 +258,15 @@ class Cluster:
                     raise ConfigError(
                         f"`{key}` must be lines of text. Received: {config.shown(text)}"
                     )
-        _check_distinct("servers", "sites", [one.site for one in self.servers])
-        _check_distinct("servers", "addresses", [one.address for one in self.servers])
-        _check_distinct("parties", "sites", [one.site for one in self.parties])
-        hosts = [(one.host, one.port) for one in self.servers]
+        if not self.servers:
+            raise ConfigError("`servers` must have an entry at least. Received: none")
+        every = self.all_servers
+        _check_distinct("servers", "sites", [one.site for one in every])
+        _check_distinct("servers", "addresses", [one.address for one in every])
+        below = [one.site for one in self.party_servers]
+        _check_distinct("parties", "sites", [*(one.site for one in self.parties), *below])
+        self._check_tree()
+        hosts = [(one.host, one.port) for one in every]
         _check_distinct("servers", "ports on a host", [f"{host}:{port}" for host, port in hosts])
         for section, derived in (("server", SERVER_DERIVED), ("party", PARTY_DERIVED)):
             for key, value in getattr(self, section).items():
@@ -233,23 +275,64 @@ class Cluster:
                         f"`{section}.{key}` follows from the rest of the file, or is not for it, "
                         "and may not be set"
                     )
-                if key in PATHS and isinstance(value, str):
-                    place = value if value.startswith("/") else f"/{value}"
-                    if not _FOLDER.fullmatch(place) or ".." in place.split("/"):
-                        raise ConfigError(
-                            f"`{section}.{key}` must be a path of letters, digits, '.', '_' and "
-                            f"'-'. Received: {value!r}"
-                        )
+                _check_path(f"{section}.{key}", key, value)
+        for one in self.party_servers:
+            for key, value in one.options.items():
+                _check_path(f"party_servers.{one.site}.options.{key}", key, value)
+
+    def _check_tree(self) -> None:
+        below: tuple[Role, ...] = (*self.party_servers, *self.parties)
+        known = {one.site for one in below}
+        served: dict[str, str] = {}
+        for server in self.party_servers:
+            for site in server.parties:
+                key = f"party_servers.{server.site}.parties"
+                if site not in known:
+                    raise ConfigError(
+                        f"`{key}` must be sites of `parties` or `party_servers`. Received: {site!r}"
+                    )
+                if site in served:
+                    raise ConfigError(
+                        f"`{key}` must be sites that no other server has. Received: {site!r}, "
+                        f"which {served[site]!r} has"
+                    )
+                served[site] = server.site
+        for site in served:
+            above, seen = served.get(site), [site]
+            while above is not None and above not in seen:
+                seen.append(above)
+                above = served.get(above)
+            if above is not None:
+                raise ConfigError(
+                    f"`party_servers` must be a tree. Received: {above!r} below itself"
+                )
+
+    @property
+    def all_servers(self) -> tuple[ServerSite, ...]:
+        """The topmost servers, then those of parties."""
+        return (*self.servers, *self.party_servers)
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """Servers, then parties."""
-        return (*self.servers, *self.parties)
+        return (*self.all_servers, *self.parties)
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Names of the parties, in the order of their sums."""
-        return tuple(party.site for party in self.parties)
+        """Names of those that the topmost servers serve, in the order of their sums."""
+        roles: tuple[Role, ...] = (*self.party_servers, *self.parties)
+        return tuple(one.site for one in roles if self.server_of(one.site) is None)
+
+    def server_of(self, site: str) -> PartyServerSite | None:
+        """The party server that serves a site; None: the topmost ones do."""
+        return next((one for one in self.party_servers if site in one.parties), None)
+
+    def addresses_above(self, site: str) -> tuple[str, str]:
+        """Where a site finds who serves it, and the role of that server's certificate."""
+        server = self.server_of(site)
+        if server is None:
+            return ",".join(one.address for one in self.servers), "global-server"
+        return server.address, "server"
 
 
 def load(path: str | Path) -> Cluster:
@@ -291,6 +374,15 @@ def _check_places(folder: str | None, program: str | None) -> None:
         if "/" in program and not program.startswith("/"):
             raise ConfigError(
                 f"`program` must be a program's name or absolute path. Received: {program!r}"
+            )
+
+
+def _check_path(what: str, key: str, value: object) -> None:
+    if key in PATHS and isinstance(value, str):
+        place = value if value.startswith("/") else f"/{value}"
+        if not _FOLDER.fullmatch(place) or ".." in place.split("/"):
+            raise ConfigError(
+                f"`{what}` must be a path of letters, digits, '.', '_' and '-'. Received: {value!r}"
             )
 
 

@@ -16,14 +16,22 @@ from typing import Any
 
 from tf_hips.cluster import layout, text
 from tf_hips.cluster.container import IMAGE_USER, JOB, SSH_FOLDER, SSH_PORT, image
-from tf_hips.cluster.description import PATHS, Cluster, PartySite, Role, ServerSite
+from tf_hips.cluster.description import (
+    PATHS,
+    Cluster,
+    PartyServerSite,
+    PartySite,
+    Role,
+    ServerSite,
+)
 from tf_hips.cluster.layout import Place
 from tf_hips.errors import ConfigError
 
 _IDENTITY = PurePosixPath("/etc/tf_hips/identity")
 _CONFIG = PurePosixPath("/etc/tf_hips/config")
 _DATA = PurePosixPath("/var/lib/tf_hips")
-_PLACE = Place(_IDENTITY, "certificate.pem", "key.pem", _DATA, PurePosixPath(JOB))
+_UPLINK = ("uplink-certificate.pem", "uplink-key.pem")
+_PLACE = Place(_IDENTITY, "certificate.pem", "key.pem", _DATA, PurePosixPath(JOB), _UPLINK)
 # Kubernetes puts up to 12 characters behind a job's name, and a name may have 63.
 _MAX_NAME = 50
 # In a container any port can be had without root; the Service has that of the address.
@@ -45,12 +53,10 @@ def manifests(cluster: Cluster) -> dict[str, str]:
         )
     for section in ("server", "party"):
         for key in PATHS:
-            value = getattr(cluster, section).get(key)
-            if value is not None and value.startswith("/"):
-                raise ConfigError(
-                    f"`{section}.{key}` must be a relative path for Kubernetes, where it lies in "
-                    f"the volume. Received: {value!r}"
-                )
+            _check_relative(f"{section}.{key}", getattr(cluster, section).get(key))
+    for one in cluster.party_servers:
+        for key in PATHS:
+            _check_relative(f"party_servers.{one.site}.options.{key}", one.options.get(key))
     names: dict[str, str] = {}
     found = {}
     for role in cluster.roles:
@@ -65,6 +71,14 @@ def manifests(cluster: Cluster) -> dict[str, str]:
         written = f"# Written by `tf-hips deploy`.\n{text.documents(*parts)}"
         found[f"{layout.role_name(role)}.yaml"] = written
     return found
+
+
+def _check_relative(what: str, value: str | None) -> None:
+    if value is not None and value.startswith("/"):
+        raise ConfigError(
+            f"`{what}` must be a relative path for Kubernetes, where it lies in the volume. "
+            f"Received: {value!r}"
+        )
 
 
 def object_name(cluster: Cluster, role: Role) -> str:
@@ -89,6 +103,8 @@ def secret_command(cluster: Cluster, role: Role, certificates: str) -> str:
     files = {layout.AUTHORITY: layout.AUTHORITY, "certificate.pem": certificate, "key.pem": key}
     if isinstance(role, ServerSite):
         files[layout.REVOKED] = layout.REVOKED
+    if isinstance(role, PartyServerSite):
+        files |= dict(zip(_UPLINK, layout.uplink_files(role), strict=True))
     parts = [f"--from-file={name}={certificates}/{file}" for name, file in files.items()]
     name = f"{object_name(cluster, role)}-identity"
     return " \\\n    ".join([f"kubectl create secret generic {name}", *parts])
@@ -107,7 +123,7 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
         "metadata": {"name": name, "labels": labels},
         "data": {layout.SERVER_FILE: text.documents(options)},
     }
-    is_durable = bool(cluster.server.get("state"))
+    is_durable = bool(layout.server_options(cluster, server, _PLACE).get("state"))
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

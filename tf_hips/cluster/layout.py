@@ -12,7 +12,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tf_hips.cluster import text
-from tf_hips.cluster.description import PATHS, Cluster, PartySite, Role, ServerSite
+from tf_hips.cluster.description import (
+    PATHS,
+    TOPMOST,
+    Cluster,
+    PartyServerSite,
+    PartySite,
+    Role,
+    ServerSite,
+)
 
 AUTHORITY = "authority.pem"
 REVOKED = "revoked.txt"
@@ -32,6 +40,7 @@ class Place:
         key: name of the key's file there.
         data: folder for what it writes.
         job: folder of the script.
+        uplink: names of the certificate and the key of a party server towards the one above it.
     """
 
     identity: PurePosixPath
@@ -39,6 +48,7 @@ class Place:
     key: str
     data: PurePosixPath
     job: PurePosixPath
+    uplink: tuple[str, str] = ("", "")
 
     @property
     def tls(self) -> dict[str, str]:
@@ -58,7 +68,14 @@ def role_name(role: Role) -> str:
 def identity_files(role: Role) -> tuple[str, str]:
     """Names of a role's certificate and key, as `tf-hips certs issue` calls them."""
     kind = "global-server" if isinstance(role, ServerSite) else "party"
+    if isinstance(role, PartyServerSite):
+        kind = "server"
     return f"{kind}-{role.site}.pem", f"{kind}-{role.site}.key"
+
+
+def uplink_files(role: Role) -> tuple[str, str]:
+    """Names of the certificate and the key of a party server towards the one above it."""
+    return f"party-{role.site}.pem", f"party-{role.site}.key"
 
 
 def home(cluster: Cluster, role: Role) -> PurePosixPath:
@@ -74,11 +91,13 @@ def program(cluster: Cluster, role: Role) -> str:
 def on_machine(cluster: Cluster, role: Role) -> Place:
     """Where the role finds its files on its machine."""
     folder = home(cluster, role)
-    return Place(folder, *identity_files(role), folder, folder / JOB)
+    return Place(folder, *identity_files(role), folder, folder / JOB, uplink_files(role))
 
 
 def server_options(cluster: Cluster, server: ServerSite, place: Place) -> dict[str, Any]:
     """What a server is told, by key."""
+    if isinstance(server, PartyServerSite):
+        return _party_server_options(cluster, server, place)
     shard = cluster.servers.index(server)
     own = {"shard": f"{shard}/{len(cluster.servers)}"} if len(cluster.servers) > 1 else {}
     return {
@@ -89,6 +108,27 @@ def server_options(cluster: Cluster, server: ServerSite, place: Place) -> dict[s
         **place.tls,
         "revoked": str(place.identity / REVOKED),
         **_placed(cluster.server, place.data),
+    }
+
+
+def _party_server_options(
+    cluster: Cluster, server: PartyServerSite, place: Place
+) -> dict[str, Any]:
+    above, role = cluster.addresses_above(server.site)
+    common = {key: value for key, value in cluster.server.items() if key not in TOPMOST}
+    certificate, key = place.uplink
+    return {
+        "parties": list(server.parties),
+        "run": cluster.run,
+        "bind": server.listens_at,
+        **place.tls,
+        "revoked": str(place.identity / REVOKED),
+        "uplink": above,
+        "site": server.site,
+        "uplink_role": role,
+        "uplink_certificate": str(place.identity / certificate),
+        "uplink_key": str(place.identity / key),
+        **_placed({**common, **server.options}, place.data),
     }
 
 
@@ -118,8 +158,10 @@ def party_command(
         where: the options that say on which hosts it has how many workers.
         ready: whether it says in the file `ready` that its workers are started.
     """
+    above, role = cluster.addresses_above(party.site)
     options = {
-        "server": ",".join(server.address for server in cluster.servers),
+        "server": above,
+        **({"server_role": role} if cluster.server_of(party.site) is not None else {}),
         "site": party.site,
         "run": cluster.run,
         **place.tls,

@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
 def units(cluster: Cluster) -> dict[str, str]:
     """The text of each unit, by file name."""
     found = {}
-    for server in cluster.servers:
+    for server in cluster.all_servers:
         found[unit_name(cluster, server)] = _server(cluster, server)
     for party in cluster.parties:
         found[unit_name(cluster, party)] = _party(cluster, party)

@@ -6,8 +6,9 @@ derives from `Loop`; see `engine`.
 """
 
 from tf_hips.loops.engine import Loop
+from tf_hips.loops.esync import ESync
 from tf_hips.loops.fedavg import HFA, FedAvg
 from tf_hips.loops.methods import PostLocal
 from tf_hips.loops.streaming import StreamingDiLoCo
 
-__all__ = ["HFA", "FedAvg", "Loop", "PostLocal", "StreamingDiLoCo"]
+__all__ = ["HFA", "ESync", "FedAvg", "Loop", "PostLocal", "StreamingDiLoCo"]

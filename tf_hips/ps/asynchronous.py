@@ -25,10 +25,11 @@ of older rounds up to a limit, in snapshots too.
 """
 
 import contextlib
+import functools
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -280,6 +281,8 @@ class Lane:
 class AsynchronousStore:
     """What all children together have moved, and the rounds of each. Thread-safe."""
 
+    lane: ClassVar[type[Lane]] = Lane
+
     def __init__(
         self,
         model: Model,
@@ -328,12 +331,12 @@ class AsynchronousStore:
         share = min(past_bytes, MOST_IN_MEMORY) // max(1, len(sites))
         firsts = first_rounds or [0] * len(sites)
         self._lanes = [
-            Lane(self, child, site, seed=seed, first_round=first, past_bytes=share)
+            self.lane(self, child, site, seed=seed, first_round=first, past_bytes=share)
             for child, (site, first) in enumerate(zip(sites, firsts, strict=True))
         ]
         self._num_applying = 0
         self._is_held = False
-        self._waiting: list[tuple[Lane, _Round, int, Packet]] = []  # recorded, not applied
+        self._waiting: list[Callable[[], None]] = []  # apply what is recorded, in its order
         self._scratch = threading.local()
 
     @property
@@ -408,7 +411,8 @@ class AsynchronousStore:
                         Kind.PACKET, packet.data, round=number, child=lane.child, chunk=chunk
                     )
                 if self._is_held:
-                    self._waiting.append((lane, current, chunk, packet))
+                    late = functools.partial(self._apply_late, lane, current, chunk, packet)
+                    self._waiting.append(late)
                     return 1
                 self._num_applying += 1
             self._apply(lane, current, chunk, gradient)
@@ -457,11 +461,8 @@ class AsynchronousStore:
                     self._is_held = False
                     return
                 self._num_applying += len(waiting)
-            for lane, current, chunk, packet in waiting:
-                gradient = self._decoded(lane, current.number, chunk, packet)
-                # The child is told of a refusal when it looks for results.
-                with contextlib.suppress(NonFiniteError), self._turns[chunk]:
-                    self._apply(lane, current, chunk, gradient)
+            for apply in waiting:
+                apply()
                 with self.changed:
                     self.changed.notify_all()
 
@@ -523,12 +524,19 @@ class AsynchronousStore:
             )
         return values
 
+    def _apply_late(self, lane: Lane, current: _Round, chunk: int, packet: Packet) -> None:
+        """Applies what was held back."""
+        gradient = self._decoded(lane, current.number, chunk, packet)
+        # The child is told of a refusal when it looks for results.
+        with contextlib.suppress(NonFiniteError), self._turns[chunk]:
+            self._apply(lane, current, chunk, gradient)
+
     def _apply(self, lane: Lane, current: _Round, chunk: int, gradient: Floats) -> None:
         """Applies one update in its turn, and answers it."""
         answer: Packet | None = None
         refusal = f"Site `{lane.site}`, round {current.number}, {self.model.describe(chunk)}: "
         try:
-            answer = self._answer(lane, current.number, chunk, gradient)
+            answer = self._answer(lane, current, chunk, gradient)
         except NonFiniteError as error:
             refusal += (
                 f"{error}; the largest value of this gradient is {np.abs(gradient).max():.3g}"
@@ -546,8 +554,8 @@ class AsynchronousStore:
                 if self._num_applying == 0:
                     self.changed.notify_all()  # a snapshot waits for it
 
-    def _answer(self, lane: Lane, number: int, chunk: int, gradient: Floats) -> Packet:
-        where = self.model.chunks[chunk]
+    def _answer(self, lane: Lane, current: _Round, chunk: int, gradient: Floats) -> Packet:
+        where, number = self.model.chunks[chunk], current.number
         before = self._moved[chunk]
         received = lane.received[chunk]
         if received is None:
@@ -562,6 +570,20 @@ class AsynchronousStore:
         )
         decoded = native.decode(codec, packet, where.size, out=room)
         got = native_updates.add_scaled(received, decoded, 1.0)
-        self._moved[chunk] = after
+        self._move(chunk, after, current.positions[chunk])
         lane.received[chunk], lane.seen[chunk] = got, after.version
         return packet
+
+    def _move(self, chunk: int, after: Moved, position: int) -> None:
+        """Takes what an update makes of a chunk, in the chunk's turn.
+
+        Args:
+            chunk: its number.
+            after: what it is now.
+            position: of the update's record.
+
+        Raises:
+            NonFiniteError: something of it would not be finite; nothing has changed then.
+        """
+        del position
+        self._moved[chunk] = after

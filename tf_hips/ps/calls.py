@@ -10,6 +10,7 @@
     WantBackup, GiveBackup                      a backup of another child down, one's own up
     Failed                                      a step of the caller ended with an error, JSON
     Status                                      what the run is doing, JSON; also for operators
+    Pace                                        how many local steps to take (`pacing`), JSON
     Watch                                       open for as long as a child takes part; brings the
                                                 reason when the run ends for one
 
@@ -38,6 +39,7 @@ from tf_hips.ps import wire
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.members import Caller
 from tf_hips.ps.news import news_to_message
+from tf_hips.ps.pacing import METHOD, PaceServer
 from tf_hips.ps.parcel import Held
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
@@ -96,6 +98,7 @@ class Calls:
         self._traffic = traffic
         self._events = events
         self._host = host
+        self._pacing = PaceServer(len(config.parties))
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """The handlers of all methods, by name."""
@@ -113,6 +116,7 @@ class Calls:
             "WantBackup": grpc.unary_stream_rpc_method_handler(self._stream(self._want_backup)),
             "GiveBackup": grpc.stream_unary_rpc_method_handler(self._unary(self._give_backup)),
             "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
+            METHOD: grpc.unary_stream_rpc_method_handler(self._stream(self._pacing.serve)),
             "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
         }

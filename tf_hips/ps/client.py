@@ -115,7 +115,7 @@ class Client:
             shard: which of how many servers it must be.
             must_be_back: whether it joins no run but one that is not over, as one that is started
                 again.
-            leaves: of a party server those below it, which have `workers` in all.
+            leaves: of a party server those below it by path, which have `workers` in all.
 
         Raises:
             ConfigError: the address or a name is no such thing, a certificate cannot be read or is
@@ -152,6 +152,7 @@ class Client:
         self._chunks: tuple[int, ...] = ()  # of the model, at this server
         self._is_synced = False
         self._welcome: Welcome | None = None
+        self._is_joining = False
         self._agreed: Agreed | None = None
 
     def join(
@@ -179,10 +180,14 @@ class Client:
         """
         try:
             self.ask_terms()
+            # The server may count on this party before the answer is here: `leave` tells it then.
+            self._is_joining = True
             return self._join(compression, downlink, seed, rule, above)
         except BaseException:
             self.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise
+        finally:
+            self._is_joining = False
 
     def ask_terms(self) -> None:
         """Hears what the server was told, as far as a party must know it; `join` asks by itself.
@@ -536,10 +541,11 @@ class Client:
         runs may be starting again, so it is tried for a minute. A second call does nothing.
         """
         try:
-            if self._welcome is not None and not self._link.is_closed and self._link.ended is None:
+            is_heard = not self._link.is_closed and self._link.ended is None
+            if is_heard and (self._welcome is not None or self._is_joining):
                 timeout_s = min(self._uplink.deadline_s, _LEAVE_S)
                 request = wire.to_json(reason=reason)
-                if self._is_durable:
+                if self._is_durable and self._welcome is not None:
                     self._link.control("Leave", request, max(timeout_s, _LEAVE_DURABLE_S))
                 else:
                     self._link.once("Leave", request, 0, timeout_s)

@@ -197,6 +197,7 @@ class Keeper:
             terms.site,
             terms.way_up,
             terms.quorum.late if terms.quorum is not None else None,
+            terms.period,
         )
         self._folder = Folder(base, facts)
         self._base = base

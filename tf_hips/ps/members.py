@@ -15,7 +15,16 @@ from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
 from tf_hips.ps.past import MOST_IN_MEMORY
 from tf_hips.ps.quorum import Quorum
-from tf_hips.ps.tree import MAX_LEAVES, Leaves, Place, check_names, check_workers
+from tf_hips.ps.tree import (
+    BETWEEN,
+    MAX_LEAVES,
+    Leaf,
+    Leaves,
+    Place,
+    check_names,
+    check_workers,
+    path_of,
+)
 
 SAME = "same"
 ABOVE = ""  # the rule of a child that leaves it to the topmost server
@@ -39,6 +48,7 @@ class Terms:
     site: str | None = None  # by which it is known to the server above it; None: there is none
     way_up: str | None = None  # compression of its way up; None: what the children bring
     quorum: Quorum | None = None  # None: rounds wait for all
+    period: int | None = None  # updates of a chunk between ways up; None: one of each child
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -80,6 +90,7 @@ class Child:
     rule: str = "sum"
     leaves: Leaves = ()
     above: str | None = None  # compression of its server's own way up, if it wishes for one
+    paths: tuple[str, ...] = ()  # of its leaves, from there; of a run that is restored none
     model: Model | None = None
     first_round: int = 0
     has_left: bool = False
@@ -118,6 +129,15 @@ class Members:
     def are_complete(self) -> bool:
         """Whether nobody is missing."""
         return len(self.children) == len(self.terms.parties)
+
+    @property
+    def has_own_rule(self) -> bool:
+        """Whether the children go on by a rule of this server, though there is one above it."""
+        return self.terms.site is not None and self.terms.rule is not None
+
+    def shares(self) -> dict[int, float]:
+        """What children stand for without being asked: their workers."""
+        return {place: float(child.workers) for place, child in self.children.items()}
 
     @property
     def have_left(self) -> bool:
@@ -165,6 +185,19 @@ class Members:
         """The leaves of all children, in order."""
         return tuple(leaf for one in sorted(self.children) for leaf in self.children[one].leaves)
 
+    @property
+    def leaves_by_path(self) -> Leaves:
+        """The same, each by its path from this server."""
+        found: list[Leaf] = []
+        for one, child in sorted(self.children.items()):
+            counts = [count for _, count in child.leaves]
+            found += zip(self._paths(one, child), counts, strict=True)
+        return tuple(found)
+
+    def _paths(self, position: int, child: Child) -> list[str]:
+        paths = child.paths or tuple(site for site, _ in child.leaves)
+        return [path_of(self.site(position), path) for path in paths]
+
     def whole(self, position: int) -> tuple[int, Leaves]:
         """The number of a child's first leaf in the whole tree, and all leaves of that."""
         before = sum(len(self.children[one].leaves) for one in range(position))
@@ -209,7 +242,9 @@ class Members:
             why_not = rules.why_not(rule, len(self.terms.parties), uplink, self.terms.quorum)
             if why_not is not None and self.terms.site is None:
                 raise ProtocolError(why_not)
-        return Child(process, workers, uplink, down, seed, rule, leaves, above)
+        paths = tuple(path for path, _ in leaves)
+        leaves = tuple((path.rpartition(BETWEEN)[2], count) for path, count in leaves)
+        return Child(process, workers, uplink, down, seed, rule, leaves, above, paths)
 
     def admit(self, position: int, child: Child) -> Child:
         """Takes in `child`, or finds that it is in already; the one that is in.
@@ -282,6 +317,7 @@ class Members:
             if place == position or other.model is None:
                 continue
             is_apart = rules.parse(other.rule).is_asynchronous  # and counts rounds of its own
+            is_apart &= self.terms.site is None or self.has_own_rule
             if other.first_round != first_round and not is_apart:
                 raise ProtocolError(
                     "All parties must go on from the same step. Received: site "
@@ -309,18 +345,17 @@ class Members:
                     f"`{what}` must be {fixed}, which the server was told. Received: "
                     f"{what}={came} from site `{here}`"
                 )
-        others = [
-            (self.site(other), known.leaves)
-            for other, known in self.children.items()
-            if other != position
-        ]
-        num_leaves = sum(len(leaves) for _, leaves in others) + len(child.leaves)
+        others = {one: known for one, known in self.children.items() if one != position}
+        num_leaves = sum(len(known.leaves) for known in others.values()) + len(child.leaves)
         if num_leaves > MAX_LEAVES:
             raise ProtocolError(
                 f"A tree must have at most {MAX_LEAVES} leaves. Received: {num_leaves} with those "
                 f"of site `{here}`"
             )
-        check_names([*others, (here, child.leaves)], self.terms.site)
+        paths = [
+            path for pair in (others | {position: child}).items() for path in self._paths(*pair)
+        ]
+        check_names(paths, self.terms.site)
         for other, known in self.children.items():
             for what in ("compression", "downlink", "rule", "seed", "above"):
                 if what == "above" and None in (known.above, child.above):

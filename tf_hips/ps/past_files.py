@@ -11,7 +11,6 @@ again. When something cannot be written or read, what is older is forgotten, and
 import contextlib
 import dataclasses
 import os
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from tf_hips import log
 from tf_hips.errors import StateError
+from tf_hips.ops.checksum import crc32
 from tf_hips.ps.journal import Folder, write
 from tf_hips.ps.past import Past, Results
 from tf_hips.ps.recorder import Kind, from_payload, to_payload
@@ -109,7 +109,7 @@ class PastOnDisk(Past):
             found = []
             for place in places:
                 data = os.pread(file.descriptor, place.length, place.offset)
-                if len(data) != place.length or zlib.crc32(data) != place.crc:
+                if len(data) != place.length or crc32(data) != place.crc:
                     raise KeyError(number)
                 found.append((place.chunk, np.frombuffer(data, np.uint8)))
             return found
@@ -148,7 +148,7 @@ class PastOnDisk(Past):
                 payload = to_payload({"round": number, "chunk": chunk}, packet.data)
                 pieces += [to_record(Kind.RESULT, payload), *payload]
                 end += RECORD.size + sum(len(piece) for piece in payload)
-                crc = zlib.crc32(packet.data)
+                crc = crc32(packet.data)
                 places.append(_Place(chunk, end - packet.nbytes, packet.nbytes, crc))
             file.size += write(file.descriptor, pieces)
         except OSError as error:
@@ -193,7 +193,7 @@ class PastOnDisk(Past):
             for _, payload in reader.records():
                 fields, data = from_payload(payload)
                 end = reader.end + RECORD.size + len(payload)
-                place = _Place(fields["chunk"], end - len(data), len(data), zlib.crc32(data))
+                place = _Place(fields["chunk"], end - len(data), len(data), crc32(data))
                 found.setdefault(fields["round"], []).append(place)
         finally:
             reader.close()

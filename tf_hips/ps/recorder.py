@@ -54,6 +54,8 @@ class Kind(enum.IntEnum):
     RECEIVED = 25  # what a child has of that
     MISSED = 26  # rounds, by children whose updates have not come
     LATE = 27  # a packet of an update that may count in a later round
+    DRIFT = 28  # of a chunk, what has not gone up; asynchronous rounds below a server
+    ON_WAY = 29  # a packet of a chunk that the server above has not answered
 
 
 Entry = tuple[Kind, dict[str, Any], Buffer]

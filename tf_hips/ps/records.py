@@ -17,12 +17,12 @@ import dataclasses
 import json
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tf_hips.errors import StateError
+from tf_hips.ops.checksum import crc32
 from tf_hips.ps.wire import Buffer
 
 VERSION = 1
@@ -52,6 +52,7 @@ class Facts:
         site: name towards the server above, or None.
         way_up: text of the compressor of the way there that the server was told, or None.
         late: what becomes of late updates where rounds close without some children, or None.
+        period: updates of a chunk between ways up, as the server was told, or None.
     """
 
     run: str
@@ -63,6 +64,7 @@ class Facts:
     site: str | None = None
     way_up: str | None = None
     late: str | None = None
+    period: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +85,15 @@ class Header:
         """The bytes that `Reader` reads."""
         fields = dataclasses.asdict(self) | {"mark": self.mark.hex()}
         text = json.dumps(fields, separators=(",", ":")).encode()
-        return _FRONT.pack(_MAGIC, VERSION, len(text), zlib.crc32(text)) + text
+        return _FRONT.pack(_MAGIC, VERSION, len(text), crc32(text)) + text
 
 
 def to_record(kind: int, pieces: Sequence[Buffer]) -> bytes:
     """What stands before `pieces` in a file."""
     size = sum(len(piece) for piece in pieces)
-    crc = zlib.crc32(_CHECKED.pack(size, kind))
+    crc = crc32(_CHECKED.pack(size, kind))
     for piece in pieces:
-        crc = zlib.crc32(piece, crc)
+        crc = crc32(piece, crc)
     return RECORD.pack(size, crc, kind)
 
 
@@ -161,7 +163,7 @@ class Reader:
         if version != VERSION:
             raise StateError(f"{self.path} must have format {VERSION}. Received: format {version}")
         text = self._file.read(size) if size <= _MAX_HEADER_BYTES else b""
-        if len(text) != size or zlib.crc32(text) != crc:
+        if len(text) != size or crc32(text) != crc:
             raise self.damaged("its header does not have its checksum", 0)
         try:
             return _read_fields(json.loads(text)), _FRONT.size + size
@@ -178,7 +180,7 @@ class Reader:
         if offset + RECORD.size + size > self.size:
             return None
         payload = self._file.read(size)
-        if zlib.crc32(payload, zlib.crc32(_CHECKED.pack(size, kind))) != crc:
+        if crc32(payload, crc32(_CHECKED.pack(size, kind))) != crc:
             return None
         return kind, payload
 

@@ -10,8 +10,12 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from tf_hips.ps.passing import Batch
+from tf_hips.ps.periods import PeriodicStore
 from tf_hips.ps.session import Session
 from tf_hips.ps.store import Store
+
+Passed = Store | PeriodicStore
+"""Rounds of which something goes up."""
 
 
 class Turns:
@@ -52,7 +56,7 @@ class Turns:
 class Passing(Turns):
     """One round: packets as children complete them, results to the store."""
 
-    def __init__(self, session: Session, store: Store, number: int) -> None:
+    def __init__(self, session: Session, store: Passed, number: int) -> None:
         """Round `number` of the store of `session`."""
         super().__init__(session)
         self.number = number

@@ -183,17 +183,17 @@ class Server:
 
     def _listen(self) -> None:
         children = len(self._config.parties)
-        # Per child: a watch and an exchange, the same again whose connection is gone and which have
-        # not noticed, control calls.
+        # Per child: a watch, a pace and an exchange, the same again whose connection is gone and
+        # which have not noticed, control calls.
         self._pool = concurrent.futures.ThreadPoolExecutor(
-            6 * children + 4, thread_name_prefix="tf_hips-server"
+            8 * children + 4, thread_name_prefix="tf_hips-server"
         )
         calls = Calls(self._config, self._waits, self._admission, self._traffic, self._events, self)
         server = grpc.server(
             self._pool,
             handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, calls.handlers()),),
             options=(*SERVER_OPTIONS, *keepalive(self._config.lost_after_s)),
-            maximum_concurrent_rpcs=8 * children + 8,
+            maximum_concurrent_rpcs=10 * children + 8,
         )
         try:
             if self._config.tls is None:
@@ -226,7 +226,9 @@ class Server:
 
     def _renew(self) -> None:
         """Begins a new session where a process that joins finds one that is over."""
-        if not self._session.is_over or self._config.once or self._stopped.is_set():
+        if self._stopped.is_set() and self._session.is_over:
+            raise PeerError("The run has ended. The server was stopped.")
+        if not self._session.is_over or self._config.once:
             return
         self._session = (
             self._keeper.begin() if self._keeper else Session(self._terms, tell=self._events.write)
@@ -243,6 +245,7 @@ class Server:
                 self._session,
                 self._events,
                 lambda: waits.ask(uplink.deadline_s),
+                before=self._upper,
             )
             self._upper.start()
 

@@ -405,10 +405,13 @@ class Session:
         """
         with self.changed:
             child = self._members.children.get(caller.child)
-            if child is None or not self.is_started:
+            if child is None or (not self.is_started and child.process != caller.process):
                 raise ProtocolError(f"Site `{self._site(caller.child)}` has not joined this run.")
             if child.process != caller.process:
                 raise self._members.second_process(caller.child)
+            if not self.is_started:
+                self._give_up(caller.child, reason)
+                return
             if reason is not None and self._parts_in_trouble(caller.child, reason):
                 return
             if not child.has_left:
@@ -423,6 +426,15 @@ class Session:
             if self._closing is not None:
                 self._closing.look_soon()
             self.changed.notify_all()
+
+    def _give_up(self, child: int, reason: str | None) -> None:
+        """A child leaves that waits for the others to join: nobody must wait for it."""
+        if self._members.is_sealed:  # the server above counts on it
+            text = f"Site `{self._site(child)}` left the run before it began"
+            self.end(f"{text}: {reason[:1000]}" if reason is not None else f"{text}.")
+            return
+        del self._members.children[child]
+        self.changed.notify_all()
 
     def watch(self, caller: Caller) -> Iterator[News]:
         """Shows that a child is there, until it leaves or hangs up, or the run ends.

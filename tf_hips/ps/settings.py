@@ -20,6 +20,8 @@ _MAX_RECORDED_BYTES = (1 << 32) - (1 << 16)
 
 _PAST_BYTES_ON_DISK = 4 << 30
 
+MAX_PERIOD = 1 << 20
+
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
@@ -65,6 +67,8 @@ class ServerConfig:
             the server, end. None: half of `round_timeout_s`, 300 at most.
         uplink_compression: text of the compressor of the way up to it; None: what the parties wish
             for, or else, for sums, what they send with themselves.
+        period: with an `uplink` and a rule of its own, updates of the model by its children, of all
+            together, after which what they have moved goes up; None: as many as there are parties.
     """
 
     parties: tuple[str, ...]
@@ -97,6 +101,7 @@ class ServerConfig:
     late: str | None = None
     close_at: int | None = None
     below_quorum_s: float | None = None
+    period: int | None = None
 
     def __post_init__(self) -> None:
         """Checks all values.
@@ -123,10 +128,20 @@ class ServerConfig:
                 "`downlink` is what the topmost server says, so `uplink` excludes it. Received: "
                 f"downlink={self.downlink!r}"
             )
-        if self.uplink is not None and self.rule is not None:
+        has_own_rule = self.uplink is not None and self.rule is not None
+        if has_own_rule and not rules.parse(str(self.rule)).is_asynchronous:
             raise ConfigError(
-                "`rule` is what the topmost server says, so `uplink` excludes it. Received: "
-                f"rule={self.rule!r}"
+                "A synchronous `rule` is what the topmost server says, so `uplink` excludes it. "
+                f"Received: rule={self.rule!r}"
+            )
+        if self.period is not None and not has_own_rule:
+            raise ConfigError(
+                "`period` needs `uplink` and an asynchronous `rule`. Received: "
+                f"period={self.period}"
+            )
+        if self.period is not None and not 1 <= self.period <= MAX_PERIOD:
+            raise ConfigError(
+                f"`period` must be from 1 to {MAX_PERIOD}. Received: period={self.period}"
             )
         if self.uplink is not None and self.shard != (0, 1):
             raise ConfigError(
@@ -210,6 +225,7 @@ def terms_of(config: ServerConfig) -> Terms:
         config.uplink.site if config.uplink is not None else None,
         way_up,
         _quorum(config),
+        config.period,
     )
 
 

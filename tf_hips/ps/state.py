@@ -25,6 +25,7 @@ from tf_hips.ps.gather import Gathers
 from tf_hips.ps.members import Child, Members, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.partial import Partial
+from tf_hips.ps.periods import Above, PeriodicStore
 from tf_hips.ps.quorum import NEXT
 from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.rounds import Rounds
@@ -68,7 +69,7 @@ class State:
         for position, child in sorted(self.members.children.items()):
             is_leaf = child.leaves == ((self.members.site(position), child.workers),)
             widths.append(None if is_leaf else len(child.leaves))
-            if place is not None:
+            if place is not None and not self.members.has_own_rule:
                 child.rule = place.rule
         self.gathers.shape(widths, is_passed_up=place is not None)
 
@@ -148,8 +149,10 @@ class State:
         with self.changed:
             children = self.members.children.items()
             here = [store.of(place) for place, child in children if not child.has_left]
-            # Who begins with the first weights does all rounds again.
-            if self.weights.held and here and all(one.oldest > one.first_round for one in here):
+            # Who begins with the first weights does all rounds again; and above they may be owed.
+            is_owed = isinstance(store, PeriodicStore) and store.next_up == 0
+            are_over = here and all(one.oldest > one.first_round for one in here)
+            if self.weights.held and are_over and not is_owed:
                 self.weights.forget()
 
     def weigh(self, store: Rounds, number: int, child: int, weight: float) -> None:
@@ -329,7 +332,8 @@ class State:
         place = self.members.place
         rule = parse(child.rule)
         up = model.compressor(child.compression)
-        down = model.compressor(child.downlink if place is None else place.compression)
+        is_passed = place is not None and not self.members.has_own_rule
+        down = model.compressor(place.compression if place and is_passed else child.downlink)
         common: dict[str, Any] = {
             "changed": self.changed,
             "recorder": self.recorder,
@@ -337,18 +341,27 @@ class State:
         }
         past_bytes = self.members.terms.past_bytes
         terms = model, self.members.terms.parties, up, down, child.seed
-        if rule.is_asynchronous:
+        if rule.is_asynchronous and not is_passed:
             firsts = [one.first_round for _, one in sorted(self.members.children.items())]
-            return AsynchronousStore(
-                *terms, rule, first_rounds=firsts, past_bytes=past_bytes, **common
+            common |= {"first_rounds": firsts, "past_bytes": past_bytes}
+            if place is None:
+                return AsynchronousStore(*terms, rule, **common)
+            above = Above(
+                str(self.members.terms.site),
+                model.compressor(place.compression),
+                model.compressor(place.downlink),
+                self.members.terms.period or len(self.members.children),
+                parse(place.rule).is_mean,
             )
-        if place is not None:  # what becomes of the sum or mean is the topmost server's
+            return PeriodicStore(*terms, rule, above=above, **common)
+        shares = self.members.shares() if is_passed and rule.is_asynchronous else None
+        if is_passed:  # what becomes of the sum or mean is the topmost server's
             rule = parse("mean" if rule.is_mean else "sum")
         quorum = self.members.terms.quorum
         workers = [one.workers for _, one in sorted(self.members.children.items())]
         chunks = self.members.terms.shard.chunks(model)
         partial = Partial(workers, chunks, carries=quorum.late == NEXT) if quorum else None
-        updates = Updates([chunk.size for chunk in model.chunks], rule)
+        updates = Updates([chunk.size for chunk in model.chunks], rule, shares)
         return Store(
             *terms,
             first_round=first_round,

@@ -8,8 +8,9 @@ r"""Where servers and children stand in a tree: its leaves, and what a server ha
       a         b
 
 A leaf is a child that computes gradients: a party of Horovod workers, or a single worker. A child
-says which leaves it stands for when it joins: itself, or, as the server of a party, those below it.
-When all have joined, every leaf learns all of them, so it knows its own number among them.
+says which leaves it stands for when it joins: itself, or, as the server of a party, those below it,
+each by its path from there, `west/a` of a region. When all have joined, every leaf learns the names
+of all of them, so it knows its own number among them.
 
 Invariant: the leaves of a child follow one another, in the order of its own children.
 """
@@ -25,6 +26,8 @@ from tf_hips.ps.wire import Buffer, check_name
 
 MAX_LEAVES = 4096
 MAX_WORKERS = 1 << 20
+MAX_DEPTH = 64
+BETWEEN = "/"  # of the names of a path; no name has it
 
 Leaf = tuple[str, int]
 Leaves = tuple[Leaf, ...]
@@ -68,7 +71,7 @@ class Place:
 
 
 def read_leaves(value: object, site: str, workers: int) -> Leaves:
-    """The leaves that a child stands for; None: itself alone.
+    """The leaves that a child stands for, each by its path from there; None: itself alone.
 
     Raises:
         ProtocolError: `value` is no such list, or its workers are not `workers` in all.
@@ -84,7 +87,9 @@ def read_leaves(value: object, site: str, workers: int) -> Leaves:
                 f"A leaf must be a pair of site and workers. Received: {str(pair)[:80]}"
             )
         try:
-            leaves.append((check_name("leaves", str(pair[0])), pair[1]))
+            parts = str(pair[0]).split(BETWEEN, MAX_DEPTH)
+            path = BETWEEN.join(check_name("leaves", part) for part in parts)
+            leaves.append((path, pair[1]))
         except ValueError as error:
             raise ProtocolError(str(error)) from error
     check_workers(leaves)
@@ -105,22 +110,32 @@ def check_workers(leaves: Iterable[Leaf]) -> None:
             )
 
 
-def check_names(children: Sequence[tuple[str, Leaves]], own: str | None) -> None:
+def path_of(site: str, path: str) -> str:
+    """The path of a leaf from the server of `site`, which is the leaf itself or stands above it."""
+    return site if path == site else f"{site}{BETWEEN}{path}"
+
+
+def check_names(paths: Iterable[str], own: str | None) -> None:
     """Raises ProtocolError where two of a tree have one name, by which each has noise of its own.
 
     Args:
-        children: pairs of name and leaves.
+        paths: of all leaves.
         own: name of the server itself towards the one above it, if there is one.
     """
-    seen = {own} if own is not None else set()
-    for site, leaves in children:
-        for name in dict.fromkeys([site, *(leaf for leaf, _ in leaves)]):
-            if name in seen:
+    seen = {own: f"{own}, which is this server"} if own is not None else {}
+    whole: set[str] = set()
+    for path in paths:
+        parts = path.split(BETWEEN)
+        for end, name in enumerate(parts, 1):
+            here = BETWEEN.join(parts[:end])
+            there = seen.setdefault(name, here)
+            # Leaves share the servers on their ways, and nothing else.
+            if there != here or (end == len(parts) and here in whole):
                 raise ProtocolError(
                     f"Every site of a tree must have a name of its own, party servers included. "
-                    f"Received: `{name}` twice"
+                    f"Received: `{name}` twice, as {there} and as {here}"
                 )
-            seen.add(name)
+        whole.add(path)
 
 
 def bundle(payloads: Sequence[Buffer | None]) -> bytes:

@@ -27,7 +27,9 @@ from tf_hips.errors import NonFiniteError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import rules
 from tf_hips.ps.gather import too_long
-from tf_hips.ps.relays import PassedWeights, Passing
+from tf_hips.ps.members import no_quorum
+from tf_hips.ps.periods import PeriodicStore
+from tf_hips.ps.relays import Passed, PassedWeights, Passing
 from tf_hips.ps.session import Session
 from tf_hips.ps.shards import Connection, connect
 from tf_hips.ps.store import Store
@@ -50,6 +52,7 @@ class Upper:
         session: Session,
         events: log.EventLog,
         ask: Callable[[], object],
+        before: "Upper | None" = None,
     ) -> None:
         """Nothing is connected.
 
@@ -60,12 +63,14 @@ class Upper:
             events: where joining and leaving are written.
             ask: hears from the server above how long that waits, before it is joined. Children of
                 a run that is restored do not ask for it.
+            before: of the run before, which must have left above before this one joins there.
         """
         self._uplink = uplink
         self._run = run
         self._session = session
         self._events = events
         self._ask = ask
+        self._before = before
         self._client: Connection | None = None
         self._is_synced = False
         self._is_agreed = False
@@ -106,14 +111,15 @@ class Upper:
             while True:
                 with self._session.changed:
                     task = self._due()
-                    while task is None and not self._session.is_over:
+                    while task is None and not self._is_done:
                         self._session.changed.wait()
                         task = self._due()
-                if task is None or self._session.is_over:
+                if task is None or self._is_done:
                     return
                 task()
         except TfHipsError as error:
-            self._end(error)
+            if not self._is_done:  # else `_leave` has ended what was going on
+                self._end(error)
         except Exception as error:
             self._end(PeerError(f"The server of `{self._uplink.site}` has failed: {error!r}"))
             raise
@@ -137,6 +143,9 @@ class Upper:
     def _join(self) -> None:
         """Joins above, for the first time or as the process that comes back."""
         session = self._session
+        if self._before is not None:
+            self._before.close()
+            self._before = None
         self._ask()
         with session.changed:
             members = session.state.members
@@ -147,18 +156,20 @@ class Upper:
         client = self._make_client()
         client.on_end(lambda: self._hear(client))
         with session.changed:
-            if session.is_over:
+            if self._is_done:
                 return
             self._client = client  # from now on the end of the session closes it
             session.handover.fetch_above = client.backup_messages
         client.offer(lambda one: session.handover.fetch(None, one.held, one.workers))
         terms = self._terms()
         welcome = client.join(*terms)
-        if rules.parse(welcome.rule).is_asynchronous:
+        if session.state.members.has_own_rule and not rules.parse(welcome.rule).gives_steps:
             raise ProtocolError(
-                f"Party servers take part in synchronous rounds only. Received: rule "
+                "A party server with a rule of its own sends how far its children have moved, so "
+                "the rule of the server above must give steps, as `fedavg` does. Received: rule "
                 f"{welcome.rule} of server {self._uplink.server}"
             )
+        self._check_quorum(welcome.rule)
         all_leaves = tuple(zip(welcome.parties, welcome.workers, strict=True))
         found = Place(
             welcome.child, all_leaves, terms[0], welcome.downlink, welcome.rule, welcome.session
@@ -181,11 +192,17 @@ class Upper:
             len(all_leaves),
         )
 
+    def _check_quorum(self, rule: str) -> None:
+        terms = self._session.state.members.terms
+        # Means below an asynchronous server are not scaled for children that are late.
+        if terms.quorum is not None and rules.parse(rule).is_asynchronous:
+            raise ProtocolError(no_quorum(rule, f"server {self._uplink.server}"))
+
     def _make_client(self) -> Connection:
         """A client that has not connected; of a run that goes on, if this server has joined one."""
         with self._session.changed:
             members = self._session.state.members
-            leaves = members.leaves
+            leaves = members.leaves_by_path
             must_be_back = members.place is not None
         if len(leaves) > MAX_LEAVES:
             raise ProtocolError(f"A tree must have at most {MAX_LEAVES} leaves below one server.")
@@ -198,22 +215,21 @@ class Upper:
             members = self._session.state.members
             first, place = members.children[0], members.place
             way_up = place.compression if place is not None else _way_up(self._session)
-            return way_up, first.downlink, first.seed, first.rule or None
+            rule = None if members.has_own_rule else first.rule or None
+            return way_up, first.downlink, first.seed, rule
 
     def _agree(self) -> None:
         client, store = self._connected(), self._store
         if store is None:
             raise ProtocolError("The model is not agreed on.")
-        number = store.round
-        client.agree_model(store.model.shapes, number + store.is_merged(number))
+        client.agree_model(store.model.shapes, _next_up(store))
         self._is_agreed = True
 
-    def _is_sync_due(self, store: Store | None) -> bool:
+    def _is_sync_due(self, store: Passed | None) -> bool:
         state, first_sync = self._session.state, self._session.first_sync
         weights = state.weights
-        has_begun = store is not None and (
-            store.round > store.first_round or store.is_merged(store.round)
-        )
+        first = store.first_round if isinstance(store, Store) else 0
+        has_begun = store is not None and _next_up(store) > first
         if self._is_synced or has_begun or weights.is_forgotten:
             return False
         if not first_sync.comes_from_above:
@@ -285,7 +301,7 @@ class Upper:
         """Waits for the end of the session, and tells it above."""
         session = self._session
         with session.changed:
-            session.changed.wait_for(lambda: session.is_over)
+            session.changed.wait_for(lambda: self._is_done)
             client, reason = self._client, session.ended
             owes_leave = session.owes_leave
         try:
@@ -314,14 +330,28 @@ class Upper:
         self._session.end(reason if ended else str(error), kind)
 
     @property
-    def _store(self) -> Store | None:
+    def _is_done(self) -> bool:
+        """Whether nothing is to be done any more, but to leave."""
+        session, store = self._session, self._store
+        owes = isinstance(store, PeriodicStore) and store.num_waiting > 0
+        return session.ended is not None or (session.is_over and not owes)
+
+    @property
+    def _store(self) -> Passed | None:
         store = self._session.state.store
-        return store if isinstance(store, Store) else None  # others are refused in `_join`
+        return store if isinstance(store, Store | PeriodicStore) else None
 
     def _connected(self) -> Connection:
         if self._client is None:
             raise ProtocolError("The server above must be joined before anything else.")
         return self._client
+
+
+def _next_up(store: Passed) -> int:
+    """The oldest round that the server above has not answered."""
+    if isinstance(store, PeriodicStore):
+        return store.next_up
+    return store.round + store.is_merged(store.round)
 
 
 def _way_up(session: Session) -> str:

@@ -23,6 +23,8 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from tf_hips.errors import ProtocolError
 
 MESSAGE_BYTES = 1 << 20
@@ -124,7 +126,7 @@ class Assembler:
         """Takes `limits`, the greatest length of a packet in bytes, by chunk number; 0: none."""
         self._limits = limits
         self._chunk = -1
-        self._packet = bytearray()
+        self._packet = memoryview(b"")
         self._filled = 0
 
     def feed(self, message: Buffer) -> list[tuple[int, memoryview]]:
@@ -142,7 +144,8 @@ class Assembler:
                     done.append((frame.chunk, frame.part))
                     continue
                 self._chunk = frame.chunk
-                self._packet = bytearray(frame.packet_bytes)
+                # Not a bytearray, whose bytes are all set to 0 first.
+                self._packet = np.empty(frame.packet_bytes, np.uint8).data
                 self._filled = 0
             elif (frame.chunk, frame.packet_bytes, frame.offset) != (
                 self._chunk,
@@ -158,7 +161,7 @@ class Assembler:
             self._packet[self._filled : self._filled + len(frame.part)] = frame.part
             self._filled += len(frame.part)
             if self._filled == len(self._packet):
-                done.append((self._chunk, memoryview(self._packet)))
+                done.append((self._chunk, self._packet))
                 self._chunk = -1
         return done
 

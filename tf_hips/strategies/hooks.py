@@ -13,6 +13,7 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
                               loss scale overflows on all ranks or on none
     keras.random              groups of workers draw different noise from equal states
     keras.callbacks           one rank makes the folders of ModelCheckpoint
+    training steps            padded, where the launcher wants a slow worker (`slowdown`)
 """
 
 import contextlib
@@ -29,6 +30,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies import slowdown
 from tf_hips.strategies.slices import orderly
 
 _METHODS = (
@@ -110,6 +112,9 @@ def _install() -> None:
     _wrap(keras.optimizers.LossScaleOptimizer, "check_finite", _finiteness)
     _wrap(keras.random.SeedGenerator, "next", _noise)
     _wrap(keras.callbacks.ModelCheckpoint, "_save_model", _checkpoint)
+    slower = slowdown.asked_for()
+    if slower is not None:
+        _wrap(keras.Model, "_make_function", functools.partial(slowdown.making, slower))
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:

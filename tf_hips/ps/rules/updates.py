@@ -20,14 +20,22 @@ from tf_hips.ps.wire import Buffer
 class Updates:
     """What merged gradients become, chunk by chunk."""
 
-    def __init__(self, sizes: Sequence[int], rule: UpdateRule | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        rule: UpdateRule | None = None,
+        shares: Mapping[int, float] | None = None,
+    ) -> None:
         """No step has been made.
 
         Args:
             sizes: elements of each chunk.
             rule: a synchronous one; None: the sum.
+            shares: what children stand for, by child, where they are averaged for a rule that
+                takes no weights, as those do whose children wait for nobody; None: as `rule` says.
         """
         self.rule = rule if rule is not None else parse("sum")
+        self._shares = shares
         self._sizes = sizes
         self._slots: dict[int, Slots] = {}
 
@@ -38,6 +46,8 @@ class Updates:
             compressor: what they are encoded with.
             weights: what children stand for, by child.
         """
+        if self._shares is not None:
+            return merging.Mean(compressor, self._shares)
         return merging.merging(self.rule, compressor, weights)
 
     def step(self, chunk: int, merged: Floats) -> tuple[Floats, Slots | None]:

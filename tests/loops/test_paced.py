@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default rule without a server: every worker computes the same of what all have said."""
+
+from typing import Any
+
+import pytest
+
+from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.esync.rule import Pace
+from tf_hips.loops.paced import Asked, Paced
+
+pytestmark = pytest.mark.tf
+
+PACE = Pace(slowest_steps=2, most_slowest_steps=2, margin=0.0, link_share=1.0)
+
+
+def said(step_s: float, local_s: float, span_s: float, pace: Pace = PACE) -> dict[str, Any]:
+    return {"step_s": step_s, "local_s": local_s, "span_s": span_s, "pace": pace.text}
+
+
+def test_all_compute_the_same_plan_whatever_their_clocks_say() -> None:
+    plans = []
+    for begins in (0.0, 1e6):  # of each worker's own clock
+        now = [begins]
+        members = [Paced(PACE, lambda now=now: now[0]) for _ in range(2)]
+        assert [one.begin(is_shared=False) for one in members] == [2, 2]
+        words = [said(1.0, 4.0, 0.0), said(0.25, 1.0, 0.0)]
+        for own, one in enumerate(members):
+            one.hear(0, own, [(4, told) for told in words])
+        steps = [one.begin(is_shared=False) for one in members]
+        now[0] += 2.5
+        # Half a second of the slow one's round is its way.
+        words = [said(1.0, 2.0, 2.5), said(0.25, 2.0, 2.0)]
+        for own, one in enumerate(members):
+            one.hear(1, own, [(2, words[0]), (8, words[1])])
+        plans.append((steps, [one.begin(is_shared=False) for one in members]))
+    assert plans == [([2, 8], [2, 10])] * 2
+
+
+def test_the_span_is_from_one_meeting_to_the_next() -> None:
+    from tf_hips.esync.pacer import Report
+
+    now = [100.0]
+    one = Paced(PACE, lambda: now[0])
+    assert one.arrived(0, Report(1, 1.0, 1.0), None) == 0.0
+    now[0] = 103.0
+    one.hear(0, 0, [(1, said(1.0, 1.0, 0.0))])
+    now[0] = 107.5
+    assert one.arrived(1, Report(1, 1.0, 1.0), None) == 4.5
+
+
+def test_steps_end_by_number_before_anything_is_assigned() -> None:
+    one = Paced(PACE)
+    assert not one.is_over(3, 99.0, planned=4)
+    assert one.is_over(4, 0.0, planned=4)
+
+
+def test_who_is_absent_is_in_no_plan() -> None:
+    one = Paced(PACE)
+    one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (0, {}), (4, said(0.25, 1.0, 0.0))])
+    assert one.begin(is_shared=False) == 2
+    assert one.assigned is not None
+    assert one.assigned.mean_steps == 5.0
+
+
+def test_what_was_assigned_holds_until_something_else_is() -> None:
+    one = Paced(PACE)
+    one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (4, said(0.25, 1.0, 0.0))])
+    assert [one.begin(is_shared=False) for _ in range(2)] == [2, 2]
+
+
+def test_members_of_different_paces_do_not_meet() -> None:
+    one = Paced(PACE)
+    with pytest.raises(ProtocolError, match="All members must keep one pace"):
+        one.hear(0, 0, [(1, said(1.0, 1.0, 0.0)), (1, said(1.0, 1.0, 0.0, Pace()))])
+
+
+def test_a_state_server_with_tls_wants_a_certificate() -> None:
+    with pytest.raises(ConfigError, match="wants the certificate of a party"):
+        Asked("https://127.0.0.1:1", None, 0, 0.5)

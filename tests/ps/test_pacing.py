@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ESync's state service under a real server: assignments, stops, and what is refused."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from tf_hips.config import Uplink
+from tf_hips.errors import ProtocolError
+from tf_hips.esync.pacer import Report
+from tf_hips.esync.rule import Pace
+from tf_hips.ps import calls, pacing
+from tf_hips.ps.client import Client
+from tf_hips.ps.pacing import PaceClient
+from tf_hips.ps.server import Server
+from tf_hips.ps.settings import ServerConfig
+
+SITES = ("slow", "fast", "third", "fourth")
+PACE = Pace(slowest_steps=2, most_slowest_steps=2, margin=0.0, link_share=1.0)
+PATIENCE_S = 20.0
+PACES: dict[int, pacing.PaceServer] = {}  # of the servers of the tests, by port
+
+
+class Clock:
+    """Seconds of the server, set by the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.contextmanager
+def running(
+    clock: Clock,
+    pace: Pace = PACE,
+    count: int = 2,
+    connections: list[Client] | None = None,
+) -> Iterator[tuple[Server, list[PaceClient]]]:
+    """A server with children that have joined."""
+    with contextlib.ExitStack() as stack:
+        server = Server(ServerConfig(parties=SITES[:count], insecure=True))
+        pacer = pacing.PaceServer(count, clock)
+        stack.enter_context(mock.patch.object(calls, "PaceServer", lambda _: pacer))
+        server.start()
+        stack.callback(server.stop, 0.0)
+        PACES[server.port] = pacer
+        clients = []
+        for site in SITES[:count]:
+            client = Client(Uplink(server.address, site, deadline_s=PATIENCE_S), "local", 1)
+            stack.callback(client.close)
+            clients.append(client)
+        joins = [
+            threading.Thread(target=client.join, args=("onebit", "same", 0)) for client in clients
+        ]
+        for join in joins:
+            join.start()
+        for join in joins:
+            join.join(PATIENCE_S)
+        if connections is not None:
+            connections.extend(clients)
+        yield server, [PaceClient(client, pace) for client in clients]
+
+
+def heard(server: Server, client: PaceClient, number: int, report: Report) -> None:
+    """Sends a report, and returns when the server has taken it."""
+    session = server._session
+    with session.changed:
+        client.report(number, report)
+        assert session.changed.wait_for(lambda: _has(server, number, report), PATIENCE_S), (
+            "the report has not come"
+        )
+
+
+def _has(server: Server, number: int, report: Report) -> bool:
+    run = PACES[server.port]._run
+    if run is None or number not in run.pacer._rounds:
+        return False
+    return report in run.pacer._rounds[number].reports.values()
+
+
+def is_stopped(client: PaceClient) -> bool:
+    """Whether a stop comes before the call ends."""
+    call = client._call
+    assert call is not None
+    for thread in threading.enumerate():
+        if thread.name == "tf_hips-pace" and getattr(thread, "_target", None) == call._hear:
+            thread.join(PATIENCE_S)
+    return client.is_stopped()
+
+
+def test_children_hear_their_steps_when_all_have_arrived() -> None:
+    clock = Clock()
+    with running(clock) as (server, (slow, fast)):
+        clock.now = 3.0
+        heard(server, fast, 0, Report(4, 0.25, 1.0))
+        assert fast.assignment(0.05) is None  # the other one has not arrived
+        clock.now = 10.0
+        heard(server, slow, 0, Report(4, 1.0, 4.0))
+        found = [one.assignment(PATIENCE_S) for one in (slow, fast)]
+        assert [one and one.steps for one in found] == [2, 8]
+        assert [one and one.local_s for one in found] == [2.0, 2.0]
+        # The next round begins at 10 s: half a second of it is the slow one's way.
+        clock.now = 12.0
+        heard(server, fast, 1, Report(8, 0.25, 2.0))
+        clock.now = 12.5
+        heard(server, slow, 1, Report(2, 1.0, 2.0))
+        found = [one.assignment(PATIENCE_S) for one in (slow, fast)]
+        assert [one and one.steps for one in found] == [2, 10]
+        assert [one and one.round_s for one in found] == [2.5, 2.5]
+        assert [one and one.local_s for one in found] == [2.0, 2.5]
+
+
+def test_the_last_one_is_told_to_stop() -> None:
+    clock = Clock()
+    with running(clock, Pace(deadline=0.0)) as (server, (slow, fast)):
+        for client in (slow, fast):
+            heard(server, client, 0, Report(4, 1.0, 4.0))
+        assert slow.assignment(PATIENCE_S) is not None
+        assert fast.assignment(PATIENCE_S) is not None
+        assert not slow.is_stopped()
+        clock.now = 4.0
+        heard(server, fast, 1, Report(4, 1.0, 4.0))
+        assert is_stopped(slow)
+        assert not fast.is_stopped()
+
+
+def test_whoever_is_late_is_told_to_stop() -> None:
+    clock = Clock()
+    pace = Pace(slowest_steps=1, most_slowest_steps=1, deadline=1.0)
+    with running(clock, pace, 4) as (server, clients):
+        for client in clients:
+            heard(server, client, 0, Report(4, 1.0, 4.0))
+        for client in clients:
+            assert client.assignment(PATIENCE_S) is not None
+        for client in clients[:2]:
+            heard(server, client, 1, Report(1, 0.5, 0.5))
+        assert not any(client.is_stopped() for client in clients)
+        clock.now = 1.5
+        with server._session.changed:
+            server._session.changed.notify_all()
+        assert [is_stopped(client) for client in clients[2:]] == [True, True]
+
+
+def test_reports_that_are_refused() -> None:
+    clock = Clock()
+    connections: list[Client] = []
+    with running(clock, connections=connections) as (server, (slow, fast)):
+        heard(server, fast, 0, Report(4, 0.25, 1.0))
+        other = PaceClient(connections[0], Pace())
+        other.report(0, Report(4, 1.0, 4.0))
+        with pytest.raises(ProtocolError, match="All children must keep one pace"):
+            other.assignment(PATIENCE_S)
+        slow.report(7, Report(4, 1.0, 4.0))
+        with pytest.raises(ProtocolError, match="`number` must be at most 1"):
+            slow.assignment(PATIENCE_S)
+        for wrong in ({"steps": -1}, {"step_s": 1e999}, {"number": -1}, {"pace": "margn=1"}):
+            fields = {"number": 0, "pace": PACE.text, "steps": 1, "step_s": 1.0, "busy_s": 1.0}
+            with pytest.raises(ProtocolError):
+                pacing._read(str(fields | wrong).replace("'", '"').encode())
+
+
+def test_who_has_missed_a_round_is_not_waited_for() -> None:
+    clock = Clock()
+    with running(clock) as (server, (slow, fast)):
+        for client in (slow, fast):
+            heard(server, client, 0, Report(4, 1.0, 4.0))
+        heard(server, fast, 1, Report(4, 1.0, 4.0))
+        assert fast.assignment(0.05) is None  # it may still come
+        heard(server, fast, 2, Report(4, 1.0, 4.0))
+        assert fast.assignment(PATIENCE_S) is not None
+
+
+def test_in_a_tree_no_server_gives_advice() -> None:
+    clock = Clock()
+    with running(clock) as (server, (slow, _)):
+        with server._session.changed:
+            child = server._session.state.members.children[1]
+            child.leaves = (("leaf", 1), ("other", 1))
+        slow.report(0, Report(4, 1.0, 4.0))  # at once, though the other one never calls
+        assert slow.assignment(PATIENCE_S) is None
+        call = slow._call
+        assert call is not None
+        assert call.is_heard.is_set()
+        assert call.error is None
+
+
+def test_a_server_that_is_gone_gives_no_advice() -> None:
+    clock = Clock()
+    with running(clock) as (server, (slow, _)):
+        server.stop(0.0)
+        slow.report(0, Report(4, 1.0, 4.0))
+        assert slow.assignment(PATIENCE_S) is None
+        assert not slow.is_stopped()
+        slow.close()

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ESync's state server: a scripted client that does what the original's workers do."""
+
+import contextlib
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.certs import Certificates
+from tf_hips import cli
+from tf_hips.errors import ConfigError, PeerError, ProtocolError
+from tf_hips.ps import state_server as module
+from tf_hips.ps.state_client import StateClient
+from tf_hips.ps.state_server import StateServer, StateServerConfig
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.contextmanager
+def serving(tls: Any = None, clock: Any = time.time) -> Iterator[StateServer]:
+    server = StateServer(StateServerConfig("127.0.0.1:0", tls), clock)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def post(server: StateServer, path: str, /, **fields: Any) -> tuple[int, bytes]:
+    """As the original's `requests.post(url, data=fields)`: a connection for each request."""
+    body = urllib.parse.urlencode(fields).encode()
+    try:
+        with urllib.request.urlopen(f"http://{server.address}{path}", body, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def page(server: StateServer) -> Any:
+    with urllib.request.urlopen(f"http://{server.address}/", timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_a_round_of_the_original() -> None:
+    clock = Clock()
+    with serving(clock=clock) as server:
+        assert page(server) == {"num_workers": 0, "t": 1, "epsilon": 0.5, "records": None}
+        assert post(server, "/init/", num_workers=2, epsilon=0.5) == (200, b"")
+        for rank, c in enumerate((4.0, 1.0)):
+            answer = post(server, "/apply/", r=rank, k=0, c=c, te=100.0)
+            assert answer == (200, b'{"ready": 0}')
+        for k in range(1, 4):
+            clock.now = te = 100.0 + k
+            ready = json.loads(post(server, "/apply/", r=1, k=k, c=1.0, te=te)[1])["ready"]
+            assert ready == int(k == 3)
+        clock.now = 104.0
+        assert post(server, "/apply/", r=0, k=1, c=4.0, te=104.0)[1] == b'{"ready": 1}'
+        assert page(server)["records"] == [
+            [0, 1, 4.0, 104.0, True, 1],
+            [1, 3, 1.0, 103.0, True, 1],
+        ]
+        assert post(server, "/reset/", r=1, t=2, te=105.0) == (200, b"")
+        assert page(server)["t"] == 2
+        assert page(server)["records"][0] == [0, 0, 4.0, 104.0, False, 1]
+
+
+def test_defaults_of_the_original() -> None:
+    with serving() as server:
+        post(server, "/init/")
+        found = page(server)
+        assert (found["num_workers"], found["epsilon"]) == (6, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "text"),
+    [
+        ("/apply/", {"r": 2, "k": 1, "c": 1, "te": 1}, 400, "from 0 to 1. Received: 2"),
+        ("/apply/", {"r": 0, "k": 1, "c": 1}, 400, "`te` must be a number"),
+        ("/apply/", {"r": 0, "k": 1, "c": "nan", "te": 1}, 400, "`c` must be a finite number"),
+        ("/apply/", {"r": 0, "k": "1.5", "c": 1, "te": 1}, 400, "`k` must be a whole number"),
+        ("/apply/", {"r": 0, "k": 1, "c": 1, "te": 1, "x": 1}, 400, "fields must be"),
+        ("/apply/", {"r": "9" * 41, "k": 1, "c": 1, "te": 1}, 400, "`r` must be a number"),
+        ("/reset/", {"r": 0, "t": -1, "te": 1}, 400, "`t` must be"),
+        ("/init/", {"num_workers": 100_001}, 400, "`num_workers` must be from 1"),
+        ("/init/", {"epsilon": "inf"}, 400, "`epsilon` must be a finite number"),
+        ("/init/", {str(key): 1 for key in range(9)}, 400, "the fields of a form"),
+        ("/stop/", {}, 404, "there are /init/"),
+        ("/init/", {"num_workers": "1" * 5000}, 413, "at most 4096 bytes"),
+    ],
+)
+def test_requests_that_are_refused_change_nothing(
+    path: str, fields: dict[str, Any], status: int, text: str
+) -> None:
+    with serving() as server:
+        post(server, "/init/", num_workers=2)
+        before = page(server)
+        code, content = post(server, path, **fields)
+        assert code == status
+        assert text in json.loads(content)["error"]
+        assert page(server) == before
+
+
+def test_nothing_is_asked_before_init() -> None:
+    with serving() as server:
+        code, content = post(server, "/apply/", r=0, k=1, c=1, te=1)
+        assert (code, "`/init/` must come before" in content.decode()) == (409, True)
+
+
+def test_bytes_that_are_no_request_and_connections_that_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_REQUEST_S", 0.2)
+    monkeypatch.setattr(module._Handler, "timeout", 0.2)
+    with serving() as server:
+        host, port = server.address.split(":")
+        for sent in (b"", b"\0" * 100, b"POST /init/ HTTP/1.1\r\nContent-Length: 9\r\n\r\nnum"):
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                connection.sendall(sent)
+                while connection.recv(1000):
+                    pass  # closed by the server, in time
+        assert post(server, "/init/") == (200, b"")
+
+
+def test_there_are_so_many_connections_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_CONNECTIONS", 2)
+    with serving() as server, contextlib.ExitStack() as stack:
+        host, port = server.address.split(":")
+        clients = [StateClient(server.address, rank) for rank in range(2)]
+        for client in clients:
+            client.init(2, 0.5)
+            stack.callback(client.close)
+        third = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+        assert third.recv(1) == b""
+        assert not clients[0].apply(0, 1.0)
+
+
+def test_our_client_keeps_its_connection_and_makes_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    with serving(clock=clock) as server:
+        slow = StateClient(server.address, 0, clock=clock)
+        fast = StateClient(server.address, 1, clock=clock)
+        slow.init(2, 0.5)
+        slow.apply(0, 4.0)
+        first = slow._connection
+        assert [fast.apply(k, 1.0, 100.0) for k in range(2)] == [False, False]
+        clock.now = 103.0
+        assert fast.apply(3, 1.0)
+        assert slow.apply(1, 4.0)
+        assert slow._connection is first
+        assert first is not None
+        first.sock.shutdown(socket.SHUT_RDWR)
+        slow.reset(2)
+        assert page(server)["t"] == 2
+        with pytest.raises(ProtocolError, match="400: `k` must be a whole number"):
+            slow.apply(-1, 1.0)
+        slow.close()
+        fast.close()
+    with pytest.raises(PeerError, match="/reset/: no answer"):
+        slow.reset(3)
+
+
+def test_with_certificates(certificates: Certificates, foreign_certificates: Certificates) -> None:
+    with serving(certificates.server()) as server:
+        client = StateClient(server.address, 0, certificates.party("west"))
+        client.init(1, 0.5)
+        assert client.apply(1, 1.0)
+        client.close()
+        operator = StateClient(server.address, 0, certificates.identity("operator", "ann"))
+        with pytest.raises(ProtocolError, match="403: the certificate must be of role party"):
+            operator.init(1, 0.5)
+        foreign = StateClient(server.address, 0, foreign_certificates.party("west"))
+        with pytest.raises(PeerError, match="no answer"):
+            foreign.init(1, 0.5)
+        plain = StateClient(server.address, 0)
+        with pytest.raises(PeerError, match="no answer"):
+            plain.init(1, 0.5)
+        identity = certificates.identity("operator", "ann")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(identity.authority)
+        context.load_cert_chain(identity.certificate, identity.key)
+        with urllib.request.urlopen(
+            f"https://{server.address}/", timeout=10, context=context
+        ) as answer:
+            assert json.load(answer)["num_workers"] == 1
+
+
+def test_plain_text_is_for_loopback() -> None:
+    with pytest.raises(ConfigError, match="Plain text is for loopback only"):
+        StateServerConfig("0.0.0.0:0")
+    with pytest.raises(ConfigError, match="Plain text is for loopback only"):
+        StateClient("192.0.2.1:10010", 0)
+    with pytest.raises(ConfigError, match="An address must be host:port"):
+        StateServerConfig("10010")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["state-server", "--bind", "0.0.0.0:0", "--insecure"])
+    assert ended.value.code == 1
+
+
+def test_a_server_needs_the_certificate_of_one(certificates: Certificates) -> None:
+    server = StateServer(StateServerConfig("127.0.0.1:0", certificates.party("west")))
+    with pytest.raises(ConfigError, match="global-server"):
+        server.start()
+
+
+def test_the_command_announces_itself_and_ends_in_peace(tmp_path: Path) -> None:
+    announce = tmp_path / "address"
+    command = [sys.executable, "-m", "tf_hips.cli", "state-server", "--bind", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, "--insecure", "--announce", str(announce)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            while "listens at" not in line:
+                line = process.stderr.readline()
+                assert line
+            client = StateClient(line.split()[-1], 0)
+            client.init(1, 0.5)
+            assert client.apply(1, 1.0)
+            client.close()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(20)
+    assert code == 0
+    assert announce.read_text() == f"{line.split()[-1]}\n"

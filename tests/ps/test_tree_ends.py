@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees at their edges: names, servers that end while others join, and what a restart asks for."""
+
+import contextlib
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, serving
+from tests.ps.test_restart import Later
+from tests.ps.trees import SHAPES, Node, addresses_of, leaves_of, serving_tree
+from tests.support.certs import Certificates
+from tf_hips.config import Uplink
+from tf_hips.errors import PeerError, ProtocolError, TfHipsError
+from tf_hips.ps import tree
+from tf_hips.ps.members import Caller, Terms
+from tf_hips.ps.server import Server
+from tf_hips.ps.session import Session
+
+MIXED = Node("", (Node("west", ("a", "b")), "c"), sends=FEEDBACK)
+
+
+def until(server: Server, is_there: Any) -> None:
+    """Waits for something of a server's session."""
+    session = server._session
+    with session.changed:
+        assert session.changed.wait_for(lambda: is_there(session), DEADLINE_S)
+
+
+def test_servers_of_one_name_in_different_parts_are_refused_with_both_paths(
+    certificates: Certificates,
+) -> None:
+    with contextlib.ExitStack() as stack:
+
+        def start(above: Server | None, site: str, *parties: str) -> Server:
+            uplink = Uplink(above.address, site, None, DEADLINE_S) if above is not None else None
+            return stack.enter_context(
+                serving(certificates, parties=parties, insecure=True, uplink=uplink)
+            )
+
+        top = start(None, "", "north", "south")
+        members = []
+        for region, leaf in (("north", "a"), ("south", "b")):
+            west = start(start(top, region, "west"), "west", leaf)
+            members.append(Party(west.address, leaf, None, server_role="server"))
+            stack.callback(members[-1].client.close)
+        Later(members[0].join)
+        until(top, lambda session: bool(session.state.members.children))
+        with pytest.raises(TfHipsError, match="`west` twice, as north/west and as south/west"):
+            members[1].join()
+
+
+def test_names_of_paths() -> None:
+    tree.check_names(["west/a", "west/b", "c", "north/east/d", "north/east/e"], "top")
+    for paths, name, one, two in (
+        (["west/a", "a"], "a", "west/a", "a"),
+        (["west/a", "a/b"], "a", "west/a", "a"),
+        (["north/west/a", "south/west/b"], "west", "north/west", "south/west"),
+        (["west/a", "west/a"], "a", "west/a", "west/a"),
+        (["top/a"], "top", "top, which is this server", "top"),
+    ):
+        with pytest.raises(ProtocolError, match=f"`{name}` twice, as {one} and as {two}$"):
+            tree.check_names(paths, "top")
+    assert tree.read_leaves([["west/a", 2], ["b", 1]], "x", 3) == (("west/a", 2), ("b", 1))
+    for wrong in ("west//a", "/a", "a/", "west/a b", "x/" * 80 + "a"):
+        with pytest.raises(ProtocolError, match="`leaves`"):
+            tree.read_leaves([[wrong, 1]], "x", 1)
+
+
+def test_who_leaves_before_all_have_joined_is_not_waited_for() -> None:
+    session = Session(Terms(("a", "b"), None, None, 1 << 30))
+    first = Later(lambda: session.join(Caller(0, "p", DEADLINE_S), 1, "fp32", "fp32", 7))
+    members = session.state.members
+    with session.changed:
+        assert session.changed.wait_for(lambda: 0 in members.children, DEADLINE_S)
+    with pytest.raises(ProtocolError, match="has not joined this run"):
+        session.leave(Caller(0, "another", 1.0), None)
+    session.leave(Caller(0, "p", 1.0), "it was stopped")
+    with pytest.raises(ProtocolError, match="another process"):
+        first.result()
+    assert (members.children, session.ended) == ({}, None)
+    again = [
+        Later(lambda c=c: session.join(Caller(c, "q", DEADLINE_S), 1, "fp32", "fp32", 7))
+        for c in range(2)
+    ]
+    assert [one.result()["child"] for one in again] == [0, 1]
+    session.end("The test is over.")
+
+
+def test_a_party_server_that_ends_while_it_joins_is_not_lost_above(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server above has taken it in, and its answer is on the way, when it is stopped."""
+    held, released = threading.Event(), threading.Event()
+    join = Session.join
+
+    def slow(self: Session, caller: Caller, *values: Any, **named: Any) -> Any:
+        answer = join(self, caller, *values, **named)
+        if "west" in self.state.members.terms.parties and caller.child == 0:
+            held.set()
+            assert released.wait(DEADLINE_S)
+        return answer
+
+    monkeypatch.setattr(Session, "join", slow)
+    try:
+        with (
+            serving_tree(certificates, MIXED, lost_after_s=600.0) as servers,
+            leaves_of(certificates, MIXED, addresses_of(servers), joins=False) as (a, b, c),
+        ):
+            for one in (a, b):
+                Later(one.join)  # until they are closed: a server may come back
+            c.join()
+            assert held.wait(DEADLINE_S)
+            servers["west"].stop(0.0)
+            until(servers[""], lambda session: session.ended is not None)
+            assert servers[""]._session.ended == (
+                "Site `west` left the run: The server was stopped."
+            )
+    finally:
+        released.set()
+
+
+def test_a_join_while_a_server_stops_is_refused_in_words(certificates: Certificates) -> None:
+    """Whether a run is on or is over: no new one begins, and the caller hears why."""
+    for is_over in (False, True):
+        with serving(certificates, parties=("a",), insecure=True) as server:
+            member = Party(server.address, "a", None)
+            member.join()
+            if is_over:
+                member.client.leave()
+                until(server, lambda session: session.is_over)
+            before = server._session
+            server._stopped.set()  # the first that `stop` does
+            if not is_over:
+                with server._session.changed:
+                    server._session.end("The server was stopped.")
+            late = Party(server.address, "a", None)
+            began = time.monotonic()
+            with pytest.raises(PeerError, match=r"The run has ended\. The server was stopped\."):
+                late.join()
+            assert time.monotonic() - began < DEADLINE_S
+            assert server._session is before
+            member.client.close()
+
+
+def test_a_restarted_party_server_waits_as_the_one_above_it_says(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """Its children are in the run already and do not ask it, so it asks by itself."""
+    with serving(
+        certificates, parties=("west",), insecure=True, round_timeout_s=77.0, join_timeout_s=66.0
+    ) as top:
+        settings = {
+            **{"parties": ("a",), "insecure": True, "round_timeout_s": 5.0},
+            "join_timeout_s": 5.0,
+        }
+        uplink = Uplink(top.address, "west", None, DEADLINE_S)
+        with serving(
+            certificates, **settings, uplink=uplink, state_dir=str(tmp_path / "one")
+        ) as west:
+            member = Party(west.address, "a", None, server_role="server")
+            member.join()
+            until(west, lambda session: session.store is not None)
+            west._session.settle()
+            shutil.copytree(tmp_path / "one", tmp_path / "two")  # as after a kill
+            member.client.close()
+            upper = west._upper
+            assert upper is not None
+            assert upper._client is not None
+            upper._client.close()
+            with serving(
+                certificates, **settings, uplink=uplink, state_dir=str(tmp_path / "two")
+            ) as again:
+                deadline = time.monotonic() + DEADLINE_S
+                pause = threading.Event()
+                while again._waits.here.round_timeout_s == 5.0:
+                    assert time.monotonic() < deadline
+                    pause.wait(0.01)
+                assert (again._waits.here.round_timeout_s, again._waits.here.join_timeout_s) == (
+                    87.0,
+                    76.0,
+                )
+                assert again._waits.told.round_timeout_s == 2 * 87.0
+
+
+def test_a_run_after_another_joins_above_when_the_first_has_left(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A party's leaves come again while its server is still leaving."""
+    leaving, released = threading.Event(), threading.Event()
+    leave = Session.leave
+
+    def slow(self: Session, caller: Caller, reason: str | None) -> None:
+        if "west" in self.state.members.terms.parties:
+            leaving.set()
+            assert released.wait(DEADLINE_S)
+        leave(self, caller, reason)
+
+    monkeypatch.setattr(Session, "leave", slow)
+    node = Node("", (Node("west", ("a",)),), sends=FEEDBACK)
+    try:
+        with serving_tree(certificates, node) as servers:
+            with leaves_of(certificates, node, addresses_of(servers), shapes=SHAPES) as (a,):
+                a.client.leave()
+            assert leaving.wait(DEADLINE_S)
+            with leaves_of(certificates, node, addresses_of(servers), joins=False) as (a,):
+                again = Later(a.join)
+                until(servers["west"], lambda session: bool(session.state.members.children))
+                released.set()
+                again.result()
+                a.client.leave()
+    finally:
+        released.set()

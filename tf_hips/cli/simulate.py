@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips simulate`: round time, idle share and bytes of the sites that a file describes."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tf_hips.cli import arguments
+
+if TYPE_CHECKING:
+    from tf_hips.simulation import Description, Result
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def add(commands: Any) -> None:
+    """Declares the sub-command."""
+    parser = commands.add_parser(
+        "simulate",
+        help="predict rounds of many uneven sites",
+        description="Predicts round time, idle share and bytes of synchronous training, fedavg, "
+        "ESync and FedBuff for the sites that a YAML file describes (docs/esync.md).",
+    )
+    parser.add_argument("file", metavar="FILE.yaml", help="sites, links, model and methods")
+    parser.add_argument("--json", metavar="FILE", help="write the results to FILE, too; - prints")
+    parser.add_argument(
+        "--calibrate",
+        metavar="DIR",
+        help="write FILE.yaml from the event logs of a run with ESync, and simulate nothing",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulates, prints and writes."""
+    from tf_hips import config
+    from tf_hips.simulation import Description, calibrated, simulate
+    from tf_hips.simulation.description import VERSION
+
+    if options.calibrate is not None:
+        if options.json is not None:
+            raise arguments.UsageError("--calibrate simulates nothing and excludes --json")
+        config.write(calibrated(options.calibrate), options.file, VERSION)
+        sys.stdout.write(f"wrote {options.file}\n")
+        return 0
+    description = Description.read(options.file)
+    began = time.monotonic()
+
+    def tell(label: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"{label} ...\n")
+
+    results = simulate(description, tell)
+    took_s = time.monotonic() - began
+    if options.json is not None:
+        told = {
+            "sites": description.num_sites,
+            "simulated_in_s": round(took_s, 3),
+            "methods": [dataclasses.asdict(one) for one in results],
+        }
+        text = json.dumps(told, indent=2) + "\n"
+        if options.json == "-":
+            sys.stdout.write(text)
+            return 0
+        Path(options.json).write_text(text, encoding="utf-8")
+    _show(description, results, took_s)
+    return 0
+
+
+def _show(description: "Description", results: "list[Result]", took_s: float) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", overflow="fold")
+    for name in ("round", "95 %", "compute", "transfer", "idle", "steps", "least", "most"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("steps/s", "up/round", "down/round", "stale"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in results:
+        table.add_row(
+            escape(one.method),
+            _seconds(one.round_s),
+            _seconds(one.round_p95_s),
+            f"{one.compute_share:.1%}",
+            f"{one.transfer_share:.1%}",
+            f"{one.idle_share:.1%}",
+            f"{one.steps_per_site:.4g}",
+            str(one.least_steps),
+            str(one.most_steps),
+            f"{one.steps_per_s:.4g}",
+            _bytes(one.up_bytes),
+            _bytes(one.down_bytes),
+            f"{one.staleness:.1f}" if one.staleness else "-",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"{description.num_sites} sites, {results[0].rounds} rounds of each method after the "
+        f"first two; simulated in {took_s:.1f} s",
+        soft_wrap=True,
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def _bytes(value: float) -> str:
+    unit = 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.3g} {_UNITS[unit]}"

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tf-hips state-server`: ESync's state server, which speaks the HTTP of the original."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from tf_hips.cli import arguments
+
+
+def add(commands: Any) -> None:
+    """Declares the sub-command."""
+    parser = commands.add_parser(
+        "state-server",
+        help="serve the paper's rule of ESync over the original's HTTP",
+        description="Answers /init/, /apply/ and /reset/ as ESync's state server does, for "
+        'tf_hips.ESync(rule="compat") and for workers of the original. The default rule needs '
+        "none: it is part of `tf-hips server`.",
+    )
+    parser.add_argument(
+        "--bind",
+        type=arguments.endpoint,
+        default="127.0.0.1:10010",
+        metavar="HOST:PORT",
+        help="default 127.0.0.1:10010, the original's port",
+    )
+    parser.add_argument("--announce", metavar="FILE", help="write HOST:PORT to FILE when listening")
+    arguments.add_identity(parser, "the server")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until it is told to end; SIGTERM ends in peace."""
+    identity = arguments.identity(options)
+    import os
+    import threading
+
+    from tf_hips.ps.state_server import StateServer, StateServerConfig
+
+    server = StateServer(StateServerConfig(options.bind, identity))
+    server.start()
+    try:
+        signal.signal(signal.SIGTERM, _end)
+        if options.announce:
+            path = Path(options.announce)
+            whole = path.with_name(f".{path.name}.{os.getpid()}")
+            whole.write_text(f"{server.address}\n", encoding="ascii")
+            whole.replace(path)
+        sys.stderr.write(f"tf-hips state-server: listens at {server.address}\n")
+        threading.Event().wait()
+    finally:
+        server.stop()
+    return 0
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(0)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--slowdown` and `--clock-skew`: workers of one machine as uneven as those of many sites."""
+
+import argparse
+import math
+
+from tf_hips.cli import arguments
+
+_WORKER = "worker="
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares both options."""
+    parser.add_argument(
+        "--slowdown",
+        action="append",
+        type=_slowdown,
+        metavar="worker=N:20x",
+        help="pad the training steps of worker N, counted from 0 over all parties, with sleep: to "
+        "20 times their length, or as worker=N:50ms or N:0.5s to that at least; may be given for "
+        "several workers",
+    )
+    parser.add_argument(
+        "--clock-skew",
+        action="append",
+        type=_skew,
+        metavar="worker=N:-5s",
+        help="set the wall clock of worker N wrong, for rules that read it",
+    )
+
+
+def environments(options: argparse.Namespace, workers: int) -> list[dict[str, str]]:
+    """The variables that make each worker what the options say.
+
+    Args:
+        options: with both.
+        workers: number of workers of all parties.
+
+    Raises:
+        UsageError: there is no such worker, or one is named twice.
+    """
+    found: list[dict[str, str]] = [{} for _ in range(workers)]
+    for name, variable, given in (
+        ("--slowdown", "TF_HIPS_SLOWDOWN", options.slowdown),
+        ("--clock-skew", "TF_HIPS_CLOCK_SKEW", options.clock_skew),
+    ):
+        for worker, text in given or ():
+            if worker >= workers:
+                raise arguments.UsageError(
+                    f"{name} must be of a worker from 0 to {workers - 1}. Received: "
+                    f"{_WORKER}{worker}"
+                )
+            if variable in found[worker]:
+                raise arguments.UsageError(
+                    f"{name} must be given once for a worker. Received: {_WORKER}{worker} twice"
+                )
+            found[worker][variable] = text
+    return found
+
+
+def _slowdown(text: str) -> tuple[int, str]:
+    worker, value = _of_worker(text, "worker=N:20x, worker=N:0.5s or worker=N:50ms")
+    unit = next((unit for unit in ("x", "ms", "s") if value.endswith(unit)), "")
+    least = 1.0 if unit == "x" else 0.0
+    number = _number(value.removesuffix(unit)) if unit else math.nan
+    if not (number >= least and 0 < number < math.inf):
+        raise argparse.ArgumentTypeError(
+            f"must be a factor >= 1 such as 20x, or a time such as 0.5s or 50ms. Received: {text!r}"
+        )
+    return worker, f"{number:g}{unit}"
+
+
+def _skew(text: str) -> tuple[int, str]:
+    worker, value = _of_worker(text, "worker=N:-5s")
+    number = _number(value.removesuffix("s"))
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds. Received: {text!r}")
+    return worker, repr(number)
+
+
+def _of_worker(text: str, example: str) -> tuple[int, str]:
+    worker, colon, value = text.removeprefix(_WORKER).partition(":")
+    if not (text.startswith(_WORKER) and colon and worker.isascii() and worker.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be {example}. Received: {text!r}")
+    return int(worker[:9]), value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ESync: each worker makes as many local steps as fit until the slowest has made its own.
+
+    round        local steps, n_i of member i; all arrive at about the same time
+    meeting      reports go up with what all say; normalised movements are averaged; the steps of
+                 the next round come with the model
+
+A member is a party, which keeps step inside, or where there is no server a worker. Below a server
+the times are those of its clock (`ps.pacing`), and it tells members to stop; without one all
+workers compute the same plan from what all have said of durations. Rules: `tf_hips.esync`,
+docs/esync.md.
+
+Averaging, with p_i the shares and a_i what the steps of member i weigh (n_i for plain SGD):
+
+    normalised   x = (sum p_j a_j) sum p_i x_i / a_i        no member's data count for its speed
+    uniform      x = sum p_i x_i                            the paper's
+
+Invariant: steps differ, rounds do not: all meet equally often and are equal afterwards.
+"""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.errors import ConfigError
+from tf_hips.esync.pacer import Report
+from tf_hips.esync.rule import Pace
+from tf_hips.loops import methods
+from tf_hips.loops.engine import Loop
+from tf_hips.loops.meeting import UNIFORM, WORKERS, Meeting
+from tf_hips.loops.paced import Asked, Paced
+from tf_hips.loops.timing import Stopwatch
+from tf_hips.ps.pacing import PaceClient
+from tf_hips.ps.rules import UpdateRule
+from tf_hips.strategies.loan import WORKER
+
+RULES = ("default", "compat")
+AVERAGINGS = ("normalised", "uniform")
+
+
+class ESync(Loop):
+    """Rounds whose local steps are chosen so that uneven members arrive together.
+
+    loop = tf_hips.ESync(model, strategy)
+    loop.fit(x, y, epochs=10)
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Any,
+        *,
+        rule: str = "default",
+        pace: Pace | str | None = None,
+        averaging: str | None = None,
+        weighting: str = UNIFORM,
+        server_optimizer: UpdateRule | str | None = None,
+        reset_optimizer: bool = False,
+        state_server: str | None = None,
+        epsilon: float = 0.5,
+    ) -> None:
+        """Takes the uplink of the strategy; before the first step of the model.
+
+        Args:
+            model: built and compiled in the scope of `strategy`.
+            strategy: `HierarchicalPS` or `CompressedRing`.
+            rule: "default", or "compat": the paper's, with a state server.
+            pace: parameters of the default rule, a `tf_hips.esync.rule.Pace` or its text such as
+                "slowest_steps=8,deadline=0"; equal at all members.
+            averaging: "normalised" or "uniform"; None: normalised, with `compat` uniform.
+            weighting: what counts in the mean: "uniform", each member the same, or "workers".
+            server_optimizer: as for `FedAvg`.
+            reset_optimizer: whether slots of the optimizer begin anew in each round.
+            state_server: with `compat`, where `tf-hips state-server` listens: `host:port`, or
+                `https://host:port` with the certificate of the party.
+            epsilon: with `compat`, the rule's margin in seconds.
+
+        Raises:
+            ValueError, TypeError: an argument is out of range, or does not go with the rule.
+            ConfigError: the server's rule does not go with rounds, or the state server's address
+                is none.
+            ProtocolError: the strategy has trained already, or serves another loop.
+        """
+        if rule not in RULES:
+            raise ValueError(f"`rule` must be one of {', '.join(RULES)}. Received: {rule!r}")
+        is_compat = rule == "compat"
+        averaging = averaging or ("uniform" if is_compat else "normalised")
+        if averaging not in AVERAGINGS:
+            raise ValueError(
+                f"`averaging` must be one of {', '.join(AVERAGINGS)}. Received: {averaging!r}"
+            )
+        if weighting not in (UNIFORM, WORKERS):
+            raise ValueError(
+                f"`weighting` must be {UNIFORM} or {WORKERS}: samples of a round would count for "
+                f"the speed of a member. Received: {weighting!r}"
+            )
+        if is_compat != (state_server is not None):
+            raise ValueError(
+                '`state_server` goes with `rule="compat"`, which needs one. Received: '
+                f"rule={rule!r}, state_server={state_server!r}"
+            )
+        if is_compat and pace is not None:
+            raise ValueError(
+                f'`pace` is of the default rule, and `rule="compat"` excludes it. Received: {pace}'
+            )
+        if not 0 <= epsilon < math.inf:
+            raise ValueError(f"`epsilon` must be seconds >= 0. Received: epsilon={epsilon}")
+        super().__init__(
+            model,
+            strategy,
+            level=WORKER if is_compat else None,
+            server_optimizer=server_optimizer,
+            weighting=weighting,
+            reset_optimizer=reset_optimizer,
+        )
+        above = strategy._rule if strategy._has_server() else None
+        if above is not None and above.is_asynchronous:
+            raise ConfigError(
+                "ESync is for rounds in which all wait for each other. Received: the server's "
+                f"rule {above}"
+            )
+        self._normalises = averaging == "normalised"
+        has_others = self._loan.level == WORKER and primitives.size() > 1
+        if self._normalises and has_others and strategy._has_server():
+            raise ConfigError(
+                "Normalised averaging with the paper's rule is for parties of one worker below a "
+                f"server. Received: {primitives.size()} workers in this party"
+            )
+        self._watch = Stopwatch()
+        # Workers of a party that keep step may not decide alone when a local phase ends.
+        self._is_alone = self._loan.level == WORKER or primitives.size() == 1
+        self._asked: Asked | None = None
+        self._paced: Paced | None = None
+        if state_server is not None:
+            uplink = strategy._run.uplink
+            identity = None if uplink is None else uplink.tls
+            self._asked = Asked(state_server, identity, strategy.global_rank, epsilon)
+        else:
+            chosen = Pace.parse(pace) if isinstance(pace, str) else pace
+            self._paced = Paced(chosen if chosen is not None else Pace())
+        self._told: dict[str, Any] = {}
+        self._waits = Stopwatch()
+        self._pacing: PaceClient | None = None
+
+    # When.
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins a `fit`; with the paper's rule, a table at the state server."""
+        super().on_train_begin(logs)
+        if self._asked is not None:
+            # Others ask when they have their first weights, which come from rank 0.
+            self._asked.init(self.member[1])
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Meets until all have ended."""
+        super().on_train_end(logs)
+        if self._asked is not None:
+            self._asked.close()
+        if self._paced is not None:
+            self._paced.close()
+
+    def plan(self, number: int) -> int | None:
+        """What was assigned; None with the paper's rule, which is asked after each step."""
+        steps = None
+        if self._asked is not None:
+            self._asked.begin(number)
+        if self._paced is not None:
+            steps = self._paced.begin(is_shared=not self._is_alone)
+        self._watch.begin()
+        return steps
+
+    def is_enough(self) -> bool:
+        """Whether the local phase ends here; asked after each execution."""
+        self._watch.ran(self.steps)
+        if self._asked is not None:
+            return self._asked.is_ready(self.steps, self._watch.last_s)
+        if self._paced is None or not self._is_alone:
+            return super().is_enough()
+        return self._paced.is_over(self.steps, self._watch.elapsed_s, self._planned or 1)
+
+    # What.
+
+    def words(self) -> dict[str, Any]:
+        """The report of this worker; it has arrived."""
+        steps, step_s = self.steps, self._watch.step_s
+        optimizer = methods.inner_optimizer(self.model)
+        momentum = float(getattr(optimizer, "momentum", 0.0) or 0.0)
+        self._told = {
+            "step_s": step_s,
+            "effective": methods.effective_steps(steps, momentum),
+            "local_s": self._watch.elapsed_s,
+        }
+        if self._paced is not None:
+            self._told["pace"] = self._paced.pace.text
+            self._told["span_s"] = self._paced.arrived(
+                self.round, Report(steps, step_s, self._told["local_s"]), self._pace_client()
+            )
+        self._waits.begin()
+        return self._told
+
+    def hear(self, meeting: Meeting) -> None:
+        """Learns from what all have said."""
+        self._strategy.write_event(
+            "esync",
+            number=self.round,
+            steps=self.steps,
+            assigned=self._planned,
+            step_s=self._told["step_s"],
+            local_s=self._told["local_s"],
+            waited_s=self._waits.elapsed_s,
+        )
+        if self._paced is not None:
+            own, _ = self.member
+            if self._loan.level == WORKER:
+                told = meeting.everyone
+            else:
+                told = [party[0] for party in meeting.parties]
+            self._paced.hear(self.round, own, [(one.steps, one.words) for one in told])
+
+    def outgoing(
+        self, moved: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
+    ) -> list[tf.Tensor]:
+        """Movements, normalised by what their steps weigh unless they are to be uniform."""
+        party, worker = place
+        own = meeting.parties[party][worker]
+        if not self._normalises or not own.counts:
+            return moved
+        mean = sum(share * one.words.get("effective", 0.0) for share, one in meeting.members)
+        factor = mean / own.words["effective"]
+        return [one * tf.cast(factor, one.dtype) for one in moved]
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal where a backup is taken up."""
+        return {
+            **super().facts(),
+            "`rule`": "default" if self._asked is None else "compat",
+            "`averaging`": "normalised" if self._normalises else "uniform",
+        }
+
+    def _pace_client(self) -> PaceClient | None:
+        """How rank 0 of a party speaks to the server's clock; made once."""
+        if self._paced is None or self._pacing is not None or self._loan.level == WORKER:
+            return self._pacing
+        client = getattr(self._strategy, "_client", None)
+        if client is not None:
+            self._pacing = PaceClient(client, self._paced.pace)
+        return self._pacing

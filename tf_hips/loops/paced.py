@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who says how many local steps come next: the server, what all have said, or the state server."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_hips.comm import primitives
+from tf_hips.config import Tls
+from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.esync.clock import wall_clock
+from tf_hips.esync.pacer import Assignment, Pacer, Report
+from tf_hips.esync.rule import Pace
+from tf_hips.ps.pacing import PaceClient
+from tf_hips.ps.state_client import StateClient
+
+# The meeting is over when this is waited for, so the answer is on its way.
+_ANSWER_S = 2.0
+_HTTPS, _HTTP = "https://", "http://"
+
+
+class Paced:
+    """The default rule, as one worker follows it.
+
+    Below a server the assignment is the server's. Without one, and where the server gives no
+    answer, it is what every worker computes of what all have said: of durations only, from one
+    meeting to the next. As all say the same to all, all compute the same.
+    """
+
+    def __init__(self, pace: Pace, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is assigned.
+
+        Args:
+            pace: the rule's parameters.
+            clock: tells seconds.
+        """
+        self.pace = pace
+        self.assigned: Assignment | None = None
+        self._clock = clock
+        self._client: PaceClient | None = None
+        self._pacer: Pacer | None = None
+        self._met_s: float | None = None  # when the last meeting was, on this worker's clock
+        self._closed_s = 0.0  # the same on the clock that all have in common, made of durations
+        self._found: Assignment | None = None
+
+    def arrived(self, number: int, report: Report, client: PaceClient | None) -> float:
+        """Local steps have ended; tells the server, if there is one.
+
+        Returns:
+            Seconds since the last meeting.
+        """
+        if client is not None:
+            self._client = client
+        if self._client is not None:
+            self._client.report(number, report)
+        return 0.0 if self._met_s is None else self._clock() - self._met_s
+
+    def hear(self, number: int, own: int, told: Sequence[tuple[int, dict[str, Any]]]) -> None:
+        """Learns from what all members have said.
+
+        Args:
+            number: the round.
+            own: which member this worker is of.
+            told: of each member its steps and words; no words of one that is absent.
+
+        Raises:
+            ProtocolError: members keep different paces.
+        """
+        self._met_s = self._clock()
+        if self._pacer is None:
+            self._pacer = Pacer(self.pace, len(told))
+        began_s = self._closed_s
+        for member, (steps, words) in enumerate(told):
+            if not words:
+                continue  # a quorum has gone on without it
+            if words["pace"] != self.pace.text:
+                raise ProtocolError(
+                    f"All members must keep one pace, here {self.pace.text}. Received: "
+                    f"{words['pace']} of member {member}"
+                )
+            arrived_s = began_s + words["span_s"]
+            report = Report(steps, words["step_s"], words["local_s"])
+            self._pacer.arrived(member, number, arrived_s, report)
+            self._closed_s = max(self._closed_s, arrived_s)
+        self._found = self._pacer.assignment(own, number)
+
+    def begin(self, *, is_shared: bool) -> int:
+        """How many steps this worker makes in the local phase that begins.
+
+        Args:
+            is_shared: whether the workers of the party keep step, so that rank 0's holds for all.
+        """
+        found, self._found = self._found, None
+        if self._client is not None:
+            found = self._client.assignment(_ANSWER_S) or found
+        if is_shared:
+            steps = None if found is None else found.steps
+            steps = primitives.broadcast_object(steps, 0, "steps of the next round")
+            self.assigned = None
+            return self.pace.first_steps if steps is None else int(steps)
+        if found is not None:
+            self.assigned = found  # else what was assigned before: another `fit`, or a lost answer
+        return self.pace.first_steps if self.assigned is None else self.assigned.steps
+
+    def is_over(self, steps: int, elapsed_s: float, planned: int) -> bool:
+        """Whether local steps end here: by number, by time, or because the server says so."""
+        if self._client is not None and steps and self._client.is_stopped():
+            return True
+        if self.assigned is None:
+            return steps >= planned
+        return self.assigned.is_over(steps, elapsed_s)
+
+    def close(self) -> None:
+        """Hears no more of this `fit`."""
+        if self._client is not None:
+            self._client.close()
+
+
+class Asked:
+    """The paper's rule, as one worker follows it: a question before every step."""
+
+    def __init__(self, address: str, identity: Tls | None, rank: int, epsilon: float) -> None:
+        """A worker that has not asked yet.
+
+        Args:
+            address: of the state server, `host:port`, with or without `http://`, or after
+                `https://`.
+            identity: certificate of the party, for `https://`.
+            rank: number of this worker among all.
+            epsilon: the rule's margin in seconds.
+
+        Raises:
+            ConfigError: the address is none, or there is no certificate for it.
+        """
+        is_secret = address.startswith(_HTTPS)
+        if is_secret and identity is None:
+            raise ConfigError(
+                "A state server with TLS wants the certificate of a party, which an `uplink` has. "
+                f"Received: {address!r} without one"
+            )
+        self._client = StateClient(
+            address.removeprefix(_HTTPS).removeprefix(_HTTP).rstrip("/"),
+            rank,
+            identity if is_secret else None,
+            clock=wall_clock,
+        )
+        self._rank = rank
+        self._epsilon = epsilon
+        self._last_s = 0.0
+
+    def init(self, num_workers: int) -> None:
+        """Begins a table; rank 0 does, before anybody asks."""
+        if self._rank == 0:
+            self._client.init(num_workers, self._epsilon)
+
+    def begin(self, number: int) -> None:
+        """This worker has the model of round `number`, and asks for its first step."""
+        if number:
+            self._client.reset(number + 1)
+        self._client.apply(0, self._last_s)
+
+    def is_ready(self, steps: int, last_s: float) -> bool:
+        """Whether to aggregate after so many steps, the last of which took so many seconds."""
+        self._last_s = last_s
+        return self._client.apply(steps, last_s)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._client.close()
