@@ -75,6 +75,7 @@ def train(folder: Path, compression: str, *, is_killed: bool) -> tuple[set[str],
 
 @pytest.mark.tf
 @pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_party_whose_disk_is_lost_goes_on(tmp_path: Path) -> None:
     # What an exact way up leaves behind is nothing, so nothing is lost with the disk but the

@@ -50,6 +50,7 @@ def test_every_op_explains_itself() -> None:
             explained.update(re.findall("`TfHips>(.*)` has no", str(told.value)))
     others = {"finite", "firstnonfinite", "opaque", "orthonormal", "yield"}
     others |= {f"lowrank{what}" for what in ("left", "right", "product", "rest")}
+    others |= {f"robust{what}" for what in ("coordinate", "distances", "mix")}
     all_ops = {
         op.removeprefix("tf_hips_").replace("_", "")
         for op in dir(library.ops(tf))
