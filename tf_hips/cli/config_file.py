@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tf_hips import config
-from tf_hips.cli import arguments, quorums
+from tf_hips.cli import arguments, local_training, quorums
 from tf_hips.errors import ConfigError
 
 # What a value is in YAML, by the type of the option; others are what their default is, else text.
@@ -30,6 +30,7 @@ _KINDS: dict[Any, Any] = {
     arguments.number: float,
     arguments.switch: bool,
     arguments.index: int,
+    local_training.participation: int | float,
 }
 _PATHS = ("FILE", "DIR")
 

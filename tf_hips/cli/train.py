@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tf-hips train`: trains a network on a data set, as one worker of a run or by itself.
 
-Flags of the trainers that this one replaces are known: of ESync, HiPS and PyTorch-parameter-server.
-What has another place now is refused with the name of that place.
+Flags of the trainers that this one replaces are known: of ESync, HiPS, PyTorch-parameter-server and
+DETOX. What has another place now is refused with the name of that place.
 
 The options become one value, and this process becomes `python -m tf_hips.trainer`.
 """
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tf_hips.cli import arguments, config_file
+from tf_hips.cli import arguments, config_file, local_training
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import MODES, OPTIMIZERS
 
@@ -42,16 +42,16 @@ REPLACED: Mapping[tuple[str, ...], str] = {
     ("--kill-threshold",): "it had no effect; see `tf-hips run --deadline`",
     ("--compress-grad",): "see --compression",
     ("--log-interval",): "there is a line after each test; see --eval-duration",
-    ("--state-server-ip", "-ip"): "it is for the mode esync, which this version does not have",
-    ("--state-server-port", "-port"): "it is for the mode esync, which this version does not have",
-    ("--local-lr", "-ll"): "it is for the mode esync, which this version does not have",
-    ("--global-lr", "-gl"): "it is for the mode esync, which this version does not have",
-    ("--num-local-epochs", "-le"): "it is for the mode fedavg, which this version does not have",
+    **local_training.REPLACED,
 }
 
 
 def mode(text: str) -> str:
-    """A mode, or an alias of one."""
+    """A mode; `normal`, as the seeds have it, is sync."""
+    if text == "normal":
+        return "sync"
+    if (advice := local_training.refused_mode(text)) is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no mode here: {advice}")
     if text not in MODES:
         raise argparse.ArgumentTypeError(f"must be one of {', '.join(MODES)}. Received: {text!r}")
     return text
@@ -101,6 +101,7 @@ def add(commands: Any) -> None:
     _add_what(parser)
     _add_how(parser)
     _add_where(parser)
+    local_training.add(parser)
     file = config_file.add(parser)
     # Behind the file: it has keys for options, and these are none.
     parser.add_argument(
@@ -235,7 +236,8 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         *("-e", "--eval-duration"),
         type=arguments.count,
         metavar="N",
-        help="steps between two tests (default: a pass through the data)",
+        help="steps, in modes with local steps rounds, between two tests (default: a pass through "
+        "the data)",
     )
     parser.add_argument(
         *("--eval-batch-size", "--test-batch-size"),
@@ -332,6 +334,8 @@ def settings_of(
                 f"--split-by-class and --split exclude each other. Received: {options.split}"
             )
         values["split"] = "class" if options.split == "iid" else options.split
+    values["mode"] = local_training.mode_of(options)
+    values["learning_rate"] = local_training.rate_of(options)
     if options.use_dcasgd:
         if options.mode not in ("async", "dcasgd"):
             raise arguments.UsageError(f"--use-dcasgd needs --mode async. Received: {options.mode}")
@@ -349,6 +353,7 @@ def settings_of(
     for name in ("data_dir", "train_dir", "backup_dir", "log_dir", "tree_dir"):
         if values[name] is not None:
             values[name] = os.path.abspath(values[name])  # noqa: PTH100 - links stay
+    values["local"] = local_training.local_of(options)
     return Training(**values, optimizer_options=dict(optimizer_options or {}))
 
 

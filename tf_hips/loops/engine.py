@@ -134,6 +134,7 @@ class Loop(keras.callbacks.Callback):
         self._before = 0  # rows that went into means of the party since its last exchange
         self._steps = 0
         self._planned: int | None = None
+        self._meetings_s = 0.0
         self._is_new = self._is_over = False
         self._counter: Any = None  # rows and steps since the last meeting
 
@@ -227,6 +228,11 @@ class Loop(keras.callbacks.Callback):
         """Local steps since the last meeting."""
         return self._steps
 
+    @property
+    def seconds_in_meetings(self) -> float:
+        """Seconds that this worker has spent in meetings so far, waiting for others included."""
+        return self._meetings_s
+
     def place(self) -> dict[str, Any]:
         """Where a backup finds this loop: JSON values by name."""
         return {
@@ -311,12 +317,12 @@ class Loop(keras.callbacks.Callback):
         """Called when the steps of an epoch are over, before its validation."""
         self._epochs += 1
         if self.steps and not self._is_over and self.is_enough_at_epoch_end():
-            self.meet()
+            self._meet()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Meets until all have ended, so that all end with the same weights."""
         while not self._is_over:
-            self.meet(ends=True)
+            self._meet(ends=True)
         self._executions.end()
 
     # The local phase.
@@ -352,12 +358,17 @@ class Loop(keras.callbacks.Callback):
         else:  # data may have ended in an execution
             self._steps = int(self._counter.numpy()[1])
         if self.is_enough():
-            self.meet()
+            self._meet()
 
     def _left(self) -> int | None:
         return None if self._planned is None else self._planned - self._steps
 
     # The meeting.
+
+    def _meet(self, *, ends: bool = False) -> None:
+        began = time.monotonic()
+        self.meet(ends=ends)
+        self._meetings_s += time.monotonic() - began
 
     def meet(self, *, ends: bool = False) -> None:
         """Ends the local phase; called by all that meet, equally often.
@@ -376,7 +387,7 @@ class Loop(keras.callbacks.Callback):
         self._strategy.write_event(
             "meeting",
             number=self.round,
-            steps=self.steps,
+            local_steps=self.steps,
             seconds=time.monotonic() - began,
             shares=meeting.party_shares(),
         )

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tf_hips.errors import ConfigError
+from tf_hips.trainer import local
 
 
 def _anything(settings: Any) -> None:
@@ -53,7 +54,21 @@ def _on_one_device(settings: Any) -> None:
             )
 
 
-OPTIMIZERS = ("sgd", "adam")
+def _of_fedavg(settings: Any) -> None:
+    local.check_fedavg(settings.local)
+    if settings.local.local_steps is None and settings.max_steps is not None:
+        raise ConfigError(
+            "Rounds of whole passes end with `epochs`, since workers may differ in steps; "
+            f"`max_steps` goes with `local_steps`. Received: max_steps={settings.max_steps}"
+        )
+
+
+def _of_esync(settings: Any) -> None:
+    local.check_esync(settings.local)
+
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+_OUTER = ("server_optimizer", "global_lr")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +79,13 @@ class Mode:
         text: what it is, for `--help`.
         home: `module:function`, which makes a `ways.Way` of settings and the run's configuration.
         check: raises a `ConfigError` if the settings do not fit the mode.
+        options: of `local.Local`, those that mean something here; none: there are no local steps.
     """
 
     text: str
     home: str
     check: Callable[[Any], None] = _anything
+    options: tuple[str, ...] = ()
 
     def make(self, *arguments: Any) -> Any:
         """Loads and calls what `home` names."""
@@ -97,5 +114,50 @@ MODES: Mapping[str, Mode] = MappingProxyType(
             "tf_hips.trainer.ways:alone",
             _on_one_device,
         ),
+        "fedavg": Mode(
+            "local steps, then a mean of how far they have led",
+            "tf_hips.trainer.rounds:fedavg",
+            _of_fedavg,
+            (
+                *("local_steps", "local_epochs", "weighting", "prox_mu", "participation"),
+                *("scaffold", "normalise", "rule", *_OUTER),
+            ),
+        ),
+        "esync": Mode(
+            "as many local steps as fit until the slowest has made its own",
+            "tf_hips.trainer.rounds:esync",
+            _of_esync,
+            ("rule", "pace", "averaging", "weighting", "state_server", "epsilon", *_OUTER),
+        ),
+        "hfa": Mode(
+            "workers meet in their party, and parties more rarely",
+            "tf_hips.trainer.rounds:hfa",
+            options=("local_steps", "party_rounds", "weighting", *_OUTER),
+        ),
+        "diloco": Mode(
+            "many local steps, and Nesterov's momentum over the means",
+            "tf_hips.trainer.rounds:diloco",
+            options=("local_steps", "weighting", "participation", "server_optimizer"),
+        ),
+        "streaming": Mode(
+            "the same, a fragment of the model at a time, while training goes on",
+            "tf_hips.trainer.rounds:streaming",
+            options=("local_steps", "fragments", "overlap", "server_optimizer"),
+        ),
     }
 )
+
+
+def check_options(mode: str, told: local.Local) -> None:
+    """Refuses what a mode has no use for.
+
+    Raises:
+        ConfigError: such an option was given.
+    """
+    for name, value in told.given.items():
+        if name not in MODES[mode].options:
+            users = [other for other, one in MODES.items() if name in one.options]
+            raise ConfigError(
+                f"`{name}` is for the mode{'s' if len(users) > 1 else ''} {', '.join(users)}. "
+                f"Received: {name}={value} with the mode {mode}"
+            )

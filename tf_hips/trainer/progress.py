@@ -41,7 +41,8 @@ class Plan:
     """What the lines and logs of a run are about.
 
     Attributes:
-        num_steps: of the whole run.
+        num_steps: of the whole run, of this worker; where workers make different numbers of steps,
+            those of all.
         steps_of_pass: in which all rows are seen once.
         batch_size: samples of a step of one worker.
         workers: how many train, over all parties.
@@ -67,6 +68,8 @@ class Progress(keras.callbacks.Callback):
         plan: Plan,
         write_event: Callable[..., None],
         rounds_s: Callable[[], float] | None,
+        *,
+        is_own: bool = False,
     ) -> None:
         """Begins to count when `fit` does.
 
@@ -75,11 +78,13 @@ class Progress(keras.callbacks.Callback):
             write_event: of the strategy or of a log of this process's own.
             rounds_s: seconds that rounds with other parties have taken so far, on rank 0; None:
                 there are no others.
+            is_own: whether every worker knows these itself.
         """
         super().__init__()
         self._plan = plan
         self._write_event = write_event
         self._rounds_s = rounds_s
+        self._is_own = is_own
         self._bar: Any = None
         self._number = 0
 
@@ -117,6 +122,7 @@ class Progress(keras.callbacks.Callback):
         del logs
         self._number = epoch + 1
         self._step_before = int(self.model.optimizer.iterations)
+        self._all_before = self.steps_of_all()
         self._rounds_before = self._rounds_s() if self._rounds_s is not None else 0.0
         self._evaluation_s: float | None = None
         self._interval = self._end_of_steps = time.monotonic()
@@ -126,7 +132,7 @@ class Progress(keras.callbacks.Callback):
         del logs
         self._end_of_steps = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._step_before + batch + 1)
+            self._bar.update(self._task, completed=self._done(self._step_before + batch + 1))
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Begins a test."""
@@ -146,8 +152,10 @@ class Progress(keras.callbacks.Callback):
         steps = step - self._step_before
         rounds_s: float | None = None
         if self._rounds_s is not None:
-            # The others of a party wait for its rank 0 while that waits for other parties.
-            rounds_s = float(self._peers.gather(self._rounds_s() - self._rounds_before)[0])
+            rounds_s = float(self._rounds_s() - self._rounds_before)
+            if not self._is_own:
+                # The others of a party wait for its rank 0 while that waits for other parties.
+                rounds_s = float(self._peers.gather(rounds_s)[0])
         accuracy = logs.get(f"val_{_ACCURACY}")
         values = {
             "loss": _finite(logs.get("loss")),
@@ -184,22 +192,38 @@ class Progress(keras.callbacks.Callback):
             self._bar.stop()
             self._bar = None
 
+    def steps_of_all(self) -> int | None:
+        """Steps of all workers, where they make different numbers of them; else None."""
+        return None
+
+    def _done(self, step: int) -> int:
+        """What of `num_steps` is done at a step of this worker."""
+        of_all = self.steps_of_all()
+        return step if of_all is None else min(of_all, self._plan.num_steps)
+
     def _say(self, step: int, steps: int, seconds: float, values: dict[str, float | None]) -> None:
-        shown = [
-            f"step {step}/{self._plan.num_steps}",
-            f"pass {step / self._plan.steps_of_pass:.2f}",
+        of_all, workers = self.steps_of_all(), self._plan.workers
+        if of_all is None:
+            shown = [f"step {step}/{self._plan.num_steps}"]
+            made = steps * workers
+        else:
+            shown = [f"steps of all {of_all}/{self._plan.num_steps}  here {step}"]
+            made = of_all - (self._all_before or 0)
+        done = step if of_all is None else of_all / workers
+        shown += [
+            f"pass {done / self._plan.steps_of_pass:.2f}",
             *(
                 f"{name.replace('_', ' ')} {value:.4f}" if value is not None else f"{name} nan"
                 for name, value in values.items()
                 if value is not None or name == "loss"
             ),
         ]
-        if steps and seconds > 0:
-            rate = steps * self._plan.batch_size * self._plan.workers / seconds
+        if made and seconds > 0:
+            rate = made * self._plan.batch_size / seconds
             shown.append(f"{rate:.0f} samples/s")
         text = "  ".join(shown)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step)
+            self._bar.update(self._task, completed=self._done(step))
             self._bar.console.print(text, highlight=False)
         else:
             sys.stdout.write(f"{text}\n")

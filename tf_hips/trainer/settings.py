@@ -7,7 +7,8 @@ from typing import Any
 
 from tf_hips.data import splits
 from tf_hips.errors import ConfigError
-from tf_hips.trainer.modes import MODES, OPTIMIZERS
+from tf_hips.trainer.local import Local
+from tf_hips.trainer.modes import MODES, OPTIMIZERS, check_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Training:
         compression: how gradients are encoded; None: as the launcher says, or not at all.
         split: how rows are dealt out, as `tf_hips.data.splits` reads it.
         split_over: whether every worker or every party gets a part of that kind.
-        eval_duration: steps between two tests; None: one after each pass.
+        eval_duration: steps, or in modes with local steps rounds, between two tests; None: one
+            after each pass.
         eval_batch_size: samples of a batch of the tests.
         train_dir: folder of checkpoints for an evaluator; None: there are none.
         eval_freq: steps between two checkpoints.
@@ -41,6 +43,7 @@ class Training:
         seed: of everything that is random; None: that of the run.
         steps_per_execution: steps that TensorFlow runs at a time.
         needs_gpu: whether it is an error to have no GPU.
+        local: options of modes with local steps.
     """
 
     network: str
@@ -68,6 +71,7 @@ class Training:
     seed: int | None = None
     steps_per_execution: int = 1
     needs_gpu: bool = False
+    local: Local = dataclasses.field(default_factory=Local)
 
     def __post_init__(self) -> None:
         """Checks what can be checked without the data.
@@ -97,6 +101,7 @@ class Training:
                 f"`momentum` is for sgd. Received: momentum={self.momentum}, "
                 f"optimizer={self.optimizer}"
             )
+        check_options(self.mode, self.local)
         MODES[self.mode].check(self)
 
 

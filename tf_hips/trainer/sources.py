@@ -8,9 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import data as batches
+from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
 from tf_hips.data.position import make_plain_variable
 from tf_hips.errors import ConfigError
+from tf_hips.strategies.loan import PARTY
 from tf_hips.trainer.settings import Training
 
 _WHITE = 255.0
@@ -35,7 +37,9 @@ class Source:
     num_rows: int
 
 
-def make(settings: Training, data: sets.DataSet, strategy: Any, seed: int) -> Source:
+def make(
+    settings: Training, data: sets.DataSet, strategy: Any, seed: int, level: str | None = None
+) -> Source:
     """Batches for this worker.
 
     Args:
@@ -43,6 +47,7 @@ def make(settings: Training, data: sets.DataSet, strategy: Any, seed: int) -> So
         data: the same on all workers.
         strategy: a strategy of tf_hips.
         seed: of split and order, the same on all workers.
+        level: in modes with local steps, within what workers stay equal: "party" or "worker".
 
     Raises:
         ConfigError: some worker would have fewer rows than a batch.
@@ -83,8 +88,10 @@ def make(settings: Training, data: sets.DataSet, strategy: Any, seed: int) -> So
             **common,
         )
     steps = len(rows) // (groups * size)
-    # Where each party is a world of its own, its workers test on all rows.
+    # Where each party, or worker, is a world of its own, it tests on all rows.
     replica, replicas = strategy._replica(), strategy.num_replicas_in_sync
+    if level is not None:
+        replica, replicas = (primitives.rank(), primitives.size()) if level == PARTY else (0, 1)
     return Source(
         train=scaled(train.repeat(), data),
         test=test_batches(data, settings.eval_batch_size, replica, replicas, make_variable),

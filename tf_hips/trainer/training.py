@@ -20,8 +20,9 @@ from tf_hips.errors import ConfigError
 from tf_hips.trainer import evaluator, sources
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.progress import Plan, Progress, StopAt
+from tf_hips.trainer.rounds import CountedESync, MetCheckpoint, RoundProgress, Rounds
 from tf_hips.trainer.settings import Evaluation, Training
-from tf_hips.trainer.ways import DEFAULT_RATE, WORKERS_VARIABLE
+from tf_hips.trainer.ways import DEFAULT_RATE, WORKERS_VARIABLE, Way
 
 DEFAULT_EPOCHS = 10
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -71,11 +72,11 @@ def run(settings: Training) -> None:
         raise
 
 
-def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, way: Any) -> None:
+def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, way: Way) -> None:
     strategy = way.strategy
     write_event, rank = strategy.write_event, strategy.global_rank
     workers = strategy.sample_group()[1]
-    source = sources.make(settings, data, strategy, told.seed)
+    source = sources.make(settings, data, strategy, told.seed, way.level)
     with strategy.scope():
         model = models.make(name, data.shape, data.classes)
         model.compile(
@@ -84,8 +85,12 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             metrics=["accuracy"],
             steps_per_execution=settings.steps_per_execution,
         )
-    num_steps = _num_steps(settings, source.steps_of_pass)
-    interval = min(settings.eval_duration or source.steps_of_pass, num_steps)
+    rounds = None if way.rounds is None else way.rounds(model, source)
+    num_steps = _num_steps(settings, source.steps_of_pass, rounds)
+    if rounds is None:
+        interval = min(settings.eval_duration or source.steps_of_pass, num_steps)
+    else:
+        interval = rounds.interval(settings, source.steps_of_pass, num_steps)
     if rank == 0:
         sys.stdout.write(
             f"{name} of {model.count_params()} parameters on {data.name} ({len(data.train)} rows, "
@@ -105,8 +110,9 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         device=_device(),
         **facts,
     )
+    varies = rounds is not None and rounds.steps is None
     plan = Plan(
-        num_steps=num_steps,
+        num_steps=num_steps * workers if varies else num_steps,
         steps_of_pass=source.steps_of_pass,
         batch_size=settings.batch_size,
         workers=workers,
@@ -114,28 +120,21 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         tree=_tree(settings, told),
         is_first=rank == 0,
     )
-    progress = Progress(
-        plan,
-        write_event,
-        None if told.uplink is None else lambda: float(strategy.seconds_in_rounds),
-    )
-    used: list[keras.callbacks.Callback] = [StopAt(num_steps), progress]
+    progress, used = _progress(plan, way, rounds, source, told)
     checkpoint = None
     if settings.train_dir is not None:
-        checkpoint = callbacks.StepCheckpoint(
-            settings.train_dir, settings.eval_freq, facts={**facts, "run": told.run}
-        )
+        checkpoint = _checkpoint(settings, rounds, {**facts, "run": told.run})
         used.append(checkpoint)
     if settings.backup_dir is not None:
-        used.append(callbacks.BackupAndRestore(settings.backup_dir))
+        every: int | str = source.steps_of_pass if varies else "epoch"
+        used.append(callbacks.BackupAndRestore(settings.backup_dir, every))
     begin = time.monotonic()
     try:
-        way.fit(
-            model,
+        (model if rounds is None else rounds.loop).fit(
             x=source.train,
             epochs=-(-num_steps // interval),
             steps_per_epoch=interval,
-            validation_data=source.test,
+            validation_data=None if varies else source.test,
             callbacks=used,
             shuffle=False,
             verbose=0,
@@ -160,12 +159,45 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         sys.stdout.flush()
 
 
-def _num_steps(settings: Training, steps_of_pass: int) -> int:
-    """Steps of the whole run: as many as `epochs` make, and at most `max_steps`."""
+def _num_steps(settings: Training, steps_of_pass: int, rounds: Rounds | None = None) -> int:
+    """Steps of a worker in the whole run: as many as `epochs` make, and at most `max_steps`.
+
+    Where a round is some passes of a worker's own rows, as many rounds as `epochs` make.
+    """
+    if rounds is not None and rounds.epochs and rounds.steps and settings.max_steps is None:
+        return -(-(settings.epochs or DEFAULT_EPOCHS) // rounds.epochs) * rounds.steps
     if settings.epochs is None and settings.max_steps is not None:
         return settings.max_steps
     whole = (settings.epochs or DEFAULT_EPOCHS) * steps_of_pass
     return min(whole, settings.max_steps or whole)
+
+
+def _progress(
+    plan: Plan, way: Way, rounds: Rounds | None, source: sources.Source, told: config.Run
+) -> tuple[Progress, list[keras.callbacks.Callback]]:
+    """What tells of the run, and the callbacks that it takes."""
+    write_event = way.strategy.write_event
+    if rounds is not None and isinstance(rounds.loop, CountedESync):
+        progress: Progress = RoundProgress(plan, write_event, rounds.loop, source.test)
+        return progress, [progress]
+    if rounds is not None:
+        loop = rounds.loop
+        progress = Progress(plan, write_event, lambda: loop.seconds_in_meetings, is_own=True)
+    else:
+        waited = None if told.uplink is None else lambda: float(way.strategy.seconds_in_rounds)
+        progress = Progress(plan, write_event, waited)
+    return progress, [StopAt(plan.num_steps), progress]
+
+
+def _checkpoint(
+    settings: Training, rounds: Rounds | None, facts: dict[str, Any]
+) -> callbacks.StepCheckpoint:
+    """Writes checkpoints for an evaluator; of weights that all have."""
+    if rounds is None:
+        return callbacks.StepCheckpoint(str(settings.train_dir), settings.eval_freq, facts=facts)
+    made = MetCheckpoint(str(settings.train_dir), settings.eval_freq, facts=facts)
+    made.loop = rounds.loop
+    return made
 
 
 def _tree(settings: Training, told: config.Run) -> Path | None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the modes train: which strategy, which optimizer, and what fits the model.
+"""How the modes train: which strategy, which optimizer, and which loop.
 
-A new mode is a function here, or in a module of its own, and its entry in `modes.MODES`.
+A new mode is a function here, or in a module of its own such as `rounds`, and its entry in
+`modes.MODES`.
 """
 
 import dataclasses
@@ -19,10 +20,6 @@ DEFAULT_RATE = 0.01
 WORKERS_VARIABLE = "HOROVOD_SIZE"
 
 
-def _fit(model: keras.Model, **options: Any) -> Any:
-    return model.fit(**options)
-
-
 @dataclasses.dataclass(frozen=True)
 class Way:
     """What a mode is made of.
@@ -30,12 +27,15 @@ class Way:
     Attributes:
         strategy: a strategy of tf_hips.
         optimizer: of the model, made inside the strategy's scope.
-        fit: trains: gets the model and what `keras.Model.fit` takes.
+        rounds: where workers make local steps: makes what leads them through their rounds, a
+            `rounds.Rounds`, of the model and its `sources.Source`; None: they meet in every step.
+        level: where they make local steps, within what they stay equal: "party" or "worker".
     """
 
     strategy: Any
     optimizer: keras.optimizers.Optimizer
-    fit: Callable[..., Any] = _fit
+    rounds: Callable[[keras.Model, Any], Any] | None = None
+    level: str | None = None
 
 
 def synchronous(settings: Training, run: config.Run) -> Way:
@@ -45,12 +45,12 @@ def synchronous(settings: Training, run: config.Run) -> Way:
     if run.uplink is None:
         ring = tf_hips.CompressedRing(settings.compression, config=run)
         with ring.scope():
-            return Way(ring, _optimizer(settings))
+            return Way(ring, local_optimizer(settings))
     parties = tf_hips.HierarchicalPS(settings.compression, config=run)
     with parties.scope():
         rule = parties._rule
         if rule is None or not rule.gives_steps:
-            return Way(parties, _optimizer(settings))
+            return Way(parties, local_optimizer(settings))
         if rule.is_asynchronous:
             raise ConfigError(
                 f"The mode sync needs a rule that waits for all parties. Received: rule={rule}; "
@@ -95,7 +95,7 @@ def alone(settings: Training, run: config.Run) -> Way:
         )
     ring = tf_hips.CompressedRing(config=run)
     with ring.scope():
-        return Way(ring, _optimizer(settings))
+        return Way(ring, local_optimizer(settings))
 
 
 def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
@@ -122,12 +122,19 @@ def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
         return Way(strategy, keras.optimizers.SGD(1.0))
 
 
-def _optimizer(settings: Training) -> keras.optimizers.Optimizer:
+def local_optimizer(settings: Training) -> keras.optimizers.Optimizer:
+    """The Keras optimizer of a worker.
+
+    Raises:
+        ConfigError: it does not take one of its arguments.
+    """
     rate = settings.learning_rate or DEFAULT_RATE
     options = {"learning_rate": rate, **settings.optimizer_options}
     try:
         if settings.optimizer == "adam":
             return keras.optimizers.Adam(**options)
+        if settings.optimizer == "adamw":
+            return keras.optimizers.AdamW(**options)
         return keras.optimizers.SGD(momentum=settings.momentum, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
