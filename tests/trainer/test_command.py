@@ -117,7 +117,11 @@ def test_every_flag_of_the_seeds_is_known(capsys):
         "--enable-gpu --train-dir --test-batch-size --no-cuda --seed --log-interval --mode "
         "--kill-threshold --comm-type --num-aggregate --compress-grad --gather-type"
     )
-    assert {*hips.split(), *esync.split(), *ps.split()} <= known
+    detox = (
+        "--approach --err-mode --worker-fail --lis-simulation --group-size --bucket-size "
+        "--adversarial --checkpoint-step"
+    )
+    assert {*hips.split(), *esync.split(), *ps.split(), *detox.split()} <= known
 
 
 def test_modes_have_a_home_and_a_line(capsys):
@@ -128,7 +132,7 @@ def test_modes_have_a_home_and_a_line(capsys):
 
 def test_a_mode_that_is_not_there_is_refused(command, capsys):
     with pytest.raises(SystemExit):
-        command("train", *WHAT, "-m", "esync")
+        command("train", *WHAT, "-m", "lockstep")
     assert "must be one of sync, async, dcasgd, local" in capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ and everybody tests after the same meeting, which all find out from what all hav
 """
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable
@@ -183,25 +184,36 @@ class CountedESync(ESync):
     Invariant: what it says follows from what all have said to all, so all say the same.
     """
 
+    num_steps = 1  # of all workers, after which training ends
     steps_of_pass = 1  # of all workers together
     rounds_of_test: int | None = None
     made = 0  # steps of all workers up to the last meeting
     tests = 0
     _is_due = False
+    _share: float | None = None  # of this worker, in the steps of the last round
+
+    def is_enough(self) -> bool:
+        """Whether the local phase ends here: the last round is as long as what is left."""
+        is_enough = super().is_enough()
+        if is_enough or self._share is None or self._asked is not None:
+            return is_enough
+        # All that is left, dealt out by speed, ends at the same time for all.
+        return self.steps >= max(1, math.ceil((self.num_steps - self.made) * self._share))
 
     def hear(self, meeting: Meeting) -> None:
         """Counts."""
         super().hear(meeting)
-        before = self.made
-        self.made += sum(one.steps for one in meeting.everyone)
+        before, made = self.made, sum(one.steps for one in meeting.everyone)
+        self.made += made
+        self._share = self.steps / made if made else None
         if self.rounds_of_test is not None:
             self._is_due = (self.round + 1) % self.rounds_of_test == 0
         else:
             self._is_due = self.made // self.steps_of_pass > before // self.steps_of_pass
 
-    def is_test_due(self, num_steps: int) -> bool:
+    def is_test_due(self) -> bool:
         """Whether this step was followed by a meeting after which all test."""
-        is_due = self.steps == 0 and (self._is_due or self.made >= num_steps)
+        is_due = self.steps == 0 and (self._is_due or self.made >= self.num_steps)
         self._is_due = self._is_due and not is_due
         return is_due
 
@@ -224,10 +236,11 @@ class RoundProgress(Progress):
     def __init__(
         self, plan: Plan, write_event: Callable[..., None], loop: CountedESync, test: Any
     ) -> None:
-        """Tests on the batches `test`."""
+        """Tests on the batches `test`; training ends after the steps of the plan."""
         super().__init__(plan, write_event, lambda: loop.seconds_in_meetings, is_own=True)
         self._loop = loop
         self._test_batches = test
+        loop.num_steps = plan.num_steps
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins what lies before the first test, of a run that is taken up again the next one."""
@@ -237,7 +250,7 @@ class RoundProgress(Progress):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Tests, where that is due, and ends training."""
         super().on_train_batch_end(batch, logs)
-        if self._loop.is_test_due(self._plan.num_steps):
+        if self._loop.is_test_due():
             self._tell(logs)
         if self._loop.made >= self._plan.num_steps:
             self.model.stop_training = True

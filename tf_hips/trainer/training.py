@@ -91,11 +91,13 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         interval = min(settings.eval_duration or source.steps_of_pass, num_steps)
     else:
         interval = rounds.interval(settings, source.steps_of_pass, num_steps)
+    varies = rounds is not None and rounds.steps is None
     if rank == 0:
         sys.stdout.write(
             f"{name} of {model.count_params()} parameters on {data.name} ({len(data.train)} rows, "
             f"{data.classes} classes), mode {settings.mode}, {workers} "
-            f"worker{'s' if workers > 1 else ''}, {num_steps} steps\n"
+            f"worker{'s' if workers > 1 else ''}, "
+            f"{f'{num_steps * workers} steps of all' if varies else f'{num_steps} steps'}\n"
         )
         sys.stdout.flush()
     facts = {"network": name, "dataset": data.name, "image_size": settings.image_size}
@@ -110,7 +112,6 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         device=_device(),
         **facts,
     )
-    varies = rounds is not None and rounds.steps is None
     plan = Plan(
         num_steps=num_steps * workers if varies else num_steps,
         steps_of_pass=source.steps_of_pass,

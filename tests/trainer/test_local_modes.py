@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modes with local steps: what their options mean, and runs of them by the launcher."""
+
+import re
+
+import pytest
+
+from tests.trainer.test_command import WHAT, Became
+from tests.trainer.test_training import launched
+from tf_hips import log
+from tf_hips.cli import arguments, local_training, train
+from tf_hips.errors import ConfigError
+from tf_hips.report import runs
+from tf_hips.trainer.local import Local
+from tf_hips.trainer.modes import MODES
+from tf_hips.trainer.settings import Training
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """What a command line would train."""
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    became = []
+
+    def become(_, told, environment=None):
+        del environment
+        became.append(told)
+        raise Became
+
+    monkeypatch.setattr(train, "become", become)
+
+    def run(*words):
+        options = parser.parse_args(["train", *WHAT, *words])
+        with pytest.raises(Became):
+            options.run(options)
+        return became.pop()
+
+    return run
+
+
+def test_the_command_of_esync_means_what_it_meant(settings):
+    told = settings(
+        *("--mode", "esync", "--network", "resnet18_v1", "--dataset", "fashion_mnist"),
+        *("--batch-size", "64", "--local-lr", "0.0005", "--global-lr", "1.0", "--split-by-class"),
+    )
+    assert (told.mode, told.network, told.split) == ("esync", "resnet18_v1", "class")
+    assert (told.batch_size, told.learning_rate) == (64, 0.0005)
+    assert told.local == Local(global_lr=1.0)
+    assert told.local.outer == "fedavg(learning_rate=1)"
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["-ip", "10.1.1.34"], "10.1.1.34:10010"),
+        (["-port", "10011"], "127.0.0.1:10011"),
+        (["-ip", "::1", "-port", "7"], "[::1]:7"),
+        (["--state-server", "https://host:10010"], "https://host:10010"),
+    ],
+)
+def test_the_state_server_of_the_papers_rule(words, address, settings):
+    told = settings("-m", "esync", "--rule", "compat", "--epsilon", "0", *words)
+    assert told.local == Local(rule="compat", state_server=address, epsilon=0.0)
+
+
+def test_epochs_of_hips_are_fedavg(settings):
+    told = settings("-m", "sync", "-le", "5", "-l", "0.001")
+    assert (told.mode, told.learning_rate, told.local) == ("fedavg", 0.001, Local(local_epochs=5))
+    assert settings("-m", "normal").mode == "sync"
+
+
+def test_a_file_says_the_same(settings, tmp_path):
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "mode: fedavg\nlocal_steps: 7\nparticipation: 0.5\nprox_mu: 0.25\nnormalise: true\n"
+        "server_optimizer: fedadam(learning_rate=0.5)\n"
+    )
+    told = settings("--config", str(file))
+    assert told.local == Local(
+        local_steps=7,
+        participation=0.5,
+        prox_mu=0.25,
+        normalise=True,
+        server_optimizer=arguments.rule("fedadam(learning_rate=0.5)"),
+    )
+    file.write_text("mode: fedavg\nparticipation: 2\n")
+    assert settings("--config", str(file)).local.participation == 2
+
+
+def test_what_is_not_given_is_left_to_the_loop(settings):
+    for mode, one in MODES.items():
+        if one.options:
+            assert settings("-m", mode).local == Local()
+            assert settings("-m", mode).local.outer is None
+
+
+REFUSED = [
+    (["--local-steps", "3"], "`local_steps` is for the modes fedavg, hfa, diloco, streaming. "
+     "Received: local_steps=3 with the mode sync"),
+    (["-m", "async", "-le", "3"], "`local_epochs` is for the mode fedavg."),
+    (["-m", "esync", "--local-steps", "3"], "local_steps=3 with the mode esync"),
+    (["-m", "fedavg", "--pace", "margin=0.1"], "`pace` is for the mode esync"),
+    (["-m", "local", "-ll", "0.1"], "--local-lr is for the modes fedavg, esync"),
+    (["-m", "esync", "-ll", "0.1", "-l", "0.1"], "exclude each other"),
+    (["-m", "fedavg", "--local-steps", "3", "-le", "1"], "`local_steps` and `local_epochs` excl"),
+    (["-m", "fedavg", "-gl", "1", "--server-optimizer", "diloco"], "exclude each other"),
+    (["-m", "fedavg", "-gl", "0"], "`global_lr` must be positive"),
+    (["-m", "fedavg", "--scaffold", "--normalise"], "exclude each other"),
+    (["-m", "fedavg", "--scaffold", "--weighting", "samples"], "`weighting` uniform"),
+    (["-m", "fedavg", "--rule", "compat", "--normalise"], "HiPS' own mean"),
+    (["-m", "fedavg", "--rule", "paper"], "`rule` must be one of default, compat"),
+    (["-m", "fedavg", "--weighting", "rows"], "`weighting` must be one of"),
+    (["-m", "fedavg", "--max-steps", "30"], "`max_steps` goes with `local_steps`"),
+    (["-m", "fedavg", "--prox-mu", "-1"], "`prox_mu` must be at least 0"),
+    (["-m", "esync", "--rule", "compat"], "tf-hips state-server"),
+    (["-m", "esync", "-ip", "host"], "`state_server` is for --rule compat"),
+    (["-m", "esync", "--epsilon", "1"], "`epsilon` is for --rule compat"),
+    (["-m", "esync", "--weighting", "samples"], "uniform or workers"),
+    (["-m", "esync", "--rule", "compat", "-ip", "h", "--pace", "margin=0.1"], "default rule"),
+    (["-m", "esync", "--rule", "compat", "-ip", "h", "--state-server", "h:1"], "exclude each"),
+    (["-m", "esync", "--rule", "compat", "-port", "70000"], "--state-server-port: must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_what_means_nothing_in_a_mode_is_one_line(words, message, monkeypatch):
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    monkeypatch.setattr(train, "become", lambda *_: pytest.fail("it was accepted"))
+    options = parser.parse_args(["train", *WHAT, *words])
+    with pytest.raises(arguments.UsageError, match=re.escape(message)) as caught:
+        options.run(options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [["-m", text] for text in sorted(local_training._MODES)])
+def test_modes_of_detox_say_what_there_is(words, capsys):
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    with pytest.raises(SystemExit):
+        parser.parse_args(["train", *WHAT, *words])
+    assert f"{words[1]!r} is no mode here: " in capsys.readouterr().err
+
+
+def test_what_advice_names_is_there():
+    from tf_hips import robust
+    from tf_hips.cli import run
+    from tf_hips.ps import rules
+
+    told = " ".join([*local_training._MODES.values(), *local_training.REPLACED.values()])
+    for name in re.findall(r"tf-hips run --rule (\w+)", told):
+        assert rules.parse(name).name == name
+    for name in re.findall(r"tf_hips\.robust\.(\w+)", told):
+        assert hasattr(robust, name), name
+    parser = arguments.Parser(prog="tf-hips")
+    run.add(parser.add_subparsers(dest="command"))
+    [sub] = parser._subparsers._group_actions
+    assert "--rule" in sub.choices["run"]._option_string_actions
+
+
+def test_an_option_of_a_mode_is_one_of_ours():
+    import dataclasses
+
+    known = {field.name for field in dataclasses.fields(Local)}
+    assert set().union(*(one.options for one in MODES.values())) == known
+
+
+@pytest.mark.parametrize("share", [0, 0.0, 1.5, -1])
+def test_a_participation_that_is_none(share):
+    with pytest.raises(ConfigError, match="`participation` must be a share"):
+        Local(participation=share)
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("mode", [name for name, one in MODES.items() if one.options])
+def test_several_workers_are_needed(mode, monkeypatch):
+    from tf_hips import config
+
+    for name in (config.CONFIG_VARIABLE, "HOROVOD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=f"The mode {mode} is for several workers"):
+        MODES[mode].make(Training("lenet", "digits", mode=mode), config.Run())
+
+
+def rounds_of(folder):
+    """Local steps of each round, by site."""
+    found = {}
+    for event in log.read_events(folder):
+        if event["event"] == "meeting" and event["local_steps"]:
+            found.setdefault((event["site"], event["rank"]), []).append(event["local_steps"])
+    return found
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(180)
+def test_esync_of_uneven_parties(tmp_path):
+    output = launched(
+        tmp_path,
+        *("train", "--cpu", "-n", "lenet", "-dt", "digits", "-b", "16", "-m", "esync"),
+        *("-ll", "0.05", "-gl", "1", "--max-steps", "40", "-e", "3", "--train-dir"),
+        *(str(tmp_path / "models"), "--eval-freq", "10"),
+        *("--pace", "slowest_steps=4,most_slowest_steps=4,link_share=1"),
+        launcher=[
+            *("--parties", "2", "--workers", "1", "--log-dir", str(tmp_path / "events")),
+            *("--slowdown", "worker=0:60ms", "--slowdown", "worker=1:15ms"),
+        ],
+    )
+    assert "mode esync, 2 workers, 80 steps of all" in output
+    slow, fast = rounds_of(tmp_path / "events").values()
+    assert len(slow) == len(fast) >= 4
+    # The last rounds are as long as what is left.
+    assert 80 <= sum(slow) + sum(fast) <= 90
+    assert sum(slow) < sum(fast)
+    [run] = runs.read(tmp_path / "events")
+    assert [list(one.local_steps) for one in run.workers] == [slow, fast]
+    assert len(run.points) == -(-len(slow) // 3)
+    assert 0 < run.communication_share < 1
+    events = log.read_events(tmp_path / "events")
+    assert len({one["fingerprint"] for one in events if one["event"] == "result"}) == 1
+    tested = [one for one in events if one["event"] == "epoch"]
+    # All test on all rows, after the same meetings, with the same weights.
+    by_number = {}
+    for one in tested:
+        by_number.setdefault(one["epoch"], set()).add(one["test_accuracy"])
+    assert all(len(accuracies) == 1 for accuracies in by_number.values()), by_number
+    assert sum(one["steps"] for one in tested) == sum(slow) + sum(fast)
+    from tf_hips.callbacks.checkpoint_folder import CheckpointFolder
+
+    ends = {sum(slow[:number]) for number in range(1, len(slow) + 1)}
+    assert set(CheckpointFolder(tmp_path / "models").steps()) <= ends
+
+
+LEARNING = [
+    pytest.param(["-m", "fedavg", "--local-steps", "8"], ["--parties", "2", "--workers", "2"], 8,
+                 id="fedavg"),
+    pytest.param(["-m", "sync", "-le", "1", "--split", "quantity(1)", "--prox-mu", "0.01"],
+                 ["--parties", "2", "--workers", "1"], None, id="epochs"),
+    pytest.param(["-m", "fedavg", "--local-steps", "8", "--rule", "compat"],
+                 ["--parties", "2", "--workers", "2"], 8, id="compat"),
+    pytest.param(["-m", "fedavg", "--local-steps", "8"],
+                 ["--parties", "2", "--workers", "1", "--rule", "fedbuff(k=2)"], 8, id="fedbuff"),
+    pytest.param(["-m", "fedavg", "--local-steps", "8", "--server-optimizer", "fedavgm"],
+                 ["--parties", "1", "--workers", "2"], 8, id="ring"),
+    pytest.param(["-m", "hfa", "--local-steps", "4", "--party-rounds", "2"],
+                 ["--parties", "2", "--workers", "2"], 4, id="hfa"),
+    pytest.param(["-m", "diloco", "--local-steps", "8", "--optimizer", "adamw"],
+                 ["--parties", "2", "--workers", "1"], 8, id="diloco"),
+    pytest.param(["-m", "streaming", "--local-steps", "16", "--fragments", "4"],
+                 ["--parties", "2", "--workers", "1", "--compression", "error_feedback(int8)"],
+                 None, id="streaming"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("mode", "launcher", "steps"), LEARNING)
+def test_every_mode_with_local_steps_learns(tmp_path, mode, launcher, steps):
+    rate = ["-l", "0.002"] if "adamw" in mode else ["-l", "0.05"]
+    output = launched(
+        tmp_path,
+        *("train", "--cpu", "-n", "lenet", "-dt", "synthetic", "-b", "16", "--epochs", "4"),
+        *(*mode, *rate),
+        launcher=["--log-dir", str(tmp_path / "events"), *launcher],
+    )
+    [run] = runs.read(tmp_path / "events")
+    assert run.accuracy > 0.5, output
+    if steps is not None:
+        for one in rounds_of(tmp_path / "events").values():
+            assert set(one[:-1]) == {steps}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_papers_rule(tmp_path):
+    from tf_hips.ps.state_server import StateServer, StateServerConfig
+
+    server = StateServer(StateServerConfig("127.0.0.1:0"))
+    server.start()
+    try:
+        output = launched(
+            tmp_path,
+            *("train", "--cpu", "-n", "lenet", "-dt", "digits", "-b", "16", "-m", "esync"),
+            *("--rule", "compat", "--epsilon", "0.01", "--state-server", server.address),
+            *("-l", "0.05", "--max-steps", "40", "-e", "4"),
+            launcher=[
+                *("--parties", "2", "--workers", "1", "--log-dir", str(tmp_path / "events")),
+                *("--slowdown", "worker=0:120ms", "--slowdown", "worker=1:15ms"),
+            ],
+        )
+    finally:
+        server.stop()
+    assert "mode esync" in output
+    slow, fast = rounds_of(tmp_path / "events").values()
+    assert len(slow) == len(fast)
+    assert sum(slow) < sum(fast)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_workers_of_one_party_that_differ_do_not_back_up(tmp_path):
+    output = launched(
+        tmp_path,
+        *("train", "--cpu", "-n", "lenet", "-dt", "digits", "-m", "esync"),
+        *("--backup-dir", str(tmp_path / "backup")),
+        launcher=["--parties", "1", "--workers", "2"],
+        code=1,
+    )
+    assert "let each be a party, or train without `backup_dir`" in output
+    assert "Traceback" not in output
