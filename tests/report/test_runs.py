@@ -103,6 +103,8 @@ def test_local_steps_are_found_in_any_event(tmp_path):
         "east/worker0": (),
         "west/worker0": (1, 2, 3),
     }
+    # Gradients of 6 steps, up and down, whatever the number of rounds.
+    assert run.dense_bytes == 6 * 2 * 4 * 1000
 
 
 def test_labels_say_what_differs(tmp_path):

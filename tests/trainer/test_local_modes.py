@@ -184,12 +184,12 @@ def test_several_workers_are_needed(mode, monkeypatch):
 
 
 def rounds_of(folder):
-    """Local steps of each round, by site."""
+    """Local steps of each round, by worker in the order of sites."""
     found = {}
     for event in log.read_events(folder):
         if event["event"] == "meeting" and event["local_steps"]:
             found.setdefault((event["site"], event["rank"]), []).append(event["local_steps"])
-    return found
+    return dict(sorted(found.items()))
 
 
 @pytest.mark.heavy

@@ -141,6 +141,7 @@ class ESync(Loop):
         else:
             chosen = Pace.parse(pace) if isinstance(pace, str) else pace
             self._paced = Paced(chosen if chosen is not None else Pace())
+        self._paused_s = 0.0
         self._told: dict[str, Any] = {}
         self._waits = Stopwatch()
         self._pacing: PaceClient | None = None
@@ -170,7 +171,12 @@ class ESync(Loop):
         if self._paced is not None:
             steps = self._paced.begin(is_shared=not self._is_alone)
         self._watch.begin()
+        self._paused_s = 0.0
         return steps
+
+    def pause(self, seconds: float) -> None:
+        """Does not count `seconds` of this local phase, such as those of a test, as late."""
+        self._paused_s += seconds
 
     def is_enough(self) -> bool:
         """Whether the local phase ends here; asked after each execution."""
@@ -179,7 +185,8 @@ class ESync(Loop):
             return self._asked.is_ready(self.steps, self._watch.last_s)
         if self._paced is None or not self._is_alone:
             return super().is_enough()
-        return self._paced.is_over(self.steps, self._watch.elapsed_s, self._planned or 1)
+        elapsed_s = self._watch.elapsed_s - self._paused_s
+        return self._paced.is_over(self.steps, elapsed_s, self._planned or 1)
 
     # What.
 

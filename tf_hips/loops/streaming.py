@@ -149,6 +149,7 @@ class StreamingDiLoCo(Loop):
             if not ends and self.steps < self._interval:
                 return
         fragment = self.round % self._fragments
+        self._strategy.write_event("launch", number=self.round, local_steps=self.steps)
         if fragment == 0:
             meeting, place = self.talk(ends=ends)
             self._exchange.average(meeting, place, is_whole=True)

@@ -188,8 +188,11 @@ def _local_steps(runs: Sequence[Run]) -> "Figure":
             color=_COLOURS[index % len(_COLOURS)],
             linewidth=1.6,
             linestyle="-" if index < len(_COLOURS) else "--",
+            marker="o" if len(worker.local_steps) <= 40 else None,
+            markersize=3.5,
             label=name,
         )
+    axes.set_xlim(left=0.5)
     axes.set_xlabel("round")
     axes.set_ylabel("steps of the device")
     axes.set_ylim(bottom=0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Event = Mapping[str, Any]
 
-_BYTES_PER_FLOAT = 4
+BYTES_PER_FLOAT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ def traffic(events: Sequence[Event]) -> Traffic:
         site, moved = event["site"], event["sent"] + event["received"]
         so_far[site] = moved if event["event"] == "left" else so_far.get(site, 0) + moved
         rounds[site] = rounds.get(site, 0) + (event["event"] == "round")
-        dense = sum(rounds.values()) * 2 * _BYTES_PER_FLOAT * model["num_elements"]
+        dense = sum(rounds.values()) * 2 * BYTES_PER_FLOAT * model["num_elements"]
         points.append(
             ((event["time_us"] - begin) / 1e6, min(rounds.values()), sum(so_far.values()), dense)
         )

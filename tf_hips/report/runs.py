@@ -52,7 +52,8 @@ class Run:
         workers: all of them, in the order of their names.
         seconds: from the beginning to the last test.
         slow_bytes: bytes on all uplink sockets, both ways; None: not measured.
-        dense_bytes: what gradients in fp32 would have taken; None: not known.
+        dense_bytes: what gradients in fp32 would have taken, with local steps those of each step;
+            None: not known.
         slow_seconds: in which `slow_bytes` were measured.
         source: where it was read.
     """
@@ -203,10 +204,23 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         workers=workers,
         seconds=points[-1][0] if points else (events[-1]["time_us"] - begin) / 1e6,
         slow_bytes=None if traffic is None else traffic.measured[-1],
-        dense_bytes=None if traffic is None else traffic.dense[-1],
+        dense_bytes=None if traffic is None else _dense(events, workers) or traffic.dense[-1],
         slow_seconds=0.0 if traffic is None else traffic.seconds[-1] - traffic.seconds[0],
         source=str(source),
     )
+
+
+def _dense(events: Sequence[Event], workers: Sequence[Worker]) -> int:
+    """What gradients of each local step would have taken, once for each party; 0: there are none.
+
+    Workers of a party that keep step have made the same steps, and of others the most count.
+    """
+    elements = next((e["num_elements"] for e in events if e["event"] == "model"), 0)
+    steps: dict[str, int] = {}
+    for worker in workers:
+        site = worker.name.rpartition("/")[0]
+        steps[site] = max(steps.get(site, 0), sum(worker.local_steps))
+    return sum(steps.values()) * 2 * rounds.BYTES_PER_FLOAT * int(elements)
 
 
 def _label(setup: Event) -> str:

@@ -46,6 +46,7 @@ class Plan:
         steps_of_pass: in which all rows are seen once.
         batch_size: samples of a step of one worker.
         workers: how many train, over all parties.
+        samples_of_step: of all workers, in the time of a step of this one.
         learning_rate: for `net.meta`.
         tree: HOST/DEVICE folder of trees, or None.
         is_first: whether this worker speaks for the run.
@@ -55,6 +56,7 @@ class Plan:
     steps_of_pass: int
     batch_size: int
     workers: int
+    samples_of_step: float
     learning_rate: float
     tree: Path | None
     is_first: bool
@@ -202,14 +204,14 @@ class Progress(keras.callbacks.Callback):
         return step if of_all is None else min(of_all, self._plan.num_steps)
 
     def _say(self, step: int, steps: int, seconds: float, values: dict[str, float | None]) -> None:
-        of_all, workers = self.steps_of_all(), self._plan.workers
+        of_all = self.steps_of_all()
         if of_all is None:
             shown = [f"step {step}/{self._plan.num_steps}"]
-            made = steps * workers
+            done, samples = float(step), steps * self._plan.samples_of_step
         else:
             shown = [f"steps of all {of_all}/{self._plan.num_steps}  here {step}"]
-            made = of_all - (self._all_before or 0)
-        done = step if of_all is None else of_all / workers
+            done = of_all / self._plan.workers
+            samples = float((of_all - (self._all_before or 0)) * self._plan.batch_size)
         shown += [
             f"pass {done / self._plan.steps_of_pass:.2f}",
             *(
@@ -218,9 +220,8 @@ class Progress(keras.callbacks.Callback):
                 if value is not None or name == "loss"
             ),
         ]
-        if made and seconds > 0:
-            rate = made * self._plan.batch_size / seconds
-            shown.append(f"{rate:.0f} samples/s")
+        if samples and seconds > 0:
+            shown.append(f"{samples / seconds:.0f} samples/s")
         text = "  ".join(shown)
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done(step))

@@ -30,6 +30,7 @@ from tf_hips.trainer.ways import WORKERS_VARIABLE, Way, local_optimizer
 DILOCO_STEPS = 50
 HFA_STEPS, HFA_ROUNDS = 20, 10
 FRAGMENTS, OVERLAP = 5, 5
+_WITHOUT_END = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Rounds:
     epochs: int | None = None
 
     def interval(self, settings: Training, steps_of_pass: int, num_steps: int) -> int:
-        """Steps between two tests, a whole number of rounds; with ESync all that there can be."""
+        """Steps between two tests, a whole number of rounds; with ESync more than there can be."""
         if self.steps is None:
-            return num_steps * self.loop._strategy.sample_group()[1]
+            return _WITHOUT_END
         rounds = settings.eval_duration or max(1, round(steps_of_pass / self.steps))
         return min(rounds * self.steps, num_steps)
 
@@ -269,6 +270,7 @@ class RoundProgress(Progress):
         began = time.monotonic()
         tested = self.model.evaluate(self._test_batches, verbose=0, return_dict=True)
         self._evaluation_s = time.monotonic() - began
+        self._loop.pause(self._evaluation_s)
         told = {f"val_{name}": value for name, value in tested.items()}
         super().on_epoch_end(self._loop.tests, {**(logs or {}), **told})
         self._loop.tests += 1
@@ -285,6 +287,31 @@ class MetCheckpoint(callbacks.StepCheckpoint):
         """Writes one, if one is due and all have met."""
         if self.loop is None or self.loop.steps == 0:
             super().on_train_batch_end(batch, logs)
+
+
+class MetBackup(callbacks.BackupAndRestore):
+    """Backups of ESync: after each test, which all make after the same meeting.
+
+    So parties that all stop have backups of the same round, though not of the same step.
+    """
+
+    def __init__(self, directory: str, loop: CountedESync) -> None:
+        """Plans backups in `directory`."""
+        super().__init__(directory, save_freq=_WITHOUT_END)
+        self._loop = loop
+        self._tests = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Knows the last test of the run that is taken up."""
+        super().on_epoch_begin(epoch, logs)
+        self._tests = self._loop.tests
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves, if all have just tested."""
+        if self._loop.tests != self._tests:
+            self._tests = self._loop.tests
+            self._steps_since = _WITHOUT_END
+        super().on_train_batch_end(batch, logs)
 
 
 def _way(

@@ -20,7 +20,7 @@ from tf_hips.errors import ConfigError
 from tf_hips.trainer import evaluator, sources
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.progress import Plan, Progress, StopAt
-from tf_hips.trainer.rounds import CountedESync, MetCheckpoint, RoundProgress, Rounds
+from tf_hips.trainer.rounds import CountedESync, MetBackup, MetCheckpoint, RoundProgress, Rounds
 from tf_hips.trainer.settings import Evaluation, Training
 from tf_hips.trainer.ways import DEFAULT_RATE, WORKERS_VARIABLE, Way
 
@@ -112,11 +112,16 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         device=_device(),
         **facts,
     )
+    steps_of_pass, samples_of_step = source.steps_of_pass, float(settings.batch_size * workers)
+    if rounds is not None and rounds.epochs and rounds.steps:  # each has its own pass
+        steps_of_pass = rounds.steps // rounds.epochs
+        samples_of_step = len(data.train) / steps_of_pass
     plan = Plan(
         num_steps=num_steps * workers if varies else num_steps,
-        steps_of_pass=source.steps_of_pass,
+        steps_of_pass=steps_of_pass,
         batch_size=settings.batch_size,
         workers=workers,
+        samples_of_step=samples_of_step,
         learning_rate=settings.learning_rate or DEFAULT_RATE,
         tree=_tree(settings, told),
         is_first=rank == 0,
@@ -127,8 +132,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         checkpoint = _checkpoint(settings, rounds, {**facts, "run": told.run})
         used.append(checkpoint)
     if settings.backup_dir is not None:
-        every: int | str = source.steps_of_pass if varies else "epoch"
-        used.append(callbacks.BackupAndRestore(settings.backup_dir, every))
+        used.append(_backup(settings.backup_dir, rounds))
     begin = time.monotonic()
     try:
         (model if rounds is None else rounds.loop).fit(
@@ -199,6 +203,13 @@ def _checkpoint(
     made = MetCheckpoint(str(settings.train_dir), settings.eval_freq, facts=facts)
     made.loop = rounds.loop
     return made
+
+
+def _backup(directory: str, rounds: Rounds | None) -> callbacks.BackupAndRestore:
+    """Backs up after each test."""
+    if rounds is not None and isinstance(rounds.loop, CountedESync):
+        return MetBackup(directory, rounds.loop)
+    return callbacks.BackupAndRestore(directory)
 
 
 def _tree(settings: Training, told: config.Run) -> Path | None:
