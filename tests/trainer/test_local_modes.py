@@ -308,3 +308,29 @@ def test_workers_of_one_party_that_differ_do_not_back_up(tmp_path):
     )
     assert "let each be a party, or train without `backup_dir`" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_esync_goes_on_where_all_have_backed_up(tmp_path):
+    def run(name, steps):
+        return launched(
+            tmp_path,
+            *("train", "--cpu", "-n", "lenet", "-dt", "digits", "-b", "16", "-m", "esync"),
+            *("-l", "0.05", "--max-steps", steps, "-e", "2"),
+            *("--backup-dir", str(tmp_path / "backup")),
+            *("--pace", "slowest_steps=4,most_slowest_steps=4,link_share=1"),
+            launcher=[
+                *("--parties", "2", "--workers", "1", "--log-dir", str(tmp_path / name)),
+                *("--slowdown", "worker=0:60ms", "--slowdown", "worker=1:15ms"),
+            ],
+        )
+
+    run("first", "20")
+    output = run("second", "60")
+    assert "mode esync, 2 workers, 120 steps of all" in output
+    first, second = (rounds_of(tmp_path / name) for name in ("first", "second"))
+    assert 40 <= sum(map(sum, first.values())) <= 60
+    # The second run makes what is left, and no more.
+    made = sum(map(sum, [*first.values(), *second.values()]))
+    assert 120 <= made <= 140
