@@ -183,6 +183,74 @@ def test_several_workers_are_needed(mode, monkeypatch):
         MODES[mode].make(Training("lenet", "digits", mode=mode), config.Run())
 
 
+class _Phase:
+    """A local phase of ESync that lasts `elapsed_s` so far, of which a deadline allows 1 s."""
+
+    elapsed_s = 3.0
+
+    def ran(self, steps):
+        del steps
+
+    def begin(self, *, is_shared=False):
+        del is_shared
+        return 8
+
+    @staticmethod
+    def is_over(steps, elapsed_s, planned):
+        return steps >= planned or elapsed_s > 1.0
+
+
+@pytest.fixture
+def counted():
+    """A worker of ESync in its local phase; the others, and the clock, are made up."""
+    from tf_hips.trainer.rounds import CountedESync
+
+    loop = CountedESync.__new__(CountedESync)
+    loop._watch = loop._paced = _Phase()
+    loop._asked = None
+    loop._is_alone = True
+    loop._planned = loop.plan(1)
+    loop._steps = 2
+    return loop
+
+
+@pytest.mark.tf
+def test_a_test_is_no_delay(counted):
+    assert counted.is_enough()
+    counted.pause(2.5)
+    assert not counted.is_enough()
+    counted.plan(2)
+    assert counted.is_enough(), "it was a pause of the phase before"
+
+
+@pytest.mark.tf
+def test_the_last_round_is_as_long_as_what_is_left(counted):
+    counted.pause(2.5)
+    counted.num_steps, counted.made = 100, 90
+    assert not counted.is_enough()
+    counted._share = 0.25
+    assert not counted.is_enough()
+    counted._steps = 3
+    assert counted.is_enough(), "a quarter of 10"
+    counted.made = 100
+    counted._steps = 1
+    assert counted.is_enough()
+
+
+@pytest.mark.tf
+def test_everybody_tests_after_a_pass_or_so_many_rounds(counted):
+    counted.num_steps, counted.made, counted._steps = 100, 30, 0
+    assert not counted.is_test_due()
+    counted._is_due = True
+    counted._steps = 1
+    assert not counted.is_test_due(), "not in a local phase"
+    counted._steps = 0
+    assert counted.is_test_due()
+    assert not counted.is_test_due(), "once"
+    counted.made = 100
+    assert counted.is_test_due()
+
+
 def rounds_of(folder):
     """Local steps of each round, by worker in the order of sites."""
     found = {}
