@@ -167,7 +167,8 @@ class Calls:
         except RefusedError as error:
             self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
         except TfHipsError as error:
-            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            codes = (code for kind, code in _CODES if isinstance(error, kind))
+            code = next(codes, grpc.StatusCode.INTERNAL)  # a library that lacks a function
             self._refuse(context, code, str(error))
 
     def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
