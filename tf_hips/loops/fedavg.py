@@ -221,6 +221,11 @@ class FedAvg(Loop):
         if self._controls is not None:
             self._controls.make([one.shape for one in self.trained], make)
 
+    def forget_own(self) -> None:
+        """Another party's c_i says nothing of the data here."""
+        if self._controls is not None:
+            self._controls.forget_own()
+
     def _correct(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
     ) -> list[tf.Tensor]:
