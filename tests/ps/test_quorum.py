@@ -476,6 +476,23 @@ def test_a_lost_child_that_a_restored_server_hears_is_lost_when_it_goes_again(
         assert 2 in presence._timers  # it must show that it is there, as every child
 
 
+def test_a_restored_server_does_not_take_what_it_finds_for_early(tmp_path: Path) -> None:
+    first, quorum = tmp_path / "first", Quorum(2)
+    first.mkdir()
+    with Run(quorum, base=first).begin() as run:
+        run.rounds(0, 0)
+        run.deliver(0, 1)
+        second = run.killed(tmp_path / "second")
+    with Run(quorum, base=second) as run:
+        run.deliver(1, 1, chunks=[])
+        run.clock.advance(2.0)
+        for child in (1, 2):
+            run.deliver(child, 1)
+        assert run.session._closing is not None
+        assert list(run.session._closing._arrivals._offsets) == [2.0, 2.0]
+        assert run.results(0, 1) is not None
+
+
 @pytest.mark.parametrize("past_bytes", [1 << 20, 4])
 def test_gathers_without_some_outlive_a_server_that_keeps_less(
     tmp_path: Path, past_bytes: int, monkeypatch: pytest.MonkeyPatch
