@@ -3,6 +3,7 @@
 
 import contextlib
 import math
+import types
 
 import numpy as np
 import pytest
@@ -250,6 +251,7 @@ def test_who_takes_part():
         ({"local_steps": 1, "compat": True, "scaffold": True}, "`compat` is HiPS' own mean"),
         ({"local_steps": 1, "server_optimizer": "fedadamm"}, "did you mean fedadam"),
         ({"local_steps": 1, "server_optimizer": "fedbuff"}, "must be the rule of a server"),
+        ({"local_steps": 1, "server_optimizer": "median"}, "A robust `server_optimizer` must be"),
         ({"local_steps": 1, "scaffold": True}, "SCAFFOLD divides by the learning rate"),
     ],
 )
@@ -265,3 +267,16 @@ def test_options_that_are_refused(options, told):
         model.compile("adam", "mse")
     with pytest.raises((ValueError, ConfigError), match=told):
         FedAvg(model, strategy, **options)
+
+
+@pytest.mark.parametrize(("participation", "is_refused"), [(1.0, False), (0.5, True), (1, True)])
+def test_a_robust_server_wants_all_members(participation, is_refused):
+    from tf_hips.loops import FedAvg
+    from tf_hips.ps import rules
+
+    loop = FedAvg.__new__(FedAvg)
+    loop._participation, loop._controls, loop._normalises = participation, None, False
+    server = types.SimpleNamespace(_rule=rules.parse("median"), _has_server=lambda: True)
+    refused = pytest.raises(ConfigError, match="all members must take part")
+    with refused if is_refused else contextlib.nullcontext():
+        loop._check_rule(server)

@@ -154,6 +154,33 @@ def test_one_that_gives_and_is_killed_ends_the_fetching_in_words(
             back.client.fetch_backup(Intake(tmp_path / "taken"))
 
 
+def test_one_that_goes_before_it_sends_is_not_waited_for(
+    certificates: Certificates, backup: Path, tmp_path: Path
+) -> None:
+    with lost_b(certificates) as (_, a, back, _):
+        offer(a, backup, 4)
+        a.client._link.on_request = lambda _: killed(a)  # as it is asked
+        with pytest.raises(PeerError, match="No other site has given a backup"):
+            back.client.fetch_backup(Intake(tmp_path / "taken"))
+
+
+def test_a_party_server_of_one_child_is_asked_whatever_it_has_said(
+    certificates: Certificates, backup: Path, tmp_path: Path
+) -> None:
+    tree = Node("", (Node("west", ("a",)), Node("east", ("c",))))
+    with (
+        serving_tree(certificates, tree) as servers,
+        leaves_of(certificates, tree, addresses_of(servers)) as members,
+    ):
+        train_all(members, 0, 1)
+        offer(members[0], backup, 1)
+        handover = servers[""]._session.handover
+        assert servers[""]._session.state.members.children[0].backup is None
+        messages = handover.fetch(None, Intake(tmp_path / "taken").held, members[0].client._workers)
+        assert next(messages)
+        messages.close()
+
+
 def test_only_what_was_asked_for_is_taken(certificates: Certificates, backup: Path) -> None:
     with lost_b(certificates) as (_, a, _, _):
         offer(a, backup, 4)

@@ -71,16 +71,15 @@ def heard(server: Server, client: PaceClient, number: int, report: Report) -> No
     session = server._session
     with session.changed:
         client.report(number, report)
-        assert session.changed.wait_for(lambda: _has(server, number, report), PATIENCE_S), (
+        child = SITES.index(client._link._uplink.site)
+        assert session.changed.wait_for(lambda: _has(server, child, number), PATIENCE_S), (
             "the report has not come"
         )
 
 
-def _has(server: Server, number: int, report: Report) -> bool:
+def _has(server: Server, child: int, number: int) -> bool:
     run = PACES[server.port]._run
-    if run is None or number not in run.pacer._rounds:
-        return False
-    return report in run.pacer._rounds[number].reports.values()
+    return run is not None and run.latest.get(child) == number
 
 
 def is_stopped(client: PaceClient) -> bool:
@@ -155,6 +154,7 @@ def test_reports_that_are_refused() -> None:
         other.report(0, Report(4, 1.0, 4.0))
         with pytest.raises(ProtocolError, match="All children must keep one pace"):
             other.assignment(PATIENCE_S)
+        heard(server, slow, 0, Report(4, 0.5, 2.0))
         slow.report(7, Report(4, 1.0, 4.0))
         with pytest.raises(ProtocolError, match="`number` must be at most 1"):
             slow.assignment(PATIENCE_S)
@@ -172,6 +172,39 @@ def test_who_has_missed_a_round_is_not_waited_for() -> None:
         heard(server, fast, 1, Report(4, 1.0, 4.0))
         assert fast.assignment(0.05) is None  # it may still come
         heard(server, fast, 2, Report(4, 1.0, 4.0))
+        assert fast.assignment(PATIENCE_S) is not None
+
+
+def test_one_that_is_behind_may_call_first_after_a_restart() -> None:
+    clock = Clock()
+    with running(clock, count=3) as (server, (slow, fast, third)):
+        heard(server, slow, 5, Report(4, 1.0, 4.0))  # what was known before is gone
+        clock.now = 1.0
+        heard(server, fast, 10, Report(4, 1.0, 4.0))
+        heard(server, third, 10, Report(4, 0.5, 4.0))
+        for client in (fast, third):
+            assert client.assignment(PATIENCE_S) is not None
+
+
+def test_who_is_lost_is_not_waited_for_and_a_call_ends_with_the_next_one() -> None:
+    clock = Clock()
+    with running(clock, count=3) as (server, (slow, fast, third)):
+        for client in (slow, fast, third):
+            heard(server, client, 0, Report(4, 1.0, 4.0))
+        heard(server, fast, 1, Report(4, 1.0, 4.0))
+        before = fast._call
+        assert before is not None
+        assert fast.assignment(0.05) is None  # slow and third may still come
+        heard(server, third, 1, Report(4, 1.0, 4.0))
+        heard(server, third, 2, Report(4, 1.0, 4.0))
+        heard(server, fast, 2, Report(4, 1.0, 4.0))
+        assert before.is_heard.wait(PATIENCE_S)  # though slow has not come to it
+        assert fast.assignment(PATIENCE_S) is not None
+        heard(server, slow, 2, Report(4, 1.0, 4.0))
+        heard(server, third, 3, Report(4, 1.0, 4.0))
+        with server._session.changed:
+            server._session.state.members.children[0].is_lost = True
+        heard(server, fast, 3, Report(4, 1.0, 4.0))
         assert fast.assignment(PATIENCE_S) is not None
 
 

@@ -282,6 +282,48 @@ def test_an_update_that_is_refused_changes_nothing() -> None:
     assert store._updates[3] == 1
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_after_an_answer_that_overflows_nothing_goes_up(is_held: bool) -> None:
+    """Also of one that waits for a snapshot, and at a server that is killed before it says so."""
+    kept = Kept()
+    store = store_of("asgd(1.0)", "fp32", "fp32", "fp32", recorder=kept)
+
+    def filled(chunk: int, value: float) -> Packet:
+        values = np.full(MODEL.chunks[chunk].size, value, np.float32)
+        return native.encode(compressors.parse("fp32"), values, native.Key(0, 0, 0))
+
+    def update(child: int, number: int) -> None:
+        store.of(child).begin(number)
+        store.of(child).add(number, child, [(chunk, filled(chunk, 5e37)) for chunk in CHUNKS])
+
+    for child, number in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1)):
+        update(child, number)
+    assert sorted(told(store, 0)) == list(CHUNKS)
+    whole = filled(3, 3e38)
+    if is_held:
+        snapshot = store.capture()
+        store.finish(0, 3, whole)
+        update(2, 1)
+        assert list(snapshot)
+        store.release()
+        # What waited behind it is applied.
+        assert len(store.of(2).current.order) == len(CHUNKS)
+    else:
+        with pytest.raises(NonFiniteError, match="an update must be finite"):
+            store.finish(0, 3, whole)
+    again = store_of("asgd(1.0)", "fp32", "fp32", "fp32")
+    for kind, fields, data in kept.records:
+        if kind == Kind.PACKET:
+            lane = again.of(fields["child"])
+            lane.begin(fields["round"])
+            lane.add(fields["round"], fields["child"], [(fields["chunk"], data)])
+        else:
+            again.restore(kind, fields, data)
+    for one in (store, again):
+        with pytest.raises(NonFiniteError, match="an update must be finite"):
+            one.due()
+
+
 # Trees of real servers. What children send are small whole numbers, and float32 adds those exactly:
 # so sums do not depend on the order of updates, and one that is lost or counts twice is seen.
 SHAPES = ((3, 3, 1, 8), (8,), (72, 10), (10,))

@@ -23,6 +23,7 @@ A loop derives from `Loop` and says
                         further tensors that are exchanged; what goes up for x; what w loses for
                         what has come down
     make_state(make)    variables of its own: saved in backups, restored before the first step
+    forget_own()        what it makes of these where the backup is another party's
     correction          of the gradients of a local step, an attribute
 
 Workers may make different numbers of steps in a phase. All meet equally often: who has no data left
@@ -223,6 +224,9 @@ class Loop(keras.callbacks.Callback):
             make: makes a variable of a value and a name.
         """
 
+    def forget_own(self) -> None:
+        """What `make_state` has made holds another party's values: its own ones begin anew."""
+
     @property
     def steps(self) -> int:
         """Local steps since the last meeting."""
@@ -344,6 +348,8 @@ class Loop(keras.callbacks.Callback):
             self._counter = strategy._make_variable(tf.zeros([2], tf.int64), "counter")
             exchange.make(strategy._make_variable)
             self.make_state(strategy._make_variable)
+        if strategy._state.is_of_others:
+            self.forget_own()
         self.open_sums()
         self._loan.counter = self._counter
         self._loan.correction = self.correction

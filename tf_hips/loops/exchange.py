@@ -276,8 +276,7 @@ class Exchange:
         shares = meeting.party_shares()
         share = shares[party] * meeting.worker_shares(party)[worker]
         if not sum(shares):
-            for variable, measured in zip(self._statistics, self._measured, strict=True):
-                variable.assign(measured.read_value(), read_value=False)
+            self._measure_again()
             return
         if not chosen:
             return
@@ -291,9 +290,15 @@ class Exchange:
         shares_too = [*values, tf.constant([share], tf.float64)]
         *totals, whole = self._strategy._reduce_exactly(shares_too, is_mean=False)
         if not float(whole[0]):
+            self._measure_again()  # a quorum has gone on without all that have a share
             return
         for variable, total in zip(chosen, totals, strict=True):
             variable.assign(tf.cast(total / whole[0], variable.dtype), read_value=False)
+
+    def _measure_again(self) -> None:
+        """Sets statistics to what they were after the last meeting, equal on all."""
+        for variable, measured in zip(self._statistics, self._measured, strict=True):
+            variable.assign(measured.read_value(), read_value=False)
 
 
 def _raw(variable: Any) -> tf.Variable:

@@ -121,6 +121,13 @@ class FedAvg(Loop):
                 "SCAFFOLD and FedNova are for rounds in which all wait for each other. Received: "
                 f"the server's rule {rule}"
             )
+        is_sampled = isinstance(self._participation, int) or self._participation != 1.0
+        if rule.is_robust and is_sampled:
+            raise ConfigError(
+                "A robust rule looks at no weights, so who sends nothing would count as a row of "
+                f"zeros: all members must take part. Received: participation={self._participation} "
+                f"with the server's rule {rule}"
+            )
         if self._controls is not None and rule.name not in _PLAIN_RULES:
             raise ConfigError(
                 "With SCAFFOLD the rule of the server must be `sum`, `mean` or `fedavg`, since "
@@ -220,6 +227,11 @@ class FedAvg(Loop):
         """Makes the control variates."""
         if self._controls is not None:
             self._controls.make([one.shape for one in self.trained], make)
+
+    def forget_own(self) -> None:
+        """Another party's c_i says nothing of the data here."""
+        if self._controls is not None:
+            self._controls.forget_own()
 
     def _correct(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]

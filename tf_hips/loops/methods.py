@@ -124,6 +124,11 @@ class ControlVariates:
             self.common.append(make(tf.zeros(shape), f"control_{place}"))
             self.own.append(make(tf.zeros(shape), f"own_control_{place}"))
 
+    def forget_own(self) -> None:
+        """Makes c_i what is known of all, c: local steps are not corrected until it is known."""
+        for own, common in zip(self.own, self.common, strict=True):
+            own.assign(common.read_value(), read_value=False)
+
     def of(self, place: int, dtype: tf.DType) -> tf.Tensor:
         """What the gradient of variable `place` gains."""
         return tf.cast(self.common[place].read_value() - self.own[place].read_value(), dtype)

@@ -38,6 +38,11 @@ def chosen_outer(given: UpdateRule | str | None, strategy: Any) -> UpdateRule | 
                 f"or `mean`. Received: {chosen} here, {above} at the server"
             )
         return None
+    if chosen is not None and chosen.is_robust and chosen != above:
+        raise ConfigError(
+            "A robust `server_optimizer` must be the rule of the server: "
+            f'HierarchicalPS(rule="{chosen}"). Received: {chosen} here, {above} at the server'
+        )
     if chosen is None:
         return rules.parse("fedavg")
     if chosen.is_asynchronous:

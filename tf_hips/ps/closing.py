@@ -275,7 +275,9 @@ class Closing:
         if store.is_closed(number):
             return []
         if self._round is None or self._round.number != number:
-            self._round = _Open(number, self._clock.now())
+            # Of a server that was restored: when these came is not known.
+            before = dict.fromkeys(store.whole(number), 0.0)
+            self._round = _Open(number, self._clock.now(), before)
             if store.partial is not None:
                 store.partial.forget_before(store.oldest)
         one = self._round

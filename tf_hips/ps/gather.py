@@ -226,9 +226,9 @@ class Gathers:
         return sorted(self._gathers[number].payloads) if number in self._gathers else []
 
     def close(self, number: int, children: Iterable[int]) -> None:
-        """Leaves out all but `children`, whose payloads are there."""
-        gather = self._gathers[number]
-        if gather.counted is None:
+        """Leaves out all but `children`, whose payloads are there, if the gather is kept."""
+        gather = self._gathers.get(number)
+        if gather is not None and gather.counted is None:
             gather.counted = frozenset(children)
 
     def closed(self) -> list[tuple[int, list[int]]]:

@@ -60,15 +60,21 @@ class _Pipe:
             self._messages.append(message)
             self._changed.notify_all()
 
-    def get(self, patience_s: float, is_lost: Callable[[], bool]) -> bytes | None:
+    def get(
+        self,
+        patience_s: float,
+        is_lost: Callable[[], bool],
+        is_there: Callable[[], bool] = lambda: True,
+    ) -> bytes | None:
         """The next message; None: that was all.
 
         Raises:
-            PeerError: none came in time, the sender gave up, or `is_lost`.
+            PeerError: none came in time, the sender gave up or is not `is_there`, or `is_lost`.
         """
         with self._changed:
             in_time = self._changed.wait_for(
-                lambda: bool(self._messages) or self._is_done or is_lost(), patience_s
+                lambda: bool(self._messages) or self._is_done or is_lost() or not is_there(),
+                patience_s,
             )
             if self._messages and not is_lost():
                 message = self._messages.popleft()
@@ -76,6 +82,8 @@ class _Pipe:
                 return message
             if self.error is not None:
                 raise PeerError(self.error)
+            if not (self._is_done or is_lost() or is_there()):
+                raise PeerError("it has gone before it sent any")
             if is_lost() or not in_time:
                 why = "the run has ended" if in_time else f"nothing came for {patience_s:.0f} s"
                 raise PeerError(f"The backup is not whole: {why}.")
@@ -147,8 +155,10 @@ class Handover:
             pipe = self._ask(child, held, workers)
             try:
                 try:
-                    first = pipe.get(_ANSWER_S, self._is_lost(caller))
+                    first = pipe.get(_ANSWER_S, self._is_lost(caller), self._is_there(child))
                 except PeerError as error:
+                    if self._is_lost(caller)():
+                        raise  # nobody takes what another one would open
                     told.append(f"`{self._members.site(child)}`: {error}")
                     continue
                 site = self._members.site(child)
@@ -209,8 +219,8 @@ class Handover:
                     and not known.has_left
                     and self._presence.is_there(child)
                     and (
-                        # One that stands for others is asked, whatever it has said.
-                        len(known.leaves) > 1
+                        # A party's server asks its own children, whatever it has said.
+                        not self._members.is_leaf(child)
                         or (known.workers == workers and known.backup is not None)
                     )
                 ),
@@ -234,6 +244,9 @@ class Handover:
             asked = self._asked.get(pipe.child)
             if asked is not None and pipe.request in asked:
                 asked.remove(pipe.request)
+
+    def _is_there(self, child: int) -> Callable[[], bool]:
+        return lambda: self._presence.is_there(child)
 
     def _is_lost(self, caller: Caller | None) -> Callable[[], bool]:
         return lambda: self._is_over() or (caller is not None and caller.is_gone)

@@ -164,6 +164,11 @@ class Members:
         """The name of a child."""
         return self.terms.parties[child]
 
+    def is_leaf(self, child: int) -> bool:
+        """Whether a child stands for itself alone; else it is the server of a party."""
+        one = self.children[child]
+        return one.leaves == ((self.site(child), one.workers),)
+
     def names(self, children: Iterable[int]) -> str:
         """The names of children, for messages."""
         return ", ".join(f"`{self.site(child)}`" for child in sorted(children))

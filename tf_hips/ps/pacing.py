@@ -80,9 +80,8 @@ class PaceServer:
         with session.changed:
             members = session.state.members
             child = members.known(caller)
-            is_tree = members.place is not None or any(
-                one.leaves and one.leaves[0][0] != members.site(place)
-                for place, one in members.children.items()
+            is_tree = members.place is not None or not all(
+                members.is_leaf(place) for place in members.children
             )
         if is_tree:
             yield _assigned(None)
@@ -90,7 +89,8 @@ class PaceServer:
         with session.changed:
             run = self._of(session, pace)
             newest = max(run.latest.values(), default=number)
-            if number > newest + 1:
+            # After a restart of the server one that is rounds behind may be the first to call.
+            if number > newest + 1 and caller.child in run.latest:
                 raise ProtocolError(
                     f"`number` must be at most {newest + 1}, as rounds are common. Received: "
                     f"{number}"
@@ -107,13 +107,17 @@ class PaceServer:
                 awaited = [
                     run.latest.get(place, number - 1)
                     for place, one in members.children.items()
-                    if not one.has_left and run.latest.get(place, number) >= number - 1
+                    if not (one.has_left or one.is_lost)
+                    and run.latest.get(place, number) >= number - 1
                 ]
                 return all(latest >= number for latest in awaited)
 
-            session.changed.wait_for(lambda: is_over() or has_all())
-            if is_over():
-                return
+            def is_past() -> bool:
+                return is_over() or run.latest[caller.child] > number
+
+            session.changed.wait_for(lambda: is_past() or has_all())
+            if is_over() or (is_past() and not has_all()):
+                return  # a call for a later round has come instead
             found = run.pacer.assignment(caller.child, number)
         yield _assigned(found)
         with session.changed:

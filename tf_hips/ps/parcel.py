@@ -206,11 +206,15 @@ class Intake:
         """Checks that all is there.
 
         Raises:
-            ProtocolError: something is missing, or is not what the header promises.
+            PeerError: something is missing. To a server a connection that breaks may look like a
+                stream that ends.
+            ProtocolError: something is not what the header promises.
         """
-        header = self._known()
+        header = self._header
+        if header is None:
+            raise PeerError("A parcel must begin with its header. Received: nothing")
         if self._num_bytes < header.num_bytes:
-            raise ProtocolError(
+            raise PeerError(
                 f"A parcel must have {header.num_bytes} bytes. Received: {self._num_bytes}"
             )
         for file in header.files:

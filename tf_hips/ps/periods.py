@@ -115,6 +115,7 @@ class PeriodicStore(AsynchronousStore):
         self._orders: dict[int, list[int]] = {}
         self._num_whole = 0
         self._next_up = 0
+        self._overflow: NonFiniteError | None = None  # of an answer, whenever it was applied
 
     @property
     def next_up(self) -> int:
@@ -143,8 +144,13 @@ class PeriodicStore(AsynchronousStore):
 
         Returns:
             The value for `after` next time, and pairs of chunk number and packet.
+
+        Raises:
+            NonFiniteError: an answer was not applied, so nothing more may go up.
         """
         with self.changed:
+            if self._overflow is not None:
+                raise self._overflow
             news: list[tuple[int, Packet]] = []
             for chunk in self._order(number)[after:]:
                 is_open = self._answered[chunk] == number
@@ -188,7 +194,7 @@ class PeriodicStore(AsynchronousStore):
         chunk = fields.get("chunk", 0)
         match kind:
             case Kind.PASSED_DOWN:
-                with contextlib.suppress(NonFiniteError):  # it ended the run then
+                with contextlib.suppress(NonFiniteError):  # `ups` ends the run, if that is on
                     self.finish(fields["round"], chunk, data)
             case Kind.DRIFT:
                 self._drift[chunk] = self._floats(chunk, data)
@@ -239,7 +245,8 @@ class PeriodicStore(AsynchronousStore):
                 self._count()
 
     def _take_late(self, number: int, chunk: int, packet: Packet) -> None:
-        with self._turns[chunk]:
+        # Other chunks wait for the same snapshot; `ups` tells of it.
+        with contextlib.suppress(NonFiniteError), self._turns[chunk]:
             self._take(number, chunk, packet)
 
     def _take(self, number: int, chunk: int, packet: Packet) -> None:
@@ -253,6 +260,9 @@ class PeriodicStore(AsynchronousStore):
             left = native_updates.add_scaled(before.total, sent, -1.0)
             total = native_updates.add_scaled(left, answer, 1.0)
             self._moved[chunk] = Moved(total, before.version + 1, before.slots)
+        except NonFiniteError as error:
+            self._overflow = error
+            raise
         finally:
             with self.changed:
                 del self._on_way[number, chunk]

@@ -215,6 +215,7 @@ class Session:
                 self._presence.expect(one for one in children if not children[one].has_left)
                 for lost in self._members.lost:
                     self._presence.excuse(lost)
+                    self._told.add(lost)  # it is expected again when it calls
                 if self._closing is not None:
                     self._closing.resume()
 

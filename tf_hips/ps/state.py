@@ -67,8 +67,7 @@ class State:
         self.members.place = place
         widths = []
         for position, child in sorted(self.members.children.items()):
-            is_leaf = child.leaves == ((self.members.site(position), child.workers),)
-            widths.append(None if is_leaf else len(child.leaves))
+            widths.append(None if self.members.is_leaf(position) else len(child.leaves))
             if place is not None and not self.members.has_own_rule:
                 child.rule = place.rule
         self.gathers.shape(widths, is_passed_up=place is not None)

@@ -152,6 +152,11 @@ class StrategyState(tf.Module):
         """
         self._books.is_of_others = True
 
+    @property
+    def is_of_others(self) -> bool:
+        """Whether what is restored is another party's."""
+        return self._books.is_of_others
+
     def make_equal(self, model: keras.Model) -> None:
         """Makes replicas of `model` equal now, as the first step would; called on all ranks.
 

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loop makes of another party's backup, and of a meeting that loses those with a share."""
+
+import types
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tf
+
+
+def _scaffold(at_begin):
+    """A loop with control variates; `at_begin` is called when its first step begins."""
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        keras.utils.set_random_seed(5)
+        model = training.build(keras.optimizers.SGD(0.05))
+    loop = FedAvg(model, strategy, local_steps=2, scaffold=True)
+
+    class Begins(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 0:
+                at_begin(loop)
+
+    return strategy, model, lambda: loop.fit(
+        *training.data(32), batch_size=8, shuffle=False, verbose=0, callbacks=[Begins()]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_of_others", [False, True])
+def test_control_variates_of_another_party_are_not_taken(tmp_path, is_of_others):
+    import tensorflow as tf
+
+    def mark(loop):
+        for number, controls in enumerate((loop._controls.common, loop._controls.own)):
+            for one in controls:
+                one.assign(tf.fill(one.shape, 1.0 + number))
+        state = strategy.state.of_model(model)
+        tf.train.Checkpoint(state=state).write(str(tmp_path / "state"))
+
+    strategy, model, fit = _scaffold(mark)
+    fit()
+    found = []
+
+    def look(loop):
+        controls = loop._controls
+        found.append(({float(np.ptp(one)) for one in controls.own}, float(controls.own[0][0, 0])))
+        assert float(controls.common[0][0, 0]) == 1.0
+
+    strategy, model, fit = _scaffold(look)
+    if is_of_others:
+        strategy.state.take_from_others()
+    tf.train.Checkpoint(state=strategy.state.of_model(model)).read(str(tmp_path / "state"))
+    fit()
+    assert found == [({0.0}, 1.0 if is_of_others else 2.0)]
+
+
+def test_statistics_stay_equal_where_all_that_have_a_share_go_absent():
+    """The meeting heard of party 0 alone, and the sum behind it goes on without it."""
+    import tensorflow as tf
+
+    from tf_hips.loops.exchange import Exchange
+    from tf_hips.loops.meeting import Meeting, Told
+
+    strategy = types.SimpleNamespace(
+        _reduce_exactly=lambda values, is_mean: [tf.zeros_like(one) for one in values]
+    )
+    loan = types.SimpleNamespace(has_server=False)
+    exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
+    exchange._statistics = [tf.Variable([3.0]), tf.Variable([4.0])]
+    exchange._measured = [tf.Variable([1.0]), tf.Variable([2.0])]
+    present = Told(2, 16, statistics=(1, 2))
+    meeting = Meeting(((present,), (Told.read(None),)), "samples", is_equal=True)
+    exchange._average_statistics(meeting, (0, 0))
+    assert [float(one[0]) for one in exchange._statistics] == [1.0, 2.0]
