@@ -396,7 +396,10 @@ def test_a_budget_is_chosen_when_the_model_is_known(certificates: Certificates) 
             member.client.close()
 
 
-def test_a_run_that_nobody_calls_is_given_up(certificates: Certificates) -> None:
+def test_a_run_that_nobody_calls_is_given_up(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tf_hips.ps.server._GRACE_S", 0.2)  # nobody is there to be told
     with serving(certificates, once=True, idle_timeout_s=0.2) as server:
         with parties(server, certificates) as members:
             train_all(members, 0, 0)

@@ -518,6 +518,7 @@ class Store:
         with self.changed:
             self._is_held = False
             waiting, self._waiting = self._waiting, []
+            self.changed.notify_all()
         self.merge(waiting)
 
     def restore_round(self, number: int) -> None:
