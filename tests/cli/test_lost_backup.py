@@ -1,31 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A party that is killed and whose disk is lost goes on from another party's backup."""
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import disturbed
 from tf_hips import log
 
 TRAIN = """
-import hashlib, os, pathlib, shutil, signal, sys
-import keras, numpy as np
-import tf_hips
-
-folder, compression = pathlib.Path(sys.argv[1]), sys.argv[2]
-strategy = tf_hips.HierarchicalPS(compression=compression)
+strategy = tf_hips.HierarchicalPS(compression=sys.argv[3])
 rank = strategy.global_rank
 
 
 class Trouble(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        mark = folder / "killed"
-        if rank == 1 and int(self.model.optimizer.iterations) == 13 and not mark.exists():
-            mark.touch()
+        if rank == 1 and int(self.model.optimizer.iterations) == 13 and once("killed"):
             shutil.rmtree(folder / "backup" / "party1")
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -49,28 +39,8 @@ print("END", hashlib.sha256(weights).hexdigest(), history.history["loss"][1], fl
 """
 
 
-def train(folder: Path, compression: str, *, is_killed: bool) -> tuple[set[str], str]:
-    """What the workers say at the end, and all that was printed."""
-    folder.mkdir()
-    (folder / "train.py").write_text(TRAIN)
-    if not is_killed:
-        (folder / "killed").touch()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
-            *("--max-restarts", "1", "--log-dir", str(folder / "logs")),
-            *(str(folder / "train.py"), str(folder), compression),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
-    )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed
-    ends = re.findall(r"^\[party\d/worker0\] END (.*)$", printed, re.MULTILINE)
-    assert len(ends) == 2, printed
-    return set(ends), printed
+def train(folder: Path, compression: str, *, how: str) -> tuple[set[str], str]:
+    return disturbed.train(folder, TRAIN, how, compression, options=("--max-restarts", "1"))
 
 
 @pytest.mark.tf
@@ -80,8 +50,8 @@ def train(folder: Path, compression: str, *, is_killed: bool) -> tuple[set[str],
 def test_a_party_whose_disk_is_lost_goes_on(tmp_path: Path) -> None:
     # What an exact way up leaves behind is nothing, so nothing is lost with the disk but the
     # metrics of the epoch that was on.
-    undisturbed, _ = train(tmp_path / "undisturbed", "fp32", is_killed=False)
-    ends, printed = train(tmp_path / "killed", "fp32", is_killed=True)
+    undisturbed, _ = train(tmp_path / "undisturbed", "fp32", how="undisturbed")
+    ends, printed = train(tmp_path / "killed", "fp32", how="disturbed")
     assert ends == undisturbed
     assert len(ends) == 1
     assert "No backup here leads into the run that goes on. Another party's is fetched" in printed
@@ -97,5 +67,5 @@ def test_a_party_whose_disk_is_lost_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_residuals_of_others_are_not_taken(tmp_path: Path) -> None:
-    ends, _ = train(tmp_path / "killed", "error_feedback(onebit)", is_killed=True)
+    ends, _ = train(tmp_path / "killed", "error_feedback(onebit)", how="disturbed")
     assert len(ends) == 1

@@ -3,31 +3,16 @@
 run ends by itself, with the weights of a run that nobody disturbed.
 """
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import disturbed
 from tf_hips import log
 
 TRAIN = """
-import hashlib, os, pathlib, signal, sys
-import keras, numpy as np, psutil
-import tf_hips
-
-folder, disturbs = pathlib.Path(sys.argv[1]), sys.argv[2] == "disturbed"
 strategy = tf_hips.HierarchicalPS(compression="error_feedback(onebit)")
 rank = strategy.global_rank
-
-
-def once(name):
-    path = folder / name
-    is_new = not path.exists()
-    path.touch()
-    return disturbs and is_new
 
 
 class Trouble(keras.callbacks.Callback):
@@ -38,10 +23,7 @@ class Trouble(keras.callbacks.Callback):
         if rank == 0 and step == 20 and once("failed"):
             raise RuntimeError("this worker gives up")
         if rank == 0 and step == 27 and once("server"):
-            [server] = [
-                one for one in psutil.Process(os.getppid()).children() if "server" in one.cmdline()
-            ]
-            server.kill()
+            kill_server()
 
 
 keras.utils.set_random_seed(rank)
@@ -69,26 +51,7 @@ print("END", hashlib.sha256(weights).hexdigest(), history.history["loss"], flush
 
 
 def train(folder: Path, how: str, parties: int, *options: str) -> tuple[set[str], str]:
-    """What the workers say at the end, and all that was printed."""
-    folder.mkdir()
-    script = folder / "train.py"
-    script.write_text(TRAIN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run"),
-            *("--parties", str(parties), "--workers", "1", "--server"),
-            *("--log-dir", str(folder / "logs"), *options, str(script), str(folder), how),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
-    )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed
-    ends = re.findall(r"^\[party\d/worker0\] END (.*)$", printed, re.MULTILINE)
-    assert len(ends) == parties, printed
-    return set(ends), printed
+    return disturbed.train(folder, TRAIN, how, parties=parties, options=options)
 
 
 @pytest.mark.tf

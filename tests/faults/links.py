@@ -46,6 +46,8 @@ class Cut:
                 job.relay.cut_after(self.direction, round(SHARE * expected))
                 job.bring_children()
                 job.reach(-1)
+                # The children of a party's server go on before all has gone up from there.
+                _await_journal(job, "top", _BYTES)
                 moved = job.relay.moved[self.direction]
             else:
                 moved = self._round(job, round(SHARE * expected))
@@ -67,15 +69,18 @@ class Cut:
         # The last child's packets are there before the first one's way up is cut.
         job.children[1].tell("1")
         # The first weights are in the journal, too.
-        state = job.servers["west" if self.is_uplink else "top"].state
-        job.eventually(
-            lambda: sum(one.stat().st_size for one in state.glob("*/journal-*")) > 2 * _BYTES
-        )
+        _await_journal(job, "west" if self.is_uplink else "top", 2 * _BYTES)
         before = job.relay.moved[self.direction]
         job.relay.cut_after(self.direction, num_bytes)
         job.children[0].tell("1")
         job.reach(0)
         return job.relay.moved[self.direction] - before
+
+
+def _await_journal(job: Job, server: str, num_bytes: int) -> None:
+    """Waits until the journal of a server holds more than so many bytes."""
+    state = job.servers[server].state
+    job.eventually(lambda: sum(one.stat().st_size for one in state.glob("*/journal-*")) > num_bytes)
 
 
 CUTS = (

@@ -1,31 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A party that is killed in a local phase, and a server: the weights of an undisturbed run."""
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import disturbed
 from tf_hips import log
 
 TRAIN = """
-import os, pathlib, signal, sys
-import keras, numpy as np, psutil
-import tf_hips
-
-folder, disturbs = pathlib.Path(sys.argv[1]), sys.argv[2] == "disturbed"
 strategy = tf_hips.HierarchicalPS(compression="error_feedback(onebit)")
 rank = strategy.global_rank
-
-
-def once(name):
-    path = folder / name
-    is_new = not path.exists()
-    path.touch()
-    return disturbs and is_new
 
 
 class Trouble(keras.callbacks.Callback):
@@ -34,10 +19,7 @@ class Trouble(keras.callbacks.Callback):
         if rank == 1 and step == 18 and once("killed"):
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 0 and step == 27 and once("server"):
-            [server] = [
-                one for one in psutil.Process(os.getppid()).children() if "server" in one.cmdline()
-            ]
-            server.kill()
+            kill_server()
 
 
 keras.utils.set_random_seed(rank)
@@ -64,34 +46,13 @@ print("END", tf_hips.fingerprint(model), flush=True)
 """
 
 
-def train(folder: Path, how: str, *options: str) -> tuple[set[str], str]:
-    """What the workers say at the end, and all that was printed."""
-    folder.mkdir()
-    script = folder / "train.py"
-    script.write_text(TRAIN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
-            *("--log-dir", str(folder / "logs"), *options, str(script), str(folder), how),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
-    )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed
-    ends = re.findall(r"^\[party\d/worker0\] END (.*)$", printed, re.MULTILINE)
-    assert len(ends) == 2, printed
-    return set(ends), printed
-
-
 @pytest.mark.tf
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 def test_a_party_comes_back_into_its_round(tmp_path: Path) -> None:
-    undisturbed, _ = train(tmp_path / "undisturbed", "undisturbed")
-    ends, printed = train(tmp_path / "disturbed", "disturbed", "--max-restarts", "2")
+    undisturbed, _ = disturbed.train(tmp_path / "undisturbed", TRAIN, "undisturbed")
+    options = ("--max-restarts", "2")
+    ends, printed = disturbed.train(tmp_path / "disturbed", TRAIN, "disturbed", options=options)
     assert ends == undisturbed
     assert len(ends) == 1
     for text in (

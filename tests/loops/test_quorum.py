@@ -6,12 +6,11 @@ import os
 
 import pytest
 
-from tests.support.ranks import run_parties
-from tf_hips import config, log
+from tests.support.lateness import LATE, SITES, go_on, run_with_one_late, stand_still
+from tf_hips import config
 
 pytestmark = pytest.mark.tf
 
-SITES = ("north", "south", "east")
 STEPS = 8
 
 
@@ -32,13 +31,10 @@ def _train(folder):
         """East stands still in its second round until the others have made their third."""
 
         def on_train_batch_end(self, batch, logs=None):
-            if site == "east" and batch == 2:
-                for other in SITES[:2]:
-                    with (folder / f"{other}.fifo").open() as heard:  # waits for its other end
-                        assert heard.read() == "on"
-            elif site != "east" and batch == 5:
-                with (folder / f"{site}.fifo").open("w") as other:
-                    other.write("on")
+            if site == LATE and batch == 2:
+                stand_still(folder)
+            elif site != LATE and batch == 5:
+                go_on(folder, site)
 
     strategy = HierarchicalPS("error_feedback(onebit)", config=run)
     with strategy.scope():
@@ -55,34 +51,6 @@ def _train(folder):
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_late_party_ends_with_the_weights_of_the_others(tmp_path):
-    from tf_hips.ps.server import Server, ServerConfig
-
-    for site in SITES[:2]:
-        os.mkfifo(tmp_path / f"{site}.fifo")
-    server = Server(
-        ServerConfig(
-            parties=SITES,
-            run="late",
-            rule="mean",
-            insecure=True,
-            quorum=2,
-            round_deadline=0.2,
-            log_dir=str(tmp_path / "log"),
-        )
-    )
-    server.start()
-    try:
-        environments = []
-        for site in SITES:
-            path = tmp_path / f"{site}.yaml"
-            uplink = config.Uplink(server=server.address, site=site, deadline_s=60.0)
-            config.dump(config.Run(run="late", seed=7, uplink=uplink), path)
-            environments.append({"TEST_CONFIG": str(path)})
-        run_parties(_train, {"folder": tmp_path}, [1, 1, 1], environments, deadline_s=120)
-    finally:
-        server.stop(0.0)
-    north, south, east = (json.loads((tmp_path / f"{site}.json").read_text()) for site in SITES)
-    assert north == south == east
-    events = list(log.read_events(tmp_path / "log"))
+    events = run_with_one_late(tmp_path, _train, rule="mean")
     absent = [event["absent"] for event in events if event["event"] == "gather_closed"]
-    assert ["east"] in absent
+    assert [LATE] in absent
