@@ -48,7 +48,7 @@ from tf_hips.ops.compressor import (
     resolve,
 )
 from tf_hips.ops.native import derive_seed
-from tf_hips.ps import parcel
+from tf_hips.ps import exits, parcel
 from tf_hips.ps import rules as update_rules
 from tf_hips.ps.client import Welcome
 from tf_hips.ps.parcel import Intake
@@ -193,6 +193,7 @@ class HierarchicalPS(PartyStrategy):
                 )
             self._join()
             self._beginning.first_sync = self._first_sync
+            exits.watch()
             atexit.register(self.close)
         elif primitives.rank() == 0:
             log.info("No uplink is configured: gradients are summed inside this party only.")
@@ -212,8 +213,8 @@ class HierarchicalPS(PartyStrategy):
             error = sys.exc_info()[1] or last
             if isinstance(error, tf.errors.OpError):
                 error = self._failures.first or error
-            if reason is None and error is not None:
-                reason = f"{type(error).__name__}: {error}"
+            if reason is None:
+                reason = exits.reason(error)
             if reason is not None and self._run.comes_back:
                 self._client.close()
             else:

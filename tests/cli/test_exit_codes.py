@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script that ends with an exit code of its own has failed: it is started again, or ends the run
+for all.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli import test_max_restarts
+from tests.cli.test_max_restarts import train
+
+LEAVES = """
+import sys
+import tf_hips
+
+strategy = tf_hips.HierarchicalPS()
+if strategy.global_rank == 1:
+    sys.exit("no more disk")
+strategy._gather_objects("x", "names")
+"""
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+def test_a_script_that_exits_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = test_max_restarts.TRAIN
+    error = 'raise RuntimeError("this worker gives up")'
+    assert error in script
+    undisturbed, _ = train(tmp_path / "undisturbed", "undisturbed", 2)
+    monkeypatch.setattr(test_max_restarts, "TRAIN", script.replace(error, "sys.exit(3)"))
+    ends, printed = train(tmp_path / "disturbed", "disturbed", 2, "--max-restarts", "2")
+    assert ends == undisturbed
+    for text in (
+        "party0/worker0 failed (exit code 3); party0 starts again (1 of 2)",
+        "Site party0 has come back as another process",
+    ):
+        assert text in printed
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_others_hear_that_a_script_has_exited(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEAVES)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
+            str(script),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
+    )
+    assert done.returncode == 1
+    assert "Site `party1` left the run: SystemExit: no more disk" in done.stdout + done.stderr
