@@ -21,7 +21,6 @@ it binds loopback only and must be asked for. Which session a call belongs to is
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, Protocol
 
@@ -44,7 +43,7 @@ from tf_hips.ps.parcel import Held
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
-from tf_hips.ps.traffic import Traffic
+from tf_hips.ps.traffic import Flow, Traffic
 from tf_hips.ps.tree import read_leaves
 from tf_hips.ps.waits import Waits
 from tf_hips.ps.wire import Call
@@ -257,8 +256,7 @@ class Calls:
     ) -> bytes:
         position = call.number
         try:
-            for message in messages:
-                self._traffic.received(caller.child, len(message))
+            for message in Flow(self._traffic, caller.child).coming(messages):
                 position = session.upload(caller, position, message)
         except grpc.RpcError as error:
             raise PeerError(
@@ -274,9 +272,8 @@ class Calls:
         session: Session,
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
-        for message in session.download(caller, call.number):
-            self._traffic.sent(caller.child, len(message))
-            yield message
+        flow = Flow(self._traffic, caller.child)
+        yield from flow.going(session.download(caller, call.number))
 
     def _watch(
         self,
@@ -312,29 +309,16 @@ class Calls:
     ) -> Iterator[bytes]:
         fields = wire.from_json(request, parcel=str, bytes=int, workers=int)
         held = Held(fields["parcel"], fields["bytes"])
-        began, sent_bytes = time.monotonic(), 0
-        for message in session.want_backup(caller, held, fields["workers"]):
-            sent_bytes += len(message)
-            self._traffic.sent(caller.child, len(message))
-            yield message
-        self._events.write(
-            "handed_over",
-            child=caller.child,
-            child_site=call.site,
-            sent_bytes=sent_bytes,
-            duration_us=int(1e6 * (time.monotonic() - began)),
-        )
+        flow = Flow(self._traffic, caller.child)
+        yield from flow.going(session.want_backup(caller, held, fields["workers"]))
+        self._events.write("handed_over", child=caller.child, child_site=call.site, **flow.told())
 
     def _give_backup(
         self, messages: Iterable[bytes], call: Call, caller: Caller, session: Session
     ) -> bytes:
-        def counted() -> Iterator[bytes]:
-            for message in messages:
-                self._traffic.received(caller.child, len(message))
-                yield message
-
+        flow = Flow(self._traffic, caller.child)
         try:
-            session.handover.give(caller, counted())
+            session.handover.give(caller, flow.coming(messages))
         except grpc.RpcError as error:
             raise PeerError(f"Site `{call.site}` was cut off while it sent a backup.") from error
         return b""
@@ -354,36 +338,28 @@ class Calls:
         session: Session,
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
-        began = time.monotonic()
+        flow = Flow(self._traffic, caller.child)
         upload = session.begin_gather(caller, call.number)
         have: set[int] = set()
         if call.attempt > 0:
             held = {0} if session.has_payload(caller, call.number) else set()
             have = tell_held(context, held, session.num_leaves + 1)
-        received_bytes, sent_bytes = 0, 0
         try:
-            for message in messages:
-                received_bytes += len(message)
-                self._traffic.received(caller.child, len(message))
+            for message in flow.coming(messages):
                 upload.feed(message)
         except grpc.RpcError as error:
             raise PeerError(f"Site `{call.site}` was cut off in a gather.") from error
         while (payloads := session.wait_gather(caller, call.number, upload, have)) is None:
             yield b""  # others go on: the child waits on
         session.settle()
-        for message in wire.bundle(payloads):
-            sent_bytes += len(message)
-            self._traffic.sent(caller.child, len(message))
-            yield message
+        yield from flow.going(wire.bundle(payloads))
         self._events.write(
             "gather",
             number=call.number,
             child=caller.child,
             child_site=call.site,
             attempt=call.attempt,
-            received_bytes=received_bytes,
-            sent_bytes=sent_bytes,
-            duration_us=int(1e6 * (time.monotonic() - began)),
+            **flow.told(),
         )
 
     def _exchange(
@@ -394,9 +370,9 @@ class Calls:
         session: Session,
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
-        began = time.monotonic()
+        flow = Flow(self._traffic, caller.child)
         store = session.begin_round(caller, call.number, weight_of(context))
-        reader = Reader(messages, store, session, caller, call, self._traffic)
+        reader = Reader(flow.coming(messages), store, session, caller, call)
         refused = len(store.refusals(call.number))
         have: set[int] = set()
         if call.attempt > 0:
@@ -404,7 +380,7 @@ class Calls:
                 context, store.delivered(call.number, caller.child), len(store.model.chunks)
             )
         reader.start()
-        after, sent_bytes = 0, 0
+        after = 0
         while after < len(store.chunks):
             after, news = session.wait_results(
                 caller, store, call.number, after, reader.has_failed, refused
@@ -412,22 +388,16 @@ class Calls:
             reader.check()
             if not news:
                 yield b""  # others are sending: the child waits on
-            for message in wire.bundle(
-                (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
-            ):
-                sent_bytes += len(message)
-                self._traffic.sent(caller.child, len(message))
-                yield message
-        self._traffic.finished_round(caller.child, time.monotonic() - began)
+            packets = ((chunk, memoryview(packet)) for chunk, packet in news if chunk not in have)
+            yield from flow.going(wire.bundle(packets))
+        self._traffic.finished_round(caller.child, flow.seconds)
         self._events.write(
             "round",
             round=call.number,
             child=caller.child,
             child_site=call.site,
             attempt=call.attempt,
-            received_bytes=reader.received_bytes,
-            sent_bytes=sent_bytes,
-            duration_us=int(1e6 * (time.monotonic() - began)),
+            **flow.told(),
         )
 
 

@@ -11,7 +11,6 @@ from tf_hips.ps import wire
 from tf_hips.ps.members import Caller
 from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.session import Session
-from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.wire import Call
 
 
@@ -25,16 +24,13 @@ class Reader(threading.Thread):
         session: Session,
         caller: Caller,
         call: Call,
-        traffic: Traffic,
     ) -> None:
         """A thread that has not begun."""
         super().__init__(name="tf_hips-reader", daemon=True)
-        self.received_bytes = 0
         self._messages = messages
         self._store = store
         self._session = session
         self._caller = caller
-        self._traffic = traffic
         self._number = call.number
         self._is_first = call.attempt == 0
         self._error: Exception | None = None
@@ -53,8 +49,6 @@ class Reader(threading.Thread):
         try:
             assembler = wire.Assembler(self._store.packet_limits(self._number))
             for message in self._messages:
-                self.received_bytes += len(message)
-                self._traffic.received(self._caller.child, len(message))
                 is_new = self._store.add(self._number, self._caller.child, assembler.feed(message))
                 # What comes once more, over another connection, is no progress before it is whole.
                 if is_new or self._is_first:

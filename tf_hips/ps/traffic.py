@@ -4,7 +4,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 
 @dataclasses.dataclass
@@ -24,6 +24,50 @@ class ChildTraffic:
     rounds: int = 0
     retries: int = 0
     last_call_s: float | None = None
+
+
+class Flow:
+    """What moves in one call of a child: counted for the call and for the child as it passes.
+
+    Attributes:
+        received_bytes: of messages that have come.
+        sent_bytes: of those that went.
+    """
+
+    def __init__(self, traffic: "Traffic", child: int) -> None:
+        """Nothing has moved."""
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self._traffic = traffic
+        self._child = child
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the call began."""
+        return time.monotonic() - self._began
+
+    def coming(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        """`messages` of the child, counted before each is looked at."""
+        for message in messages:
+            self.received_bytes += len(message)
+            self._traffic.received(self._child, len(message))
+            yield message
+
+    def going(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        """`messages` to the child, counted before each is sent."""
+        for message in messages:
+            self.sent_bytes += len(message)
+            self._traffic.sent(self._child, len(message))
+            yield message
+
+    def told(self) -> dict[str, int]:
+        """What an event says of it."""
+        return {
+            "received_bytes": self.received_bytes,
+            "sent_bytes": self.sent_bytes,
+            "duration_us": int(1e6 * self.seconds),
+        }
 
 
 class Traffic:
