@@ -9,6 +9,7 @@ Every event has `time_us` (wall clock, microseconds), `run`, `role`, `site`, `ra
 rest is the event's own.
 """
 
+import collections
 import contextlib
 import json
 import os
@@ -25,6 +26,12 @@ warning = logging.warning
 error = logging.error
 
 
+# Events of `write_later` that may wait for the disk.
+_MOST_WAITING = 10_000
+# Seconds that the end of a process waits for them.
+_SETTLE_S = 5.0
+
+
 class EventLog:
     """Appends events to a file of JSON lines; without a folder it does nothing. Thread-safe."""
 
@@ -35,6 +42,10 @@ class EventLog:
         self._facts = {"run": run, "role": role, "site": site, "rank": rank}
         self._lock = threading.Lock()
         self._file: IO[str] | None = None
+        self._news = threading.Condition()
+        self._waiting: collections.deque[dict[str, Any]] = collections.deque()
+        self._writer: threading.Thread | None = None
+        self._num_dropped = 0
         if folder is not None:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
@@ -48,11 +59,54 @@ class EventLog:
 
         A disk that is full ends no run: there is a warning, and later events are dropped.
         """
+        self._append(self._record(event, values))
+
+    def write_later(self, event: str, **values: Any) -> None:
+        """The same by a thread of its own, for who holds a lock: a slow disk stops nobody.
+
+        An event has the time of the call. Of events that wait for the disk there are at most
+        10,000; later ones are dropped, and the next one that is kept says how many (`dropped`).
+        """
+        if self._file is None:
+            return
+        record = self._record(event, values)
+        with self._news:
+            if len(self._waiting) >= _MOST_WAITING:
+                self._num_dropped += 1
+                return
+            if self._num_dropped:
+                record["dropped"], self._num_dropped = self._num_dropped, 0
+            self._waiting.append(record)
+            if self._writer is None:
+                self._writer = threading.Thread(
+                    target=self._write_waiting, name="tf_hips-events", daemon=True
+                )
+                self._writer.start()
+            self._news.notify_all()
+
+    def settle(self) -> None:
+        """Waits, 5 s at most, until the events of `write_later` are written."""
+        with self._news:
+            self._news.wait_for(lambda: not self._waiting, _SETTLE_S)
+
+    def close(self) -> None:
+        """Closes the file; later events are dropped."""
+        self.settle()
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
+        with self._news:
+            self._news.notify_all()
+
+    def _record(self, event: str, values: dict[str, Any]) -> dict[str, Any]:
+        return {"time_us": time.time_ns() // 1000, **self._facts, "event": event, **values}
+
+    def _append(self, record: dict[str, Any]) -> None:
         with self._lock:
             file = self._file
             if file is None:
                 return
-            record = {"time_us": time.time_ns() // 1000, **self._facts, "event": event, **values}
             try:
                 file.write(json.dumps(record) + "\n")
                 file.flush()
@@ -62,11 +116,18 @@ class EventLog:
                     file.close()
                 warning("Events are no longer written to %s: %s", file.name, failure)
 
-    def close(self) -> None:
-        """Closes the file; later events are dropped."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def _write_waiting(self) -> None:
+        """Writes what waits, until the file is closed."""
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._waiting or self._file is None)
+                if not self._waiting:
+                    return
+                record = self._waiting[0]
+            self._append(record)
+            with self._news:
+                self._waiting.popleft()
+                self._news.notify_all()
 
 
 def _ends_a_line(path: Path) -> bool:

@@ -215,7 +215,7 @@ class Keeper:
         """
         began = time.monotonic()
         recorder = JournalRecorder(self._folder, self._events)
-        session = Session(self._terms, recorder, clock=self._clock, tell=self._events.write)
+        session = Session(self._terms, recorder, clock=self._clock, tell=self._events.write_later)
         recovery: Recovery | None = None
         try:
             recovery = Recovery(self._folder)
@@ -254,7 +254,7 @@ class Keeper:
         """
         self._release()
         recorder = JournalRecorder(self._folder, self._events)
-        session = Session(self._terms, recorder, clock=self._clock, tell=self._events.write)
+        session = Session(self._terms, recorder, clock=self._clock, tell=self._events.write_later)
         try:
             journal = Journal.begin(self._folder)
         except OSError as error:

@@ -57,7 +57,7 @@ class Server:
             site=site,
             rank=self._terms.shard.index,
         )
-        self._session = Session(self._terms, tell=self._events.write)
+        self._session = Session(self._terms, tell=self._events.write_later)
         self._waits = Waits(config)
         self._upper: Upper | None = None
         self._admission = Admission(config, self._tell)
@@ -231,7 +231,9 @@ class Server:
         if not self._session.is_over or self._config.once:
             return
         self._session = (
-            self._keeper.begin() if self._keeper else Session(self._terms, tell=self._events.write)
+            self._keeper.begin()
+            if self._keeper
+            else Session(self._terms, tell=self._events.write_later)
         )
         self._pass_up()
 
@@ -258,6 +260,7 @@ class Server:
             session.settle()
         except PeerError:
             return False  # and that has ended the run
+        self._events.settle()
         return True
 
     def session_of(self, *, is_join: bool) -> Session:
