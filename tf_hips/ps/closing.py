@@ -12,7 +12,8 @@ A child that is lost, or has left with an error, is no longer waited for; it may
 than the quorum may be there for a time (`Quorum.below_s`); then the run ends.
 
 What is decided here is told to the store and to the recorder. When it is decided depends on
-clocks, so a server that is restored does not decide again what was recorded.
+clocks, so a server that is restored does not decide again what was recorded. What adaptive
+deadlines have learnt of arrivals is recorded, too.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from typing import Any
 from tf_hips import log
 from tf_hips.ps.members import Members
 from tf_hips.ps.quorum import NEXT, Arrivals, Clock, Quorum
-from tf_hips.ps.recorder import Kind
+from tf_hips.ps.recorder import Entry, Kind
 from tf_hips.ps.state import State
 from tf_hips.ps.store import Job, Store
 
@@ -159,6 +160,16 @@ class Closing:
         """The session is restored, with the lock held; nothing is decided before a call comes."""
         self._watch_quorum()
 
+    def capture(self) -> list[Entry]:
+        """What `restore` takes, for a snapshot; nothing of it is recorded again."""
+        self._arrivals.news()
+        kept = {"seconds": self._arrivals.kept()}
+        return [(Kind.ARRIVED, kept, b"")] if self._is_adaptive else []
+
+    def restore(self, seconds: Iterable[float]) -> None:
+        """Takes arrivals that were recorded."""
+        self._arrivals.restore(seconds)
+
     def stop(self) -> None:
         """The run has ended."""
         for one in (self._round, self._gather):
@@ -234,6 +245,10 @@ class Closing:
         }
 
     @property
+    def _is_adaptive(self) -> bool:
+        return self.quorum.deadline_s is None
+
+    @property
     def _store(self) -> Store | None:
         store = self._state.store
         return store if isinstance(store, Store) else None
@@ -289,6 +304,9 @@ class Closing:
         one.stop()
         late = store.partial.pending if store.partial is not None else []
         jobs = store.close(number, came, late)
+        news = self._arrivals.news()
+        if self._is_adaptive and news:
+            self._state.recorder.add(Kind.ARRIVED, seconds=news)
         absent = set(range(len(self._members.terms.parties))) - set(came)
         for child in absent:
             self._num_absent[child] += 1

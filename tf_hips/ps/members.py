@@ -141,12 +141,17 @@ class Members:
 
     @property
     def have_left(self) -> bool:
-        """Whether every child has joined and left again, but for those that are lost."""
+        """Whether every child has joined and left again, but for those that are lost.
+
+        Fewer than a quorum have ended no run by leaving: others may come back for its rest.
+        """
         children = self.children.values()
+        num_left = sum(child.has_left for child in children)
+        least = self.terms.quorum.least if self.terms.quorum is not None else 1
         return (
             self.are_complete
             and all(child.has_left or child.is_lost for child in children)
-            and any(child.has_left for child in children)
+            and num_left >= least
         )
 
     @property

@@ -14,7 +14,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 NEXT, DROP = "next", "drop"
@@ -131,10 +131,25 @@ class Arrivals:
         """Nothing has arrived."""
         self._enough = FIRST_ROUNDS * num_children
         self._offsets: deque[float] = deque(maxlen=WINDOW_ROUNDS * num_children)
+        self._news: list[float] = []
 
     def note(self, offset_s: float) -> None:
         """An update was complete so many seconds after its round was opened."""
         self._offsets.append(offset_s)
+        self._news.append(round(offset_s, 6))
+
+    def news(self) -> list[float]:
+        """What was noted since the last call."""
+        found, self._news = self._news, []
+        return found
+
+    def kept(self) -> list[float]:
+        """What `restore` takes."""
+        return [round(one, 6) for one in self._offsets]
+
+    def restore(self, offsets: Iterable[float]) -> None:
+        """Takes what another one has noted."""
+        self._offsets.extend(offsets)
 
     def deadline_s(self, mads: float) -> float | None:
         """Seconds after the opening: median + `mads` MADs; None: too little has arrived.

@@ -41,6 +41,7 @@ class Kind(enum.IntEnum):
     CLOSED = 14  # a round, by the updates of some children
     LOST = 15  # one child, or that it is there again
     GATHER_CLOSED = 16  # a gather, without some children
+    ARRIVED = 17  # updates, so many seconds after the opening of their round
     # Of a server with one above it, what that one has answered:
     PASSED_DOWN = 30  # a chunk of a round
     ANSWERED = 31  # a gather, the payloads of all leaves

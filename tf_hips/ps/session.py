@@ -208,6 +208,8 @@ class Session:
                     # It may have called since, and has to find its way back to say so.
                     grace_s = self._terms.lost_after_s
                     self._waiting.note_failure(fields["child"], fields["text"], grace_s)
+                elif kind == Kind.ARRIVED and self._closing is not None:
+                    self._closing.restore(fields["seconds"])
                 else:
                     self._state.apply(kind, fields, data)
             if self.is_started and not self.is_over:
@@ -503,6 +505,7 @@ class Session:
         return itertools.chain(
             self._state.capture(),
             [(Kind.FAILED, {"child": child, "text": text}, b"") for child, text in failures],
+            self._closing.capture() if self._closing is not None else (),
         )
 
     def _note_end(self) -> None:

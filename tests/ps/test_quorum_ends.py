@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a run with a quorum is over, and what adaptive deadlines know after a restart."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.ps.quorums import Run, oracle_sum
+from tests.ps.test_quorum import same
+from tf_hips.ps import durable
+from tf_hips.ps.quorum import Quorum
+
+
+def test_fewer_than_a_quorum_end_no_run_by_leaving() -> None:
+    with Run(Quorum(2, 1.0, below_s=30.0)).begin() as run:
+        session = run.session
+        run.rounds(0, 1)
+        for child in (1, 2):
+            with session.changed:
+                session._lose(child)
+        session.leave(run.caller(0), None)
+        run.clock.advance(29.0)
+        assert not session.is_over
+        assert session.describe()["state"] == "training"
+        # One that was lost does what it has missed, and leaves: that makes two.
+        run.processes[1] = "another"
+        assert run.join(1)["is_back"]
+        session.agree_model(run.caller(1), [[3, 5], [], [70], [9]])
+        assert same(run.results(1, 1), oracle_sum("fp32", 1, [0, 1, 2], []))
+        run.clock.advance(100.0)
+        assert not session.is_over
+        session.leave(run.caller(1), None)
+        assert session.is_over
+        assert session.ended is None
+
+
+def test_a_run_whose_lost_children_stay_away_ends_below_its_quorum() -> None:
+    with Run(Quorum(2, 1.0, below_s=30.0)).begin() as run:
+        run.rounds(0, 1)
+        for child in (1, 2):
+            with run.session.changed:
+                run.session._lose(child)
+        run.session.leave(run.caller(0), None)
+        run.clock.advance(31.0)
+        assert run.session.is_over
+        assert run.session.is_below_quorum
+        assert "Site `c` was lost" in str(run.session.ended)
+
+
+def test_one_of_a_quorum_of_one_ends_the_run_by_leaving() -> None:
+    with Run(Quorum(1, 1.0)).begin() as run:
+        run.rounds(0, 1)
+        for child in (1, 2):
+            with run.session.changed:
+                run.session._lose(child)
+        run.session.leave(run.caller(0), None)
+        assert run.session.is_over
+
+
+@pytest.mark.parametrize("has_snapshots", [False, True])
+def test_adaptive_deadlines_outlive_their_server(
+    tmp_path: Path, has_snapshots: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_snapshots:
+        monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 0)
+        monkeypatch.setattr(durable, "SNAPSHOT_AFTER_SNAPSHOTS", 0)
+    first, quorum = tmp_path / "first", Quorum(2)
+    first.mkdir()
+    with Run(quorum, base=first).begin() as run:
+        for number in range(6):
+            for child in range(3):
+                run.deliver(child, number)
+                run.clock.advance(0.25 * (1 + child))
+        assert run.session._closing is not None
+        offsets = list(run.session._closing._arrivals._offsets)
+        deadline_s = run.session.describe()["deadline_s"]
+        second = run.killed(tmp_path / "second")
+    assert len(offsets) == 18
+    with Run(quorum, base=second) as run:
+        assert run.session._closing is not None
+        assert list(run.session._closing._arrivals._offsets) == offsets  # each once
+        assert run.session.describe()["deadline_s"] == deadline_s
+        # So one that does not come holds nobody up for longer.
+        run.deliver(0, 6)
+        run.deliver(1, 6)
+        assert run.results(0, 6) is None
+        run.clock.advance(deadline_s)
+        assert same(run.results(0, 6), oracle_sum("fp32", 6, [0, 1], []))
+
+
+def test_fixed_deadlines_record_no_arrivals(tmp_path: Path) -> None:
+    with Run(Quorum(2, 1.0), base=tmp_path).begin() as run:
+        run.rounds(0, 2)
+        assert run.session._closing is not None
+        assert run.session._closing.capture() == []
+        journal = b"".join(path.read_bytes() for path in (tmp_path / "state/job").glob("journal-*"))
+        assert b'"seconds"' not in journal
