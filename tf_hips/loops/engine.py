@@ -134,6 +134,7 @@ class Loop(keras.callbacks.Callback):
         self._total_steps = 0
         self._before = 0  # rows that went into means of the party since its last exchange
         self._steps = 0
+        self._steps_of_others = 0  # of the open round, where a backup was another party's
         self._planned: int | None = None
         self._meetings_s = 0.0
         self._is_new = self._is_over = False
@@ -338,6 +339,9 @@ class Loop(keras.callbacks.Callback):
             self._make()
         self._steps = int(self._counter.numpy()[1])
         self._planned = self.plan(self.round)
+        if self._planned is not None:
+            self._planned = max(1, self._planned - self._steps_of_others)
+        self._steps_of_others = 0
 
     def _make(self) -> None:
         """Makes what is kept; what a backup has of it goes into it here."""
@@ -350,9 +354,17 @@ class Loop(keras.callbacks.Callback):
             self.make_state(strategy._make_variable)
         if strategy._state.is_of_others:
             self.forget_own()
+            self.forget_movement()
         self.open_sums()
         self._loan.counter = self._counter
         self._loan.correction = self.correction
+
+    def forget_movement(self) -> None:
+        """The steps of the open round were another party's: what follows is what this one sends."""
+        self._exchange.forget_movement()
+        self._steps_of_others = int(self._counter.numpy()[1])
+        self._before = 0
+        self._counter.assign(tf.zeros([2], tf.int64), read_value=False)
 
     def open_sums(self) -> None:
         """Makes the sums of the loop, whose tensors all parties agree on."""

@@ -8,6 +8,8 @@
     x = milestone - w            goes up, and a step s comes down
     w, reference, milestone      become milestone - s
 
+What another party has moved does not count, where a backup of it was taken up (`forget_movement`).
+
 Invariant: w is computed from what all have received and from what all had, so it is equal on all,
 bit for bit.
 """
@@ -70,6 +72,9 @@ class Exchange:
         # Where nobody waits for anybody, statistics go up as tensors of their own.
         self._moving: list[tf.Variable] = []
         self._measured: list[tf.Variable] = []  # what statistics were after the last meeting
+        # What others have sent of the open round: reference - w, and milestone - reference.
+        self._of_others: list[tf.Tensor] = []
+        self._of_others_in_party: list[tf.Tensor] = []
 
     def find(self, model: keras.Model) -> None:
         """Looks which variables there are.
@@ -126,10 +131,17 @@ class Exchange:
 
     def moved(self) -> list[tf.Tensor]:
         """How far this worker has moved since its last meeting: reference - w."""
-        return [
-            reference.read_value() - variable.read_value()
-            for reference, variable in zip(self.reference, self.trained, strict=True)
-        ]
+        moved = _differences(self.reference, self.trained)
+        return _without(moved, self._of_others)
+
+    def forget_movement(self) -> None:
+        """What has moved so far in this round is another party's, who sends it: it does not count.
+
+        Weights stay: this one goes on from there.
+        """
+        self._of_others = _differences(self.reference, self.trained)
+        if self._has_milestone:
+            self._of_others_in_party = _differences(self._milestone, self.reference)
 
     def __call__(self, meeting: Meeting, place: tuple[int, int], *, is_whole: bool) -> None:
         """Sends, receives, and sets the model.
@@ -182,6 +194,7 @@ class Exchange:
                         self._milestone, self.reference, moved, strict=True
                     )
                 ]
+                moved = _without(moved, self._of_others_in_party)
             received = self._final(meeting, moved, place)
         if received is None:
             self._lose(None, self._milestone)
@@ -252,6 +265,9 @@ class Exchange:
 
     def _lose(self, steps: Sequence[tf.Tensor] | None, base: Sequence[tf.Variable]) -> None:
         """Sets what is trained to `base` minus `steps`; None: to `base`."""
+        self._of_others = []
+        if base is self._milestone:
+            self._of_others_in_party = []
         for place, variable in enumerate(self.trained):
             value = base[place].read_value()
             if steps is not None:
@@ -318,6 +334,17 @@ def _copies(variables: Sequence[tf.Variable], make: MakeVariable, name: str) -> 
 
 def _scaled(values: Sequence[tf.Tensor], factor: float) -> list[tf.Tensor]:
     return [value * tf.cast(np.float32(factor), value.dtype) for value in values]
+
+
+def _differences(before: Sequence[tf.Variable], after: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    return [one.read_value() - other.read_value() for one, other in zip(before, after, strict=True)]
+
+
+def _without(values: list[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """`values` less `others`, if there are any."""
+    if not others:
+        return values
+    return [one - other for one, other in zip(values, others, strict=True)]
 
 
 def _set(variables: Sequence[tf.Variable], value: tf.Tensor) -> None:

@@ -180,6 +180,9 @@ class StreamingDiLoCo(Loop):
         self._pending = make(tf.zeros([self._size]), "pending")
         self._fragment_outer.make([tf.TensorShape([self._size])] * self._fragments, make)
 
+    def forget_movement(self) -> None:
+        """Fragments are of different rounds: what another party has moved stays in them."""
+
     def open_sums(self) -> None:
         """Agrees on one vector, which all fragments travel as."""
         if self._loan.has_server:
