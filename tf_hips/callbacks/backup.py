@@ -411,7 +411,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup = Backup(*fetched)
         try:
             if not self._take_place(backup):
-                raise ValueError("it is of another run, or its rounds are kept no more")
+                raise ValueError(
+                    "it is of another run or another `fit`, or its rounds are kept no more"
+                )
         except ValueError as error:
             raise ValueError(f"Another party's backup cannot be taken up here: {error}") from error
         self._peers.on_first(lambda: strategy._note_place(self._meta(backup)["place"]))

@@ -46,6 +46,7 @@ class Fitting:
         """
         self._strategy = strategy
         self._failures = failures
+        self.num_fits = 0  # that have begun
         self._running: list[str] = []
         self._awaiting: Closing | None = None  # a `fit` whose data have not come yet
 
@@ -69,6 +70,7 @@ class Fitting:
         _check(model, self._strategy)
         if isinstance(arguments.get("x"), tf.data.Dataset):
             arguments["shuffle"] = False  # else Keras warns that it does not shuffle it
+        self.num_fits += 1
         closing = Closing(self._strategy, arguments, model.steps_per_execution)
         self._awaiting = closing
         callbacks = arguments.get("callbacks")

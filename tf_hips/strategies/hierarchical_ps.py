@@ -390,9 +390,8 @@ class HierarchicalPS(PartyStrategy):
             step = next((made.step for made in self._sums.values()), None)
         if self._welcome is None or step is None:
             return None
-        round_number = int(step.numpy())
-        session = self._welcome.session
-        return {"session": session, "round": round_number, "gathers": self._num_gathers}
+        place = {"session": self._welcome.session, "round": int(step.numpy())}
+        return {**place, "gathers": self._num_gathers, "fit": self._fitting.num_fits}
 
     def _note_place(self, place: dict[str, Any]) -> None:
         if self._loan is not None and self._loan.is_busy:
@@ -409,6 +408,7 @@ class HierarchicalPS(PartyStrategy):
     def _can_come_back(self, place: dict[str, Any] | None) -> bool:
         welcome = self._welcome
         is_own = welcome is not None and place is not None and place["session"] == welcome.session
+        is_own = is_own and place is not None and place["fit"] == self._fitting.num_fits
         # Once, and at the beginning: later backups of this process are its own.
         is_new = not self._sums and not self._is_resumed
         is_kept = welcome is not None and place is not None and place["round"] >= welcome.oldest

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A party comes back in the first `fit` of its script; in a later one it says that it cannot."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import os, pathlib, signal, sys
+import keras, numpy as np
+import tf_hips
+
+folder = pathlib.Path(sys.argv[1])
+strategy = tf_hips.HierarchicalPS()
+
+
+class Trouble(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        mark = folder / "killed"
+        step = int(self.model.optimizer.iterations)
+        if strategy.global_rank == 1 and step == 13 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+x = np.random.default_rng(0).normal(size=(128, 8)).astype("float32")
+for name in ("first", "second"):  # of 8 steps each
+    kept = tf_hips.callbacks.BackupAndRestore(folder / name, save_freq=2)
+    rows = tf_hips.shard((x, x[:, :2]), 8)
+    model.fit(rows, epochs=1, verbose=0, callbacks=[Trouble(), kept])
+"""
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_party_that_is_lost_in_a_second_fit_ends_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
+            *("--max-restarts", "1", str(script), str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 1, printed
+    assert "party1/worker0 failed (killed by SIGKILL); party1 starts again (1 of 1)" in printed
+    reason = "Another party's backup cannot be taken up here: it is of another run or another `fit`"
+    assert reason in printed
+    assert "Site `party1` left the run: ValueError: Another party's backup" in printed
