@@ -2,7 +2,8 @@
 """Units of systemd: one for each server, and one for each party on its first host.
 
 A server is started again when it was killed, which is what `--state` is for; one that was told to
-end, or whose run is over, ended well and stays away. A party is started again when its launcher was
+end, or whose run is over, stays away. So does one that ends with an error, as below its quorum: a
+new process would begin a new run and wait for parties that nobody starts. A party is started again when its launcher was
 killed, and comes back from its last backup; one that ended with an error has left the run, after
 as many restarts as `max_restarts` gave it.
 """
@@ -54,7 +55,7 @@ def _server(cluster: Cluster, server: ServerSite) -> str:
 Description=tf_hips server of run {cluster.run} at {server.site}
 Wants=network-online.target
 After=network-online.target
-# A server that cannot start is not tried for ever.
+# A server that dies whenever it is started is not tried for ever.
 StartLimitIntervalSec=300
 StartLimitBurst=10
 
@@ -63,7 +64,8 @@ Type=exec
 User={cluster.user}
 WorkingDirectory={home}
 ExecStart={command_text(layout.server_command(cluster, server))}
-Restart=on-failure
+# Killed, it goes on with its run; one that ended with an error has ended it, and somebody must look.
+Restart=on-abnormal
 RestartSec=5
 TimeoutStopSec=30
 UMask=0077
