@@ -3,9 +3,9 @@
 
 A server is started again when it was killed, which is what `--state` is for; one that was told to
 end, or whose run is over, stays away. So does one that ends with an error, as below its quorum: a
-new process would begin a new run and wait for parties that nobody starts. A party is started again when its launcher was
-killed, and comes back from its last backup; one that ended with an error has left the run, after
-as many restarts as `max_restarts` gave it.
+new process would begin a new run and wait for parties that nobody starts. A party is started again
+when its launcher was killed, and comes back from its last backup; one that ended with an error has
+left the run, after as many restarts as `max_restarts` gave it.
 """
 
 import re
@@ -64,7 +64,7 @@ Type=exec
 User={cluster.user}
 WorkingDirectory={home}
 ExecStart={command_text(layout.server_command(cluster, server))}
-# Killed, it goes on with its run; one that ended with an error has ended it, and somebody must look.
+# Killed, it goes on with its run; one that ended with an error has ended that, and needs a look.
 Restart=on-abnormal
 RestartSec=5
 TimeoutStopSec=30

@@ -145,7 +145,9 @@ def _diagnose_tls(connection: socket.socket, where: str, tls: Tls, name: str) ->
         found = _own_fault(tls)
         if found is None:
             return Diagnosis(
-                f"{where} closed the connection after the TLS handshake.", may_pass=True
+                f"{where} closed the connection after the TLS handshake. Here our certificate is "
+                "good: if this goes on, the clock there is wrong, or its authority another.",
+                may_pass=True,
             )
         reason = found
     return Diagnosis(
