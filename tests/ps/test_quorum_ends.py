@@ -7,7 +7,7 @@ import pytest
 
 from tests.ps.quorums import Run, oracle_sum
 from tests.ps.test_quorum import same
-from tf_hips.ps import durable
+from tf_hips.ps import closing, durable
 from tf_hips.ps.quorum import Quorum
 
 
@@ -80,12 +80,15 @@ def test_adaptive_deadlines_outlive_their_server(
         assert run.session._closing is not None
         assert list(run.session._closing._arrivals._offsets) == offsets  # each once
         assert run.session.describe()["deadline_s"] == deadline_s
-        # So one that does not come holds nobody up for longer.
-        run.deliver(0, 6)
-        run.deliver(1, 6)
-        assert run.results(0, 6) is None
-        run.clock.advance(deadline_s)
-        assert same(run.results(0, 6), oracle_sum("fp32", 6, [0, 1], []))
+        # So one that does not come holds nobody up for longer, but for the time to come back.
+        for number, more_s in ((6, closing.RETURN_S), (7, 0.0)):
+            run.deliver(0, number)
+            run.deliver(1, number)
+            due_s = run.session.describe()["deadline_s"] + more_s
+            run.clock.advance(0.99 * due_s)
+            assert run.results(0, number) is None
+            run.clock.advance(0.02 * due_s)
+            assert same(run.results(0, number), oracle_sum("fp32", number, [0, 1], []))
 
 
 def test_fixed_deadlines_record_no_arrivals(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ from tf_hips.ps.store import Job, Store
 # Closed rounds of which it is remembered when that was, to say how late an update is.
 _REMEMBERED = 1024
 
+# What adaptive deadlines of the first round are longer by after a restart: children look for their
+# server every 2 s at least, and find out first why it was gone.
+RETURN_S = 10.0
+
 # What the reason of a run begins with that has ended below its quorum.
 _BELOW = "Below quorum"
 
@@ -43,12 +47,14 @@ class _Open:
     Attributes:
         number: which.
         opened: when, by the clock.
+        more_s: by how much its deadline is longer.
         came: children that have come, with their seconds since then.
         cancel: ends the timer that looks at it at its deadline; None: there is none.
     """
 
     number: int
     opened: float
+    more_s: float = 0.0
     came: dict[int, float] = dataclasses.field(default_factory=dict)
     cancel: Callable[[], None] | None = None
 
@@ -102,6 +108,7 @@ class Closing:
         self._arrivals = Arrivals(len(self._members.terms.parties))
         self._round: _Open | None = None
         self._gather: _Open | None = None
+        self._more_s = 0.0
         self._closed: dict[int, _Closed] = {}
         self._heard: set[tuple[int, int]] = set()  # late children, and the rounds
         self._reached: dict[int, int] = {}
@@ -158,6 +165,7 @@ class Closing:
 
     def resume(self) -> None:
         """The session is restored, with the lock held; nothing is decided before a call comes."""
+        self._more_s = RETURN_S if self._is_adaptive else 0.0
         self._watch_quorum()
 
     def capture(self) -> list[Entry]:
@@ -270,7 +278,7 @@ class Closing:
         deadline_s = self.deadline_s
         if deadline_s is None:
             return False
-        left_s = one.opened + deadline_s - self._clock.now()
+        left_s = one.opened + deadline_s + one.more_s - self._clock.now()
         if left_s <= 0:
             return True
         if one.cancel is None:
@@ -292,7 +300,7 @@ class Closing:
         if self._round is None or self._round.number != number:
             # Of a server that was restored: when these came is not known.
             before = dict.fromkeys(store.whole(number), 0.0)
-            self._round = _Open(number, self._clock.now(), before)
+            self._round = _Open(number, self._clock.now(), self._more_s, before)
             if store.partial is not None:
                 store.partial.forget_before(store.oldest)
         one = self._round
@@ -302,6 +310,7 @@ class Closing:
         if not self._is_due(one, came):
             return []
         one.stop()
+        self._more_s = 0.0
         late = store.partial.pending if store.partial is not None else []
         jobs = store.close(number, came, late)
         news = self._arrivals.news()
@@ -334,7 +343,7 @@ class Closing:
         if not came or gathers.is_closed(number) or self._is_over():
             return
         if self._gather is None or self._gather.number != number:
-            self._gather = _Open(number, self._clock.now())
+            self._gather = _Open(number, self._clock.now(), self._more_s)
         if not self._is_due(self._gather, came):
             return
         self._gather.stop()
