@@ -91,7 +91,7 @@ def test_leaves_train_without_each_other(certificates: Certificates, tmp_path: P
         found = [np.load(tmp_path / f"{site}.npz") for site in STEPS]
         for child, one in enumerate(found):
             begun, last = one["loss"]
-            assert last < 0.5 * begun
+            assert last < 0.9 * begun
             assert store.of(child).round == list(STEPS.values())[child] - 1
         # Each leaf has the common first weights less what the server knows that it has received.
         for tensor in range(4):
