@@ -66,6 +66,6 @@ def test_a_party_whose_disk_is_lost_goes_on(tmp_path: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.timeout(250)
-def test_residuals_of_others_are_not_taken(tmp_path: Path) -> None:
+def test_a_party_with_residuals_whose_disk_is_lost_goes_on(tmp_path: Path) -> None:
     ends, _ = train(tmp_path / "killed", "error_feedback(onebit)", how="disturbed")
     assert len(ends) == 1
