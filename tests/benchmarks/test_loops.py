@@ -4,7 +4,7 @@
 import tomllib
 from pathlib import Path
 
-from benchmarks import collectives, collectives_jobs, harness, loops
+from benchmarks import closing, collectives_jobs, harness, loops
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
 
@@ -24,7 +24,7 @@ def test_a_step_beyond_its_bound_is_a_miss() -> None:
         )
         [found] = [
             one
-            for one in collectives.targets([row], loops.COMMAND)
+            for one in closing.targets([row], loops.COMMAND)
             if one["id"] == "loops-overhead-step"
         ]
         return found["met"]
