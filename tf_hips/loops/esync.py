@@ -192,25 +192,32 @@ class ESync(Loop):
         if self._paced is None or not self._is_alone:
             return super().is_enough()
         elapsed_s = self._watch.elapsed_s - self._paused_s
-        return self._paced.is_over(self.steps, elapsed_s, self._planned or 1)
+        if not self._paced.is_over(self.steps, elapsed_s, self._planned or 1):
+            return False
+        if not self._paced.goes_on(self.round, self._report(), self._pace_client()):
+            return True
+        self._planned = None  # executions need not be cut any more
+        return False
+
+    def _report(self) -> Report:
+        return Report(self.steps, self._watch.step_s, self._watch.elapsed_s)
 
     # What.
 
     def words(self) -> dict[str, Any]:
         """The report of this worker; it has arrived."""
-        steps, step_s = self.steps, self._watch.step_s
+        report = self._report()
         optimizer = methods.inner_optimizer(self.model)
         momentum = float(getattr(optimizer, "momentum", 0.0) or 0.0)
         self._told = {
-            "step_s": step_s,
-            "effective": methods.effective_steps(steps, momentum),
-            "local_s": self._watch.elapsed_s,
+            "step_s": report.step_s,
+            "effective": methods.effective_steps(self.steps, momentum),
+            "local_s": report.busy_s,
         }
         if self._paced is not None:
             self._told["pace"] = self._paced.pace.text
-            self._told["span_s"] = self._paced.arrived(
-                self.round, Report(steps, step_s, self._told["local_s"]), self._pace_client()
-            )
+            client = self._pace_client()
+            self._told["span_s"] = self._paced.arrived(self.round, report, client)
         self._waits.begin()
         return self._told
 
