@@ -22,7 +22,7 @@ from tf_hips.ps.server import Server, ServerConfig
 from tf_hips.ps.state_server import StateServer, StateServerConfig
 
 WORKER = "benchmarks.loops_party"
-PREPARE_S = 180.0
+PREPARE_S = 300.0
 MORE_S = 120.0  # beyond the seconds of a training, until it must have ended
 # Meetings that do not count where waiting is measured: in them times are learnt.
 UNCOUNTED = 3
