@@ -37,7 +37,7 @@ FIXED_STEPS = 20
 GOAL = 0.9
 SEATS = 8  # parties that train side by side
 SEEDS = (0, 1, 2)
-RATE = {"digits": 0.1, "synthetic": 0.05}
+RATE = 0.05
 SKEW_S = 5.0
 SKEW_LEVEL = 100  # below it the paper's rule has one step each with any clock
 # What one step each takes at the quickest level is known to be enough for all slower methods.
@@ -92,7 +92,7 @@ class Case:
             goal=GOAL,
             seconds=SECONDS[self.level],
             least_meetings=MEETINGS if waits and not self.seed else 0,
-            rate=RATE[self.data],
+            rate=RATE,
         )
 
 
