@@ -20,8 +20,9 @@ from tf_hips import log
 
 LOCAL_STEPS, STEPS = 50, 1000
 SEEDS = (0, 1, 2)
-COMPRESSION = "error_feedback(terngrad(bitwidth=2))"
-RULE = "diloco(learning_rate=0.7, momentum=0.9)"
+COMPRESSION = "error_feedback(terngrad(bitwidth=4))"
+# The paper's momentum is 0.9, for thousands of outer steps; there are 20 here.
+RULE = "diloco(learning_rate=0.7, momentum=0.6)"
 RATE = 1e-3
 SECONDS = 300.0
 
