@@ -72,7 +72,7 @@ bench-collectives: build ## sums over 4 ranks on links of a given rate, beside H
 bench-ps: build ## the parameter server beside Flower; aggregation, memory, load, bytes, time to accuracy; needs root
 	@$(BIN)/python -m benchmarks.ps $(ARGS)
 
-bench-loops: build ## local training: what a loop costs beside plain Keras
+bench-loops: build ## local training: overhead, ESync on uneven parties, DiLoCo's bytes, the simulator
 	@$(BIN)/python -m benchmarks.loops $(ARGS)
 
 bench-robust: build ## robust aggregation beside reading memory once, TensorFlow's sort and ByzFL

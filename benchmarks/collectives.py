@@ -25,24 +25,17 @@ interval is wide and holds the bound is "noisy", and not met.
 """
 
 import argparse
-import contextlib
 import os
 import sys
 import time
-import tomllib
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import collectives_jobs, collectives_parts, harness
+from benchmarks import closing, collectives_parts
 from benchmarks.collectives_jobs import Options, Row
 from benchmarks.collectives_parts import PARTS
 from benchmarks.network import why_not
 
 COMMAND = "make bench-collectives"
-
-# Columns of the two tables that are printed.
-FIGURES = ("part", "what", "link", "measured", "unit", "interval", "against")
-TARGETS = ("id", "what", "link", "measured", "interval", "target", "against", "met")
 
 
 def main() -> int:
@@ -77,79 +70,23 @@ def main() -> int:
         is_full=os.environ.get("FULL", "") not in ("", "0"),
     )
     # Ends as Control-C does: networks and ranks are removed.
-    with terminable():
+    with closing.terminable():
         if arguments.timeline:
             print(collectives_parts.timeline(options, arguments.timeline.resolve()))
             return 0
         began = time.monotonic()
-        rows = []
+        rows: list[Row] = []
         for part in PARTS:
             if arguments.only is None or part in arguments.only:
-                for row in collectives_parts.measured(part, options):
-                    print(f"{time.monotonic() - began:5.0f} s  {in_words(row)}", flush=True)
-                    rows.append(row)
-    bound = targets(rows)
-    noisy = [row["id"] for row in bound if row["met"] == "noisy"]
-    if noisy:
-        print(f"bench-collectives: the machine was too busy to tell of {', '.join(noisy)}")
-    harness.show("collectives", [only(row, FIGURES) for row in rows])
-    harness.show("targets", [only(row, TARGETS) for row in bound])
+                rows += closing.told(collectives_parts.measured(part, options), began)
+    note = (
+        f"{time.monotonic() - began:.0f} s, {options.ranks} ranks with one compute thread each, "
+        f"{options.rounds} rounds. What the figures are: see the head of "
+        "`benchmarks/collectives.py`."
+    )
     is_complete = arguments.only is None and options.is_complete and not arguments.dry_run
-    if is_complete:
-        note = (
-            f"{time.monotonic() - began:.0f} s, {options.ranks} ranks with one compute thread "
-            f"each, {options.rounds} rounds. What the figures are: see the head of "
-            "`benchmarks/collectives.py`."
-        )
-        harness.write("collectives", [*rows, *bound], command=COMMAND, note=note, is_shown=False)
-    else:
-        print("nothing is stored")
-    num_met = sum(row["met"] == "yes" for row in bound)
-    print(f"bench-collectives: {num_met} of {len(bound)} targets met")
+    closing.conclude("collectives", rows, command=COMMAND, note=note, is_complete=is_complete)
     return 0
-
-
-def targets(rows: Sequence[Row], command: str = COMMAND) -> list[Row]:
-    """One row per target of the program behind `command`; what was not measured is not met."""
-    path = harness.ROOT / "benchmarks/targets.toml"
-    found = []
-    for target in tomllib.loads(path.read_text(encoding="utf-8"))["target"]:
-        if target["command"] != command:
-            continue
-        figures = [row for row in rows if row["about"] == target["id"]]
-        is_least = "at_least" in target
-        limit = target["at_least"] if is_least else target["at_most"]
-        if not figures:
-            row, met = collectives_jobs.row("", "not measured", 0.0, target["unit"]), "no"
-        else:
-            row = (min if is_least else max)(figures, key=lambda one: one["measured"])
-            is_met = row["measured"] >= limit if is_least else row["measured"] <= limit
-            met = "noisy" if harness.is_noisy(row, limit) else "yes" if is_met else "no"
-        bound = f"{'>=' if is_least else '<='} {limit} {target['unit']}".rstrip()
-        found.append({**row, "id": target["id"], "about": "", "target": bound, "met": met})
-    return found
-
-
-def only(row: Row, columns: Sequence[str]) -> Row:
-    """Some columns of a row."""
-    return {column: row[column] for column in columns}
-
-
-def in_words(row: Row) -> str:
-    """A figure in one line."""
-    return "  ".join(str(row[column]) for column in FIGURES if row[column] != "")
-
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Ends as Control-C does when the process is told to end."""
-    import signal
-
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

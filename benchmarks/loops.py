@@ -2,10 +2,14 @@
 """Local training under the loops of tf_hips.
 
     overhead     a local step under FedAvg beside one of plain Keras; what a meeting takes
+    esync        parties of uneven speed: waiting, and time to an accuracy, beside a meeting after
+                 each step, fixed steps, the paper's rule of ESync and FedBuff
+    diloco       bytes of the slow tier and accuracy beside a dense sum in each step
+    simulator    predicted rounds beside measured ones; thousands of sites
 
-A ratio is the median of the rounds', and `interval` holds the median of other rounds in nine cases
-of ten. A target of `benchmarks/targets.toml` whose interval is wide and holds the bound is "noisy",
-and not met.
+What the figures are stands at the head of each part's file. A target of `benchmarks/targets.toml`
+that speaks of several figures counts the worst; one whose interval is wide and holds the bound is
+"noisy", and not met.
 """
 
 import argparse
@@ -13,12 +17,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks import collectives, harness, keras_overhead, loops_overhead
+from benchmarks import (
+    closing,
+    keras_overhead,
+    loops_diloco,
+    loops_esync,
+    loops_overhead,
+    loops_simulator,
+    loops_trainings,
+)
 from benchmarks.collectives_jobs import Row
 
 COMMAND = "make bench-loops"
-PARTS: dict[str, Callable[[tuple[str, ...], int], Iterator[Row]]] = {
-    "overhead": loops_overhead.measured,
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "overhead": lambda given: loops_overhead.measured(tuple(given.models), given.rounds),
+    "esync": lambda given: loops_esync.measured(tuple(given.levels)),
+    "diloco": lambda _: loops_diloco.measured(),
+    "simulator": lambda _: loops_simulator.measured(),
 }
 
 
@@ -29,39 +44,54 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=PARTS, nargs="+", help="some parts; nothing is stored")
     parser.add_argument(
-        "--rounds", type=int, default=keras_overhead.ROUNDS, help="of every comparison, at least"
+        "--rounds",
+        type=int,
+        default=keras_overhead.ROUNDS,
+        help="of every comparison of `overhead`, at least",
     )
     parser.add_argument(
-        "--models", nargs="+", choices=keras_overhead.MODELS, default=list(keras_overhead.MODELS)
+        "--models",
+        nargs="+",
+        choices=keras_overhead.MODELS,
+        default=list(keras_overhead.MODELS),
+        help="of `overhead`",
+    )
+    parser.add_argument(
+        "--levels",
+        nargs="+",
+        type=int,
+        choices=loops_esync.LEVELS,
+        default=list(loops_esync.LEVELS),
+        help="of `esync`: how many times slower one party is",
     )
     parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
     arguments = parser.parse_args()
     began = time.monotonic()
     rows: list[Row] = []
-    with collectives.terminable():
+    failed: list[str] = []
+    with closing.terminable():
         for part in arguments.only or PARTS:
-            for row in PARTS[part](tuple(arguments.models), arguments.rounds):
-                print(f"{time.monotonic() - began:5.0f} s  {collectives.in_words(row)}")
-                sys.stdout.flush()
-                rows.append(row)
-    bound = collectives.targets(rows, COMMAND)
-    noisy = [row["id"] for row in bound if row["met"] == "noisy"]
-    if noisy:
-        print(f"bench-loops: the machine was too busy to tell of {', '.join(noisy)}")
-    harness.show("loops", [collectives.only(row, collectives.FIGURES) for row in rows])
-    harness.show("targets", [collectives.only(row, collectives.TARGETS) for row in bound])
-    is_whole = arguments.only is None and set(arguments.models) == set(keras_overhead.MODELS)
-    is_whole = is_whole and arguments.rounds >= keras_overhead.ROUNDS
-    if is_whole and not noisy and not arguments.dry_run:
-        note = (
-            f"{time.monotonic() - began:.0f} s. What the figures are: see the head of "
-            "`benchmarks/loops.py` and of its parts."
-        )
-        harness.write("loops", [*rows, *bound], command=COMMAND, note=note, is_shown=False)
-    else:
-        print("nothing is stored")
-    num_met = sum(row["met"] == "yes" for row in bound)
-    print(f"bench-loops: {num_met} of {len(bound)} targets met")
+            try:
+                rows += closing.told(PARTS[part](arguments), began)
+            except loops_trainings.FailedError as error:
+                # What the other parts measure in many minutes must not be lost with it.
+                failed.append(part)
+                print(f"bench-loops: the part {part} failed.\n{error}")
+    is_whole = arguments.only is None and not failed and not arguments.dry_run
+    is_whole = is_whole and set(arguments.models) == set(keras_overhead.MODELS)
+    is_whole = is_whole and set(arguments.levels) == set(loops_esync.LEVELS)
+    note = (
+        f"{time.monotonic() - began:.0f} s. What the figures are: see the head of "
+        "`benchmarks/loops.py` and of its parts."
+    )
+    closing.conclude(
+        "loops",
+        rows,
+        command=COMMAND,
+        note=note,
+        is_complete=is_whole and arguments.rounds >= keras_overhead.ROUNDS,
+        stores_noisy=False,
+    )
     return 0
 
 

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks import collectives, harness, ps_accuracy, ps_bytes, ps_server, ps_speed
+from benchmarks import closing, ps_accuracy, ps_bytes, ps_server, ps_speed
 from benchmarks.collectives_jobs import Row
 from benchmarks.network import why_not
 from benchmarks.ps_options import Options
@@ -74,29 +74,16 @@ def main() -> int:
     )
     began = time.monotonic()
     rows: list[Row] = []
-    with collectives.terminable():
+    with closing.terminable():
         for part in PARTS:
             if part in chosen:
-                for row in PARTS[part](options):
-                    print(f"{time.monotonic() - began:5.0f} s  {collectives.in_words(row)}")
-                    sys.stdout.flush()
-                    rows.append(row)
-    bound = collectives.targets(rows, COMMAND)
-    noisy = [row["id"] for row in bound if row["met"] == "noisy"]
-    if noisy:
-        print(f"bench-ps: the machine was too busy to tell of {', '.join(noisy)}")
-    harness.show("ps", [collectives.only(row, collectives.FIGURES) for row in rows])
-    harness.show("targets", [collectives.only(row, collectives.TARGETS) for row in bound])
-    if arguments.only is None and options.is_complete and not arguments.dry_run:
-        note = (
-            f"{time.monotonic() - began:.0f} s, {options.rounds} rounds. What the figures are: see "
-            "the head of `benchmarks/ps.py` and of its parts."
-        )
-        harness.write("ps", [*rows, *bound], command=COMMAND, note=note, is_shown=False)
-    else:
-        print("nothing is stored")
-    num_met = sum(row["met"] == "yes" for row in bound)
-    print(f"bench-ps: {num_met} of {len(bound)} targets met")
+                rows += closing.told(PARTS[part](options), began)
+    note = (
+        f"{time.monotonic() - began:.0f} s, {options.rounds} rounds. What the figures are: see "
+        "the head of `benchmarks/ps.py` and of its parts."
+    )
+    is_complete = arguments.only is None and options.is_complete and not arguments.dry_run
+    closing.conclude("ps", rows, command=COMMAND, note=note, is_complete=is_complete)
     return 0
 
 

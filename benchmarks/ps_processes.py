@@ -50,6 +50,10 @@ class Process:
         """Its number."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """What `select` waits for."""
+        return self._process.stdout.fileno()
+
     def tell(self, line: str) -> None:
         """Says one line to it."""
         self._process.stdin.write(line.encode() + b"\n")
@@ -76,6 +80,21 @@ class Process:
         self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()
+
+
+def hear_all(processes: Sequence[Process], deadline_s: float = DEADLINE_S) -> list[dict[str, Any]]:
+    """The next line of each, in their order.
+
+    Raises:
+        SystemExit: one has ended, or says nothing for so long; shows what it has logged.
+    """
+    end = time.monotonic() + deadline_s
+    answers: dict[int, dict[str, Any]] = {}
+    while waiting := [one for one in processes if one.pid not in answers]:
+        ready, _, _ = select.select(waiting, [], [], max(0.0, end - time.monotonic()))
+        for one in ready or waiting[:1]:
+            answers[one.pid] = one.hear(0.0)
+    return [answers[one.pid] for one in processes]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import codecs, collectives, harness, robust_accuracy
+from benchmarks import closing, codecs, robust_accuracy
 from benchmarks.collectives_jobs import Row, ratio_row
 
 COMMAND = "make bench-robust"
@@ -86,34 +86,29 @@ def main() -> int:
     is_full = os.environ.get("FULL", "") not in ("", "0")
     began = time.monotonic()
     rows: list[Row] = []
-    with collectives.terminable():
+    with closing.terminable():
         for part in arguments.only or PARTS:
             most = (
                 (MOST_FULL if is_full else MOST)
                 if part == "read"
                 else (PEER_MOST_FULL if is_full else PEER_MOST)
             )
-            for row in PARTS[part](arguments.rounds, min(most, arguments.most or most)):
-                print(f"{time.monotonic() - began:5.0f} s  {collectives.in_words(row)}")
-                sys.stdout.flush()
-                rows.append(row)
-    bound = collectives.targets(rows, COMMAND)
-    noisy = [row["id"] for row in bound if row["met"] == "noisy"]
-    if noisy:
-        print(f"bench-robust: the machine was too busy to tell of {', '.join(noisy)}")
-    harness.show("robust", [collectives.only(row, FIGURES) for row in rows])
-    harness.show("targets", [collectives.only(row, TARGETS) for row in bound])
-    is_complete = arguments.only is None and arguments.most is None
-    if is_complete and arguments.rounds >= ROUNDS and not arguments.dry_run:
-        note = (
-            f"{time.monotonic() - began:.0f} s, {arguments.rounds} rounds, {THREADS} threads. What "
-            "the figures are: see the head of `benchmarks/robust.py`."
-        )
-        harness.write("robust", [*rows, *bound], command=COMMAND, note=note, is_shown=False)
-    else:
-        print("nothing is stored")
-    num_met = sum(row["met"] == "yes" for row in bound)
-    print(f"bench-robust: {num_met} of {len(bound)} targets met")
+            found = PARTS[part](arguments.rounds, min(most, arguments.most or most))
+            rows += closing.told(found, began)
+    note = (
+        f"{time.monotonic() - began:.0f} s, {arguments.rounds} rounds, {THREADS} threads. What "
+        "the figures are: see the head of `benchmarks/robust.py`."
+    )
+    is_complete = arguments.only is None and arguments.most is None and not arguments.dry_run
+    closing.conclude(
+        "robust",
+        rows,
+        command=COMMAND,
+        note=note,
+        is_complete=is_complete and arguments.rounds >= ROUNDS,
+        figures=FIGURES,
+        columns=TARGETS,
+    )
     return 0
 
 

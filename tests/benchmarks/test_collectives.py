@@ -5,13 +5,13 @@ import tomllib
 
 import pytest
 
-from benchmarks import collectives, collectives_jobs, collectives_parts, harness, shapes
+from benchmarks import closing, collectives, collectives_jobs, collectives_parts, harness, shapes
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
 
 
 def of(identity: str, rows: list) -> dict:
-    [row] = [row for row in collectives.targets(rows) if row["id"] == identity]
+    [row] = [row for row in closing.targets(rows, collectives.COMMAND) if row["id"] == identity]
     return row
 
 

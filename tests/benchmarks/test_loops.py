@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `make bench-loops` concludes, and that each of its targets is about a figure."""
 
+import dataclasses
+import math
 import tomllib
 from pathlib import Path
 
-from benchmarks import collectives, collectives_jobs, harness, loops
+import pytest
+
+from benchmarks import closing, collectives_jobs, harness, loops, loops_esync, loops_trainings
+from benchmarks.loops_esync import Case, as_good
+from benchmarks.loops_trainings import Trained, Training
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
 
@@ -13,8 +19,10 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     known = {one["id"] for one in TARGETS["target"] if one["command"] == loops.COMMAND}
     folder = Path(loops.__file__).parent
     sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("loops_*.py"))
-    assert known
-    assert all(f'"{name}"' in sources for name in known)
+    by_method = {f"loops-esync-clocks-{method}" for method in loops_esync.REPEATED}
+    assert len(known) == 10
+    assert all(f'"{name}"' in sources for name in known - by_method)
+    assert by_method < known
 
 
 def test_a_step_beyond_its_bound_is_a_miss() -> None:
@@ -24,7 +32,7 @@ def test_a_step_beyond_its_bound_is_a_miss() -> None:
         )
         [found] = [
             one
-            for one in collectives.targets([row], loops.COMMAND)
+            for one in closing.targets([row], loops.COMMAND)
             if one["id"] == "loops-overhead-step"
         ]
         return found["met"]
@@ -32,3 +40,80 @@ def test_a_step_beyond_its_bound_is_a_miss() -> None:
     assert met(1.02, "1.010 - 1.025") == "yes"
     assert met(1.05, "1.040 - 1.060") == "no"
     assert met(1.02, "0.700 - 1.500") == "noisy"
+
+
+TRAINED = Trained(10.0, 5, 12.0, 0.02, 2.0, 2.0, 40.0, 1.5, 0.93, 0.93)
+
+
+def meetings(*times: float, waited_s: float = 0.0) -> list[dict[str, float]]:
+    return [{"at": at, "waited_s": waited_s, "steps": 4} for at in times]
+
+
+def test_waiting_is_counted_from_the_third_meeting_to_the_last_but_one() -> None:
+    training = Training((0.1, 0.1), {}, goal=0.9)
+    slow = {"seconds": 9.0, "steps": 18, "step_ms": 1.0, "accuracies": [], "accuracy": 0.8}
+    slow["meetings"] = meetings(1.0, 2.0, 3.0, 5.0, 7.0, 9.0)
+    quick = slow | {"meetings": meetings(1.0, 2.0, 3.0, 5.0, 7.0, 9.0, waited_s=0.5)}
+    quick |= {"accuracies": [(1.0, 1, 0.5), (5.0, 4, 0.9), (7.0, 5, 0.95)], "step_ms": 2.0}
+    found = Trained.of(training, [slow, quick])
+    # Two meetings count, of 4 s together, in which one of the two waits for 1 s.
+    assert found.idle_share == pytest.approx(1 / 4 / 2)
+    assert found.round_s == pytest.approx(2.0)
+    assert (found.goal_s, found.goal_meetings, found.last_round_s) == (5.0, 4, 4.0)
+    assert (found.step_ms, found.best, found.steps_per_s) == (2.0, 0.95, 4.0)
+    never = Trained.of(dataclasses.replace(training, goal=0.99), [slow, quick])
+    assert math.isinf(never.goal_s)
+    few = Trained.of(training, [one | {"meetings": meetings(1.0, 2.0)} for one in (slow, quick)])
+    assert math.isnan(few.idle_share)
+
+
+def test_rounds_that_overlap_do_not_tell_who_was_first() -> None:
+    ours = TRAINED  # it was there between 8 s and 10 s
+    assert as_good(TRAINED, ours, 20.0) == 2.0
+    assert as_good(TRAINED, ours, 9.0) == 1.0
+    assert as_good(TRAINED, ours, 7.0) == 0.7
+    assert as_good(TRAINED, dataclasses.replace(ours, goal_s=math.inf), 7.0) == 0.0
+
+
+def test_conclusions_take_the_median_of_the_seeds_and_the_time_that_was_given_at_least() -> None:
+    found = {}
+    for case in loops_esync.cases():
+        seconds = 4.0 + case.seed if case.method == "ours" else 30.0
+        found[case] = dataclasses.replace(TRAINED, goal_s=seconds, steps_per_s=40.0)
+        if case.method == "sync":
+            found[case] = dataclasses.replace(TRAINED, goal_s=math.inf)
+        if case.skew_s and case.method == "compat":
+            found[case] = dataclasses.replace(TRAINED, steps_per_s=2.0)
+    rows = list(loops_esync.concluded(found))
+    of = {name: [row["measured"] for row in rows if row["about"] == name]
+          for name in {row["about"] for row in rows}}  # fmt: skip
+    tasks = {case.task for case in found}
+    assert of["loops-esync-idle"] == [2.0] * len(tasks)
+    assert of["loops-esync-compat"] == [6.0] * len(tasks)
+    assert of["loops-esync-sync"] == [10.0] * 2  # data that are split evenly
+    assert of["loops-esync-clocks-ours"] == [1.0]
+    assert of["loops-esync-clocks-compat"] == [20.0]
+
+
+def test_what_is_compared_is_what_was_asked_for() -> None:
+    cases = loops_esync.cases()
+    assert len(set(cases)) == len(cases)
+    iid = {(one.level, one.method) for one in cases if one.task[:2] == ("digits", "iid")}
+    assert iid == {(level, method) for level in (1, 4, 20, 100) for method in loops_esync.METHODS}
+    for data, split in (("digits", "class"), ("synthetic", "iid")):
+        found = {(one.level, one.method) for one in cases if one.task[:2] == (data, split)}
+        assert found == {(level, method) for level in (4, 20) for method in loops_esync.METHODS}
+    assert Case("digits", "iid", 20, "ours").training.step_s == (0.5, 0.025)
+
+
+def test_seats_are_filled_in_order() -> None:
+    class Fake(loops_trainings.Crew):
+        def train(self, trainings):  # type: ignore[no-untyped-def]
+            batches.append([len(one.step_s) for one in trainings])
+            return [TRAINED for _ in trainings]
+
+    batches: list[list[int]] = []
+    crew = Fake([None] * 6)  # type: ignore[list-item]
+    wanted = [Training((0.1,) * parties, {}) for parties in (2, 2, 4, 2, 6)]
+    assert len(list(crew.all_of(wanted))) == 5
+    assert batches == [[2, 2], [4, 2], [6]]

@@ -9,7 +9,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from benchmarks import collectives, harness, robust, robust_accuracy
+from benchmarks import closing, harness, robust, robust_accuracy
 from tf_hips import robust as rules
 from tf_hips.robust import attacks
 
@@ -44,10 +44,10 @@ def test_the_worst_figure_counts() -> None:
         for n in (5, 16)
     ]  # fmt: skip
     rows[1]["measured"] = 1.5
-    [found] = [row for row in collectives.targets(rows, robust.COMMAND) if row["measured"] == 1.5]
+    [found] = [row for row in closing.targets(rows, robust.COMMAND) if row["measured"] == 1.5]
     assert found["id"] == "robust-median"
     assert found["target"] == "<= 1.3 x"
-    others = collectives.targets([], robust.COMMAND)
+    others = closing.targets([], robust.COMMAND)
     assert {row["met"] for row in others} == {"no"}
 
 

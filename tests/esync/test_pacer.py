@@ -27,10 +27,14 @@ def test_a_round_ends_with_its_last_arrival_and_transfers_are_the_rest() -> None
     pacer = Pacer(PACE, 2)
     first_round(pacer)
     pacer.assignment(0, 0)
-    pacer.arrived(0, 1, 12.5, Report(2, 1.0, 2.0))  # .5 s on the way
-    pacer.arrived(1, 1, 12.0, Report(8, 0.25, 2.0))
+    pacer.arrived(0, 1, 19.5, Report(2, 1.0, 2.0))  # 7.5 s for the first time
+    pacer.arrived(1, 1, 19.0, Report(8, 0.25, 2.0))
     pacer.assignment(0, 1)
-    assert pacer.times(0) == Times(1.0, 0.5)  # none was seen in the first round
+    assert [pacer.times(0), pacer.times(1)] == [Times(1.0, 0.0), Times(0.25, 0.0)]
+    pacer.arrived(0, 2, 22.0, Report(2, 1.0, 2.0))  # .5 s on the way
+    pacer.arrived(1, 2, 21.5, Report(8, 0.25, 2.0))
+    pacer.assignment(0, 2)
+    assert pacer.times(0) == Times(1.0, 0.5)
     assert pacer.times(1) == Times(0.25, 0.0)
 
 
@@ -47,7 +51,9 @@ def test_a_child_s_transfer_is_no_time_for_steps() -> None:
     pacer = Pacer(PACE, 1)
     pacer.arrived(0, 0, 10.0, Report(4, 1.0, 4.0))
     pacer.arrived(0, 1, 13.0, Report(2, 1.0, 2.0))
-    assert pacer.assignment(0, 1) == Assignment(2, 1.5 * 3.0 - 1.0, 2.0, 3.0)
+    assert pacer.assignment(0, 1) == Assignment(2, 1.5 * 2.0, 2.0, 2.0)
+    pacer.arrived(0, 2, 16.0, Report(2, 1.0, 2.0))
+    assert pacer.assignment(0, 2) == Assignment(2, 1.5 * 3.0 - 1.0, 2.0, 3.0)
 
 
 def test_what_a_child_says_is_bounded_by_what_the_server_has_seen() -> None:

@@ -183,21 +183,31 @@ def test_two_uneven_workers_without_a_server(topology):
         assert all(6 <= one <= 60 for one in steps[3:7]), steps
 
 
-@pytest.mark.parametrize(("normalises", "factor"), [(True, 2.5 / 4), (False, 1.0)])
-def test_a_member_counts_for_its_share_and_not_for_its_speed(normalises, factor):
+@pytest.mark.parametrize(
+    ("averaging", "member", "factor"),
+    [
+        ("normalised", 0, 2.5),
+        ("normalised", 1, 2.5 / 4),
+        ("bounded", 0, 1.5),
+        ("bounded", 1, 1.0),
+        ("uniform", 0, 1.0),
+        ("uniform", 1, 1.0),
+    ],
+)
+def test_what_a_member_counts_for_its_steps(averaging, member, factor):
     import tensorflow as tf
 
     from tf_hips.loops import ESync
     from tf_hips.loops.meeting import Meeting, Told
 
     loop = ESync.__new__(ESync)
-    loop._normalises = normalises
+    loop._averaging = averaging
     parties = tuple(
         (Told(steps=steps, samples=8 * steps, words={"effective": float(steps)}),)
         for steps in (1, 4)
     )
     meeting = Meeting(parties, "uniform", True)
-    [sent] = loop.outgoing([tf.constant([8.0, -2.0])], meeting, (1, 0))
+    [sent] = loop.outgoing([tf.constant([8.0, -2.0])], meeting, (member, 0))
     assert sent.numpy().tolist() == [8.0 * factor, -2.0 * factor]
     # Who has made no step sends what it has: nothing.
     idle = Meeting(
@@ -211,7 +221,7 @@ def test_a_member_counts_for_its_share_and_not_for_its_speed(normalises, factor)
     ("options", "message"),
     [
         ({"rule": "paper"}, "`rule` must be one of default, compat"),
-        ({"averaging": "mean"}, "`averaging` must be one of normalised, uniform"),
+        ({"averaging": "mean"}, "`averaging` must be one of bounded, normalised, uniform"),
         ({"weighting": "samples"}, "`weighting` must be uniform or workers"),
         ({"rule": "compat"}, "`state_server` goes with"),
         ({"state_server": "127.0.0.1:1"}, "`state_server` goes with"),

@@ -57,7 +57,7 @@ def test_sync_waits_for_the_slowest() -> None:
     assert found.compute_share == pytest.approx(2.125 / 4)
     assert found.idle_share == pytest.approx(1.875 / 4)
     assert found.steps_per_s == pytest.approx(1.0)
-    assert (found.rounds, found.up_bytes, found.down_bytes) == (6, 2 * PACKET, 2 * PACKET)
+    assert (found.rounds, found.up_bytes, found.down_bytes) == (5, 2 * PACKET, 2 * PACKET)
 
 
 def test_fixed_steps_wait_as_long_for_each_step() -> None:
@@ -216,7 +216,7 @@ def test_ten_thousand_sites_take_less_than_a_minute() -> None:
         Method("esync"),
         Method("fedbuff", k=1000),
     )
-    description = of(*groups, rounds=3, methods=methods, server=Server(10_000, 10_000))
+    description = of(*groups, rounds=4, methods=methods, server=Server(10_000, 10_000))
     began = time.monotonic()
     results = simulation.simulate(description)
     assert time.monotonic() - began < 60
@@ -239,7 +239,7 @@ def test_the_command_prints_a_table_and_writes_json(
         one["method"].split()[0] for one in told["methods"]
     ]
     assert f"{told['methods'][0]['idle_share']:.1%}" in lines[1]
-    assert lines[6].startswith("40 sites, 4 rounds of each method")
+    assert lines[6].startswith("40 sites, 3 rounds of each method")
     with pytest.raises(SystemExit):
         cli.main(["simulate", str(file), "--json", "-"])
     printed = json.loads(capsys.readouterr().out)
@@ -257,7 +257,7 @@ def test_the_command_prints_a_table_and_writes_json(
         ("parameters: 1000000", "parameters: 0", "`parameters` must be from 1"),
         ("parameters: 1000000, ", "", "Either `parameters` or `shapes`"),
         ("onebit", "onebti", "onebit"),
-        ("rounds: 6", "rounds: 2", "`rounds` must be from 3"),
+        ("rounds: 6", "rounds: 2", "`rounds` must be from 4"),
         ("up_mbps: 20", "up_mbps: .inf", "`up_mbps` must be > 0 and finite"),
         ("spread: 0.2", "spread: .nan", "`spread` must be from 0 to 5"),
         ("name: esync}", "name: esync, pace: margn=1}", "`pace`: a pace must have"),

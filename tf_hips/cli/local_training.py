@@ -152,8 +152,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--averaging",
-        metavar="normalised|uniform",
-        help="of esync: whether steps of quick members count less (normalised)",
+        metavar="bounded|normalised|uniform",
+        help="of esync: how much a member counts for the number of its steps: docs/esync.md",
     )
     group.add_argument(
         "--state-server",

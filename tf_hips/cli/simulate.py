@@ -102,7 +102,7 @@ def _show(description: "Description", results: "list[Result]", took_s: float) ->
     console.print(table)
     console.print(
         f"{description.num_sites} sites, {results[0].rounds} rounds of each method after the "
-        f"first two; simulated in {took_s:.1f} s",
+        f"first three; simulated in {took_s:.1f} s",
         soft_wrap=True,
     )
 

@@ -5,7 +5,8 @@
     round r + 1           child i arrives at a_i with n_i steps, of s_i seconds as it says, in b_i
                           seconds from the first step's begin to the last one's end
     what is learnt        c_i = s_i, at most (a_i - close) / n_i
-                          o_i = max(0, a_i - close - b_i): the way down, up, and all between
+                          o_i = max(0, a_i - close - b_i): the way down, up, and all between;
+                          not the first one, which holds what is made once, as tracing is
     close of r + 1        plan(c, o): the steps of round r + 2, which go down with its model
 
 A child says durations only, and these are bounded by what the server's clock has seen, so clocks
@@ -106,6 +107,7 @@ class Pacer:
         """Nothing is known."""
         self.pace = pace
         self._averages = [Average(pace.smoothing) for _ in range(num_children)]
+        self._has_travelled = [False] * num_children
         self._rounds: dict[int, _Round] = {}
         self._newest: int | None = None
         self._ended: frozenset[int] = frozenset()  # children that had no steps in the newest round
@@ -206,6 +208,8 @@ class Pacer:
                 if span_s <= 0:
                     continue  # it did not wait for the answer: a child that comes back
                 step_s = min(step_s, span_s / report.steps)
-                transfer_s = max(0.0, span_s - report.busy_s)
+                if self._has_travelled[child]:
+                    transfer_s = max(0.0, span_s - report.busy_s)
+                self._has_travelled[child] = True
             if step_s > 0:
                 self._averages[child].add(step_s, transfer_s)

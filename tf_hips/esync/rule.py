@@ -46,7 +46,7 @@ class Pace:
         max_steps: greatest number of steps of any child.
     """
 
-    slowest_steps: int = 4
+    slowest_steps: int = 1
     most_slowest_steps: int = 32
     idle_share: float = 0.03
     link_share: float = 0.1

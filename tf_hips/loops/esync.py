@@ -10,9 +10,11 @@ the times are those of its clock (`ps.pacing`), and it tells members to stop; wi
 workers compute the same plan from what all have said of durations. Rules: `tf_hips.esync`,
 docs/esync.md.
 
-Averaging, with p_i the shares and a_i what the steps of member i weigh (n_i for plain SGD):
+Averaging, with p_i the shares, a_i what the steps of member i weigh (n_i for plain SGD), and
+t = sum p_j a_j:
 
-    normalised   x = (sum p_j a_j) sum p_i x_i / a_i        no member's data count for its speed
+    bounded      x = sum p_i x_i min(max(t / a_i, 1), 1.5)  normalised as far as that is stable
+    normalised   x = sum p_i x_i t / a_i                    no member's data count for its speed
     uniform      x = sum p_i x_i                            the paper's
 
 Invariant: steps differ, rounds do not: all meet equally often and are equal afterwards.
@@ -38,7 +40,11 @@ from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies.loan import WORKER
 
 RULES = ("default", "compat")
-AVERAGINGS = ("normalised", "uniform")
+BOUNDED, NORMALISED, AVERAGED = "bounded", "normalised", "uniform"
+AVERAGINGS = (BOUNDED, NORMALISED, AVERAGED)
+# One step of a member that is 100 times slower would be made 50 times as long by t / a_i: the step
+# of an optimizer whose learning rate nobody has chosen, which diverges. See docs/decisions/0041.
+MOST_GAIN = 1.5
 
 
 class ESync(Loop):
@@ -70,7 +76,7 @@ class ESync(Loop):
             rule: "default", or "compat": the paper's, with a state server.
             pace: parameters of the default rule, a `tf_hips.esync.rule.Pace` or its text such as
                 "slowest_steps=8,deadline=0"; equal at all members.
-            averaging: "normalised" or "uniform"; None: normalised, with `compat` uniform.
+            averaging: "bounded", "normalised" or "uniform"; None: bounded, with `compat` uniform.
             weighting: what counts in the mean: "uniform", each member the same, or "workers".
             server_optimizer: as for `FedAvg`.
             reset_optimizer: whether slots of the optimizer begin anew in each round.
@@ -87,7 +93,7 @@ class ESync(Loop):
         if rule not in RULES:
             raise ValueError(f"`rule` must be one of {', '.join(RULES)}. Received: {rule!r}")
         is_compat = rule == "compat"
-        averaging = averaging or ("uniform" if is_compat else "normalised")
+        averaging = averaging or (AVERAGED if is_compat else BOUNDED)
         if averaging not in AVERAGINGS:
             raise ValueError(
                 f"`averaging` must be one of {', '.join(AVERAGINGS)}. Received: {averaging!r}"
@@ -122,12 +128,12 @@ class ESync(Loop):
                 "ESync is for rounds in which all wait for each other. Received: the server's "
                 f"rule {above}"
             )
-        self._normalises = averaging == "normalised"
+        self._averaging = averaging
         has_others = self._loan.level == WORKER and primitives.size() > 1
-        if self._normalises and has_others and strategy._has_server():
+        if averaging != AVERAGED and has_others and strategy._has_server():
             raise ConfigError(
-                "Normalised averaging with the paper's rule is for parties of one worker below a "
-                f"server. Received: {primitives.size()} workers in this party"
+                f"{averaging.capitalize()} averaging with the paper's rule is for parties of one "
+                f"worker below a server. Received: {primitives.size()} workers in this party"
             )
         self._watch = Stopwatch()
         # Workers of a party that keep step may not decide alone when a local phase ends.
@@ -186,25 +192,32 @@ class ESync(Loop):
         if self._paced is None or not self._is_alone:
             return super().is_enough()
         elapsed_s = self._watch.elapsed_s - self._paused_s
-        return self._paced.is_over(self.steps, elapsed_s, self._planned or 1)
+        if not self._paced.is_over(self.steps, elapsed_s, self._planned or 1):
+            return False
+        if not self._paced.goes_on(self.round, self._report(), self._pace_client()):
+            return True
+        self._planned = None  # executions need not be cut any more
+        return False
+
+    def _report(self) -> Report:
+        return Report(self.steps, self._watch.step_s, self._watch.elapsed_s)
 
     # What.
 
     def words(self) -> dict[str, Any]:
         """The report of this worker; it has arrived."""
-        steps, step_s = self.steps, self._watch.step_s
+        report = self._report()
         optimizer = methods.inner_optimizer(self.model)
         momentum = float(getattr(optimizer, "momentum", 0.0) or 0.0)
         self._told = {
-            "step_s": step_s,
-            "effective": methods.effective_steps(steps, momentum),
-            "local_s": self._watch.elapsed_s,
+            "step_s": report.step_s,
+            "effective": methods.effective_steps(self.steps, momentum),
+            "local_s": report.busy_s,
         }
         if self._paced is not None:
             self._told["pace"] = self._paced.pace.text
-            self._told["span_s"] = self._paced.arrived(
-                self.round, Report(steps, step_s, self._told["local_s"]), self._pace_client()
-            )
+            client = self._pace_client()
+            self._told["span_s"] = self._paced.arrived(self.round, report, client)
         self._waits.begin()
         return self._told
 
@@ -230,13 +243,15 @@ class ESync(Loop):
     def outgoing(
         self, moved: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]
     ) -> list[tf.Tensor]:
-        """Movements, normalised by what their steps weigh unless they are to be uniform."""
+        """Movements, each times the gain of its member."""
         party, worker = place
         own = meeting.parties[party][worker]
-        if not self._normalises or not own.counts:
+        if self._averaging == AVERAGED or not own.counts:
             return moved
         mean = sum(share * one.words.get("effective", 0.0) for share, one in meeting.members)
         factor = mean / own.words["effective"]
+        if self._averaging == BOUNDED:
+            factor = min(max(factor, 1.0), MOST_GAIN)
         return [one * tf.cast(factor, one.dtype) for one in moved]
 
     def facts(self) -> dict[str, Any]:
@@ -244,7 +259,7 @@ class ESync(Loop):
         return {
             **super().facts(),
             "`rule`": "default" if self._asked is None else "compat",
-            "`averaging`": "normalised" if self._normalises else "uniform",
+            "`averaging`": self._averaging,
         }
 
     def _pace_client(self) -> PaceClient | None:

@@ -16,6 +16,9 @@ from tf_hips.ps.state_client import StateClient
 
 # The meeting is over when this is waited for, so the answer is on its way.
 _ANSWER_S = 2.0
+# Of the first round, in which nobody knows how long others take for their first steps.
+_FIRST_ROUND_S = 60.0
+_PATIENT = 0.25  # of a step
 _HTTPS, _HTTP = "https://", "http://"
 
 
@@ -42,6 +45,7 @@ class Paced:
         self._met_s: float | None = None  # when the last meeting was, on this worker's clock
         self._closed_s = 0.0  # the same on the clock that all have in common, made of durations
         self._found: Assignment | None = None
+        self._reported: int | None = None  # the round of the newest report
 
     def arrived(self, number: int, report: Report, client: PaceClient | None) -> float:
         """Local steps have ended; tells the server, if there is one.
@@ -51,8 +55,9 @@ class Paced:
         """
         if client is not None:
             self._client = client
-        if self._client is not None:
+        if self._client is not None and number != self._reported:
             self._client.report(number, report)
+            self._reported = number
         return 0.0 if self._met_s is None else self._clock() - self._met_s
 
     def hear(self, number: int, own: int, told: Sequence[tuple[int, dict[str, Any]]]) -> None:
@@ -101,6 +106,26 @@ class Paced:
         if found is not None:
             self.assigned = found  # else what was assigned before: another `fit`, or a lost answer
         return self.pace.first_steps if self.assigned is None else self.assigned.steps
+
+    def goes_on(self, number: int, report: Report, client: PaceClient | None) -> bool:
+        """Whether local steps go on after those of the first round: until all have made theirs.
+
+        With this the server hears that they are made; its answer says that everybody's are. Without
+        a server nobody says so, and nothing goes on.
+
+        Args:
+            number: the round.
+            report: of the steps so far.
+            client: the server.
+        """
+        if self.assigned is not None or client is None:
+            return False
+        patience_s = 0.0
+        if number != self._reported:
+            self.arrived(number, report, client)
+            # The last one to say so has its answer at once, and must not begin a long step.
+            patience_s = min(_ANSWER_S, _PATIENT * report.busy_s / max(report.steps, 1))
+        return report.busy_s < _FIRST_ROUND_S and not client.is_answered(patience_s)
 
     def is_over(self, steps: int, elapsed_s: float, planned: int) -> bool:
         """Whether local steps end here: by number, by time, or because the server says so."""

@@ -213,6 +213,10 @@ class PaceClient:
             raise self._call.error
         return self._call.assignment
 
+    def is_answered(self, patience_s: float) -> bool:
+        """Whether the last report has its answer within `patience_s`, or will have none."""
+        return self._call is None or self._call.is_heard.wait(patience_s)
+
     def is_stopped(self) -> bool:
         """Whether the server has told this child to end its local steps."""
         return self._call is not None and self._call.is_stopped

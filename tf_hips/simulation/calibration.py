@@ -20,7 +20,7 @@ from tf_hips.errors import ConfigError
 from tf_hips.simulation.description import Description, Group, Method, Traffic
 
 _LEAST_ROUNDS = 3
-_UNCOUNTED = 2
+_UNCOUNTED = 3
 _OF_MEDIAN = 1.4826  # the standard deviation of a normal distribution over its median deviation
 
 

@@ -195,7 +195,7 @@ class Description:
         groups: the sites.
         methods: what is compared.
         server: its links.
-        rounds: how many are simulated of each method; the first two do not count.
+        rounds: how many are simulated of each method; the first three do not count.
         seed: of all that is drawn.
     """
 
@@ -215,7 +215,7 @@ class Description:
         if not self.groups or not self.methods:
             raise ConfigError("`groups` and `methods` must have an entry at least.")
         _check("groups", self.num_sites, self.num_sites <= MAX_SITES, f"at most {MAX_SITES} sites")
-        _check("rounds", self.rounds, 3 <= self.rounds <= MAX_ROUNDS, f"from 3 to {MAX_ROUNDS}")
+        _check("rounds", self.rounds, 4 <= self.rounds <= MAX_ROUNDS, f"from 4 to {MAX_ROUNDS}")
         _check("seed", self.seed, 0 <= self.seed < 1 << 63, "from 0 to 2^63")
 
     @classmethod

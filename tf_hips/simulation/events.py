@@ -16,7 +16,7 @@ from tf_hips.simulation.sites import Sites
 
 
 def compat(label: str, sites: Sites, epsilon: float, rounds: int) -> Result:
-    """ESync as its paper has it: a question before every step; the first two do not count."""
+    """ESync as its paper has it: a question before every step; the first three do not count."""
     count = len(sites)
     table = StateTable(count, epsilon)
     tally = Tally()

@@ -8,13 +8,14 @@ import numpy as np
 
 from tf_hips.simulation.sites import Counts, Floats
 
-# Rounds before what is counted: in the first ESync knows no times, in the second no transfers.
-UNCOUNTED = 2
+# Rounds before what is counted: in the first ESync knows no times, in two more no transfers that
+# count.
+UNCOUNTED = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a method would be like. Rounds are those after the first two.
+    """What a method would be like. Rounds are those after the first three.
 
     Attributes:
         method: the method's label.

@@ -110,7 +110,7 @@ def _cut(sites: Sites, after_s: Floats, steps: Counts, lasting: Floats) -> bool:
 
 
 def play(label: str, sites: Sites, scheduler: Scheduler, rounds: int) -> Result:
-    """Simulates so many rounds; the first two do not count."""
+    """Simulates so many rounds; the first three do not count."""
     tally = Tally()
     now = 0.0
     for number in range(rounds):

@@ -12,7 +12,7 @@ from tf_hips.errors import ConfigError
 
 RULES = ("default", "compat")
 WEIGHTINGS = ("samples", "uniform", "workers")
-AVERAGINGS = ("normalised", "uniform")
+AVERAGINGS = ("bounded", "normalised", "uniform")
 STATE_SERVER_PORT = 10010
 
 
