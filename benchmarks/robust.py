@@ -6,6 +6,7 @@
               over ours
     byzfl     rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
     accuracy  digits under attack, and what DETOX is worth (robust_accuracy.py)
+    table     the same with two levels of servers and codecs (robust_table.py); takes longest
 
 A rule is a whole call, with the look for NaN and absurd norms; the result goes to memory that is
 there. f is the greatest that the rule bears with n rows, but for NNM and multi-Krum, where it is
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import closing, codecs, robust_accuracy
+from benchmarks import closing, codecs, robust_accuracy, robust_table
 from benchmarks.collectives_jobs import Row, ratio_row
 
 COMMAND = "make bench-robust"
@@ -205,6 +206,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
     "sort": sort,
     "byzfl": byzfl,
     "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, 3)),
+    "table": lambda rounds, _: robust_table.measured(min(rounds, robust_table.SEEDS)),
 }
 
 

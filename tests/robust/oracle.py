@@ -71,7 +71,9 @@ def geometric_median(x: Doubles, f: int) -> Doubles:
     y = x.mean(axis=0)
     for _ in range(5000):
         weights = 1.0 / np.maximum(np.linalg.norm(x - y, axis=1), 1e-300)
-        y = (weights[:, None] * x).sum(axis=0) / weights.sum()
+        before, y = y, (weights[:, None] * x).sum(axis=0) / weights.sum()
+        if np.abs(y - before).max() <= 1e-14 * np.abs(y).max():
+            break
     return y
 
 

@@ -87,6 +87,9 @@ def test_mimic_copies_an_honest_row(honest: Floats) -> None:
     chosen = attacks.mimic()(honest, 1)[0]
     along = honest.astype(np.float64) @ attacks.top_direction(honest.astype(np.float64))
     np.testing.assert_array_equal(chosen, honest[int(np.argmax(along))])
+    # What came down before has nothing to do with it.
+    told = attacks.mimic()(honest, 1, before=-honest.mean(axis=0))
+    np.testing.assert_array_equal(told[0], chosen)
 
 
 def test_top_direction_is_the_first_singular_vector() -> None:
@@ -155,6 +158,7 @@ def test_wrong_settings_are_refused(honest: Floats) -> None:
         (lambda: attacks.constant()(honest, -1), "0 or more"),
         (lambda: attacks.constant()(honest, 2, own=honest), "must hold 2 rows of 60"),
         (lambda: attacks.constant()([], 2), "at least one row"),
+        (lambda: attacks.Attack("random"), "`name` must be one of reversed_gradient, "),
     ):
         with pytest.raises(ValueError, match=message):
             make()

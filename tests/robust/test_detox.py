@@ -122,6 +122,21 @@ def test_a_group_that_sends_nothing_right_is_dropped() -> None:
         )
 
 
+def test_a_group_of_liars_with_a_vector_of_another_length_is_dropped() -> None:
+    honest = gradients(5)
+    seats = detox.groups(15, 3, SEED, 0)
+    rows = list(seated(honest, seats))
+    for worker in seats[2][:2]:
+        rows[worker] = np.ones(7, np.float32)
+    digests = [detox.digest(row) for row in rows]
+    chosen = Detox(3, robust.median(f=1), vote="digest")
+    found = chosen.run_digests(digests, lambda who: rows[who], seed=SEED)
+    assert [vote.is_won for vote in found.votes] == [True, True, False, True, True]
+    assert found.aggregation.f == 0
+    wanted = robust.median(f=0)(np.delete(honest, 2, axis=0))
+    assert found.vector.tobytes() == wanted.tobytes()
+
+
 def test_a_digest_tells_bits_apart() -> None:
     row = gradients(1)[0]
     other = row.copy()

@@ -9,7 +9,7 @@ from tests.robust import oracle
 from tf_hips import robust
 from tf_hips.errors import ToleranceError
 from tf_hips.robust import attacks
-from tf_hips.robust.detox import approach, groups, vote_exact
+from tf_hips.robust.detox import approach, groups, sampling_seed, vote_exact, vote_tolerant
 
 Floats = npt.NDArray[np.float32]
 
@@ -79,16 +79,28 @@ def test_garfield_bulyan_takes_the_nearest_values_and_updates_its_scores() -> No
     rows = rows_of(11, 50)
     rows[:2] = 50.0
     found = robust.bulyan(f=2)(rows)
-    wanted = oracle.bulyan(rows.astype(np.float64), 2)
-    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
+    exact = rows.astype(np.float64)
+    np.testing.assert_allclose(found, oracle.bulyan(exact, 2), rtol=2e-5, atol=1e-6)
     assert np.abs(found).max() <= np.abs(rows[2:]).max()
+    differing = 0
+    for seed in range(20):
+        rows = rows_of(11, 5, seed)
+        # As there, and in calicarpa/krum: scores stay those of all rows.
+        at_first = sorted(oracle.ranked(rows.astype(np.float64), 2)[:7])
+        differing += list(robust.bulyan(f=2).run(rows).selected or ()) != at_first
+    assert differing > 5
 
 
 def test_epfl_krum_returns_a_mean_and_squares_once() -> None:
-    rows = rows_of(10, 25)
-    rows[0] *= 2  # with fourth powers other rows would be chosen
-    wanted = oracle.multi_krum(rows.astype(np.float64), 2)
-    np.testing.assert_allclose(robust.multi_krum(f=2)(rows), wanted, rtol=1e-5, atol=1e-6)
+    differing = 0
+    for seed in range(20):
+        rows = rows_of(10, 3, seed)
+        exact = rows.astype(np.float64)
+        wanted = oracle.multi_krum(exact, 2)
+        np.testing.assert_allclose(robust.multi_krum(f=2)(rows), wanted, rtol=1e-5, atol=1e-6)
+        fourth = np.sort(oracle.distances(exact) ** 2, axis=1)[:, 1:7].sum(axis=1)
+        differing += set(np.argsort(fourth)[:6]) != set(oracle.ranked(exact, 2)[:6])
+    assert differing > 3  # so the rows tell the two apart
 
 
 def test_flower_nobody_weighs_itself() -> None:
@@ -114,6 +126,17 @@ def test_garfield_more_than_23_rows_are_no_limit() -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_garfield_more_than_2_31_elements_are_no_limit() -> None:
+    # One row, 45 times: its memory is there once.
+    d = 48_000_000
+    row = np.random.default_rng(0).standard_normal(d, np.float32)
+    low = np.full(d, -9, np.float32)
+    rows = [low] * 22 + [row] * 23
+    assert len(rows) * d > 2**31
+    np.testing.assert_array_equal(robust.median(f=22)(rows), row)
+
+
 def test_aggregathor_results_repeat() -> None:
     rows = rows_of(15, 200_001)
     for name in robust.NAMES:
@@ -137,6 +160,26 @@ def test_qora_all_parts_of_a_row_are_chosen_together() -> None:
     assert len(by_parts) > 1
 
 
+def test_detox_an_attack_changes_what_is_sent_and_its_numbers_matter() -> None:
+    # There `random` sends the gradient as it is, and `--adversarial` is read by nobody.
+    honest = rows_of(7, 12)
+    own = honest[:3]
+    made = [getattr(attacks, name)() for name in sorted({*attacks.NAMES} - {"mimic"})]
+    made += [attacks.alie(z=1.0), attacks.gaussian(sigma=1.0), attacks.constant(3.0)]
+    made += [attacks.reversed_gradient(2.0), attacks.inner_product(0.1)]
+    sent = [one(honest, 3, own=own).tobytes() for one in made]
+    assert own.tobytes() not in sent
+    assert len({*sent}) == len(made)
+
+
+def test_garfield_and_detox_z_follows_from_how_many_lie() -> None:
+    # There it is 1.035 or 1, whatever n and f are.
+    honest = rows_of(12, 30)
+    few, many = attacks.alie()(honest, 3)[0], attacks.alie()(honest, 9)[0]
+    off = [np.linalg.norm(sent - honest.mean(axis=0)) for sent in (few, many)]
+    assert off[0] < off[1]
+
+
 @pytest.mark.parametrize("name", attacks.NAMES)
 def test_garfield_every_attack_that_has_a_name_exists(name: str) -> None:
     sent = getattr(attacks, name)()(rows_of(7, 12), 3)
@@ -149,6 +192,23 @@ def test_detox_a_vote_without_majority_is_no_vote() -> None:
     for said in ([h, h, a, b, b], [h, a, b], [h, h, a, a]):
         assert not vote_exact(said, range(len(said))).is_won
     assert vote_exact([a, h, h], (7, 8, 9)).agreed == (8, 9)
+
+
+def test_detox_a_majority_of_nan_is_no_riddle() -> None:
+    # There values are compared: NaN is unlike itself, so that a group with a NaN never agrees with
+    # itself, and 0 is -0, whose bytes differ.
+    h = rows_of(1, 5)[0]
+    h[2] = np.nan
+    assert vote_exact([h, h.copy(), h * 2], range(3)).agreed == (0, 1)
+    zeros = np.zeros(4, np.float32)
+    assert not vote_exact([zeros, -zeros, zeros + 1], range(3)).is_won
+
+
+def test_detox_replicas_that_round_differently_do_not_just_lose_their_vote() -> None:
+    h = rows_of(1, 500)[0]
+    near = [h, h * np.float32(1 + 1e-6), h * np.float32(1 - 1e-6)]
+    assert not vote_exact(near, range(3)).is_won
+    assert set(vote_tolerant(near, range(3)).agreed) == {0, 1, 2}
 
 
 def test_detox_a_vote_is_on_the_whole_gradient() -> None:
@@ -170,6 +230,36 @@ def test_detox_bucket_size_0_is_no_division() -> None:
     rows = seated(rows_of(5, 8), 15, 3, 1)
     found = approach("draco_lite", "coord-median", group_size=3, bucket_size=0).run(rows, seed=1)
     assert found.vector.shape == (8,)
+
+
+def test_detox_buckets_need_not_divide_the_groups() -> None:
+    honest = rows_of(5, 8)
+    rows = seated(honest, 15, 3, 1)
+    for buckets in (2, 3, 4, 7):
+        chosen = approach("detox", "coord-median", group_size=3, bucket_size=buckets)
+        found = chosen.run(rows, seed=1).vector
+        assert (found >= honest.min(axis=0)).all() and (found <= honest.max(axis=0)).all()
+
+
+def test_detox_its_rules_ask_for_enough_votes() -> None:
+    rows = seated(rows_of(5, 8), 15, 3, 1)
+    for mode, needs in (("multi-krum", "2 f"), ("bulyan", "4 f")):
+        chosen = approach("detox", mode, group_size=3, worker_fail=4)  # 2 of 5 groups
+        with pytest.raises(ToleranceError, match=f"needs n >= {needs}"):
+            chosen.run(rows, seed=1)
+
+
+def test_detox_a_mode_that_it_does_not_know_is_refused() -> None:
+    for name in ("baseline", "detox", "draco_lite"):
+        with pytest.raises(ValueError, match="must be one of"):
+            approach(name, "middle")
+
+
+def test_detox_the_seed_draws_groups_and_batches() -> None:
+    # There `--seed` is read by nobody, and everything is drawn from 428.
+    assert groups(45, 3, 1, 0) != groups(45, 3, 2, 0)
+    assert sampling_seed(1, 0, 0) != sampling_seed(2, 0, 0)
+    assert attacks.liars(45, 5, 1) != attacks.liars(45, 5, 2)
 
 
 def test_detox_its_spellings_all_mean_something() -> None:

@@ -248,7 +248,8 @@ def test_other_spellings_are_understood(text: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("krumm", "did you mean krum"),
+        ("krumm", r"did you mean krum\? Received"),
+        ("average_of_some", r"bucketing, nnm\. Received: 'average_of_some'"),
         ("nnm(f=2)", "must stand at the end"),
         ("krum >> nnm", "must stand at the end"),
         ("krum >> median", "before the end"),

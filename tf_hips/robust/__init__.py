@@ -12,10 +12,14 @@
     graph        the same in TensorFlow; import it by name, it imports TensorFlow
 
 Definitions, sources, and what is not protected: docs/robustness.md. Imports no TensorFlow, opens no
-socket.
+socket. `attacks` and `detox` are imported when they are asked for: a server that starts needs
+neither.
 """
 
-from tf_hips.robust import attacks, detox
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from tf_hips.robust.aggregator import Aggregation, Aggregator, parse
 from tf_hips.robust.rows import Limits, Rejected
 from tf_hips.robust.rules import (
@@ -38,6 +42,11 @@ from tf_hips.robust.rules import (
 )
 from tf_hips.robust.value import NAMES, PRE_NAMES, PreAggregator
 from tf_hips.robust.votes import onebit_majority
+
+if TYPE_CHECKING:
+    from tf_hips.robust import attacks, detox
+
+_LAZY = ("attacks", "detox")
 
 __all__ = [
     "NAMES",
@@ -68,3 +77,13 @@ __all__ = [
     "parse",
     "trimmed_mean",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LAZY:
+        return importlib.import_module(f"tf_hips.robust.{name}")
+    raise AttributeError(f"module 'tf_hips.robust' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -25,7 +25,15 @@ from tf_hips.ops.native_robust import CoordinateRule, Doubles
 from tf_hips.robust import selection
 from tf_hips.robust.points import Points, only, points
 from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, refused, totals
-from tf_hips.robust.value import AUTO, PreAggregator, Step, check_steps, make_step, parse_steps
+from tf_hips.robust.value import (
+    AUTO,
+    PreAggregator,
+    Step,
+    check_steps,
+    make_step,
+    needs_pairs,
+    parse_steps,
+)
 
 _MAX_REFERENCE = 1e18
 _COORDINATE = {
@@ -187,11 +195,9 @@ class Aggregator:
             rows: float32 arrays, as `as_rows` has them.
             reference: none, or where `centred_clipping` begins.
         """
-        needs_pairs = self.steps[-1].name not in ("mean", "cge") or any(
-            step.name == "nnm" for step in self.steps
-        )
         with np.errstate(all="ignore"):
-            return Measures(*native_robust.distances([*rows, *reference], needs_pairs))
+            found = native_robust.distances([*rows, *reference], needs_pairs(self.steps))
+        return Measures(*found)
 
     def decide(
         self,
@@ -317,23 +323,28 @@ class Aggregator:
             counts.append(n)
             n = -(-n // int(step["s"])) if step.name == "bucketing" else n
         budgets: list[int] = []
+        of_rule: int | None = None  # what the rule at the end bears, if it takes an f
         for step, count in zip(reversed(self.steps), reversed(counts), strict=True):
             if step.f is None:
                 budgets.append(0)
                 continue
             most = step.most(count)
             if step.f == AUTO:
-                budgets.append(min(most, budgets[0]) if budgets else most)
-                continue
-            if gone > step.f:
-                raise ToleranceError(
-                    f"{self.text} bears f={step.f} bad rows. Received: {gone} that were refused: "
-                    f"{named}"
-                )
-            f = step.f - gone
-            if f > most:
-                raise ToleranceError(f"{step.formula} rows. Received: n={count}, f={f}{refusals}")
+                # Before a rule there is no use in bearing more than the rule does.
+                f = most if of_rule is None else min(most, of_rule)
+            else:
+                if gone > step.f:
+                    raise ToleranceError(
+                        f"{self.text} bears f={step.f} bad rows. Received: {gone} that were "
+                        f"refused: {named}"
+                    )
+                f = step.f - gone
+                if f > most:
+                    raise ToleranceError(
+                        f"{step.formula} rows. Received: n={count}, f={f}{refusals}"
+                    )
             budgets.append(f)
+            of_rule = f if len(budgets) == 1 else of_rule
         return budgets[::-1]
 
 

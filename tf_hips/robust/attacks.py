@@ -51,10 +51,16 @@ class Attack:
     Attributes:
         name: one of NAMES.
         params: (name, value) of each parameter.
+
+    Raises:
+        ValueError: there is no such attack.
     """
 
     name: str
     params: tuple[tuple[str, int | float | str], ...] = ()
+
+    def __post_init__(self) -> None:
+        _one_of("name", self.name, NAMES)
 
     def __getitem__(self, name: str) -> int | float | str:
         """The value of a parameter."""
@@ -81,8 +87,7 @@ class Attack:
             f: how many lie.
             own: what the liars themselves would have sent, if they did not; None: each the mean of
                 the honest rows.
-            before: the result of the step before, which free riders send back; or what the
-                direction of `mimic` is found from.
+            before: the result of the step before, which free riders send back.
             seed: of the run.
             step: of the run.
 
@@ -126,7 +131,7 @@ class Attack:
             case "inner_product":
                 return np.asarray(-float(self["epsilon"]) * rows.mean(axis=0), np.float64)
             case "mimic":
-                return np.asarray(rows[self._target(rows, before)], np.float64)
+                return np.asarray(rows[self._target(rows)], np.float64)
             case "min_max" | "min_sum":
                 return self._farthest(rows)
             case _:
@@ -142,12 +147,11 @@ class Attack:
         factor = alie_z(len(rows) + f, f, z) if isinstance(z, str) else float(z)
         return np.asarray(seen.mean(axis=0) + float(self["sign"]) * factor * deviation, np.float64)
 
-    def _target(self, rows: Doubles, before: Floats | None) -> int:
+    def _target(self, rows: Doubles) -> int:
         target = int(self["target"])
         if target >= 0:
             return min(target, len(rows) - 1)
-        z = top_direction(rows) if before is None else before.astype(np.float64)
-        return int(np.argmax(np.einsum("ij,j->i", rows, z)))
+        return int(np.argmax(np.einsum("ij,j->i", rows, top_direction(rows))))
 
     def _farthest(self, rows: Doubles) -> Doubles:
         """The mean and, along a direction, as much as the rule of the attack allows."""
@@ -307,14 +311,17 @@ def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: floa
 def top_direction(rows: Doubles, steps: int = 20) -> Doubles:
     """The direction in which centred rows differ most, by power iteration; of norm 1, or zeros."""
     centred = rows - rows.mean(axis=0)
-    direction = centred[int(np.argmax((centred**2).sum(axis=1)))]
+    # It is a sum of rows, so all steps but the last are taken on n x n products.
+    products = np.einsum("ik,jk->ij", centred, centred)
+    shares = np.zeros(len(rows))
+    shares[int(np.argmax(np.diagonal(products)))] = 1.0
     for _ in range(steps):
-        norm = float(np.linalg.norm(direction))
-        if norm == 0.0:
+        shares = np.einsum("ij,j->i", products, shares)
+        largest = float(np.abs(shares).max())
+        if largest == 0.0:
             return np.zeros(rows.shape[1])
-        direction = direction / norm
-        along = np.einsum("ij,j->i", centred, direction)
-        direction = np.einsum("i,ij->j", along, centred)
+        shares = shares / largest
+    direction = np.einsum("i,ij->j", shares, centred)
     norm = float(np.linalg.norm(direction))
     return direction / norm if norm else np.zeros(rows.shape[1])
 

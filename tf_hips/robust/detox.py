@@ -160,7 +160,8 @@ class Detox:
         """Votes by digest, and fetches one vector of each group.
 
         A vector that has not the digest that its worker sent proves a fault; the next one of those
-        who agreed is asked.
+        who agreed is asked. A group that agrees on a vector of another length than most groups'
+        has no vote.
 
         Args:
             digests: of each worker; None: it said nothing.
@@ -173,12 +174,17 @@ class Detox:
             ToleranceError: as for `run`.
             NonFiniteError: as for `run`.
         """
-        votes, winners = [], []
+        found = []
         for members in groups(len(digests), self.r, seed, step, is_fixed=self.is_fixed):
             vote = vote_by_digest([digests[worker] for worker in members], members)
-            vote, row = _fetched(vote, digests, fetch)
-            votes.append(vote)
-            if row is not None:
+            found.append(_fetched(vote, digests, fetch))
+        sizes = collections.Counter(row.size for _, row in found if row is not None)
+        length = max(sizes, key=sizes.__getitem__, default=0)
+        votes, winners = [], []
+        for vote, row in found:
+            is_row = row is not None and row.size == length
+            votes.append(vote if is_row else dataclasses.replace(vote, agreed=()))
+            if row is not None and is_row:
                 winners.append(row)
         return self._aggregate(winners, votes, seed, step, limits)
 

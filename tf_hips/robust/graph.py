@@ -59,7 +59,7 @@ def aggregate(aggregator: Aggregator, rows: Tensor, *, seed: int = 0, step: Tens
         step: of the run, an int or an integer scalar.
 
     Raises:
-        tf.errors.UnknownError: the rule refuses the rows; the message is its own.
+        tf.errors.InvalidArgumentError: the rule refuses the rows; the message is its own.
     """
 
     def run(values: Any, number: Any) -> Any:

@@ -58,7 +58,7 @@ def geometric_median(f: Auto = "auto", nu: float = 1e-6) -> Aggregator:
 
     Args:
         f: bad rows.
-        nu: smoothing, relative to the median distance of two rows.
+        nu: smoothing, relative to a distance of two honest rows.
     """
     return make("geometric_median", f=f, nu=nu)
 

@@ -49,15 +49,14 @@ def bulyan(apart: Doubles, f: int) -> list[int]:
 def geometric_median(apart: Doubles, nu: float) -> Doubles:
     """Weights of the smoothed geometric median, by Weiszfeld's iteration.
 
-    `nu` is relative to the median distance of two rows: an absolute one makes a mean of it as soon
-    as gradients are small.
+    `nu` is relative to a distance of honest rows: an absolute one makes a mean of it as soon as
+    gradients are small.
     """
     n = len(apart)
     weights = np.full(n, 1.0 / n)
-    floor = nu * median_distance(apart)
-    if floor == 0.0:
-        # Most pairs are of equal rows: so more than half of the rows are equal, and the result.
+    if _are_mostly_equal(apart):
         return uniform(best(np.sqrt(apart).sum(axis=1), 1), n)
+    floor = nu * spread(apart)
     for _ in range(_WEISZFELD_STEPS):
         inverse = 1.0 / np.maximum(_distances_to(apart, weights), floor)
         new = inverse / inverse.sum()
@@ -154,10 +153,19 @@ def arc_radius(norms: Doubles, f: int) -> float:
     return float(np.sort(norms)[n - clipped - 1])
 
 
-def median_distance(apart: Doubles) -> float:
-    """The median of the distances of two rows; 0 of one row."""
-    pairs = apart[np.triu_indices(len(apart), 1)]
-    return float(np.sqrt(np.median(pairs))) if pairs.size else 0.0
+def spread(apart: Doubles) -> float:
+    """A distance of two rows that less than half of the rows cannot choose; 0 where all are equal.
+
+    With h = floor(n / 2) + 1 it is the h (h - 1) / 2 smallest one, Q_n of Rousseeuw and Croux: that
+    many are between honest rows, so it is none of a liar that is far away, as the median of all
+    pairs may be; and liars that are equal to each other are fewer, so they do not make it 0.
+    """
+    pairs = np.sort(apart[np.triu_indices(len(apart), 1)])
+    if not pairs.size or pairs[-1] == 0.0:
+        return 0.0
+    h = len(apart) // 2 + 1
+    first = int(np.searchsorted(pairs, 0.0, side="right"))  # of those that are not 0
+    return float(np.sqrt(pairs[max(h * (h - 1) // 2 - 1, first)]))
 
 
 def uniform(chosen: list[int], n: int) -> Doubles:
@@ -165,6 +173,11 @@ def uniform(chosen: list[int], n: int) -> Doubles:
     weights = np.zeros(n)
     weights[chosen] = 1.0 / len(chosen)
     return weights
+
+
+def _are_mostly_equal(apart: Doubles) -> bool:
+    """Whether more than half of the points are one."""
+    return bool(((apart == 0.0).sum(axis=1) * 2 > len(apart)).any())
 
 
 def _distances_to(apart: Doubles, weights: Doubles) -> Doubles:
@@ -185,17 +198,20 @@ def _first_without(is_far: npt.NDArray[np.bool_], f: int) -> list[int] | None:
     @functools.cache
     def cover(left: int, budget: int) -> bool:
         """Whether leaving out `budget` of the points `left` keeps no two that are far apart."""
-        worst, degree = -1, 0
+        worst, degree, ends = -1, 0, 0
         rest = left
         while rest:
             i = (rest & -rest).bit_length() - 1
             rest &= rest - 1
             found = (masks[i] & left).bit_count()
+            ends += found
             if found > degree:
                 worst, degree = i, found
         if degree == 0:
             return True
-        if budget <= 0:
+        # Each point that goes takes `degree` pairs with it at most. Without this, liars that sit in
+        # pairs make the search as long as it can be.
+        if ends > 2 * budget * degree:
             return False
         if cover(left & ~(1 << worst), budget - 1):
             return True

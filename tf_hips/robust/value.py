@@ -33,34 +33,42 @@ class Kind:
         needs: (a, b): n >= a f + b rows; None: it takes no f.
         is_pre: whether rows come out, and not one.
         is_coordinate: whether each coordinate is a matter of its own, with no look at distances.
+        looks_at: "pairs": distances of rows from each other; "norms": of rows alone, which of means
+            follow from distances; "": neither.
     """
 
     parameters: tuple[Parameter, ...] = ()
     needs: tuple[int, int] | None = None
     is_pre: bool = False
     is_coordinate: bool = False
+    looks_at: str = ""
 
 
 _HALF = (2, 1)
+PAIRS, NORMS = "pairs", "norms"
 KINDS: dict[str, Kind] = {
     "mean": Kind(),
     "median": Kind((_F,), _HALF, is_coordinate=True),
     "trimmed_mean": Kind((_F,), _HALF, is_coordinate=True),
     "meamed": Kind((_F,), _HALF, is_coordinate=True),
-    "krum": Kind((_F,), (2, 3)),
-    "multi_krum": Kind((_F, Parameter("m", AUTO, AUTO, MAX_ROWS, words=(("auto", AUTO),))), (2, 3)),
-    "bulyan": Kind((_F, _COMPAT), (4, 3)),
-    "geometric_median": Kind((_F, Parameter("nu", 1e-6, 1e-12, 1.0)), _HALF),
+    "krum": Kind((_F,), (2, 3), looks_at=PAIRS),
+    "multi_krum": Kind(
+        (_F, Parameter("m", AUTO, AUTO, MAX_ROWS, words=(("auto", AUTO),))), (2, 3), looks_at=PAIRS
+    ),
+    "bulyan": Kind((_F, _COMPAT), (4, 3), looks_at=PAIRS),
+    "geometric_median": Kind((_F, Parameter("nu", 1e-6, 1e-12, 1.0)), _HALF, looks_at=PAIRS),
     "majority": Kind((_F,), _HALF, is_coordinate=True),
     "centred_clipping": Kind(
-        (_F, Parameter("tau", 1.0, 1e-6, 1e6), Parameter("iterations", 3, 1, 1000)), _HALF
+        (_F, Parameter("tau", 1.0, 1e-6, 1e6), Parameter("iterations", 3, 1, 1000)),
+        _HALF,
+        looks_at=PAIRS,
     ),
-    "mda": Kind((_F,), _HALF),
-    "cge": Kind((_F,), _HALF),
-    "clip": Kind((Parameter("c", 1.0, 1e-6, 1e6),), is_pre=True),
-    "arc": Kind((_F,), _HALF, is_pre=True),
+    "mda": Kind((_F,), _HALF, looks_at=PAIRS),
+    "cge": Kind((_F,), _HALF, looks_at=NORMS),
+    "clip": Kind((Parameter("c", 1.0, 1e-6, 1e6),), is_pre=True, looks_at=NORMS),
+    "arc": Kind((_F,), _HALF, is_pre=True, looks_at=NORMS),
     "bucketing": Kind((Parameter("s", 2, 1, MAX_ROWS),), is_pre=True),
-    "nnm": Kind((_F,), _HALF, is_pre=True),
+    "nnm": Kind((_F,), _HALF, is_pre=True, looks_at=PAIRS),
 }
 NAMES = tuple(name for name, kind in KINDS.items() if not kind.is_pre)
 """All aggregators, in the order of docs/robustness.md."""
@@ -228,6 +236,18 @@ def check_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return steps
 
 
+def needs_pairs(steps: tuple[Step, ...]) -> bool:
+    """Whether distances of each two rows decide what the steps make of rows."""
+    is_mixed = False
+    for step in steps:
+        looks_at = step.kind.looks_at
+        if looks_at == PAIRS or (looks_at == NORMS and is_mixed):
+            return True
+        # The norm of a mean is not to be had from norms.
+        is_mixed = is_mixed or step.name == "bucketing"
+    return False
+
+
 def _parse_step(part: str, text: str) -> Step:
     call = _CALL.fullmatch(part)
     if call is None:
@@ -246,7 +266,7 @@ def _parse_step(part: str, text: str) -> Step:
 def _kind(name: str) -> Kind:
     if name not in KINDS:
         near = difflib.get_close_matches(name, KINDS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise ValueError(
             f"a robust rule must be one of {', '.join(KINDS)}{hint} Received: {name[:50]!r}"
         )
