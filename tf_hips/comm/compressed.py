@@ -154,7 +154,7 @@ class CompressedSum:
             # Whole buckets one after the other: TensorFlow would encode a little of each, and the
             # link would wait for the last. What begins a collective goes before the next bucket.
             with tf.control_dependencies([yielded(one) for one in sent]):
-                values = [_cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
+                values = [cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
             note = None if self._complain is None else note_of(bucket, values)
             travelled = self._way(bucket, values, self, step, note)
             sent = [travelled.sent]
@@ -234,7 +234,7 @@ class CompressedSum:
         return vectors
 
 
-def _cut(vector: tf.Tensor, piece: Piece) -> tf.Tensor:
+def cut(vector: tf.Tensor, piece: Piece) -> tf.Tensor:
     """A piece of its tensor; chunks begin at aligned places, so TensorFlow copies nothing."""
     if piece.is_whole:
         return tf.identity(vector)

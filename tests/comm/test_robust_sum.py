@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Robust rules over ranks against the same in NumPy, bit for bit; who is refused, and by whom."""
+
+import pytest
+
+from tests.support.ranks import ranks
+
+pytestmark = pytest.mark.tf
+
+# The second has no elements, the third two chunks.
+LARGE = [7, 0, 2**20 + 5, 1, 300]
+SMALL = [3, 2, 0, 40, 5]
+EF = "error_feedback(onebit)"
+CHAIN = "nnm(f=1) >> trimmed_mean(f=1)"
+
+
+class _Everyone:
+    """The same results in NumPy, all ranks at once; what each rank keeps is here."""
+
+    def __init__(self, sizes, rule, compressor, topology, num_ranks):
+        import numpy as np
+
+        from tf_hips.comm.partition import pieces, spread
+        from tf_hips.ops.compressor import CHUNK
+
+        self.sizes, self.rule, self.topology = sizes, rule, topology
+        self.pieces = pieces(sizes, CHUNK)
+        self.owners = dict(
+            zip(
+                self.pieces,
+                spread([piece.num_elements for piece in self.pieces], num_ranks),
+                strict=True,
+            )
+        )
+
+        def kept(of):
+            return {
+                piece: np.zeros(of.state_shape([piece.num_elements]), np.float32)
+                if of.has_state
+                else None
+                for piece in self.pieces
+            }
+
+        self.residuals = [kept(compressor) for _ in range(num_ranks)]
+        self.owner_residuals = kept(compressor.for_sums)
+
+    def results(self, stage, gradients, step):
+        """Results of `gradients`, by rank and tensor; and the rows that they are made of."""
+        import functools
+        import math
+
+        import numpy as np
+
+        from tf_hips import robust
+        from tf_hips.ops import native
+
+        rows = {}
+        for piece in self.pieces:
+            where = slice(piece.offset, piece.offset + piece.num_elements)
+            rows[piece] = []
+            for rank, of in enumerate(gradients):
+                seed = native.derive_seed(3, f"worker/{rank}")
+                packet = native.encode(
+                    stage,
+                    np.ascontiguousarray(of[piece.tensor][where]),
+                    native.Key(seed, step, piece.tensor, piece.offset),
+                    kept=self.residuals[rank][piece] if stage.has_state else None,
+                )
+                rows[piece].append(native.decode(stage, packet, piece.num_elements))
+        if self.rule.is_coordinate:
+            found = {
+                piece: self.rule.run(one, limits=robust.Limits(max_ratio=math.inf)).vector
+                for piece, one in rows.items()
+            }
+        else:
+            measures = functools.reduce(
+                lambda one, other: one.joined(other), map(self.rule.measure, rows.values())
+            )
+            nothing = [np.zeros(0, np.float32)] * len(gradients)
+            decision = self.rule.decide(measures, rows=nothing, seed=11, step=step)
+            found = {piece: self.rule.apply(decision, one).vector for piece, one in rows.items()}
+        totals = [np.zeros(n, np.float32) for n in self.sizes]
+        for piece, vector in found.items():
+            where = slice(piece.offset, piece.offset + piece.num_elements)
+            if self.topology == "ps":
+                seed = native.derive_seed(3, f"owner/{self.owners[piece]}")
+                packet = native.encode(
+                    stage.for_sums,
+                    vector,
+                    native.Key(seed, step, piece.tensor, piece.offset),
+                    kept=self.owner_residuals[piece] if stage.for_sums.has_state else None,
+                )
+                vector = native.decode(stage.for_sums, packet, piece.num_elements)
+            totals[piece.tensor][where] = vector
+        return totals
+
+
+def _make(sizes, rule, text, topology, tell, label):
+    import tensorflow as tf
+
+    from tf_hips import robust
+    from tf_hips.comm import primitives
+    from tf_hips.comm.robust_sum import make_robust_reducer
+    from tf_hips.ops import native
+    from tf_hips.ops.compressor import parse
+
+    rank = primitives.rank()
+    letters = "".join(one if one.isalnum() else "." for one in f"{label}{rule}{text}{topology}")
+    return make_robust_reducer(
+        [[n] for n in sizes],
+        parse(text),
+        robust.parse(rule),
+        label=letters,
+        worker_seed=native.derive_seed(3, f"worker/{rank}"),
+        owner_seed=native.derive_seed(3, f"owner/{rank}"),
+        rule_seed=11,
+        make_variable=lambda value, name: tf.Variable(value, trainable=False, name=name),
+        tell=tell,
+        topology=topology,
+    )
+
+
+def _compare(sizes, rule, text, topology, steps=3):
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips import robust
+    from tf_hips.comm import primitives
+    from tf_hips.ops.compressor import parse
+
+    rank, size = primitives.rank(), primitives.size()
+
+    def gradients(of, step):
+        generator = np.random.default_rng([of, step])
+        return [generator.normal(size=n).astype(np.float32) for n in sizes]
+
+    total = _make(
+        sizes, rule, text, topology, lambda *told: pytest.fail(f"nobody lies: {told}"), "same."
+    )
+    run = tf.function(total, autograph=False)
+    compressor, chosen = parse(text), robust.parse(rule)
+    everyone = _Everyone(sizes, chosen, compressor, topology, size)
+    for step in range(steps):
+        inputs = [tf.constant(value) for value in gradients(rank, step)]
+        results = (total if step == 0 else run)(inputs, tf.constant(step, tf.int64))
+        given = [gradients(of, step) for of in range(size)]
+        expected = everyone.results(compressor.at(step), given, step)
+        for result, value in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(
+                result.numpy().view(np.uint32), value.view(np.uint32), err_msg=f"{rule} {text}"
+            )
+        if text == "fp32":
+            whole = chosen.run([np.concatenate(one) for one in given], seed=11, step=step).vector
+            mine = np.concatenate([one.numpy() for one in results])
+            if chosen.is_coordinate or chosen.rule.name == "krum":
+                np.testing.assert_array_equal(mine.view(np.uint32), whole.view(np.uint32))
+            else:  # weights may differ in the last bit: chunks are cut elsewhere
+                np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-6)
+
+
+@ranks(3)
+def test_three_ranks_equal_the_rule_in_numpy():
+    from tf_hips.comm import compressed
+
+    compressed.BUCKET_ELEMENTS = 4 * 310  # three buckets
+    _compare(LARGE, "median", "fp32", "ps", steps=2)
+    _compare(LARGE, "krum(f=0)", "fp32", "ps", steps=2)
+    compressed.BUCKET_ELEMENTS = 16
+    for rule in ("median", "geometric_median", CHAIN, "bucketing(s=2) >> mean"):
+        _compare(SMALL, rule, "fp32", "ps", steps=2)
+        _compare(SMALL, rule, EF, "allgather", steps=2)
+    for rule in ("trimmed_mean(f=1)", "majority", "cge(f=1)"):
+        _compare(SMALL, rule, EF, "ps")
+    _compare(SMALL, "median", "warmup(error_feedback(onebit), steps=1)", "ps")
+    _compare(SMALL, "centred_clipping", "dgc(ratio=0.5, momentum=0, clip_norm=0)", "ps")
