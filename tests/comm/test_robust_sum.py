@@ -173,3 +173,111 @@ def test_three_ranks_equal_the_rule_in_numpy():
         _compare(SMALL, rule, EF, "ps")
     _compare(SMALL, "median", "warmup(error_feedback(onebit), steps=1)", "ps")
     _compare(SMALL, "centred_clipping", "dgc(ratio=0.5, momentum=0, clip_norm=0)", "ps")
+
+
+def _attacked(rule, text, topology, attack, own):
+    """A result where rank 3 of 4 sends what `attack` says, and the honest rows."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+
+    rank = primitives.rank()
+    honest = [
+        np.random.default_rng(of).normal(1.0, 0.1, sum(SMALL)).astype(np.float32) for of in range(3)
+    ]
+    sent = honest[rank] if rank < 3 else attack(honest, 1, own=[honest[0]])[0]
+    told = []
+    total = _make(SMALL, rule, text, topology, lambda *one: told.append(one), f"{attack}")
+    parts = [tf.constant(one) for one in np.split(sent, np.cumsum(SMALL)[:-1])]
+    results = tf.function(total, autograph=False)(parts, tf.constant(own, tf.int64))
+    vector = np.concatenate([one.numpy() for one in results])
+    bits = primitives.gather_objects(vector.tobytes().hex())
+    assert len(set(bits)) == 1, "all ranks end with the same bits"
+    return vector, np.stack(honest), told
+
+
+def _liars():
+    """A liar among four moves the result no further than honest rows lie apart."""
+    import numpy as np
+
+    from tf_hips.robust import attacks
+
+    for attack in (attacks.reversed_gradient(1e3), attacks.constant(-1e3), attacks.gaussian()):
+        for rule, topology in (
+            ("median", "ps"),
+            ("nnm(f=1) >> median(f=1)", "ps"),
+            ("mda(f=1)", "allgather"),
+        ):
+            vector, honest, told = _attacked(rule, "fp32", topology, attack, 0)
+            assert (vector <= honest.max(axis=0)).all(), (attack, rule)
+            assert (vector >= honest.min(axis=0)).all(), (attack, rule)
+            assert not told, "what is wrong with such a row is for the rule to find"
+        # The mean of the same rows is the liar's.
+        mean, honest, told = _attacked("mean", "fp32", "ps", attack, 0)
+        assert np.abs(mean - honest.mean(axis=0)).max() > 5
+    # Beside the others this row is absurd, whatever rule there is behind.
+    _, honest, told = _attacked("geometric_median", "fp32", "ps", attacks.constant(-1e6), 5)
+    [(step, [refused], error)] = told
+    assert (step, refused.rank, refused.tensors, error) == (5, 3, (), None)
+    assert "times the median" in refused.reason
+
+
+def _refusals():
+    """Rows with NaN take no part, count among the f, and are named on all ranks alike."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_hips import robust
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ToleranceError
+
+    rank, size = primitives.rank(), primitives.size()
+    rows = np.random.default_rng(0).normal(size=(size, sum(SMALL))).astype(np.float32)
+    cuts = np.cumsum(SMALL)[:-1]
+
+    def step_of(total, number, bad):
+        """`bad` rank: (tensor, element, value)."""
+        parts = np.split(rows[rank].copy(), cuts)
+        if rank in bad:
+            tensor, element, value = bad[rank]
+            parts[tensor][element] = value
+        return [one.numpy() for one in total(parts, tf.constant(number, tf.int64))]
+
+    for topology in ("ps", "allgather"):
+        for rule, text in (("median(f=1)", "fp32"), ("krum(f=1)", "fp32"), ("median(f=1)", EF)):
+            told = []
+
+            def tell(step, refused, error, told=told):
+                told.append((step, [(one.rank, one.reason, one.tensors) for one in refused]))
+                if error is not None:
+                    raise error
+
+            if rule.startswith("krum"):
+                with pytest.raises(ToleranceError, match=r"n >= 2 f \+ 3 rows. Received: n=4, f=1"):
+                    _make(SMALL, rule, text, topology, tell, "small")
+                rule = "cge(f=1)"
+            total = tf.function(_make(SMALL, rule, text, topology, tell, "nan"), autograph=False)
+            assert np.isfinite(np.concatenate(step_of(total, 0, {}))).all()
+            assert told == []
+            found = step_of(total, 1, {2: (3, 1, np.nan)})
+            assert np.isfinite(np.concatenate(found)).all()
+            assert told == [(1, [(2, "NaN or infinity", (3,))])]
+            if text == "fp32":
+                without = robust.parse(rule).run(np.delete(rows, 2, axis=0), missing=1).vector
+                np.testing.assert_array_equal(found[3], np.split(without, cuts)[3])
+            # What is over the f is an error on all ranks alike, and the next step begins anew.
+            with pytest.raises(
+                tf.errors.OpError, match=r"bears f=1 bad rows\. Received: 2 that were"
+            ):
+                step_of(total, 2, {0: (4, 0, np.inf), 2: (4, 4, -np.inf)})
+            assert told[1:] == [(2, [(0, "NaN or infinity", (4,)), (2, "NaN or infinity", (4,))])]
+            del told[:]
+            assert np.isfinite(np.concatenate(step_of(total, 3, {}))).all()
+            assert told == []
+
+
+@ranks(4)
+def test_liars_among_four_ranks():
+    _liars()
+    _refusals()

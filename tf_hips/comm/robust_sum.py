@@ -35,7 +35,7 @@ from tf_hips.comm.robust_rows import (
     most_refused,
 )
 from tf_hips.comm.staged import Reducer, StagedSum
-from tf_hips.comm.topologies import Bucket, encode_in_turns, handed_on, joined, split
+from tf_hips.comm.topologies import Bucket, encode_in_turns, handed_on, joined
 from tf_hips.comm.ways import PS
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import graph
