@@ -9,8 +9,9 @@ import tomllib
 import numpy as np
 import pytest
 
-from benchmarks import collectives, harness, robust, robust_accuracy
+from benchmarks import collectives, harness, robust, robust_accuracy, robust_step
 from tf_hips import robust as rules
+from tf_hips.comm import robust_rows
 from tf_hips.robust import attacks
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
@@ -33,7 +34,12 @@ def test_every_target_is_about_something_that_is_measured() -> None:
             if n * d <= robust.PEER_MOST and (part == "sort") == (rule == "median")
         }
     known = {one["id"] for one in TARGETS["target"] if one["command"] == robust.COMMAND}
-    assert known == measured - {""} | {"robust-detox-points"}
+    assert known == measured - {""} | {"robust-detox-points", robust_step.TARGET}
+
+
+def test_rules_of_steps_bear_the_ranks_that_there_are() -> None:
+    for rule in (*robust_step.RULES, *robust_step.ONEBIT_RULES):
+        robust_rows.check(rules.parse(rule), robust_step.RANKS)
 
 
 def test_the_worst_figure_counts() -> None:

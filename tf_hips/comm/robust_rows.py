@@ -196,7 +196,7 @@ def by_rank(faults: Bytes, tensors: Sequence[int]) -> list[Refused]:
     """
     found = []
     for rank in np.flatnonzero(faults.any(axis=0)).tolist():
-        places = np.flatnonzero(faults[:, rank])
+        places = np.flatnonzero(faults[:, rank]).tolist()
         bad = sorted({tensors[place] for place in places})
         first = min(places, key=lambda place: tensors[place])
         reason = REASONS.get(int(faults[first, rank]), "an unknown fault")

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule over the ranks costs beside their mean, on links of 1 Gbit/s.
+
+ResNet-50's gradients on ranks that are hosts of `benchmarks.network`, with one compute thread each.
+A step lasts from a barrier until the last rank has all results; there is no backward pass that
+would hide a part of it. The mean is that of `CompressedRing()`: Horovod's allreduce in our buckets;
+the rules have float32 packets, which are as many bytes. The same with packets of one bit stands
+beside it: there the cores decide, which all ranks of this machine share.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from benchmarks import network
+from benchmarks.collectives_jobs import (
+    SETTINGS,
+    Bench,
+    Options,
+    Row,
+    Steps,
+    link_of,
+    ratio_row,
+    step_rows,
+)
+from benchmarks.jobs import job
+
+RANKS = 4
+MBIT = 1000
+MODEL = "resnet50"
+WORKER = "benchmarks.robust_worker"
+TARGET = "robust-step"
+ONEBIT = "error_feedback(onebit)"
+# With 4 rows Krum and its like bear f = 0, but compute what they always do.
+RULES = ("median", "trimmed_mean(f=1)", "geometric_median", "nnm(f=1) >> trimmed_mean(f=1)")
+ONEBIT_RULES = ("median", "geometric_median")
+
+
+def measured(rounds: int, ranks: int = RANKS) -> Iterator[Row]:
+    """Steps of rules over steps of a mean, side by side; none without a network."""
+    if why := network.why_not():
+        print(f"bench-robust: {why}")
+        return
+    with contextlib.ExitStack() as stack:
+        net = stack.enter_context(network.network(ranks))
+        options = Options(ranks=ranks, rounds=rounds)
+        started = job(ranks, module=WORKER, threads=1, settings=SETTINGS, network=net)
+        bench = Bench(options, {True: stack.enter_context(started)}, net)
+        bench.load(MODEL)
+        yield from _beside(bench, "fp32", None, RULES, about=TARGET)
+        yield from _beside(bench, ONEBIT, [[ONEBIT, "ps", 1]], ONEBIT_RULES)
+
+
+def _beside(
+    bench: Bench,
+    text: str,
+    choices: list[list[object]] | None,
+    rules: tuple[str, ...],
+    about: str = "",
+) -> Iterator[Row]:
+    names = {"mean": "mean", **{rule: f"rule_{place}" for place, rule in enumerate(rules)}}
+    bench.make("mean", "sum", choices=choices)
+    for rule in rules:
+        bench.make(names[rule], "robust", rule=rule, text=text, topology="ps")
+    bench.limit(MBIT)
+    found: dict[str, list[Steps]] = {title: [] for title in names}
+    for number in range(bench.options.rounds):
+        order = list(names)
+        for title in order if number % 2 else reversed(order):
+            found[title].append(bench.ours(names[title]))
+    bench.drop(*names.values())
+    for title, steps in found.items():
+        seconds = [second for step in steps for second in step.seconds]
+        joined = Steps(seconds, steps[-1].num_bytes)
+        yield from step_rows("step", f"{MODEL}, {text}, {title}", MBIT, joined)
+    for rule in rules:
+        ratios = [
+            mine.median / mean.median for mine, mean in zip(found[rule], found["mean"], strict=True)
+        ]
+        yield ratio_row(
+            "step",
+            f"{MODEL}, {text}, n={bench.options.ranks}: {rule} over the mean",
+            ratios,
+            link=link_of(MBIT),
+            against=f"{len(ratios)} rounds",
+            about=about,
+        )
