@@ -158,8 +158,9 @@ def _compare(sizes, rule, text, topology, steps=3):
                 np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @ranks(3)
-def test_three_ranks_equal_the_rule_in_numpy():
+def test_all_kinds_of_rules_equal_those_in_numpy():
     from tf_hips.comm import compressed
 
     compressed.BUCKET_ELEMENTS = 4 * 310  # three buckets
@@ -173,6 +174,7 @@ def test_three_ranks_equal_the_rule_in_numpy():
         _compare(SMALL, rule, EF, "ps")
     _compare(SMALL, "median", "warmup(error_feedback(onebit), steps=1)", "ps")
     _compare(SMALL, "centred_clipping", "dgc(ratio=0.5, momentum=0, clip_norm=0)", "ps")
+    _compare(SMALL, "krum(f=0)", "warmup(dgc(ratio=0.5, momentum=0), steps=1, stages=1)", "ps")
 
 
 def _attacked(rule, text, topology, attack, own):
@@ -197,25 +199,21 @@ def _attacked(rule, text, topology, attack, own):
     return vector, np.stack(honest), told
 
 
-def _liars():
+def _liars(ways):
     """A liar among four moves the result no further than honest rows lie apart."""
     import numpy as np
 
     from tf_hips.robust import attacks
 
-    for attack in (attacks.reversed_gradient(1e3), attacks.constant(-1e3), attacks.gaussian()):
-        for rule, topology in (
-            ("median", "ps"),
-            ("nnm(f=1) >> median(f=1)", "ps"),
-            ("mda(f=1)", "allgather"),
-        ):
-            vector, honest, told = _attacked(rule, "fp32", topology, attack, 0)
-            assert (vector <= honest.max(axis=0)).all(), (attack, rule)
-            assert (vector >= honest.min(axis=0)).all(), (attack, rule)
-            assert not told, "what is wrong with such a row is for the rule to find"
-        # The mean of the same rows is the liar's.
-        mean, honest, told = _attacked("mean", "fp32", "ps", attack, 0)
-        assert np.abs(mean - honest.mean(axis=0)).max() > 5
+    for attack, rule, topology in ways:
+        vector, honest, told = _attacked(rule, "fp32", topology, attack, 0)
+        assert (vector <= honest.max(axis=0)).all(), (attack, rule)
+        assert (vector >= honest.min(axis=0)).all(), (attack, rule)
+        assert not told, "what is wrong with such a row is for the rule to find"
+    # The mean of the same rows is the liar's.
+    attack = attacks.constant(-1e3)
+    mean, honest, told = _attacked("mean", "fp32", "ps", attack, 0)
+    assert np.abs(mean - honest.mean(axis=0)).max() > 5
     # Beside the others this row is absurd, whatever rule there is behind.
     _, honest, told = _attacked("geometric_median", "fp32", "ps", attacks.constant(-1e6), 5)
     [(step, [refused], error)] = told
@@ -223,7 +221,7 @@ def _liars():
     assert "times the median" in refused.reason
 
 
-def _refusals():
+def _refusals(ways):
     """Rows with NaN take no part, count among the f, and are named on all ranks alike."""
     import numpy as np
     import tensorflow as tf
@@ -244,40 +242,71 @@ def _refusals():
             parts[tensor][element] = value
         return [one.numpy() for one in total(parts, tf.constant(number, tf.int64))]
 
-    for topology in ("ps", "allgather"):
-        for rule, text in (("median(f=1)", "fp32"), ("krum(f=1)", "fp32"), ("median(f=1)", EF)):
-            told = []
+    with pytest.raises(ToleranceError, match=r"n >= 2 f \+ 3 rows. Received: n=4, f=1"):
+        _make(SMALL, "krum(f=1)", "fp32", "ps", None, "small")
+    for rule, text, topology in ways:
+        told = []
 
-            def tell(step, refused, error, told=told):
-                told.append((step, [(one.rank, one.reason, one.tensors) for one in refused]))
-                if error is not None:
-                    raise error
+        def tell(step, refused, error, told=told):
+            told.append((step, [(one.rank, one.reason, one.tensors) for one in refused]))
+            if error is not None:
+                raise error
 
-            if rule.startswith("krum"):
-                with pytest.raises(ToleranceError, match=r"n >= 2 f \+ 3 rows. Received: n=4, f=1"):
-                    _make(SMALL, rule, text, topology, tell, "small")
-                rule = "cge(f=1)"
-            total = tf.function(_make(SMALL, rule, text, topology, tell, "nan"), autograph=False)
-            assert np.isfinite(np.concatenate(step_of(total, 0, {}))).all()
-            assert told == []
-            found = step_of(total, 1, {2: (3, 1, np.nan)})
-            assert np.isfinite(np.concatenate(found)).all()
-            assert told == [(1, [(2, "NaN or infinity", (3,))])]
-            if text == "fp32":
-                without = robust.parse(rule).run(np.delete(rows, 2, axis=0), missing=1).vector
-                np.testing.assert_array_equal(found[3], np.split(without, cuts)[3])
-            # What is over the f is an error on all ranks alike, and the next step begins anew.
-            with pytest.raises(
-                tf.errors.OpError, match=r"bears f=1 bad rows\. Received: 2 that were"
-            ):
-                step_of(total, 2, {0: (4, 0, np.inf), 2: (4, 4, -np.inf)})
-            assert told[1:] == [(2, [(0, "NaN or infinity", (4,)), (2, "NaN or infinity", (4,))])]
-            del told[:]
-            assert np.isfinite(np.concatenate(step_of(total, 3, {}))).all()
-            assert told == []
+        total = tf.function(_make(SMALL, rule, text, topology, tell, "nan"), autograph=False)
+        assert np.isfinite(np.concatenate(step_of(total, 0, {}))).all()
+        assert told == []
+        found = step_of(total, 1, {2: (3, 1, np.nan)})
+        assert np.isfinite(np.concatenate(found)).all()
+        assert told == [(1, [(2, "NaN or infinity", (3,))])]
+        if text == "fp32":
+            without = robust.parse(rule).run(np.delete(rows, 2, axis=0), missing=1).vector
+            np.testing.assert_array_equal(found[3], np.split(without, cuts)[3])
+        # What is over the f is an error on all ranks alike, and the next step begins anew.
+        with pytest.raises(tf.errors.OpError, match=r"bears f=1 bad rows\. Received: 2 that were"):
+            step_of(total, 2, {0: (4, 0, np.inf), 2: (4, 4, -np.inf)})
+        assert told[1:] == [(2, [(0, "NaN or infinity", (4,)), (2, "NaN or infinity", (4,))])]
+        del told[:]
+        assert np.isfinite(np.concatenate(step_of(total, 3, {}))).all()
+        assert told == []
 
 
 @ranks(4)
-def test_liars_among_four_ranks():
-    _liars()
-    _refusals()
+def test_four_ranks_one_of_whom_lies():
+    from tf_hips.comm import compressed
+    from tf_hips.robust import attacks
+
+    compressed.BUCKET_ELEMENTS = 16
+    _compare(SMALL, "median", "fp32", "ps", steps=2)
+    _compare(SMALL, CHAIN, EF, "ps", steps=2)
+    _liars([(attacks.reversed_gradient(1e3), CHAIN, "allgather")])
+    _refusals([("median(f=1)", "fp32", "ps"), ("cge(f=1)", EF, "ps")])
+
+
+@pytest.mark.slow
+@ranks(4)
+def test_liars_and_rows_that_are_refused_in_all_ways():
+    from tf_hips.robust import attacks
+
+    _liars(
+        [
+            (attack, rule, topology)
+            for attack in (
+                attacks.reversed_gradient(1e3),
+                attacks.constant(-1e3),
+                attacks.gaussian(),
+            )
+            for rule, topology in (
+                ("median", "ps"),
+                ("nnm(f=1) >> median(f=1)", "ps"),
+                ("mda(f=1)", "allgather"),
+            )
+        ]
+    )
+    _refusals(
+        [
+            (rule, text, topology)
+            for rule in ("median(f=1)", "cge(f=1)")
+            for text in ("fp32", EF)
+            for topology in ("ps", "allgather")
+        ]
+    )

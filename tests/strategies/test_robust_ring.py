@@ -36,7 +36,9 @@ def _build(strategy, rank, factor, classes=3, features=6):
 
 @ranks(3)
 def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
+    import keras
     import numpy as np
+    import tensorflow as tf
 
     from tests.strategies import training
     from tf_hips import config, errors, log, loops, robust
@@ -69,17 +71,32 @@ def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
 
     strategy = CompressedRing("error_feedback(onebit)", config=run, robust=robust.trimmed_mean(f=1))
     model = _build(strategy, rank, float("nan"))
-    training.fit(model, own, epochs=2)
+    training.fit(model, own)
     training.assert_same_on_all_ranks(model)
     assert np.isfinite(model.get_weights()[0]).all()
-    assert (model.predict(x, verbose=0).argmax(1) == y.argmax(1)).mean() > 0.75
+    assert (model(x).numpy().argmax(1) == y.argmax(1)).mean() > 0.7
     events = [one for one in log.read_events(tmp_path) if one["event"] == "refused"]
     assert {one["rank"] for one in events} == {0}
-    assert [one["step"] for one in events] == list(range(40))
+    assert [one["step"] for one in events] == list(range(20))
     [row] = events[0]["rows"]
     assert row["rank"] == 2
     assert "NaN or infinity in gradient 0 (" in row["reason"]
     assert row["reason"].endswith(" and 3 more")
+
+    # What is sparse becomes dense, or it would be summed past the rule.
+    other = CompressedRing(robust=robust.median())
+    with other.scope():
+        table = tf.Variable(tf.zeros([4, 2]))
+        descent = keras.optimizers.SGD(1.0)
+
+    @tf.function
+    def lookup():
+        values = tf.fill([1, 2], float("nan") if rank == 1 else 1.0 / 3)
+        gradient = tf.IndexedSlices(values, tf.constant([2]), tf.constant([4, 2]))
+        other.run(lambda: descent.apply_gradients([(gradient, table)]))
+
+    lookup()
+    np.testing.assert_allclose(table.numpy()[2], [-1.0, -1.0])
 
     # Sums of a loop are weighted movements.
     other = CompressedRing(robust=robust.median())
