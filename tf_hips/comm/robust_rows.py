@@ -86,8 +86,9 @@ class Share:
         """
         results = np.zeros(sum(self.sizes), np.float32)
         faults = np.zeros((len(self.sizes), self.num_ranks), np.uint8)
-        for place, out in enumerate(self._parts(results)):
-            rows, faults[place] = self._rows(received, place, range(self.num_ranks))
+        pieces = zip(self._pieces(received), self._parts(results), strict=True)
+        for place, ((packets, flags), out) in enumerate(pieces):
+            rows, faults[place] = self._rows(packets, flags, out.size, range(self.num_ranks))
             # One that is not there is refused as any other.
             for bad in np.flatnonzero(faults[place]):
                 rows[int(bad)] = np.full(out.size, np.nan, np.float32)
@@ -109,8 +110,9 @@ class Share:
             received: as for `merged`.
         """
         found = np.zeros((len(self.sizes), measures_of(self.num_ranks)))
-        for place, size in enumerate(self.sizes):
-            rows, faults = self._rows(received, place, range(self.num_ranks))
+        pieces = zip(self._pieces(received), self.sizes, strict=True)
+        for place, ((packets, flags), size) in enumerate(pieces):
+            rows, faults = self._rows(packets, flags, size, range(self.num_ranks))
             nothing = np.zeros(size, np.float32)
             given = [rows.get(rank, nothing) for rank in range(self.num_ranks)]
             measures = self.rule.measure(given)
@@ -137,9 +139,10 @@ class Share:
         # The others need not be decoded.
         used = np.flatnonzero(decision.mixing.astype(np.float32).any(axis=0)).tolist() or [0]
         needed = [decision.accepted[place] for place in used]
-        for place, out in enumerate(self._parts(results)):
-            rows, _ = self._rows(received, place, needed)
-            nothing = np.zeros(0, np.float32)
+        nothing = np.zeros(0, np.float32)
+        pieces = zip(self._pieces(received), self._parts(results), strict=True)
+        for (packets, flags), out in pieces:
+            rows, _ = self._rows(packets, flags, out.size, needed)
             given = [rows.get(rank, nothing) for rank in range(self.num_ranks)]
             self.rule.apply(decision, given, out=out)
         return results
@@ -148,20 +151,25 @@ class Share:
         ends = np.cumsum(self.sizes).tolist()
         return [whole[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
 
+    def _pieces(self, received: Bytes) -> list[tuple[Bytes, Bytes]]:
+        """Of each piece the packets of all ranks, and whether their gradients are not finite."""
+        of_rank = received.reshape(self.num_ranks, -1)
+        ends = np.cumsum(self.lengths).tolist()
+        return [
+            (of_rank[:, end - length : end], of_rank[:, ends[-1] + place])
+            for place, (length, end) in enumerate(zip(self.lengths, ends, strict=True))
+        ]
+
     def _rows(
-        self, received: Bytes, place: int, ranks: Sequence[int]
+        self, packets: Bytes, flags: Bytes, size: int, ranks: Sequence[int]
     ) -> tuple[dict[int, Floats], Bytes]:
         """The rows of a piece by rank, without those that say that they are none; faults of all."""
-        of_rank = received.reshape(self.num_ranks, sum(self.lengths) + len(self.lengths))
-        begin = sum(self.lengths[:place])
-        packets = of_rank[:, begin : begin + self.lengths[place]]
-        faults = np.where(of_rank[:, sum(self.lengths) + place] != 0, NOT_FINITE, SOUND)
-        faults = faults.astype(np.uint8)
+        faults = np.where(flags != 0, NOT_FINITE, SOUND).astype(np.uint8)
         rows = {}
         for rank in ranks:
             if faults[rank] == SOUND:
                 try:
-                    rows[rank] = native.decode(self.compressor, packets[rank], self.sizes[place])
+                    rows[rank] = native.decode(self.compressor, packets[rank], size)
                 except PacketError:
                     faults[rank] = BROKEN
         return rows, faults

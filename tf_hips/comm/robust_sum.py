@@ -15,9 +15,10 @@ Invariant: nothing raises before all collectives of the step have ended, and the
 Invariant: a result depends on the number of ranks and the codec, not on the buckets.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -46,7 +47,9 @@ from tf_hips.robust import Aggregator
 TOPOLOGIES = (PS, "allgather")
 
 # Step, who is refused, and why the rule could not be applied, if so; raises that.
-Tell = Callable[[int, Sequence[Refused], ToleranceError | None], None]
+Tell: TypeAlias = Callable[[int, Sequence[Refused], ToleranceError | None], None]
+# Results by piece, and what says who is refused.
+_Found: TypeAlias = tuple[dict[Piece, tf.Tensor], tf.Tensor]
 
 
 class RobustSum(CompressedSum):
@@ -111,6 +114,7 @@ class RobustSum(CompressedSum):
         self._tell = tell
         self._scale = scale
         self._decider = Decider(rule, primitives.size(), rule_seed)
+        self._width = measures_of(primitives.size())
         self._measures_name = f"{label}.{topology}.measures"
 
     def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
@@ -127,29 +131,8 @@ class RobustSum(CompressedSum):
             return [tf.identity(vector) for vector in vectors]
         clipped = graph.clip(self.compressor, vectors, primitives.size())
         own = [vector * self._scale for vector in clipped] if self._scale != 1 else clipped
-        received: list[tf.Tensor] = []
-        results: dict[Piece, tf.Tensor] = {}
-        told: list[tf.Tensor] = []
-        for bucket, came in zip(self._buckets, self._travelled(own, step), strict=True):
-            if not self._rule.is_coordinate:
-                received.append(came)
-                continue
-            share = self._share(bucket)
-            merged, faults = _run(share.merged, [came], [tf.float32, tf.uint8])
-            self._hand_on(bucket, merged, faults, step, results, told)
-        if not self._rule.is_coordinate:
-            measures = self._measured(received)
-            for bucket, came in zip(self._buckets, received, strict=True):
-                share = self._share(bucket)
-
-                def applied(
-                    came: np.ndarray, measures: np.ndarray, step: np.int64, share: Share = share
-                ) -> np.ndarray:
-                    return share.applied(came, self._decider(measures, int(step)))
-
-                [vector] = _run(applied, [came, measures, step], [tf.float32])
-                self._hand_on(bucket, vector, None, step, results, told)
-            told = [measures]
+        aggregate = self._by_coordinates if self._rule.is_coordinate else self._by_distances
+        results, told = aggregate(self._travelled(own, step), step)
         sums = self._whole(results)
 
         def look() -> list[tf.Tensor]:
@@ -157,10 +140,46 @@ class RobustSum(CompressedSum):
 
         if looks.later(look):
             return sums
-        with tf.control_dependencies([*sums, *told]):
+        with tf.control_dependencies([*sums, told]):
             seen = look()
         with tf.control_dependencies(seen):
             return list(opaque(sums))
+
+    def _by_coordinates(self, arriving: Iterator[tf.Tensor], step: tf.Tensor) -> _Found:
+        """Results by piece, and faults, [pieces, ranks] in `_order` of the buckets."""
+        results: dict[Piece, tf.Tensor] = {}
+        faults = []
+        for bucket, came in zip(self._buckets, arriving, strict=True):
+            merged, own = _run(self._share(bucket).merged, [came], [tf.float32, tf.uint8])
+            of_bucket, notes = self._handed_on(bucket, merged, step, own)
+            results |= of_bucket
+            faults += notes
+        return results, tf.concat(faults, 0)
+
+    def _by_distances(self, arriving: Iterator[tf.Tensor], step: tf.Tensor) -> _Found:
+        """Results by piece, and measures, [pieces, measures_of(ranks)]."""
+        received = list(arriving)
+        shares = [self._share(bucket) for bucket in self._buckets]
+        own = [
+            tf.ensure_shape(_run(share.measured, [came], [tf.float64])[0], [None, self._width])
+            for share, came in zip(shares, received, strict=True)
+        ]
+        measures = tf.concat(own, 0)
+        if not self._is_everywhere:
+            measures = primitives.allgather(measures, self._measures_name)
+        measures = tf.ensure_shape(measures, [len(self._measured_tensors()), self._width])
+        results: dict[Piece, tf.Tensor] = {}
+        for bucket, share, came in zip(self._buckets, shares, received, strict=True):
+            [vector] = _run(
+                functools.partial(self._applied, share), [came, measures, step], [tf.float32]
+            )
+            results |= self._handed_on(bucket, vector, step, None)[0]
+        return results, measures
+
+    def _applied(
+        self, share: Share, came: np.ndarray, measures: np.ndarray, step: np.int64
+    ) -> np.ndarray:
+        return share.applied(came, self._decider(measures, int(step)))
 
     @property
     def _is_everywhere(self) -> bool:
@@ -191,7 +210,7 @@ class RobustSum(CompressedSum):
             bucket.pieces[place] for rank in range(primitives.size()) for place in bucket.of(rank)
         ]
 
-    def _travelled(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> Any:
+    def _travelled(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> Iterator[tf.Tensor]:
         """Yields what comes of each bucket, uint8 [bytes]; see `Share.merged`."""
         sent: list[tf.Tensor] = []
         for bucket in self._buckets:
@@ -222,47 +241,42 @@ class RobustSum(CompressedSum):
             mine = lengths[0] if self._is_everywhere else lengths[rank]
             yield tf.ensure_shape(came, [count * mine])
 
-    def _measured(self, received: Sequence[tf.Tensor]) -> tf.Tensor:
-        """What all ranks know of all rows: float64 [pieces, measures_of(ranks)]."""
-        found = []
-        for bucket, came in zip(self._buckets, received, strict=True):
-            [one] = _run(self._share(bucket).measured, [came], [tf.float64])
-            found.append(tf.ensure_shape(one, [None, measures_of(primitives.size())]))
-        own = tf.concat(found, 0)
-        return own if self._is_everywhere else primitives.allgather(own, self._measures_name)
+    def _handed_on(
+        self, bucket: Bucket, vector: tf.Tensor, step: tf.Tensor, faults: tf.Tensor | None
+    ) -> tuple[dict[Piece, tf.Tensor], list[tf.Tensor]]:
+        """Results of a bucket by piece, or their packets where owners made them, on all ranks.
 
-    def _hand_on(
-        self,
-        bucket: Bucket,
-        vector: tf.Tensor,
-        faults: tf.Tensor | None,
-        step: tf.Tensor,
-        results: dict[Piece, tf.Tensor],
-        told: list[tf.Tensor],
-    ) -> None:
-        """Notes results of a bucket, or the packets of them, and its faults, in `_order`."""
+        Args:
+            bucket: what has travelled.
+            vector: results of the pieces whose rows came here, concatenated.
+            step: number of the step.
+            faults: of their rows, uint8 [pieces, ranks]; None: they are known otherwise.
+
+        Returns:
+            Those of all pieces, and faults of all pieces, in `_order`.
+        """
         places, count = self._places(bucket), primitives.size()
         sizes = [bucket.pieces[place].num_elements for place in places]
         vector = tf.ensure_shape(vector, [sum(sizes)])
         values = dict(zip(places, tf.split(vector, sizes) if sizes else [], strict=True))
-        if self._is_everywhere:
-            results.update((bucket.pieces[place], value) for place, value in values.items())
-            told += [] if faults is None else [faults]
-            return
-        merged = {
-            place: self._recoded(bucket.pieces[place], value, step)
-            for place, value in values.items()
-        }
-        notes = None
         if faults is not None:
-            notes = tf.ensure_shape(tf.reshape(faults, [-1]), [len(places) * count])
-        note_lengths = [count * len(bucket.of(rank)) for rank in range(count)]
-        packets, of_owners = handed_on(
-            bucket, range(count), merged, self._sums, notes, note_lengths
+            faults = tf.ensure_shape(faults, [len(places), count])
+        if self._is_everywhere:
+            own = {bucket.pieces[place]: value for place, value in values.items()}
+            return own, [] if faults is None else [faults]
+        packets, notes = handed_on(
+            bucket,
+            range(count),
+            {
+                place: self._recoded(bucket.pieces[place], value, step)
+                for place, value in values.items()
+            },
+            self._sums,
+            None if faults is None else tf.reshape(faults, [-1]),
+            [count * len(bucket.of(rank)) for rank in range(count)],
         )
-        results.update(zip(bucket.pieces, packets, strict=True))
-        if of_owners:
-            told.append(tf.reshape(tf.concat(of_owners, 0), [-1, count]))
+        of_owners = [tf.reshape(note, [-1, count]) for note in notes]
+        return dict(zip(bucket.pieces, packets, strict=True)), of_owners
 
     def _recoded(self, piece: Piece, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The packet of a result that this rank owns; once per step."""
@@ -291,15 +305,14 @@ class RobustSum(CompressedSum):
             vectors[tensor] = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
         return vectors
 
-    def _looked(self, told: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
+    def _looked(self, told: tf.Tensor, step: tf.Tensor) -> list[tf.Tensor]:
         """What raises, on all ranks alike, if too few rows were left."""
         if not self._rule.is_coordinate:
-            return _run(self._tell_of_measures, [step, told[0]], [tf.int64], is_pure=False)
-        faults = tf.concat(told, 0)
+            return _run(self._tell_of_measures, [step, told], [tf.int64], is_pure=False)
         return [
             tf.cond(
-                tf.reduce_any(faults != 0),
-                lambda: _run(self._tell_of_faults, [step, faults], [tf.int64], is_pure=False)[0],
+                tf.reduce_any(told != 0),
+                lambda: _run(self._tell_of_faults, [step, told], [tf.int64], is_pure=False)[0],
                 lambda: tf.constant(0, tf.int64),
             )
         ]
