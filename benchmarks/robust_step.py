@@ -35,18 +35,25 @@ RULES = ("median", "trimmed_mean(f=1)", "geometric_median", "nnm(f=1) >> trimmed
 ONEBIT_RULES = ("median", "geometric_median")
 
 
-def measured(rounds: int, ranks: int = RANKS) -> Iterator[Row]:
-    """Steps of rules over steps of a mean, side by side; none without a network."""
+def measured(rounds: int, ranks: int = RANKS, scale: int = 1) -> Iterator[Row]:
+    """Steps of rules over steps of a mean, side by side; none without a network.
+
+    Args:
+        rounds: of each.
+        ranks: hosts.
+        scale: the model is that many times narrower; then the figures are of no target.
+    """
     if why := network.why_not():
         print(f"bench-robust: {why}")
         return
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(network.network(ranks))
-        options = Options(ranks=ranks, rounds=rounds)
+        options = Options(ranks=ranks, rounds=rounds, scale=scale)
         started = job(ranks, module=WORKER, threads=1, settings=SETTINGS, network=net)
         bench = Bench(options, {True: stack.enter_context(started)}, net)
         bench.load(MODEL)
-        yield from _beside(bench, "fp32", None, RULES, about=TARGET)
+        about = TARGET if (ranks, scale) == (RANKS, 1) else ""
+        yield from _beside(bench, "fp32", None, RULES, about=about)
         yield from _beside(bench, ONEBIT, [[ONEBIT, "ps", 1]], ONEBIT_RULES)
 
 
