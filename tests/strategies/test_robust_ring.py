@@ -125,7 +125,7 @@ def test_accuracy_holds_where_one_rank_poisons_its_gradients():
     def accuracy(rule, compression, factor, **options):
         strategy = CompressedRing(compression, robust=rule, nonfinite="propagate", **options)
         model = _build(strategy, rank, factor, classes=10, features=64)
-        training.fit(model, own, epochs=12, batch=batch)
+        training.fit(model, own, epochs=16, batch=batch)
         if np.isfinite(model.get_weights()[0]).all():
             training.assert_same_on_all_ranks(model)
         return (model.predict(x[known:], verbose=0).argmax(1) == y[known:]).mean()
@@ -133,11 +133,12 @@ def test_accuracy_holds_where_one_rank_poisons_its_gradients():
     clean = accuracy(None, None, 1.0)
     assert clean > 0.93
     assert accuracy(None, None, -20.0) < 0.5
-    for rule, compression, options in (
-        ("median", None, {}),
-        ("krum(f=1)", None, {}),
-        ("multi_krum(f=1)", "error_feedback(onebit)", {}),
-        ("nnm(f=1) >> trimmed_mean(f=1)", "terngrad(bitwidth=4)", {"topology": "allgather"}),
+    for rule, compression, options, margin in (
+        ("trimmed_mean(f=1)", None, {}, 0.05),
+        ("median", None, {}, 0.1),  # is biased, as the page says
+        ("krum(f=1)", None, {}, 0.1),  # has one batch of five
+        ("multi_krum(f=1)", "error_feedback(onebit)", {}, 0.05),
+        ("nnm(f=1) >> trimmed_mean(f=1)", "terngrad(bitwidth=4)", {"topology": "allgather"}, 0.05),
     ):
         found = accuracy(rule, compression, -20.0, **options)
-        assert found > clean - 0.05, (rule, compression, found, clean)
+        assert found > clean - margin, (rule, compression, found, clean)

@@ -86,13 +86,15 @@ class Share:
         """
         results = np.zeros(sum(self.sizes), np.float32)
         faults = np.zeros((len(self.sizes), self.num_ranks), np.uint8)
+        everyone = range(self.num_ranks)
+        room = self._room(self.num_ranks)
         pieces = zip(self._pieces(received), self._parts(results), strict=True)
         for place, ((packets, flags), out) in enumerate(pieces):
-            rows, faults[place] = self._rows(packets, flags, out.size, range(self.num_ranks))
+            rows, faults[place] = self._rows(packets, flags, room[:, : out.size], everyone)
             # One that is not there is refused as any other.
             for bad in np.flatnonzero(faults[place]):
                 rows[int(bad)] = np.full(out.size, np.nan, np.float32)
-            given = [rows[rank] for rank in range(self.num_ranks)]
+            given = [rows[rank] for rank in everyone]
             try:
                 rejected = self.rule.run(given, limits=_OF_A_PIECE, out=out).rejected
             except ToleranceError:  # every rank will find it in the faults
@@ -110,11 +112,14 @@ class Share:
             received: as for `merged`.
         """
         found = np.zeros((len(self.sizes), measures_of(self.num_ranks)))
+        everyone = range(self.num_ranks)
+        room = self._room(self.num_ranks)
         pieces = zip(self._pieces(received), self.sizes, strict=True)
         for place, ((packets, flags), size) in enumerate(pieces):
-            rows, faults = self._rows(packets, flags, size, range(self.num_ranks))
-            nothing = np.zeros(size, np.float32)
-            given = [rows.get(rank, nothing) for rank in range(self.num_ranks)]
+            rows, faults = self._rows(packets, flags, room[:, :size], everyone)
+            given = [
+                rows[rank] if rank in rows else np.zeros(size, np.float32) for rank in everyone
+            ]
             measures = self.rule.measure(given)
             squares = measures.squares[0]
             spoilt = ~np.isfinite(squares) & (faults == SOUND)
@@ -140,9 +145,10 @@ class Share:
         used = np.flatnonzero(decision.mixing.astype(np.float32).any(axis=0)).tolist() or [0]
         needed = [decision.accepted[place] for place in used]
         nothing = np.zeros(0, np.float32)
+        room = self._room(len(needed))
         pieces = zip(self._pieces(received), self._parts(results), strict=True)
         for (packets, flags), out in pieces:
-            rows, _ = self._rows(packets, flags, out.size, needed)
+            rows, _ = self._rows(packets, flags, room[:, : out.size], needed)
             given = [rows.get(rank, nothing) for rank in range(self.num_ranks)]
             self.rule.apply(decision, given, out=out)
         return results
@@ -160,16 +166,27 @@ class Share:
             for place, (length, end) in enumerate(zip(self.lengths, ends, strict=True))
         ]
 
+    def _room(self, count: int) -> Floats:
+        """Memory for so many rows of any piece; new memory for each would cost as much again."""
+        return np.empty((count, max(self.sizes, default=0)), np.float32)
+
     def _rows(
-        self, packets: Bytes, flags: Bytes, size: int, ranks: Sequence[int]
+        self, packets: Bytes, flags: Bytes, room: Floats, ranks: Sequence[int]
     ) -> tuple[dict[int, Floats], Bytes]:
-        """The rows of a piece by rank, without those that say that they are none; faults of all."""
+        """The rows of a piece by rank, without those that say that they are none; faults of all.
+
+        Args:
+            packets: of all ranks.
+            flags: of all ranks.
+            room: as many rows as `ranks`, and elements as the piece has; rows are there.
+            ranks: whose packets are decoded.
+        """
         faults = np.where(flags != 0, NOT_FINITE, SOUND).astype(np.uint8)
         rows = {}
-        for rank in ranks:
+        for rank, out in zip(ranks, room, strict=True):
             if faults[rank] == SOUND:
                 try:
-                    rows[rank] = native.decode(self.compressor, packets[rank], size)
+                    rows[rank] = native.decode(self.compressor, packets[rank], out.size, out)
                 except PacketError:
                     faults[rank] = BROKEN
         return rows, faults

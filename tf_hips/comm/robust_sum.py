@@ -46,6 +46,10 @@ from tf_hips.robust import Aggregator
 
 TOPOLOGIES = (PS, "allgather")
 
+# Fewer than of a sum: while a rule looks at the last bucket, or at the first one behind a decision,
+# the link has nothing to do.
+BUCKET_ELEMENTS = 2**22
+
 # Step, who is refused, and why the rule could not be applied, if so; raises that.
 Tell: TypeAlias = Callable[[int, Sequence[Refused], ToleranceError | None], None]
 # Results by piece, and what says who is refused.
@@ -87,7 +91,8 @@ class RobustSum(CompressedSum):
             make_variable: makes a non-trainable variable from an initial value and a name.
             tell: called on all ranks alike in steps in which rows are refused.
             topology: which way packets take, one of `TOPOLOGIES`.
-            scale: what vectors are multiplied with before they are rows.
+            scale: what results are multiplied with, as if rows were; not those of `majority`, which
+                are signs.
             shares: as for `CompressedSum`.
 
         Raises:
@@ -109,10 +114,12 @@ class RobustSum(CompressedSum):
             make_variable=make_variable,
             topology=topology,
             shares=shares,
+            bucket_elements=BUCKET_ELEMENTS,
         )
         self._rule = rule
         self._tell = tell
-        self._scale = scale
+        # Of all other rules the result is so many times longer when rows are.
+        self._scale = 1.0 if rule.rule.name == "majority" else scale
         self._decider = Decider(rule, primitives.size(), rule_seed)
         self._width = measures_of(primitives.size())
         self._measures_name = f"{label}.{topology}.measures"
@@ -129,8 +136,7 @@ class RobustSum(CompressedSum):
         """
         if primitives.size() == 1 or not self._buckets:
             return [tf.identity(vector) for vector in vectors]
-        clipped = graph.clip(self.compressor, vectors, primitives.size())
-        own = [vector * self._scale for vector in clipped] if self._scale != 1 else clipped
+        own = graph.clip(self.compressor, vectors, primitives.size())
         aggregate = self._by_coordinates if self._rule.is_coordinate else self._by_distances
         results, told = aggregate(self._travelled(own, step), step)
         sums = self._whole(results)
@@ -258,6 +264,8 @@ class RobustSum(CompressedSum):
         places, count = self._places(bucket), primitives.size()
         sizes = [bucket.pieces[place].num_elements for place in places]
         vector = tf.ensure_shape(vector, [sum(sizes)])
+        if self._scale != 1:
+            vector = vector * self._scale
         values = dict(zip(places, tf.split(vector, sizes) if sizes else [], strict=True))
         if faults is not None:
             faults = tf.ensure_shape(faults, [len(places), count])

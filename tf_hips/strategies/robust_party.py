@@ -2,8 +2,8 @@
 """How a robust rule aggregates the gradients of the ranks of a party.
 
 Keras divides gradients by the number of ranks, for their sum. A rule is of what ranks have found,
-not of a share of it: so they are multiplied by that number first, and what the rule makes of them
-is in the place of the mean.
+not of a share of it: so what it makes of shares is multiplied by that number, and is then in the
+place of the mean.
 """
 
 from collections.abc import Callable, Sequence
