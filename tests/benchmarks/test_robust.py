@@ -125,9 +125,9 @@ def test_byzfl_is_pinned() -> None:
 def test_a_small_step_over_ranks_is_measured() -> None:
     rows = list(robust_step.measured(rounds=1, ranks=3, scale=16))
     ratios = [row for row in rows if row["unit"] == "x"]
-    assert len(ratios) == len(robust_step.RULES) + len(robust_step.ONEBIT_RULES)
+    assert len(ratios) == 2 * len(robust_step.RULES) + len(robust_step.ONEBIT_RULES)
     assert all(row["measured"] > 0 and row["about"] == "" for row in ratios)
     # As many bytes as a mean has, but for a byte for each gradient and n x n numbers.
     sizes = {row["what"]: row["measured"] for row in rows if row["unit"] == "MB"}
-    mean = sizes["resnet50, fp32, mean"]
+    mean = sizes["resnet50, fp32, the mean"]
     assert all(0.8 * mean < size < 1.3 * mean for what, size in sizes.items() if ", fp32, " in what)

@@ -8,7 +8,7 @@ from tests.support.ranks import ranks
 pytestmark = pytest.mark.tf
 
 
-def _build(strategy, rank, factor, classes=3, features=6):
+def _build(strategy, rank, factor, classes=3, features=6, **options):
     """A classifier; the gradients of the last rank are `factor` times what they should be."""
     import keras
     import tensorflow as tf
@@ -30,7 +30,7 @@ def _build(strategy, rank, factor, classes=3, features=6):
                 keras.layers.Dense(classes),
             ]
         )
-        model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy"])
+        model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy"], **options)
     return model
 
 
@@ -70,7 +70,7 @@ def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
         training.fit(_build(told, rank, 1.0), own)
 
     strategy = CompressedRing("error_feedback(onebit)", config=run, robust=robust.trimmed_mean(f=1))
-    model = _build(strategy, rank, float("nan"))
+    model = _build(strategy, rank, float("nan"), steps_per_execution=4)
     training.fit(model, own)
     training.assert_same_on_all_ranks(model)
     assert np.isfinite(model.get_weights()[0]).all()
