@@ -5,6 +5,8 @@
     sort      a median by `tf.sort` in a tf.function, of rows or of columns, whichever is faster,
               over ours
     byzfl     rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
+    step      a step over ranks on links of 1 Gbit/s with a rule, over one with a mean
+              (robust_step.py); needs root
     accuracy  digits under attack, and what DETOX is worth (robust_accuracy.py)
     table     the same with two levels of servers and codecs (robust_table.py); takes longest
 
@@ -31,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import closing, codecs, robust_accuracy, robust_table
+from benchmarks import closing, codecs, robust_accuracy, robust_step, robust_table
 from benchmarks.collectives_jobs import Row, ratio_row
 
 COMMAND = "make bench-robust"
@@ -205,6 +207,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
     "read": read,
     "sort": sort,
     "byzfl": byzfl,
+    "step": lambda rounds, _: robust_step.measured(min(rounds, 9)),
     "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, 3)),
     "table": lambda rounds, _: robust_table.measured(min(rounds, robust_table.SEEDS)),
 }

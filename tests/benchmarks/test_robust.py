@@ -9,8 +9,9 @@ import tomllib
 import numpy as np
 import pytest
 
-from benchmarks import closing, harness, robust, robust_accuracy
+from benchmarks import closing, harness, robust, robust_accuracy, robust_step
 from tf_hips import robust as rules
+from tf_hips.comm import robust_rows
 from tf_hips.robust import attacks
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
@@ -36,7 +37,12 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     of_digits = {"robust-detox-points"} | {
         f"robust-table-{what}" for what in ("run", "minutes", "processes")
     }
-    assert known == measured - {""} | of_digits
+    assert known == measured - {""} | of_digits | {robust_step.TARGET}
+
+
+def test_rules_of_steps_bear_the_ranks_that_there_are() -> None:
+    for rule in (*robust_step.RULES, *robust_step.ONEBIT_RULES):
+        robust_rows.check(rules.parse(rule), robust_step.RANKS)
 
 
 def test_the_worst_figure_counts() -> None:
@@ -74,7 +80,8 @@ def test_a_small_run_prints_and_stores_nothing() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "nothing is stored" in done.stdout
-    assert done.stdout.splitlines()[-1] == "bench-robust: 0 of 15 targets met"
+    targets = sum(one["command"] == robust.COMMAND for one in TARGETS["target"])
+    assert done.stdout.splitlines()[-1] == f"bench-robust: 0 of {targets} targets met"
     assert set(harness.RESULTS.iterdir()) == before
 
 
@@ -113,3 +120,17 @@ def test_byzfl_is_pinned() -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [line.split("==")[0] for line in lines[1:]] == ["byzfl", "torch"]
     assert json.dumps(lines).count("==") == 2
+
+
+@pytest.mark.net
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_small_step_over_ranks_is_measured() -> None:
+    rows = list(robust_step.measured(rounds=1, ranks=3, scale=16))
+    ratios = [row for row in rows if row["unit"] == "x"]
+    assert len(ratios) == 2 * len(robust_step.RULES) + len(robust_step.ONEBIT_RULES)
+    assert all(row["measured"] > 0 and row["about"] == "" for row in ratios)
+    # As many bytes as a mean has, but for a byte for each gradient and n x n numbers.
+    sizes = {row["what"]: row["measured"] for row in rows if row["unit"] == "MB"}
+    mean = sizes["resnet50, fp32, the mean"]
+    assert all(0.8 * mean < size < 1.3 * mean for what, size in sizes.items() if ", fp32, " in what)

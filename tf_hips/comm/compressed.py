@@ -55,6 +55,7 @@ class CompressedSum:
         partitions: Mapping[int, int] | None = None,
         complain: Complain | None = None,
         shares: "CompressedSum | None" = None,
+        bucket_elements: int | None = None,
     ) -> None:
         """Plans the buckets and makes the residuals.
 
@@ -71,6 +72,7 @@ class CompressedSum:
                 the codec do with it what it does.
             shares: another sum of vectors of the same sizes, by a compressor that keeps the same:
                 its residuals are these, too.
+            bucket_elements: elements from which on a bucket is full; None: `BUCKET_ELEMENTS`.
 
         Raises:
             ValueError: the topology is not known, does not take so many ranks, or encodes partial
@@ -98,7 +100,7 @@ class CompressedSum:
                 tuple(segments[place] for place in places),
             )
             for number, places in enumerate(
-                piece_buckets(everything, BUCKET_ELEMENTS, partitions or {})
+                piece_buckets(everything, bucket_elements or BUCKET_ELEMENTS, partitions or {})
             )
         ]
         self.residuals: dict[Piece, tf.Variable] = {}
@@ -154,7 +156,7 @@ class CompressedSum:
             # Whole buckets one after the other: TensorFlow would encode a little of each, and the
             # link would wait for the last. What begins a collective goes before the next bucket.
             with tf.control_dependencies([yielded(one) for one in sent]):
-                values = [_cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
+                values = [cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
             note = None if self._complain is None else note_of(bucket, values)
             travelled = self._way(bucket, values, self, step, note)
             sent = [travelled.sent]
@@ -234,7 +236,7 @@ class CompressedSum:
         return vectors
 
 
-def _cut(vector: tf.Tensor, piece: Piece) -> tf.Tensor:
+def cut(vector: tf.Tensor, piece: Piece) -> tf.Tensor:
     """A piece of its tensor; chunks begin at aligned places, so TensorFlow copies nothing."""
     if piece.is_whole:
         return tf.identity(vector)

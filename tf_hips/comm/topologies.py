@@ -360,6 +360,30 @@ def forwarded(
     note: tf.Tensor | None,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Everyone's merged packets, by place, and notes, on all ranks."""
+    own = None if note is None else note_bytes(note)
+    lengths = [NOTE_BYTES] * primitives.size()
+    packets, notes = handed_on(bucket, owners, merged, sums, own, lengths)
+    return packets, tf.bitcast(tf.stack(notes), tf.int64) if notes else tf.zeros([0], tf.int64)
+
+
+def handed_on(
+    bucket: Bucket,
+    owners: Sequence[int],
+    merged: dict[int, tf.Tensor],
+    sums: Compressor,
+    note: tf.Tensor | None,
+    note_lengths: Sequence[int],
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Everyone's merged packets, by place, and what each rank says with them, on all ranks.
+
+    Args:
+        bucket: what travels.
+        owners: the rank that owns each segment.
+        merged: packets of this rank, by place.
+        sums: what they were encoded with.
+        note: what this rank says, uint8; None: nobody says anything.
+        note_lengths: bytes of each rank's note.
+    """
     lengths: list[int] = []
     places: list[int | None] = []
     for rank in range(primitives.size()):
@@ -367,19 +391,16 @@ def forwarded(
         lengths += bucket.lengths(owned, sums)
         places += owned
         if note is not None:
-            lengths.append(NOTE_BYTES)
+            lengths.append(note_lengths[rank])
             places.append(None)
     own = [merged[place] for place in sorted(merged)]
     if note is not None:
-        own.append(note_bytes(note))
+        own.append(note)
     everything = primitives.allgather(joined(own), f"{bucket.label}.merged")
     parts = split(everything, lengths)
     found = {place: part for place, part in zip(places, parts, strict=True) if place is not None}
     notes = [part for place, part in zip(places, parts, strict=True) if place is None]
-    return (
-        [found[place] for place in range(len(bucket.pieces))],
-        tf.bitcast(tf.stack(notes), tf.int64) if notes else tf.zeros([0], tf.int64),
-    )
+    return [found[place] for place in range(len(bucket.pieces))], notes
 
 
 def _places(bucket: Bucket, segments: Sequence[int]) -> list[int]:

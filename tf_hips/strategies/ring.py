@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CompressedRing`: one party, no server; gradients are summed by compressed collectives."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from tf_hips import config as configuration
+from tf_hips.comm import primitives
 from tf_hips.comm.plan import Plan
+from tf_hips.comm.robust_sum import Tell
 from tf_hips.errors import ConfigError
 from tf_hips.ops.compressor import Compressor
+from tf_hips.robust import Aggregator
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.party import PartyStrategy, chosen_compression
+from tf_hips.strategies.refusals import Refusals
+from tf_hips.strategies.robust_party import RobustParty, chosen_aggregator
 
 
 class CompressedRing(PartyStrategy):
@@ -32,6 +37,10 @@ class CompressedRing(PartyStrategy):
         hierarchical_fp16
                    the same, and gradients are sent as float16 inside each machine
 
+    With `robust=` a rule of `tf_hips.robust` stands in place of the mean, so that ranks whose
+    gradients are wrong, in whatever way, do not decide: docs/robustness.md says what that protects
+    from, and what not. It takes `ps` (the default) or `allgather`.
+
     Start one process per worker with `horovodrun` or `tf-hips run --parties 1`; without a launcher
     it is one worker, and training is bit for bit what plain Keras does.
 
@@ -50,6 +59,7 @@ class CompressedRing(PartyStrategy):
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
+        robust: Aggregator | str | None = None,
     ) -> None:
         """Starts Horovod.
 
@@ -64,9 +74,13 @@ class CompressedRing(PartyStrategy):
                 first step, and kept for the next run.
             topology: which way packets take; None chooses by the number of ranks.
             comp_threshold: gradients of fewer elements are summed exactly.
+            robust: a rule in place of the mean of the ranks, such as `tf_hips.robust.median()`, or
+                its text; without `plan` and `comp_threshold`.
 
         Raises:
-            ValueError: an argument is unknown, or a plan came with what it decides.
+            ValueError: an argument is unknown, or a plan came with what it decides; or the rule
+                cannot have rows that are encoded so.
+            ToleranceError: the rule needs more ranks; a `ValueError`, too.
             ConfigError: the run has a server and other parties, which this strategy never meets;
                 its configuration names another compression; or the file is no plan.
         """
@@ -77,9 +91,20 @@ class CompressedRing(PartyStrategy):
                 f"`tf-hips run --parties 1`. Received: party `{run.uplink.site}` of the server "
                 f"{run.uplink.server}"
             )
-        self._in_party = InParty(
-            chosen_compression(compression, run), plan, topology, comp_threshold
-        )
+        chosen = chosen_compression(compression, run)
+        if robust is None:
+            self._in_party = InParty(chosen, plan, topology, comp_threshold)
+        else:
+            primitives.init()  # what a rule needs depends on how many ranks there are
+            self._in_party = RobustParty(
+                chosen_aggregator(robust),
+                chosen,
+                topology,
+                has_plan=plan is not None,
+                comp_threshold=comp_threshold,
+                tell=self._refusals,
+            )
+        self._is_robust = robust is not None
         super().__init__(nonfinite, run)
 
     def _codecs(self) -> dict[str, Compressor | None]:
@@ -97,3 +122,22 @@ class CompressedRing(PartyStrategy):
             make_variable=self._make_variable,
             complain=self._complaint(gradients),
         )
+
+    def _refusals(self, rule: Aggregator, gradients: Sequence[Gradient]) -> Tell:
+        told = Refusals(gradients, rule, primitives.rank(), self.write_event)
+        return self._failures.kept(told)
+
+    def _party_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:
+        if self._is_robust:  # weighted by samples, or control variates: no rows of one kind
+            raise ConfigError(
+                "`robust` must be left out under a loop of tf_hips.loops, which sums weighted "
+                f"movements and not gradients: see docs/robustness.md. Received: {label}"
+            )
+        return super()._party_summing(tensors, label)
+
+    def _sparse_gradients(
+        self, values: Sequence[Any], gradients: Sequence[Gradient]
+    ) -> tuple[Collection[int], Collection[int]]:
+        if self._is_robust:
+            return (), ()  # what stays sparse is summed, past the rule
+        return super()._sparse_gradients(values, gradients)
