@@ -9,13 +9,15 @@
     votes        majorities of signs on packets of onebit
     detox        groups of workers that compute the same, and their vote
     attacks      what peers that lie may send, for tests and studies
+    adversary    which workers of a run lie, and what those send
     graph        the same in TensorFlow; import it by name, it imports TensorFlow
 
 Definitions, sources, and what is not protected: docs/robustness.md. Imports no TensorFlow, opens no
 socket.
 """
 
-from tf_hips.robust import attacks, detox
+from tf_hips.robust import adversary, attacks, detox
+from tf_hips.robust.adversary import Adversary
 from tf_hips.robust.aggregator import Aggregation, Aggregator, parse
 from tf_hips.robust.rows import Limits, Rejected
 from tf_hips.robust.rules import (
@@ -42,11 +44,13 @@ from tf_hips.robust.votes import onebit_majority
 __all__ = [
     "NAMES",
     "PRE_NAMES",
+    "Adversary",
     "Aggregation",
     "Aggregator",
     "Limits",
     "PreAggregator",
     "Rejected",
+    "adversary",
     "arc",
     "attacks",
     "bucketing",

@@ -25,7 +25,13 @@ from tf_hips.strategies.loan import PARTY, WORKER
 from tf_hips.trainer.progress import Plan, Progress
 from tf_hips.trainer.settings import Training
 from tf_hips.trainer.sources import Source
-from tf_hips.trainer.ways import WORKERS_VARIABLE, Way, local_optimizer
+from tf_hips.trainer.ways import (
+    WORKERS_VARIABLE,
+    Way,
+    check_has_server,
+    local_optimizer,
+    parties_of,
+)
 
 DILOCO_STEPS = 50
 HFA_STEPS, HFA_ROUNDS = 20, 10
@@ -330,9 +336,10 @@ def _way(
         )
     strategy: Any
     if run.uplink is None:
+        check_has_server(settings, run)
         strategy = tf_hips.CompressedRing(settings.compression, config=run)
     else:
-        strategy = tf_hips.HierarchicalPS(settings.compression, downlink, config=run)
+        strategy = parties_of(settings, run, downlink)
 
     def made(model: keras.Model, source: Source) -> Rounds:
         try:

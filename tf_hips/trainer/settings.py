@@ -7,8 +7,10 @@ from typing import Any
 
 from tf_hips.data import splits
 from tf_hips.errors import ConfigError
+from tf_hips.trainer import robustness
 from tf_hips.trainer.local import Local
 from tf_hips.trainer.modes import MODES, OPTIMIZERS, check_options
+from tf_hips.trainer.robustness import Robust
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Training:
         steps_per_execution: steps that TensorFlow runs at a time.
         needs_gpu: whether it is an error to have no GPU.
         local: options of modes with local steps.
+        robust: options of robust rules and of liars.
     """
 
     network: str
@@ -72,6 +75,7 @@ class Training:
     steps_per_execution: int = 1
     needs_gpu: bool = False
     local: Local = dataclasses.field(default_factory=Local)
+    robust: Robust = dataclasses.field(default_factory=Robust)
 
     def __post_init__(self) -> None:
         """Checks what can be checked without the data.
@@ -102,6 +106,7 @@ class Training:
                 f"optimizer={self.optimizer}"
             )
         check_options(self.mode, self.local)
+        robustness.check(self.mode, self.robust)
         MODES[self.mode].check(self)
 
 

@@ -17,6 +17,8 @@ from tf_hips import callbacks, config, models
 from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
 from tf_hips.errors import ConfigError
+from tf_hips.robust.adversary import Lone
+from tf_hips.strategies import simulate_liars
 from tf_hips.trainer import evaluator, sources
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.progress import Plan, Progress, StopAt
@@ -76,7 +78,13 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
     strategy = way.strategy
     write_event, rank = strategy.write_event, strategy.global_rank
     workers = strategy.sample_group()[1]
-    source = sources.make(settings, data, strategy, told.seed, way.level)
+    if way.crowd is None:
+        lone = _lone(settings, strategy, told)
+        flips = lone is not None and lone.flips_labels
+        source = sources.make(settings, data, strategy, told.seed, way.level, flips_labels=flips)
+    else:
+        workers = way.crowd.workers
+        source = way.crowd.source(settings, data, strategy, told.seed)
     with strategy.scope():
         model = models.make(name, data.shape, data.classes)
         model.compile(
@@ -85,6 +93,8 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             metrics=["accuracy"],
             steps_per_execution=settings.steps_per_execution,
         )
+    if way.crowd is not None:
+        way.crowd.play(model, strategy)
     rounds = None if way.rounds is None else way.rounds(model, source)
     num_steps = _num_steps(settings, source.steps_of_pass, rounds)
     if rounds is None:
@@ -162,6 +172,17 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             f"{seconds:.1f} s\n"
         )
         sys.stdout.flush()
+
+
+def _lone(settings: Training, strategy: Any, told: config.Run) -> Lone | None:
+    """What this worker is where some lie; None: nobody does."""
+    adversary = settings.robust.adversary(told.seed)
+    if adversary is None:
+        return None
+    lone = simulate_liars(strategy, adversary)
+    if lone.may_lie or lone.flips_labels:
+        strategy.write_event("lies", attack=adversary.text, is_redrawn=adversary.is_redrawn)
+    return lone
 
 
 def _num_steps(settings: Training, steps_of_pass: int, rounds: Rounds | None = None) -> int:
