@@ -204,7 +204,7 @@ class Lone:
         seed = self._adversary.seed + self._number
         known = list(self._rows) or [own]
         lie = self._attack(known, 1, own=[own], before=before, seed=seed % 2**63, step=step)
-        return lie[0]
+        return np.asarray(lie[0])
 
 
 def _of_own_rows(adversary: Adversary, n: int) -> Attack | None:

@@ -84,7 +84,7 @@ class Liar:
             before = [one.ravel() for one in told[len(sizes) :]]
             with np.errstate(all="ignore"):
                 sent = self.lone.sent(
-                    own / np.float32(share),
+                    np.asarray(own / np.float32(share), np.float32),
                     int(number),
                     before=np.concatenate(before) if before else None,
                 )
