@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,9 @@ debug = logging.debug
 info = logging.info
 warning = logging.warning
 error = logging.error
+
+
+Listener = Callable[[str, Mapping[str, Any]], None]
 
 
 class EventLog:
@@ -35,6 +39,7 @@ class EventLog:
         self._facts = {"run": run, "role": role, "site": site, "rank": rank}
         self._lock = threading.Lock()
         self._file: IO[str] | None = None
+        self._listeners: list[Listener] = []
         if folder is not None:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
@@ -43,11 +48,20 @@ class EventLog:
             if not _ends_a_line(path):
                 self._file.write("\n")
 
+    def listen(self, listener: Listener) -> None:
+        """Has `listener` called with the name and the values of each event, by whoever writes it.
+
+        Also where there is no folder.
+        """
+        self._listeners.append(listener)
+
     def write(self, event: str, **values: Any) -> None:
         """Writes one event with `values`, which must be JSON values.
 
         A disk that is full ends no run: there is a warning, and later events are dropped.
         """
+        for listener in self._listeners:
+            listener(event, values)
         with self._lock:
             file = self._file
             if file is None:

@@ -258,7 +258,15 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backup-dir", metavar="DIR", help="back up into DIR, and go on from what is there"
     )
+    parser.add_argument(
+        "--resume-from",
+        metavar="FILE",
+        help="go on from a net.meta and the weights beside it, as --tree-dir writes them",
+    )
     parser.add_argument("--log-dir", "-ld", metavar="DIR", help="folder for event logs")
+    parser.add_argument(
+        "--tensorboard", metavar="DIR", help="write scalars for TensorBoard while training goes on"
+    )
     parser.add_argument(
         "--tree-dir",
         metavar="DIR",
@@ -349,7 +357,10 @@ def settings_of(
     values["needs_gpu"] = bool(
         "gpu" in asked or options.gpu is not None or options.enable_gpu is True
     )
-    for name in ("data_dir", "train_dir", "backup_dir", "log_dir", "tree_dir"):
+    for name in (
+        *("data_dir", "train_dir", "backup_dir", "resume_from"),
+        *("log_dir", "tensorboard", "tree_dir"),
+    ):
         if values[name] is not None:
             values[name] = os.path.abspath(values[name])  # noqa: PTH100 - links stay
     values["local"] = local_training.local_of(options)

@@ -40,7 +40,9 @@ class Training:
         train_dir: folder of checkpoints for an evaluator; None: there are none.
         eval_freq: steps between two checkpoints.
         backup_dir: folder of backups to go on from; None: there are none.
+        resume_from: a `net.meta` to go on from, or the folder that has one; None: there is none.
         log_dir: folder for event logs; None: as the launcher says.
+        tensorboard: folder for TensorBoard's scalars; None: there are none.
         tree_dir: folder for logs as HiPS and ESync write them; None: there are none.
         seed: of everything that is random; None: that of the run.
         steps_per_execution: steps that TensorFlow runs at a time.
@@ -69,7 +71,9 @@ class Training:
     train_dir: str | None = None
     eval_freq: int = 50
     backup_dir: str | None = None
+    resume_from: str | None = None
     log_dir: str | None = None
+    tensorboard: str | None = None
     tree_dir: str | None = None
     seed: int | None = None
     steps_per_execution: int = 1
@@ -104,6 +108,11 @@ class Training:
             raise ConfigError(
                 f"`momentum` is for sgd. Received: momentum={self.momentum}, "
                 f"optimizer={self.optimizer}"
+            )
+        if self.resume_from is not None and self.backup_dir is not None:
+            raise ConfigError(
+                "`resume_from` and `backup_dir` exclude each other: a backup holds all that a run "
+                f"needs. Received: resume_from={self.resume_from}, backup_dir={self.backup_dir}"
             )
         check_options(self.mode, self.local)
         robustness.check(self.mode, self.robust)
