@@ -47,8 +47,8 @@ def test_there_and_back_again(alone, tmp_path):
     assert lists["num_samples_list"] == [320, 160, 320, 160]
     with pytest.raises(ConfigError, match=r"must have steps left\. Received: 30 of 30 steps"):
         alone(max_steps=30, resume_from=str(place), **common)
-    with pytest.raises(ConfigError, match=r"must be of alexnet for digits\. Received: .*another"):
-        alone(network="alexnet", max_steps=40, resume_from=str(place), image_size=32, **common)
+    with pytest.raises(ConfigError, match=r"must be of simplenet for digits\. Received: .*another"):
+        alone(network="simplenet", max_steps=40, resume_from=str(place), **common)
     (place / trees.WEIGHTS).write_bytes(b"\x89HDF and then nothing")
     with pytest.raises(ConfigError, match="of another model or damaged") as caught:
         alone(max_steps=40, resume_from=str(place), **common)

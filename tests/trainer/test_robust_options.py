@@ -8,7 +8,6 @@ import pytest
 from tests.trainer.test_command import WHAT, Became
 from tf_hips import robust
 from tf_hips.cli import arguments, train
-from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import AGGREGATIONS
 from tf_hips.trainer.robustness import Robust, server_rule
 
@@ -118,9 +117,11 @@ def test_local_rules_and_rules_of_a_server_share_an_option(settings):
     assert settings("--rule", "nnm(f=1) >> krum(f=1)", "--simulated-workers", "9").robust.rule
 
 
-def test_groups_that_vote_have_one_place_to_become_a_servers():
-    with pytest.raises(ConfigError, match="--simulated-workers N"):
-        server_rule(Robust(approach="detox", aggregation="krum"))
+def test_groups_that_vote_are_a_rule_of_a_server():
+    told = Robust(approach="detox", aggregation="krum", group_size=3, bucket_size=4, worker_fail=2)
+    assert server_rule(told) == "detox(r=3, vote=digest, buckets=4) >> krum(f=1)"
+    told = Robust(aggregation="maj_vote")
+    assert server_rule(told) == "detox(r=5, vote=digest, buckets=0) >> mean"
 
 
 REFUSED = [

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which peers were refused, outvoted or turned away, how often, and who has found it out.
 
-`KINDS` says which events of a log tell of such a thing. An event names whom it is about by `who`
-(a name, or several), else by `child_site`, else by the address it came from; the round by `round`
+`KINDS` says which events of a log tell of such a thing. An event names whom it is about by `who`,
+`sites` or `child_site` (a name, or several), else by the address it came from; the round by `round`
 or `number`; the reason by `reason` or `text`. Several processes may tell of one thing: it counts
 once. What has no round counts each time.
 """
@@ -34,6 +34,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "row_refused": Kind("row refused", "a robust rule: not finite, or an absurd norm"),
         "outvoted": Kind("outvoted", "the majority of its group"),
         "proven": Kind("proven to lie", "its own digest, which is not that of what it sent"),
+        "dropped": Kind("group without majority", "its group: no answer had more than half"),
+        "absent": Kind("absent", "the others of its round, which closed without it"),
         "refused": Kind("update refused", "the meeting of a loop: its weights are not finite"),
         "turned_away": Kind("turned away", "a server: too many calls refused in a minute"),
     }
@@ -144,7 +146,7 @@ def _kind(event: Event) -> Kind | None:
 
 
 def _who(event: Event) -> list[str]:
-    for name in ("who", "child_site"):
+    for name in ("who", "sites", "child_site"):
         value = event.get(name)
         if isinstance(value, str) and value:
             return [value]

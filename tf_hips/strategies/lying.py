@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError
 from tf_hips.robust.adversary import Adversary, Lone
 
@@ -52,7 +53,9 @@ class Liar:
     def __init__(self, strategy: Any, adversary: Adversary) -> None:
         """Finds out which worker this is; see `simulate_liars`."""
         self._adversary = adversary
-        self.lone = _alone(adversary, *strategy.sample_group())
+        welcome = getattr(strategy, "_welcome", None)
+        workers = primitives.size() if welcome is None else sum(welcome.workers)
+        self.lone = _alone(adversary, strategy.global_rank, workers)
         self._mover: Lone | None = None  # of a loop, whose members may be parties
         self._before: list[tf.Variable] = []
         attack = adversary.attack

@@ -136,20 +136,13 @@ class Robust:
 
 
 def server_rule(told: Robust) -> str | None:
-    """The text of the rule that a server is asked for; None: as the launcher or the server says.
-
-    Raises:
-        ConfigError: no server can do it.
-    """
+    """The text of the rule that a server is asked for; None: as the launcher or the server says."""
     chosen = told.detox()
     if chosen is None:
         return told.rule
-    if chosen.r > 1:
-        raise ConfigError(
-            f"Groups that vote are simulated: --simulated-workers N. Received: approach="
-            f"{told.approach} with a server"
-        )
-    return chosen.then.text
+    if chosen.r == 1:
+        return chosen.then.text
+    return f"detox(r={chosen.r}, vote=digest, buckets={chosen.buckets}) >> {chosen.then.text}"
 
 
 def check(mode: str, told: Robust) -> None:

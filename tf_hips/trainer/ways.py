@@ -140,7 +140,9 @@ def parties_of(settings: Training, run: config.Run, downlink: str | None = "same
         try:
             update_rules.parse(rule)
         except ValueError as error:
-            raise ConfigError(f"The rule of a server: {error}") from error
+            raise ConfigError(
+                f"The rule of a server: {error}; without one, --simulated-workers N has all rules"
+            ) from error
     return tf_hips.HierarchicalPS(settings.compression, downlink, config=run, rule=rule)
 
 
