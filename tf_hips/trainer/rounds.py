@@ -22,6 +22,7 @@ from tf_hips.errors import ConfigError
 from tf_hips.loops import ESync, Loop
 from tf_hips.loops.meeting import Meeting
 from tf_hips.strategies.loan import PARTY, WORKER
+from tf_hips.trainer.backing_up import Backup
 from tf_hips.trainer.progress import Plan, Progress
 from tf_hips.trainer.settings import Training
 from tf_hips.trainer.sources import Source
@@ -295,7 +296,7 @@ class MetCheckpoint(callbacks.StepCheckpoint):
             super().on_train_batch_end(batch, logs)
 
 
-class MetBackup(callbacks.BackupAndRestore):
+class MetBackup(Backup):
     """Backups of ESync: after each test, which all make after the same meeting.
 
     So parties that all stop have backups of the same round, though not of the same step.

@@ -20,6 +20,7 @@ from tf_hips.errors import ConfigError
 from tf_hips.robust.adversary import Lone
 from tf_hips.strategies import simulate_liars
 from tf_hips.trainer import evaluator, resuming, sources
+from tf_hips.trainer.backing_up import Backup
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.progress import Plan, Progress, StopAt
 from tf_hips.trainer.rounds import CountedESync, MetBackup, MetCheckpoint, RoundProgress, Rounds
@@ -62,6 +63,13 @@ def run(settings: Training) -> None:
         told = dataclasses.replace(told, seed=settings.seed)
     if settings.log_dir is not None:
         told = dataclasses.replace(told, log_dir=settings.log_dir)
+    if told.log_dir is not None:
+        try:
+            Path(told.log_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"Events cannot be written to {told.log_dir}: {error.strerror or error}"
+            ) from error
     name = models.canonical(settings.network)
     data = sets.load(settings.dataset, settings.data_dir, image_size=settings.image_size)
     keras.utils.set_random_seed(told.seed % (1 << 32))
@@ -249,7 +257,7 @@ def _backup(directory: str, rounds: Rounds | None) -> callbacks.BackupAndRestore
     """Backs up after each test."""
     if rounds is not None and isinstance(rounds.loop, CountedESync):
         return MetBackup(directory, rounds.loop)
-    return callbacks.BackupAndRestore(directory)
+    return Backup(directory)
 
 
 def _tree(settings: Training, told: config.Run) -> Path | None:
