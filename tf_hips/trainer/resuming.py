@@ -41,8 +41,8 @@ def find(path: str | Path) -> Resumed:
     meta = Path(path) / trees.META if Path(path).is_dir() else Path(path)
     told = trees.read_meta(meta)
     steps, begin_s = told.get("global_iters"), told.get("begin_time")
-    is_whole = isinstance(steps, int) and isinstance(begin_s, int | float)
-    if not is_whole or isinstance(steps, bool) or steps < 0:
+    is_count = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+    if steps is None or begin_s is None or not is_count or not isinstance(begin_s, int | float):
         raise ConfigError(
             f"{meta} must say `global_iters` and `begin_time`. Received: {steps!r}, {begin_s!r}"
         )
@@ -55,7 +55,7 @@ def find(path: str | Path) -> Resumed:
             f"Beside {meta} there must be {trees.WEIGHTS}, as --tree-dir writes it. Received: "
             f"{found}"
         )
-    return Resumed(steps, float(begin_s), weights)
+    return Resumed(int(steps), float(begin_s), weights)
 
 
 def load(model: keras.Model, found: Resumed, what: str) -> None:
