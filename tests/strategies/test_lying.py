@@ -58,6 +58,7 @@ def test_noise_is_that_of_the_step_also_with_several_in_an_execution():
     assert len({step.tobytes() for step in one}) == 6
 
 
+@pytest.mark.slow
 def test_who_rides_free_sends_zeros_and_then_what_came_down():
     steps = trained(Adversary(attacks.free_riding(1e-3), 1, seed=2))
     assert np.abs(steps[0]).max() < 0.01, "nothing but noise at first"
@@ -74,6 +75,7 @@ def test_one_that_estimates_from_its_own_rows_is_honest_as_long_as_it_knows_one(
         trained(Adversary(attacks.constant(), 2))
 
 
+@pytest.mark.slow
 def test_embeddings_are_refused_in_one_line():
     import keras
 

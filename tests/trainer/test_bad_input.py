@@ -15,7 +15,13 @@ pytestmark = pytest.mark.tf
 
 # Nobody makes folders there, root included.
 NOWHERE = "/proc/1/nowhere"
-FOLDERS = ("log_dir", "tensorboard", "tree_dir", "train_dir", "backup_dir")
+FOLDERS = [
+    "log_dir",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("tensorboard", "tree_dir", "train_dir", "backup_dir")
+    ),
+]
 
 
 @pytest.fixture

@@ -70,6 +70,7 @@ def test_honest_workers_are_one_that_sees_all_rows(alone):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_vote_makes_one_liar_of_three_vanish(alone):
     clean = small(Detox(3, robust.mean()), None, 6, workers=9)
     lying = small(
@@ -118,6 +119,7 @@ def test_rows_that_are_refused_reach_the_report(alone, tmp_path, capsys):
     assert np.isfinite(events[-1]["test_accuracy"])
 
 
+@pytest.mark.slow
 def test_who_is_outvoted_reaches_the_report(alone, tmp_path):
     events = run(
         tmp_path,

@@ -9,6 +9,7 @@ compute the same, so theirs is computed once. Who sits in which group is drawn f
 Nothing is encoded, and nothing travels.
 """
 
+import dataclasses
 import os
 import types
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import config
-from tf_hips.data import sets
+from tf_hips.data import sets, splits
 from tf_hips.errors import ConfigError
 from tf_hips.ops.native import Floats
 from tf_hips.robust import detox
@@ -98,6 +99,7 @@ class Crowd:
         flipped: tuple[int, ...] = ()
         if self._adversary is not None and self._adversary.attack is None:
             flipped = self._adversary.liars(self.workers)
+        data = _shared(data, is_whole=splits.parse(settings.split).kind == "iid")
         each = [
             sources.make(
                 settings,
@@ -208,6 +210,19 @@ class Crowd:
 
     def _tell(self, event: str, step: int, who: int, **more: Any) -> None:
         self._strategy.write_event(event, round=step, who=f"worker {who}", **more)
+
+
+def _shared(data: sets.DataSet, *, is_whole: bool) -> sets.DataSet:
+    """The same data as tensors, of which all seats' pipelines use one copy.
+
+    Args:
+        data: as arrays.
+        is_whole: whether seats take their rows from all; else each has its own part of an array.
+    """
+    with tf.device("/cpu:0"):
+        test = dataclasses.replace(data.test, x=tf.constant(data.test.x))
+        train = dataclasses.replace(data.train, x=tf.constant(data.train.x)) if is_whole else None
+    return dataclasses.replace(data, train=train or data.train, test=test)
 
 
 class _Seat:
