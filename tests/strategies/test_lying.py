@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that lie in a real run: steps of one process, and three parties of the launcher."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from tests.trainer.test_training import launched
 from tf_hips import log
-from tf_hips.errors import ConfigError
+from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.robust import Adversary, attacks
+from tf_hips.robust import adversary as adversaries
+from tf_hips.strategies import lying
 
 pytestmark = pytest.mark.tf
 
@@ -15,7 +19,7 @@ ROWS = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, 3, 24)
 
 
-def trained(adversary=None, *, per_execution=1, jit=None):
+def trained(adversary=None, *, per_execution=1):
     """How far each step of one worker has moved its weights."""
     import keras
 
@@ -37,6 +41,8 @@ def trained(adversary=None, *, per_execution=1, jit=None):
             seen.append(model.get_weights()[0])
 
     model.fit(ROWS, LABELS, batch_size=4, shuffle=False, verbose=0, callbacks=[Look()])
+    with pytest.raises(ProtocolError, match="must be said before the first step"):
+        tf_hips.simulate_liars(strategy, Adversary(attacks.constant(), 1))
     return np.diff(np.stack(seen), axis=0)
 
 
@@ -73,6 +79,42 @@ def test_one_that_estimates_from_its_own_rows_is_honest_as_long_as_it_knows_one(
         trained(Adversary(attacks.alie(), 1))
     with pytest.raises(ConfigError, match="does not fit 1 workers"):
         trained(Adversary(attacks.constant(), 2))
+
+
+class _Member:
+    """A strategy, and the loan of a loop, of member `number` of three."""
+
+    _sums: ClassVar[dict] = {}
+    _loan = None
+
+    class _welcome:
+        workers = (2, 2, 2)
+
+    def __init__(self, number):
+        self.global_rank = 2 * number
+        self.number = number
+
+    def member(self):
+        return self.number, 3
+
+
+@pytest.mark.parametrize("text", ["rev_grad(c=2)", "alie(z=1.5)", "nan"])
+def test_a_member_of_a_loop_lies_about_its_movement(text):
+    import tensorflow as tf
+
+    adversary = Adversary(adversaries.parse(text), 1, seed=4)
+    [liar] = adversary.liars(3)
+    moved = [tf.constant(ROWS[:3]), tf.constant(ROWS[3])]
+    for number in range(3):
+        member = _Member(number)
+        lying.simulate_liars(member, adversary)
+        for step in range(2):
+            sent = lying.movement(member, member, moved, step)
+            # A lone liar's rows are the same twice: without deviation, a little is nothing.
+            factor = -2 if number == liar and "rev" in text else 1
+            assert [one.dtype for one in sent] == [one.dtype for one in moved]
+            for one, own in zip(sent, moved, strict=True):
+                np.testing.assert_allclose(one, factor * own, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -216,6 +216,21 @@ def test_workers_have_rows_of_their_own_and_equal_steps(split, over):
     assert sum(map(len, tested)) == len(set.union(*tested)) == len(data.test)
 
 
+@pytest.mark.parametrize("split", ["iid", "class"])
+def test_rows_of_a_liar_have_other_labels(split):
+    from tf_hips.trainer import sources
+
+    data = sets.load("digits")
+    settings = Training("lenet", "digits", batch_size=32, split=split)
+    batches = [
+        next(iter(sources.make(settings, data, Strategy(1), 5, flips_labels=flips).train.take(1)))
+        for flips in (False, True)
+    ]
+    (x, y), (same_x, flipped) = batches
+    assert np.array_equal(x, same_x)
+    assert np.array_equal(flipped, 9 - y.numpy())
+
+
 def test_a_worker_without_a_batch_is_named():
     from tf_hips.trainer import sources
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips.comm import primitives
-from tf_hips.errors import ConfigError
+from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.robust.adversary import Adversary, Lone
 
 _liars: "weakref.WeakKeyDictionary[Any, Liar]" = weakref.WeakKeyDictionary()
@@ -41,7 +41,13 @@ def simulate_liars(strategy: Any, adversary: Adversary) -> Lone:
 
     Raises:
         ConfigError: more would lie than there are, or the attack is not defined for so few.
+        ProtocolError: the strategy has summed gradients already.
     """
+    if strategy._sums:
+        raise ProtocolError(
+            "Who lies must be said before the first step. Received: a strategy that has summed "
+            "gradients already"
+        )
     liar = Liar(strategy, adversary)
     _liars[strategy] = liar
     return liar.lone
@@ -86,11 +92,11 @@ class Liar:
             own = np.concatenate([one.ravel() for one in told[: len(sizes)]])
             before = [one.ravel() for one in told[len(sizes) :]]
             with np.errstate(all="ignore"):
-                sent = self.lone.sent(
-                    np.asarray(own / np.float32(share), np.float32),
-                    int(number),
-                    before=np.concatenate(before) if before else None,
-                )
+                whole = np.asarray(own / np.float32(share), np.float32)
+                last = np.concatenate(before) if before else None
+                sent = self.lone.sent(whole, int(number), before=last)
+                if sent is whole:  # no lie in this step: not a rounding either
+                    return list(told[: len(sizes)])
                 parts = np.split(sent * np.float32(share), np.cumsum(sizes)[:-1])
             return [
                 part.reshape(one.shape).astype(np.float32)
