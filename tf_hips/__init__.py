@@ -46,6 +46,7 @@ _HOMES = {
     "randomk": "tf_hips.ops",
     "set_epoch": "tf_hips.strategies",
     "shard": "tf_hips.strategies",
+    "simulate_liars": "tf_hips.strategies",
     "tbq": "tf_hips.ops",
     "terngrad": "tf_hips.ops",
     "topk": "tf_hips.ops",

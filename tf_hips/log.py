@@ -15,6 +15,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +31,7 @@ error = logging.error
 _MOST_WAITING = 10_000
 # Seconds that the end of a process waits for them.
 _SETTLE_S = 5.0
+Listener = Callable[[str, Mapping[str, Any]], None]
 
 
 class EventLog:
@@ -46,6 +48,7 @@ class EventLog:
         self._waiting: collections.deque[dict[str, Any]] = collections.deque()
         self._writer: threading.Thread | None = None
         self._num_dropped = 0
+        self._listeners: list[Listener] = []
         if folder is not None:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
@@ -54,11 +57,19 @@ class EventLog:
             if not _ends_a_line(path):
                 self._file.write("\n")
 
+    def listen(self, listener: Listener) -> None:
+        """Has `listener` called with the name and the values of each event, by whoever writes it.
+
+        Also where there is no folder.
+        """
+        self._listeners.append(listener)
+
     def write(self, event: str, **values: Any) -> None:
         """Writes one event with `values`, which must be JSON values.
 
         A disk that is full ends no run: there is a warning, and later events are dropped.
         """
+        self._tell(event, values)
         self._append(self._record(event, values))
 
     def write_later(self, event: str, **values: Any) -> None:
@@ -67,6 +78,7 @@ class EventLog:
         An event has the time of the call. Of events that wait for the disk there are at most
         10,000; later ones are dropped, and the next one that is kept says how many (`dropped`).
         """
+        self._tell(event, values)
         if self._file is None:
             return
         record = self._record(event, values)
@@ -98,6 +110,10 @@ class EventLog:
                 file.close()
         with self._news:
             self._news.notify_all()
+
+    def _tell(self, event: str, values: dict[str, Any]) -> None:
+        for listener in self._listeners:
+            listener(event, values)
 
     def _record(self, event: str, values: dict[str, Any]) -> dict[str, Any]:
         return {"time_us": time.time_ns() // 1000, **self._facts, "event": event, **values}

@@ -119,7 +119,9 @@ def test_every_flag_of_the_seeds_is_known(capsys):
     )
     detox = (
         "--approach --err-mode --worker-fail --lis-simulation --group-size --bucket-size "
-        "--adversarial --checkpoint-step"
+        "--adversarial --checkpoint-step --batch-size --test-batch-size --max-steps --epochs --lr "
+        "--momentum --no-cuda --seed --log-interval --num-aggregate --network --mode --dataset "
+        "--comm-type --eval-freq --train-dir --compress-grad"
     )
     assert {*hips.split(), *esync.split(), *ps.split(), *detox.split()} <= known
 
@@ -133,7 +135,7 @@ def test_modes_have_a_home_and_a_line(capsys):
 def test_a_mode_that_is_not_there_is_refused(command, capsys):
     with pytest.raises(SystemExit):
         command("train", *WHAT, "-m", "lockstep")
-    assert "must be one of sync, async, dcasgd, local" in capsys.readouterr().err
+    assert "must be one of sync, async, dcasgd, local, simulated" in capsys.readouterr().err
 
 
 def test_a_file_and_set_say_the_same_as_options(command, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.test_command import WHAT, Became
 from tests.trainer.test_training import launched
 from tf_hips import log
-from tf_hips.cli import arguments, local_training, train
+from tf_hips.cli import arguments, train
 from tf_hips.errors import ConfigError
 from tf_hips.report import runs
 from tf_hips.trainer.local import Local
@@ -109,7 +109,6 @@ REFUSED = [
     (["-m", "fedavg", "--scaffold", "--normalise"], "exclude each other"),
     (["-m", "fedavg", "--scaffold", "--weighting", "samples"], "`weighting` uniform"),
     (["-m", "fedavg", "--rule", "compat", "--normalise"], "HiPS' own mean"),
-    (["-m", "fedavg", "--rule", "paper"], "`rule` must be one of default, compat"),
     (["-m", "fedavg", "--weighting", "rows"], "`weighting` must be one of"),
     (["-m", "fedavg", "--max-steps", "30"], "`max_steps` goes with `local_steps`"),
     (["-m", "fedavg", "--prox-mu", "-1"], "`prox_mu` must be at least 0"),
@@ -132,31 +131,6 @@ def test_what_means_nothing_in_a_mode_is_one_line(words, message, monkeypatch):
     with pytest.raises(arguments.UsageError, match=re.escape(message)) as caught:
         options.run(options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("words", [["-m", text] for text in sorted(local_training._MODES)])
-def test_modes_of_detox_say_what_there_is(words, capsys):
-    parser = arguments.Parser(prog="tf-hips")
-    train.add(parser.add_subparsers(dest="command"))
-    with pytest.raises(SystemExit):
-        parser.parse_args(["train", *WHAT, *words])
-    assert f"{words[1]!r} is no mode here: " in capsys.readouterr().err
-
-
-def test_what_advice_names_is_there():
-    from tf_hips import robust
-    from tf_hips.cli import run
-    from tf_hips.ps import rules
-
-    told = " ".join([*local_training._MODES.values(), *local_training.REPLACED.values()])
-    for name in re.findall(r"tf-hips run --rule (\w+)", told):
-        assert rules.parse(name).name == name
-    for name in re.findall(r"tf_hips\.robust\.(\w+)", told):
-        assert hasattr(robust, name), name
-    parser = arguments.Parser(prog="tf-hips")
-    run.add(parser.add_subparsers(dest="command"))
-    [sub] = parser._subparsers._group_actions
-    assert "--rule" in sub.choices["run"]._option_string_actions
 
 
 def test_an_option_of_a_mode_is_one_of_ours():

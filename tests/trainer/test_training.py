@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ def test_one_device_leaves_everything_behind(alone, tmp_path, capsys):
         eval_freq=10,
         log_dir=str(tmp_path / "events"),
         tree_dir=str(tmp_path / "trees"),
+        tensorboard=str(tmp_path / "board"),
         seed=3,
     )
     lines = capsys.readouterr().out.splitlines()
@@ -65,6 +67,11 @@ def test_one_device_leaves_everything_behind(alone, tmp_path, capsys):
     assert lists["accuracy_list"][-1] == round(epochs[-1]["test_accuracy"], 3)
     meta = trees.read_meta(tmp_path / "trees/local/net.meta")
     assert (meta["global_iters"], meta["batch_size"]) == (25, 32)
+    scalars = scalars_of(tmp_path / "board/local/worker0")
+    assert [step for step, _ in scalars["test/test_accuracy"]] == [10, 20, 25]
+    told = [value for _, value in scalars["test/test_accuracy"]]
+    assert told == pytest.approx([one["test_accuracy"] for one in epochs])
+    assert set(scalars) > {"test/loss", "test/samples", "result/test_accuracy"}
     [run] = runs.read(tmp_path / "events")
     assert run.is_single
     assert (run.label, run.workers[0].samples) == ("local", 800)
@@ -73,6 +80,22 @@ def test_one_device_leaves_everything_behind(alone, tmp_path, capsys):
     for one, epoch in zip(evaluated, epochs, strict=True):
         assert one["top1"] == pytest.approx(epoch["test_accuracy"])
         assert one["loss"] == pytest.approx(epoch["test_loss"], rel=1e-4)
+
+
+def scalars_of(folder):
+    """Of each tag (step, value), as TensorBoard reads them."""
+    import tensorflow as tf
+
+    [path] = folder.glob("events.out.tfevents.*")
+    first, *events = tf.compat.v1.train.summary_iterator(str(path))
+    assert first.file_version == "brain.Event:2"
+    found = {}
+    for event in events:
+        assert abs(event.wall_time - time.time()) < 600
+        for value in event.summary.value:
+            assert value.metadata.plugin_data.plugin_name == "scalars"
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
 
 
 def evaluate_at_once(folder):
@@ -193,6 +216,21 @@ def test_workers_have_rows_of_their_own_and_equal_steps(split, over):
     assert sum(map(len, tested)) == len(set.union(*tested)) == len(data.test)
 
 
+@pytest.mark.parametrize("split", ["iid", "class"])
+def test_rows_of_a_liar_have_other_labels(split):
+    from tf_hips.trainer import sources
+
+    data = sets.load("digits")
+    settings = Training("lenet", "digits", batch_size=32, split=split)
+    batches = [
+        next(iter(sources.make(settings, data, Strategy(1), 5, flips_labels=flips).train.take(1)))
+        for flips in (False, True)
+    ]
+    (x, y), (same_x, flipped) = batches
+    assert np.array_equal(x, same_x)
+    assert np.array_equal(flipped, 9 - y.numpy())
+
+
 def test_a_worker_without_a_batch_is_named():
     from tf_hips.trainer import sources
 
@@ -247,7 +285,8 @@ def test_two_parties_and_an_evaluator(tmp_path):
     output = launched(
         tmp_path,
         *("train", "--cpu", "-n", "lenet", "-dt", "mnist", "-dd", str(tmp_path / "data")),
-        *("-b", "16", "--max-steps", "10", "-e", "4", "-s", "1", "--train-dir"),
+        *("-b", "16", "--max-steps", "10", "-e", "4", "-s", "1"),
+        *("--tensorboard", str(tmp_path / "board"), "--train-dir"),
         *(str(tmp_path / "models"), "--eval-freq", "5", "--tree-dir", str(tmp_path / "trees")),
         launcher=[
             *("--parties", "2", "--workers", "1", "--evaluator"),
@@ -269,6 +308,10 @@ def test_two_parties_and_an_evaluator(tmp_path):
     assert len({one["fingerprint"] for one in results}) == 1 < len(results)
     assert json.loads(evaluated[-1])["top1"] == pytest.approx(results[0]["test_accuracy"])
     assert set(trees.summarise_tree(tmp_path / "trees")) == {"party0", "party1"}
+    for site in ("party0", "party1"):
+        scalars = scalars_of(tmp_path / "board" / site / "worker0")
+        assert [step for step, _ in scalars["round/seconds"]] == list(range(10))
+        assert sum(value for _, value in scalars["round/sent"]) > 10 * 61_000 / 8
 
 
 @pytest.mark.slow

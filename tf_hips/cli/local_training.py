@@ -5,41 +5,17 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, robust_training
 
 if TYPE_CHECKING:
     from tf_hips.trainer.local import Local
 
 _SCHEMES = ("https://", "http://")
-_ROBUST = "robust rules are the server's; see `tf-hips run --rule` and docs/robustness.md"
-_ATTACK = "the trainer simulates no attack; tf_hips.robust.attacks has them for programs"
-# Robust modes of DETOX, by what has their place.
-_MODES: Mapping[str, str] = {
-    "coord-median": "--mode sync with `tf-hips run --rule median`",
-    "geometric_median": "no server has it, since it looks at whole rows; see docs/robustness.md",
-    "krum": "no server has it, since it looks at whole rows; see docs/robustness.md",
-    "multi-krum": "no server has it, since it looks at whole rows; see docs/robustness.md",
-    "bulyan": "no server has it, since it looks at whole rows; see docs/robustness.md",
-    "sign-sgd": "--mode sync with `tf-hips run --rule majority`",
-    "signSGD": "--mode sync with `tf-hips run --rule majority`",
-    "maj_vote": "groups that vote are tf_hips.robust.detox, for programs",
-}
-# Flags of DETOX that the trainer has no place for, and what there is.
+# A flag of DETOX that the trainer has no place for, and what there is.
 REPLACED: Mapping[tuple[str, ...], str] = {
-    ("--approach",): f"groups that vote are tf_hips.robust.detox, for programs; {_ROBUST}",
-    ("--group-size",): "groups that vote are tf_hips.robust.detox, for programs",
-    ("--bucket-size",): f"means of buckets are tf_hips.robust.bucketing, for programs; {_ROBUST}",
-    ("--err-mode",): _ATTACK,
-    ("--worker-fail",): _ATTACK,
-    ("--lis-simulation",): _ATTACK,
-    ("--adversarial",): "it had no effect; " + _ATTACK,
-    ("--checkpoint-step",): "a run goes on from its backups; see --backup-dir",
+    ("--checkpoint-step",): "a run goes on from its backups, and begins with weights; see "
+    "--backup-dir and --resume-from",
 }
-
-
-def refused_mode(text: str) -> str | None:
-    """What has the place of a mode of DETOX; None: it is none."""
-    return _MODES.get(text)
 
 
 def participation(text: str) -> int | float:
@@ -129,8 +105,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         )
     group.add_argument(
         "--rule",
-        metavar="default|compat",
-        help="compat: of fedavg HiPS' own mean, of esync the rule of its paper",
+        type=robust_training.rule,
+        metavar="default|compat|TEXT",
+        help="compat: of fedavg HiPS' own mean, of esync the rule of its paper; other texts are "
+        "what the server makes of gradients, as `tf-hips run --rule` says it: median, ...",
     )
     group.add_argument(
         "--party-rounds",
@@ -182,7 +160,7 @@ def mode_of(options: argparse.Namespace) -> str:
     """The mode: HiPS' `-m sync -le N` is FedAvg."""
     if options.mode == "sync" and options.local_epochs is not None:
         return "fedavg"
-    return str(options.mode)
+    return robust_training.mode_of(options, str(options.mode))
 
 
 def rate_of(options: argparse.Namespace) -> float | None:
@@ -216,11 +194,13 @@ def local_of(options: argparse.Namespace) -> "Local":
     """
     import dataclasses
 
-    from tf_hips.trainer.local import STATE_SERVER_PORT, Local
+    from tf_hips.trainer.local import RULES, STATE_SERVER_PORT, Local
 
     values: dict[str, Any] = {
         field.name: getattr(options, field.name) for field in dataclasses.fields(Local)
     }
+    if values["rule"] not in RULES:
+        values["rule"] = None  # of a server
     host, port = options.state_server_ip, options.state_server_port
     if host is not None or port is not None:
         if options.state_server is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips import config
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, quota
 from tf_hips.cli.processes import Failure, Job
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -235,9 +235,9 @@ def start_local_workers(
         environments = stack.enter_context(launch.local_rank_environments(number))
         for rank, environment in enumerate(environments):
             own = more[rank] if more else {}
-            job.start(
-                worker_role(site, rank), command, {**os.environ, **common, **environment, **own}
-            )
+            role = worker_role(site, rank)
+            pid = job.start(role, command, {**os.environ, **common, **environment, **own})
+            quota.start(job, role, pid, own)
 
     job.start_group(site, start, max_restarts)
 

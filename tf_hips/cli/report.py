@@ -10,6 +10,7 @@ from typing import Any
 from tf_hips.cli import arguments
 
 _WIDE = 400
+_TEXTS = ("peer", "what", "rounds", "found out by", "reason")  # columns of words
 _RUN = (
     "a folder of events (--log-dir), a folder of trees (--tree-dir, HiPS, ESync), a summary of "
     "ESync, or a folder of these"
@@ -33,7 +34,8 @@ def add(commands: Any) -> None:
         "report",
         help="figures of runs, and one page with all of it",
         description="Draws accuracy over time (single-device runs dotted), throughput, measured "
-        "traffic, time shares and local steps as PNG and SVG, and report.html with all of it.",
+        "traffic, time shares, local steps and peers that were refused as PNG and SVG, and "
+        "report.html with all of it.",
     )
     report.add_argument("runs", nargs="+", metavar="RUN", help=_RUN)
     report.add_argument(
@@ -72,15 +74,19 @@ def _summary(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    head, *rows = page.table(found)
-    table = Table(box=None, pad_edge=False)
-    for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
-    for row in rows:
-        table.add_row(*row)
     # A file or a pipe has no width; what is cut off there would be lost.
     width = None if sys.stdout.isatty() else _WIDE
-    Console(highlight=False, width=width).print(table)
+    console = Console(highlight=False, width=width)
+    for head, *rows in (page.table(found), page.peer_table(found)):
+        if not rows:
+            continue
+        table = Table(box=None, pad_edge=False)
+        for number, name in enumerate(head):
+            is_text = number == 0 or name in _TEXTS
+            table.add_column(name, justify="left" if is_text else "right", no_wrap=number > 0)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     return 0
 
 

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tf_hips.cli import arguments, config_file, local_training
+from tf_hips.cli import arguments, config_file, local_training, robust_training
 from tf_hips.errors import ConfigError
-from tf_hips.trainer.modes import MODES, OPTIMIZERS
+from tf_hips.trainer.modes import AGGREGATIONS, MODES, OPTIMIZERS
 
 if TYPE_CHECKING:
     from tf_hips.trainer.settings import Training
@@ -47,12 +47,10 @@ REPLACED: Mapping[tuple[str, ...], str] = {
 
 
 def mode(text: str) -> str:
-    """A mode; `normal`, as the seeds have it, is sync."""
+    """A mode, or one of DETOX's; `normal`, as the seeds have it, is sync."""
     if text == "normal":
         return "sync"
-    if (advice := local_training.refused_mode(text)) is not None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no mode here: {advice}")
-    if text not in MODES:
+    if text not in (*MODES, *AGGREGATIONS):
         raise argparse.ArgumentTypeError(f"must be one of {', '.join(MODES)}. Received: {text!r}")
     return text
 
@@ -102,6 +100,7 @@ def add(commands: Any) -> None:
     _add_how(parser)
     _add_where(parser)
     local_training.add(parser)
+    robust_training.add(parser)
     file = config_file.add(parser)
     # Behind the file: it has keys for options, and these are none.
     parser.add_argument(
@@ -259,7 +258,15 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backup-dir", metavar="DIR", help="back up into DIR, and go on from what is there"
     )
+    parser.add_argument(
+        "--resume-from",
+        metavar="FILE",
+        help="go on from a net.meta and the weights beside it, as --tree-dir writes them",
+    )
     parser.add_argument("--log-dir", "-ld", metavar="DIR", help="folder for event logs")
+    parser.add_argument(
+        "--tensorboard", metavar="DIR", help="write scalars for TensorBoard while training goes on"
+    )
     parser.add_argument(
         "--tree-dir",
         metavar="DIR",
@@ -350,10 +357,14 @@ def settings_of(
     values["needs_gpu"] = bool(
         "gpu" in asked or options.gpu is not None or options.enable_gpu is True
     )
-    for name in ("data_dir", "train_dir", "backup_dir", "log_dir", "tree_dir"):
+    for name in (
+        *("data_dir", "train_dir", "backup_dir", "resume_from"),
+        *("log_dir", "tensorboard", "tree_dir"),
+    ):
         if values[name] is not None:
             values[name] = os.path.abspath(values[name])  # noqa: PTH100 - links stay
     values["local"] = local_training.local_of(options)
+    values["robust"] = robust_training.robust_of(options)
     return Training(**values, optimizer_options=dict(optimizer_options or {}))
 
 

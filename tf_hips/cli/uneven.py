@@ -4,9 +4,12 @@
 import argparse
 import math
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, quota
 
 _WORKER = "worker="
+_CPU = "cpu="
+_MOST_PERCENT = 100_000  # of a thousand cores
+_SKEW = "TF_HIPS_CLOCK_SKEW"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +20,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=_slowdown,
         metavar="worker=N:20x",
         help="pad the training steps of worker N, counted from 0 over all parties, with sleep: to "
-        "20 times their length, or as worker=N:50ms or N:0.5s to that at least; may be given for "
-        "several workers",
+        "20 times their length, or as worker=N:50ms or N:0.5s to that at least; or, as "
+        "worker=N:cpu=20%%, hold its process to that share of a core; may be given for several "
+        "workers",
     )
     parser.add_argument(
         "--clock-skew",
@@ -40,11 +44,11 @@ def environments(options: argparse.Namespace, workers: int) -> list[dict[str, st
         UsageError: there is no such worker, or one is named twice.
     """
     found: list[dict[str, str]] = [{} for _ in range(workers)]
-    for name, variable, given in (
-        ("--slowdown", "TF_HIPS_SLOWDOWN", options.slowdown),
-        ("--clock-skew", "TF_HIPS_CLOCK_SKEW", options.clock_skew),
+    for name, given in (
+        ("--slowdown", options.slowdown),
+        ("--clock-skew", [(worker, _SKEW, text) for worker, text in options.clock_skew or ()]),
     ):
-        for worker, text in given or ():
+        for worker, variable, text in given or ():
             if worker >= workers:
                 raise arguments.UsageError(
                     f"{name} must be of a worker from 0 to {workers - 1}. Received: "
@@ -58,8 +62,16 @@ def environments(options: argparse.Namespace, workers: int) -> list[dict[str, st
     return found
 
 
-def _slowdown(text: str) -> tuple[int, str]:
-    worker, value = _of_worker(text, "worker=N:20x, worker=N:0.5s or worker=N:50ms")
+def _slowdown(text: str) -> tuple[int, str, str]:
+    worker, value = _of_worker(text, "worker=N:20x, worker=N:0.5s, worker=N:50ms or N:cpu=20%")
+    if value.startswith(_CPU):
+        percent = _number(value.removeprefix(_CPU).removesuffix("%"))
+        if not (value.endswith("%") and 0.1 <= percent <= _MOST_PERCENT):
+            raise argparse.ArgumentTypeError(
+                f"must be a share of a core from 0.1% to {_MOST_PERCENT}%, such as cpu=20%. "
+                f"Received: {text!r}"
+            )
+        return worker, quota.VARIABLE, f"{percent / 100:g}"
     unit = next((unit for unit in ("x", "ms", "s") if value.endswith(unit)), "")
     least = 1.0 if unit == "x" else 0.0
     number = _number(value.removesuffix(unit)) if unit else math.nan
@@ -67,7 +79,7 @@ def _slowdown(text: str) -> tuple[int, str]:
         raise argparse.ArgumentTypeError(
             f"must be a factor >= 1 such as 20x, or a time such as 0.5s or 50ms. Received: {text!r}"
         )
-    return worker, f"{number:g}{unit}"
+    return worker, "TF_HIPS_SLOWDOWN", f"{number:g}{unit}"
 
 
 def _skew(text: str) -> tuple[int, str]:

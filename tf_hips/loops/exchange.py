@@ -24,6 +24,7 @@ import tensorflow as tf
 from tf_hips.errors import ProtocolError
 from tf_hips.loops.meeting import Meeting
 from tf_hips.loops.outer import Outer
+from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER, Loan, LoopSum
 from tf_hips.strategies.logs import digests
@@ -176,7 +177,7 @@ class Exchange:
             for variable, reference in zip(self.trained, self.reference, strict=True):
                 _set([reference], variable.read_value())
             return
-        moved = self.moved()
+        moved = lying.movement(self._strategy, self._loan, self.moved(), self._loop.round)
         if not meeting.counts(party, worker):  # it may hold NaN
             moved = [tf.zeros_like(one) for one in moved]
         share = meeting.worker_shares(party)[worker]

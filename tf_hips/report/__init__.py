@@ -4,7 +4,9 @@
     rounds    one run: accuracy, bytes of the slow tier, fingerprints
     runs      several runs, from events or from trees, as values that can be compared
     trees     logs as HiPS and ESync write and read them
-    figures   runs beside each other
+    peers     who was refused or outvoted, how often, and who has found it out
+    figures   runs beside each other; those of peers in `peer_figures`
+    canvas    what all figures have in common
     page      all of it as one HTML page that needs no network
 
 Imports no TensorFlow; matplotlib (extra `plots`) only to draw.

@@ -9,19 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_hips.errors import ConfigError
+from tf_hips.report import canvas, peer_figures
 from tf_hips.report.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_INK, _GRID = "#222222", "#e6e6e6"
-# Apart from each other for the colour-blind, too (Okabe and Ito, 2008), without the yellow.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#666666")
 _DOTTED = (0, (1, 1.6))
 _MINUTES_FROM_S = 600.0
-_WIDTH, _HEIGHT, _BAR_HEIGHT = 8.0, 4.2, 0.42
-_MAX_LEGEND_COLUMN = 3
-_SHORT_LABEL = 24
+_HEIGHT = 4.2
 
 
 def draw(runs: Sequence[Run]) -> dict[str, "Figure"]:
@@ -34,7 +30,9 @@ def draw(runs: Sequence[Run]) -> dict[str, "Figure"]:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ConfigError("Figures need matplotlib: pip install 'tf_hips[plots]'") from error
-    colours = {run.label: _COLOURS[index % len(_COLOURS)] for index, run in enumerate(runs)}
+    colours = {
+        run.label: canvas.COLOURS[index % len(canvas.COLOURS)] for index, run in enumerate(runs)
+    }
     singles = [run for run in runs if run.is_single and run.points]
     others = [run for run in runs if not run.is_single and run.points]
     found: dict[str, Figure] = {}
@@ -55,6 +53,7 @@ def draw(runs: Sequence[Run]) -> dict[str, "Figure"]:
         found["time-share"] = _shares(shares)
     if counted := [run for run in runs if any(one.local_steps for one in run.workers)]:
         found["local-steps"] = _local_steps(counted)
+    found.update(peer_figures.draw(runs))
     return found
 
 
@@ -88,7 +87,7 @@ def _accuracy(
 ) -> "Figure":
     from matplotlib.ticker import PercentFormatter
 
-    drawn, axes = _figure(title, _HEIGHT + 0.22 * max(0, len(runs) + len(singles) - 3))
+    drawn, axes = canvas.figure(title, _HEIGHT + 0.22 * max(0, len(runs) + len(singles) - 3))
     longest = max(run.points[-1][0] for run in (*runs, *singles))
     unit, divisor = ("min", 60.0) if longest > _MINUTES_FROM_S else ("s", 1.0)
     for run in (*runs, *singles):
@@ -111,7 +110,7 @@ def _accuracy(
     axes.set_xlabel(f"time since training began [{unit}]")
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _legend(axes, [one.label for one in (*runs, *singles)])
+    canvas.legend(axes, [one.label for one in (*runs, *singles)])
     return drawn
 
 
@@ -124,7 +123,7 @@ def _bars(
 ) -> "Figure":
     from matplotlib.ticker import FuncFormatter
 
-    drawn, axes = _figure(title, 1.5 + _BAR_HEIGHT * len(values))
+    drawn, axes = canvas.figure(title, 1.5 + canvas.BAR_HEIGHT * len(values))
     numbers = [value or 0.0 for _, value in values]
     bars = axes.barh(
         range(len(values)),
@@ -132,7 +131,7 @@ def _bars(
         height=0.62,
         color=[colours[run.label] for run, _ in values],
     )
-    axes.bar_label(bars, [text(one) for one in numbers], padding=5, color=_INK)
+    axes.bar_label(bars, [text(one) for one in numbers], padding=5, color=canvas.INK)
     axes.set_yticks(range(len(values)), [_wrapped(run.label) for run, _ in values])
     axes.invert_yaxis()
     axes.set_xlim(0, (max(numbers) or 1.0) * 1.2)
@@ -152,15 +151,15 @@ def _shares(runs: Sequence[Run]) -> "Figure":
         for worker in run.workers
         if worker.communication_s is not None and worker.seconds > 0
     ]
-    drawn, axes = _figure(
-        "Computing and communication time of each worker", 1.6 + _BAR_HEIGHT * len(rows)
+    drawn, axes = canvas.figure(
+        "Computing and communication time of each worker", 1.6 + canvas.BAR_HEIGHT * len(rows)
     )
     waited = [(worker.communication_s or 0.0) / worker.seconds for _, worker in rows]
     computed = [1.0 - share for share in waited]
     places = range(len(rows))
-    first = axes.barh(places, computed, height=0.62, color=_COLOURS[0], label="computing")
+    first = axes.barh(places, computed, height=0.62, color=canvas.COLOURS[0], label="computing")
     second = axes.barh(
-        places, waited, left=computed, height=0.62, color=_COLOURS[1], label="communication"
+        places, waited, left=computed, height=0.62, color=canvas.COLOURS[1], label="communication"
     )
     for bars, shares in ((first, computed), (second, waited)):
         # A part that is too narrow for its number goes without.
@@ -173,21 +172,21 @@ def _shares(runs: Sequence[Run]) -> "Figure":
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("share of training time; communication is waiting for other parties")
     axes.grid(visible=False, axis="y")
-    _legend(axes, ["computing", "communication"])
+    canvas.legend(axes, ["computing", "communication"])
     return drawn
 
 
 def _local_steps(runs: Sequence[Run]) -> "Figure":
     rows = [(run, worker) for run in runs for worker in run.workers if worker.local_steps]
-    drawn, axes = _figure("Local steps per round", _HEIGHT + 0.22 * max(0, len(rows) - 3))
+    drawn, axes = canvas.figure("Local steps per round", _HEIGHT + 0.22 * max(0, len(rows) - 3))
     for index, (run, worker) in enumerate(rows):
         name = f"{run.label}, {worker.name}" if len(runs) > 1 else worker.name
         axes.plot(
             range(1, len(worker.local_steps) + 1),
             worker.local_steps,
-            color=_COLOURS[index % len(_COLOURS)],
+            color=canvas.COLOURS[index % len(canvas.COLOURS)],
             linewidth=1.6,
-            linestyle="-" if index < len(_COLOURS) else "--",
+            linestyle="-" if index < len(canvas.COLOURS) else "--",
             marker="o" if len(worker.local_steps) <= 40 else None,
             markersize=3.5,
             label=name,
@@ -197,41 +196,13 @@ def _local_steps(runs: Sequence[Run]) -> "Figure":
     axes.set_ylabel("steps of the device")
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="x", integer=True)
-    _legend(axes, [f"{run.label}, {worker.name}" for run, worker in rows])
+    canvas.legend(axes, [f"{run.label}, {worker.name}" for run, worker in rows])
     return drawn
-
-
-def _figure(title: str, height: float) -> "tuple[Figure, Any]":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(drawn)
-    drawn.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
-    axes = drawn.subplots()
-    axes.grid(visible=True, which="major", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=_INK, which="both")
-    return drawn, axes
-
-
-def _legend(axes: Any, labels: Sequence[str]) -> None:
-    """Above the axes; long labels one below the other."""
-    is_short = max(map(len, labels)) <= _SHORT_LABEL
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.01, 1.0),
-        ncols=_MAX_LEGEND_COLUMN if is_short else 1,
-        frameon=False,
-        borderaxespad=0.2,
-        handlelength=2.6,
-    )
 
 
 def _wrapped(label: str) -> str:
     """A label in two lines where it is long."""
-    if len(label) <= _SHORT_LABEL:
+    if len(label) <= canvas.SHORT_LABEL:
         return label
     head, comma, tail = label.partition(", ")
     return f"{head},\n{tail}" if comma else label

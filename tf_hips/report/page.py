@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tf_hips.errors import ConfigError
-from tf_hips.report import figures, runs
+from tf_hips.report import figures, peers, runs
 from tf_hips.report.runs import Run
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ def svg(figure: "Figure", name: str) -> str:
 
 def page(found: Sequence[Run], svgs: Mapping[str, str], title: str) -> str:
     """The page."""
-    head, *rows = table(found)
+    tables = "\n".join(
+        _html(f"<h2>{html.escape(name)}</h2>" if name else "", one)
+        for name, one in (("", table(found)), ("Peers", peer_table(found)))
+        if len(one) > 1
+    )
     subject = figures.subject_of(found)
     of_what = f"<p>{html.escape(subject)}</p>\n" if subject else ""
-    cells = "".join(f"<th>{html.escape(one)}</th>" for one in head)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(one)}</td>" for one in row) + "</tr>\n" for row in rows
-    )
     drawn = "\n".join(
         f'<figure id="{name}">{text[text.index("<svg") :]}</figure>' for name, text in svgs.items()
     )
@@ -86,9 +86,38 @@ def page(found: Sequence[Run], svgs: Mapping[str, str], title: str) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head><body>\n"
-        f"<h1>{html.escape(title)}</h1>\n{of_what}<table><thead><tr>{cells}</tr></thead>\n"
-        f"<tbody>{lines}</tbody></table>\n{drawn}\n</body></html>\n"
+        f"<h1>{html.escape(title)}</h1>\n{of_what}{tables}\n{drawn}\n</body></html>\n"
     )
+
+
+def _html(head: str, rows: Sequence[Sequence[str]]) -> str:
+    names, *cells = rows
+    heads = "".join(f"<th>{html.escape(one)}</th>" for one in names)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(one)}</td>" for one in row) + "</tr>\n" for row in cells
+    )
+    return f"{head}<table><thead><tr>{heads}</tr></thead>\n<tbody>{lines}</tbody></table>"
+
+
+def peer_table(found: Sequence[Run]) -> list[list[str]]:
+    """Rows of text about peers that were refused or outvoted, the head first; else only that."""
+    head = ["run", "peer", "what", "times", "rounds", "found out by", "reason"]
+    return [
+        head,
+        *(
+            [
+                run.label,
+                line.peer,
+                line.kind,
+                str(line.times),
+                peers.rounds_text(line.rounds),
+                line.by,
+                line.reason or "-",
+            ]
+            for run in found
+            for line in peers.lines(run.marks)
+        ),
+    ]
 
 
 def table(found: Sequence[Run]) -> list[list[str]]:

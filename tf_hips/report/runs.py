@@ -15,7 +15,8 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.errors import ConfigError
-from tf_hips.report import rounds, trees
+from tf_hips.report import peers, rounds, trees
+from tf_hips.report.peers import Mark
 
 Event = Mapping[str, Any]
 
@@ -56,6 +57,7 @@ class Run:
             None: not known.
         slow_seconds: in which `slow_bytes` were measured.
         source: where it was read.
+        marks: what was found out about its peers.
     """
 
     label: str
@@ -69,6 +71,7 @@ class Run:
     dense_bytes: int | None
     slow_seconds: float
     source: str
+    marks: tuple[Mark, ...] = ()
 
     @property
     def is_iid(self) -> bool:
@@ -177,7 +180,8 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
     Raises:
         ConfigError: no worker has told anything.
     """
-    events = [event for event in rounds.newest_run(events) if event["role"] == "worker"]
+    of_all = rounds.newest_run(events)
+    events = [event for event in of_all if event["role"] == "worker"]
     if not events:
         raise ConfigError(f"{source} must hold events of workers. Received: none")
     setup = next((event for event in events if event["event"] == "setup"), None)
@@ -207,6 +211,7 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
         dense_bytes=None if traffic is None else _dense(events, workers) or traffic.dense[-1],
         slow_seconds=0.0 if traffic is None else traffic.seconds[-1] - traffic.seconds[0],
         source=str(source),
+        marks=peers.marks(of_all),
     )
 
 
@@ -339,4 +344,5 @@ def facts(run: Run) -> dict[str, Any]:
         "communication_share": run.communication_share,
         "points": [list(point) for point in run.points],
         "per_worker": [dataclasses.asdict(worker) for worker in run.workers],
+        "peers": [dataclasses.asdict(line) for line in peers.lines(run.marks)],
     }

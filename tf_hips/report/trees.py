@@ -6,6 +6,7 @@
                              `total_time` since the start, `accuracy` of the one that tests
     HOST/net.meta            `global_iters`, `test_acc`, `learning_rate`, `batch_size`,
                              `begin_time` (HiPS)
+    HOST/net.weights.h5      the weights of that test, of Keras, to go on from
     ESync.json               of all workers of a tree: lists of accuracies, samples, iterations,
                              seconds since the start and seconds of aggregation (ESync)
 
@@ -31,6 +32,7 @@ _AGGREGATIONS = (
 )
 _FILE = re.compile(r"iter-(\d+)\.txt")
 META = "net.meta"
+WEIGHTS = "net.weights.h5"  # where HiPS has net.params, of MXNet
 # By mode, and whether workers have different data.
 SUMMARIES = {
     "esync": "ESync",

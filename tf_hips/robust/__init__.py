@@ -9,16 +9,16 @@
     votes        majorities of signs on packets of onebit
     detox        groups of workers that compute the same, and their vote
     attacks      what peers that lie may send, for tests and studies
+    adversary    which workers of a run lie, and what those send
     graph        the same in TensorFlow; import it by name, it imports TensorFlow
 
 Definitions, sources, and what is not protected: docs/robustness.md. Imports no TensorFlow, opens no
-socket. `attacks` and `detox` are imported when they are asked for: a server that starts needs
-neither.
+socket. `adversary`, `attacks` and `detox` are imported when they are asked for: a server that
+starts needs none of them.
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_hips.robust.aggregator import Aggregation, Aggregator, parse
 from tf_hips.robust.rows import Limits, Rejected
@@ -44,18 +44,21 @@ from tf_hips.robust.value import NAMES, PRE_NAMES, PreAggregator
 from tf_hips.robust.votes import onebit_majority
 
 if TYPE_CHECKING:
-    from tf_hips.robust import attacks, detox
+    from tf_hips.robust import adversary, attacks, detox
+    from tf_hips.robust.adversary import Adversary
 
-_LAZY = ("attacks", "detox")
+_LAZY = ("adversary", "attacks", "detox")
 
 __all__ = [
     "NAMES",
     "PRE_NAMES",
+    "Adversary",
     "Aggregation",
     "Aggregator",
     "Limits",
     "PreAggregator",
     "Rejected",
+    "adversary",
     "arc",
     "attacks",
     "bucketing",
@@ -79,11 +82,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return importlib.import_module(f"tf_hips.robust.{name}")
+    if name == "Adversary":
+        return importlib.import_module("tf_hips.robust.adversary").Adversary
     raise AttributeError(f"module 'tf_hips.robust' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "Adversary"})

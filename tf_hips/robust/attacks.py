@@ -230,7 +230,9 @@ def alie_z(n: int, f: int, formula: str = "paper") -> float:
     """
     supporters = n // 2 + 1 - f
     _one_of("formula", formula, Z_FORMULAE)
-    share = (n - f - supporters) / (n - f) if formula == "paper" else (n - supporters) / n
+    share = 0.0
+    if n > f:
+        share = (n - f - supporters) / (n - f) if formula == "paper" else (n - supporters) / n
     if not 0 < share < 1:
         raise ValueError(f"f must be less than n / 2, of n > 2 rows. Received: n={n}, f={f}")
     return numbers.NormalDist().inv_cdf(share)

@@ -8,6 +8,7 @@ bit.
 
 from tf_hips.strategies.hierarchical_ps import HierarchicalPS
 from tf_hips.strategies.hooks import local
+from tf_hips.strategies.lying import simulate_liars
 from tf_hips.strategies.replicas import fingerprint
 from tf_hips.strategies.ring import CompressedRing
 from tf_hips.strategies.sharding import gather, set_epoch, shard
@@ -20,4 +21,5 @@ __all__ = [
     "local",
     "set_epoch",
     "shard",
+    "simulate_liars",
 ]

@@ -13,6 +13,7 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
                               loss scale overflows on all ranks or on none
     keras.random              groups of workers draw different noise from equal states
     keras.callbacks           one rank makes the folders of ModelCheckpoint
+    gradients                 lies, where a study wants a worker that lies (`lying`)
     training steps            padded, where the launcher wants a slow worker (`slowdown`)
 """
 
@@ -30,7 +31,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies import slowdown
+from tf_hips.strategies import lying, slowdown
 from tf_hips.strategies.slices import orderly
 
 _METHODS = (
@@ -219,8 +220,9 @@ def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars:
         return keras_method(optimizer, grads_and_vars)
     pairs = list(grads_and_vars)
     variables = [variable for gradient, variable in pairs if gradient is not None]
+    pairs = lying.told(strategy, optimizer, pairs)
     with strategy._reducing(variables, optimizer):
-        return keras_method(optimizer, pairs)
+        return lying.heard(strategy, keras_method(optimizer, pairs))
 
 
 def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:

@@ -54,6 +54,19 @@ def _on_one_device(settings: Any) -> None:
             )
 
 
+def _on_one_process(settings: Any) -> None:
+    """What goes over a network is refused.
+
+    Raises:
+        ConfigError: something is.
+    """
+    if settings.compression is not None:
+        raise ConfigError(
+            "The mode simulated sends nothing that could be encoded. Received: compression="
+            f"{settings.compression}"
+        )
+
+
 def _of_fedavg(settings: Any) -> None:
     local.check_fedavg(settings.local)
     if settings.local.local_steps is None and settings.max_steps is not None:
@@ -68,6 +81,11 @@ def _of_esync(settings: Any) -> None:
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+# What DETOX calls modes, and what they are: rules that make one gradient of those of all.
+AGGREGATIONS = (
+    *("coord-median", "geometric_median", "krum", "multi-krum", "bulyan"),
+    *("sign-sgd", "signSGD", "maj_vote"),
+)
 _OUTER = ("server_optimizer", "global_lr")
 
 
@@ -113,6 +131,11 @@ MODES: Mapping[str, Mode] = MappingProxyType(
             "one device by itself",
             "tf_hips.trainer.ways:alone",
             _on_one_device,
+        ),
+        "simulated": Mode(
+            "one process plays N workers: --simulated-workers N",
+            "tf_hips.trainer.simulated:crowd",
+            _on_one_process,
         ),
         "fedavg": Mode(
             "local steps, then a mean of how far they have led",

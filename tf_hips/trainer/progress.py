@@ -17,6 +17,8 @@ import keras
 from tf_hips import log
 from tf_hips.callbacks.peers import Peers
 from tf_hips.report import trees
+from tf_hips.strategies import hooks
+from tf_hips.trainer import resuming
 
 _ACCURACY = "accuracy"
 
@@ -50,6 +52,7 @@ class Plan:
         learning_rate: for `net.meta`.
         tree: HOST/DEVICE folder of trees, or None.
         is_first: whether this worker speaks for the run.
+        begin_s: when a run that is taken up began, seconds since 1970; None: it begins now.
     """
 
     num_steps: int
@@ -60,6 +63,7 @@ class Plan:
     learning_rate: float
     tree: Path | None
     is_first: bool
+    begin_s: float | None = None
 
 
 class Progress(keras.callbacks.Callback):
@@ -99,7 +103,7 @@ class Progress(keras.callbacks.Callback):
         """Starts the clock and, on a terminal, the bar."""
         del logs
         self._begin = time.monotonic()
-        self._begin_s = time.time()
+        self._begin_s = time.time() if self._plan.begin_s is None else self._plan.begin_s
         if self._plan.is_first and sys.stdout.isatty():
             from rich.progress import (
                 BarColumn,
@@ -247,6 +251,9 @@ class Progress(keras.callbacks.Callback):
                 accuracy=float(accuracy) if is_told else None,
             )
             if is_told:
+                # Before what says that they are there. Every party has some of its own.
+                with hooks.local():
+                    resuming.save(self.model, folder.parent)
                 trees.write_meta(
                     folder.parent,
                     iterations=step,

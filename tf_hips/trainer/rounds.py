@@ -22,10 +22,17 @@ from tf_hips.errors import ConfigError
 from tf_hips.loops import ESync, Loop
 from tf_hips.loops.meeting import Meeting
 from tf_hips.strategies.loan import PARTY, WORKER
+from tf_hips.trainer.backing_up import Backup
 from tf_hips.trainer.progress import Plan, Progress
 from tf_hips.trainer.settings import Training
 from tf_hips.trainer.sources import Source
-from tf_hips.trainer.ways import WORKERS_VARIABLE, Way, local_optimizer
+from tf_hips.trainer.ways import (
+    WORKERS_VARIABLE,
+    Way,
+    check_has_server,
+    local_optimizer,
+    parties_of,
+)
 
 DILOCO_STEPS = 50
 HFA_STEPS, HFA_ROUNDS = 20, 10
@@ -289,7 +296,7 @@ class MetCheckpoint(callbacks.StepCheckpoint):
             super().on_train_batch_end(batch, logs)
 
 
-class MetBackup(callbacks.BackupAndRestore):
+class MetBackup(Backup):
     """Backups of ESync: after each test, which all make after the same meeting.
 
     So parties that all stop have backups of the same round, though not of the same step.
@@ -330,9 +337,10 @@ def _way(
         )
     strategy: Any
     if run.uplink is None:
+        check_has_server(settings, run)
         strategy = tf_hips.CompressedRing(settings.compression, config=run)
     else:
-        strategy = tf_hips.HierarchicalPS(settings.compression, downlink, config=run)
+        strategy = parties_of(settings, run, downlink)
 
     def made(model: keras.Model, source: Source) -> Rounds:
         try:

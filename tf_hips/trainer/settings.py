@@ -7,8 +7,10 @@ from typing import Any
 
 from tf_hips.data import splits
 from tf_hips.errors import ConfigError
+from tf_hips.trainer import robustness
 from tf_hips.trainer.local import Local
 from tf_hips.trainer.modes import MODES, OPTIMIZERS, check_options
+from tf_hips.trainer.robustness import Robust
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +40,15 @@ class Training:
         train_dir: folder of checkpoints for an evaluator; None: there are none.
         eval_freq: steps between two checkpoints.
         backup_dir: folder of backups to go on from; None: there are none.
+        resume_from: a `net.meta` to go on from, or the folder that has one; None: there is none.
         log_dir: folder for event logs; None: as the launcher says.
+        tensorboard: folder for TensorBoard's scalars; None: there are none.
         tree_dir: folder for logs as HiPS and ESync write them; None: there are none.
         seed: of everything that is random; None: that of the run.
         steps_per_execution: steps that TensorFlow runs at a time.
         needs_gpu: whether it is an error to have no GPU.
         local: options of modes with local steps.
+        robust: options of robust rules and of liars.
     """
 
     network: str
@@ -66,12 +71,15 @@ class Training:
     train_dir: str | None = None
     eval_freq: int = 50
     backup_dir: str | None = None
+    resume_from: str | None = None
     log_dir: str | None = None
+    tensorboard: str | None = None
     tree_dir: str | None = None
     seed: int | None = None
     steps_per_execution: int = 1
     needs_gpu: bool = False
     local: Local = dataclasses.field(default_factory=Local)
+    robust: Robust = dataclasses.field(default_factory=Robust)
 
     def __post_init__(self) -> None:
         """Checks what can be checked without the data.
@@ -101,7 +109,13 @@ class Training:
                 f"`momentum` is for sgd. Received: momentum={self.momentum}, "
                 f"optimizer={self.optimizer}"
             )
+        if self.resume_from is not None and self.backup_dir is not None:
+            raise ConfigError(
+                "`resume_from` and `backup_dir` exclude each other: a backup holds all that a run "
+                f"needs. Received: resume_from={self.resume_from}, backup_dir={self.backup_dir}"
+            )
         check_options(self.mode, self.local)
+        robustness.check(self.mode, self.robust)
         MODES[self.mode].check(self)
 
 

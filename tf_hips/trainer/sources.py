@@ -12,6 +12,7 @@ from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
 from tf_hips.data.position import make_plain_variable
 from tf_hips.errors import ConfigError
+from tf_hips.robust.attacks import flip_labels
 from tf_hips.strategies.loan import PARTY
 from tf_hips.trainer.settings import Training
 
@@ -38,7 +39,13 @@ class Source:
 
 
 def make(
-    settings: Training, data: sets.DataSet, strategy: Any, seed: int, level: str | None = None
+    settings: Training,
+    data: sets.DataSet,
+    strategy: Any,
+    seed: int,
+    level: str | None = None,
+    *,
+    flips_labels: bool = False,
 ) -> Source:
     """Batches for this worker.
 
@@ -48,6 +55,7 @@ def make(
         strategy: a strategy of tf_hips.
         seed: of split and order, the same on all workers.
         level: in modes with local steps, within what workers stay equal: "party" or "worker".
+        flips_labels: whether this worker's rows to train on have wrong labels.
 
     Raises:
         ConfigError: some worker would have fewer rows than a batch.
@@ -58,13 +66,14 @@ def make(
     make_variable = strategy._make_variable
     common: dict[str, Any] = {"seed": seed, "make_variable": make_variable}
     rows = data.train
+    labels = flip_labels(rows.y, data.classes) if flips_labels else rows.y
     if len(rows) < groups * size:
         raise ConfigError(
             f"{data.name} must have a batch for each of {groups} workers, {groups * size} rows. "
             f"Received: {len(rows)} rows"
         )
     if split.kind == "iid":
-        train = batches.shard((rows.x, rows.y), size, group=group, groups=groups, **common)
+        train = batches.shard((rows.x, labels), size, group=group, groups=groups, **common)
         num_rows = len(range(group, len(rows), groups))
     else:
         parts = splits.parts(
@@ -80,7 +89,7 @@ def make(
         own = np.sort(parts[group]) if not split.is_compat else parts[group]
         num_rows = len(own)
         train = batches.shard(
-            (rows.x[own], rows.y[own]),
+            (rows.x[own], labels[own]),
             size,
             group=0,
             groups=1,

@@ -17,11 +17,15 @@ from tf_hips import callbacks, config, models
 from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
 from tf_hips.errors import ConfigError
-from tf_hips.trainer import evaluator, sources
+from tf_hips.robust.adversary import Lone
+from tf_hips.strategies import simulate_liars
+from tf_hips.trainer import evaluator, resuming, sources
+from tf_hips.trainer.backing_up import Backup
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.progress import Plan, Progress, StopAt
 from tf_hips.trainer.rounds import CountedESync, MetBackup, MetCheckpoint, RoundProgress, Rounds
 from tf_hips.trainer.settings import Evaluation, Training
+from tf_hips.trainer.tensorboard import Board
 from tf_hips.trainer.ways import DEFAULT_RATE, WORKERS_VARIABLE, Way
 
 DEFAULT_EPOCHS = 10
@@ -59,6 +63,13 @@ def run(settings: Training) -> None:
         told = dataclasses.replace(told, seed=settings.seed)
     if settings.log_dir is not None:
         told = dataclasses.replace(told, log_dir=settings.log_dir)
+    if told.log_dir is not None:
+        try:
+            Path(told.log_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"Events cannot be written to {told.log_dir}: {error.strerror or error}"
+            ) from error
     name = models.canonical(settings.network)
     data = sets.load(settings.dataset, settings.data_dir, image_size=settings.image_size)
     keras.utils.set_random_seed(told.seed % (1 << 32))
@@ -74,9 +85,18 @@ def run(settings: Training) -> None:
 
 def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, way: Way) -> None:
     strategy = way.strategy
+    if settings.tensorboard is not None:
+        site = told.uplink.site if told.uplink is not None else "local"
+        strategy._events.listen(Board(settings.tensorboard, site, primitives.rank()).hear)
     write_event, rank = strategy.write_event, strategy.global_rank
     workers = strategy.sample_group()[1]
-    source = sources.make(settings, data, strategy, told.seed, way.level)
+    if way.crowd is None:
+        lone = _lone(settings, strategy, told)
+        flips = lone is not None and lone.flips_labels
+        source = sources.make(settings, data, strategy, told.seed, way.level, flips_labels=flips)
+    else:
+        workers = way.crowd.workers
+        source = way.crowd.source(settings, data, strategy, told.seed)
     with strategy.scope():
         model = models.make(name, data.shape, data.classes)
         model.compile(
@@ -85,8 +105,22 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             metrics=["accuracy"],
             steps_per_execution=settings.steps_per_execution,
         )
+    if way.crowd is not None:
+        way.crowd.play(model, strategy)
+    resumed = None if settings.resume_from is None else resuming.find(settings.resume_from)
+    if resumed is not None:
+        resuming.load(model, resumed, f"{name} for {data.name}")
     rounds = None if way.rounds is None else way.rounds(model, source)
     num_steps = _num_steps(settings, source.steps_of_pass, rounds)
+    # Loops count from their first round on.
+    done = 0 if resumed is None or rounds is not None else resumed.steps
+    if resumed is not None and done == 0:
+        model.optimizer.iterations.assign(0)
+    if done >= num_steps:
+        raise ConfigError(
+            f"A run that goes on must have steps left. Received: {done} of {num_steps} steps were "
+            "made; give more `epochs` or `max_steps`"
+        )
     if rounds is None:
         interval = min(settings.eval_duration or source.steps_of_pass, num_steps)
     else:
@@ -125,6 +159,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         learning_rate=settings.learning_rate or DEFAULT_RATE,
         tree=_tree(settings, told),
         is_first=rank == 0,
+        begin_s=None if resumed is None else resumed.begin_s,
     )
     progress, used = _progress(plan, way, rounds, source, told)
     checkpoint = None
@@ -133,11 +168,13 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         used.append(checkpoint)
     if settings.backup_dir is not None:
         used.append(_backup(settings.backup_dir, rounds))
+    first = -(-done // interval)
     begin = time.monotonic()
     try:
         (model if rounds is None else rounds.loop).fit(
             x=source.train,
-            epochs=-(-num_steps // interval),
+            initial_epoch=first,
+            epochs=first + -(-(num_steps - done) // interval),
             steps_per_epoch=interval,
             validation_data=None if varies else source.test,
             callbacks=used,
@@ -162,6 +199,17 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
             f"{seconds:.1f} s\n"
         )
         sys.stdout.flush()
+
+
+def _lone(settings: Training, strategy: Any, told: config.Run) -> Lone | None:
+    """What this worker is where some lie; None: nobody does."""
+    adversary = settings.robust.adversary(told.seed)
+    if adversary is None:
+        return None
+    lone = simulate_liars(strategy, adversary)
+    if lone.may_lie or lone.flips_labels:
+        strategy.write_event("lies", attack=adversary.text, is_redrawn=adversary.is_redrawn)
+    return lone
 
 
 def _num_steps(settings: Training, steps_of_pass: int, rounds: Rounds | None = None) -> int:
@@ -209,11 +257,11 @@ def _backup(directory: str, rounds: Rounds | None) -> callbacks.BackupAndRestore
     """Backs up after each test."""
     if rounds is not None and isinstance(rounds.loop, CountedESync):
         return MetBackup(directory, rounds.loop)
-    return callbacks.BackupAndRestore(directory)
+    return Backup(directory)
 
 
 def _tree(settings: Training, told: config.Run) -> Path | None:
-    """The folder of this worker's tree, emptied of an older run's files."""
+    """The folder of this worker's tree, emptied of an older run's files, unless it goes on."""
     if settings.tree_dir is None:
         return None
     site = told.uplink.site if told.uplink is not None else "local"
@@ -222,8 +270,9 @@ def _tree(settings: Training, told: config.Run) -> Path | None:
     folder = Path(settings.tree_dir) / site.replace("/", "-")
     folder /= device if device != "cpu" or not local else f"cpu-{local}"
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        if settings.resume_from is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=settings.resume_from is not None)
     except OSError as error:
         raise ConfigError(
             f"Logs cannot be written to {folder}: {error.strerror or error}"

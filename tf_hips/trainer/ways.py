@@ -14,6 +14,8 @@ import keras
 
 from tf_hips import config
 from tf_hips.errors import ConfigError
+from tf_hips.ps import rules as update_rules
+from tf_hips.trainer.robustness import server_rule
 from tf_hips.trainer.settings import Training
 
 DEFAULT_RATE = 0.01
@@ -30,12 +32,14 @@ class Way:
         rounds: where workers make local steps: makes what leads them through their rounds, a
             `rounds.Rounds`, of the model and its `sources.Source`; None: they meet in every step.
         level: where they make local steps, within what they stay equal: "party" or "worker".
+        crowd: workers that this process plays, a `simulated.Crowd`; None: it is one itself.
     """
 
     strategy: Any
     optimizer: keras.optimizers.Optimizer
     rounds: Callable[[keras.Model, Any], Any] | None = None
     level: str | None = None
+    crowd: Any | None = None
 
 
 def synchronous(settings: Training, run: config.Run) -> Way:
@@ -43,10 +47,11 @@ def synchronous(settings: Training, run: config.Run) -> Way:
     import tf_hips
 
     if run.uplink is None:
+        check_has_server(settings, run)
         ring = tf_hips.CompressedRing(settings.compression, config=run)
         with ring.scope():
             return Way(ring, local_optimizer(settings))
-    parties = tf_hips.HierarchicalPS(settings.compression, config=run)
+    parties = parties_of(settings, run)
     with parties.scope():
         rule = parties._rule
         if rule is None or not rule.gives_steps:
@@ -120,6 +125,35 @@ def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
         )
     with strategy.scope():
         return Way(strategy, keras.optimizers.SGD(1.0))
+
+
+def parties_of(settings: Training, run: config.Run, downlink: str | None = "same") -> Any:
+    """Parties with a server, whose rule is the one that was asked for.
+
+    Raises:
+        ConfigError: the server has no such rule.
+    """
+    import tf_hips
+
+    rule = server_rule(settings.robust)
+    if rule is not None:
+        try:
+            update_rules.parse(rule)
+        except ValueError as error:
+            raise ConfigError(
+                f"The rule of a server: {error}; without one, --simulated-workers N has all rules"
+            ) from error
+    return tf_hips.HierarchicalPS(settings.compression, downlink, config=run, rule=rule)
+
+
+def check_has_server(settings: Training, run: config.Run) -> None:
+    """Raises a ConfigError where a rule is asked for and there is nobody to apply it."""
+    rule = server_rule(settings.robust)
+    if run.uplink is None and rule not in (None, "mean"):
+        raise ConfigError(
+            "`rule`, `approach` and DETOX's modes need a server (`tf-hips run`, `tf-hips party "
+            f"--server`), or --simulated-workers N. Received: {rule} without a server"
+        )
 
 
 def local_optimizer(settings: Training) -> keras.optimizers.Optimizer:

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which peers were refused or outvoted: from events to lines, tables, pages and figures."""
+
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.report.test_runs import event, trained, write_events
+from tf_hips.report import page, peer_figures, peers, runs
+
+
+def of_server(second, name, **values):
+    return {**event(second, name, "-", **values), "role": "global-server"}
+
+
+def marked():
+    """A run in which two peers were caught, by all who can catch one."""
+    events = trained()
+    for step in range(40):
+        who = f"worker {step % 2}"
+        events.append(event(20 + step / 10, "outvoted", who=who, round=step))
+    events += [
+        event(25, "row_refused", who="worker 1", round=9, reason="NaN at\nelement 17"),
+        of_server(26, "row_refused", child=0, child_site="west", round=3, reason="norm 9e9"),
+        of_server(26, "proven", sites=["west", "east"], round=4),
+        # Every worker tells of the refusal of a loop; it is one.
+        *(event(27, "refused", site, number=12, who="party `east`") for site in ("west", "east")),
+        event(28, "refused", "west", number=13, who="party `east`"),
+        of_server(29, "refused", code="INVALID", reason="too long", peer="ipv4:10.0.0.7:5531"),
+        of_server(30, "refused", code="INVALID", reason="too short", peer="ipv4:10.0.0.7:5532"),
+        of_server(31, "turned_away", who="10.0.0.7"),
+        of_server(32, "round", round=3, child=0, child_site="west"),
+    ]
+    return events
+
+
+def test_lines_by_hand():
+    lines = {(one.peer, one.kind): one for one in peers.lines(peers.marks(marked()))}
+    assert {key: one.times for key, one in lines.items()} == {
+        ("worker 0", "outvoted"): 20,
+        ("worker 1", "outvoted"): 20,
+        ("worker 1", "row refused"): 1,
+        ("west", "row refused"): 1,
+        ("west", "proven to lie"): 1,
+        ("east", "proven to lie"): 1,
+        ("party `east`", "update refused"): 2,
+        ("calls from 10.0.0.7", "call refused"): 2,
+        ("10.0.0.7", "turned away"): 1,
+    }
+    assert lines["party `east`", "update refused"].rounds == (12, 13)
+    assert lines["worker 1", "row refused"].reason == "NaN at element 17"
+    assert lines["calls from 10.0.0.7", "call refused"].reason == "too short"
+    assert lines["calls from 10.0.0.7", "call refused"].rounds == ()
+    assert "(global-server" in lines["west", "row refused"].by
+    assert lines["worker 0", "outvoted"].by.startswith("the majority of its group")
+
+
+def test_a_run_without_such_events_has_none(tmp_path):
+    [run] = runs.read(write_events(tmp_path / "a", trained()))
+    assert run.marks == ()
+    assert runs.facts(run)["peers"] == []
+    assert peer_figures.draw([run]) == {}
+    assert len(page.peer_table([run])) == 1
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    write_events(root / "a", marked())
+    write_events(root / "b", [*trained("async"), event(27, "refused", number=3, who="party `w`")])
+    return runs.read_all([root])
+
+
+def test_both_figures_have_room_for_all_their_words(found):
+    drawn = peer_figures.draw(found)
+    assert set(drawn) == {"peers", "peers-rounds"}
+    for name, figure in drawn.items():
+        figure.canvas.draw()
+        [axes] = figure.axes
+        labels = [one for one in axes.get_yticklabels() if one.get_text()]
+        assert len(labels) == 8
+        assert labels[-1].get_text() == "async\nparty `w`"
+        legend = [one.get_text() for one in axes.get_legend().get_texts()]
+        assert legend == peers.kinds([mark for run in found for mark in run.marks])
+        texts = [*labels, *axes.texts, axes.xaxis.label, *axes.get_legend().get_texts()]
+        for box in (one.get_window_extent() for one in texts):
+            assert figure.bbox.x0 <= box.x0, name
+            assert box.x1 <= figure.bbox.x1 + 1, name
+        rows = sorted((box.y0, box.y1) for box in (one.get_window_extent() for one in labels))
+        assert all(low[1] <= high[0] + 1 for low, high in itertools.pairwise(rows)), name
+    counts = [one.get_text() for one in drawn["peers"].axes[0].texts]
+    assert counts == ["21", "20", "2", "2", "2", "1", "1", "1"]
+    ticks = sum(len(line.get_xdata()) for line in drawn["peers-rounds"].axes[0].get_lines())
+    with_round = [mark for run in found for mark in run.marks if mark.round is not None]
+    assert ticks == len(with_round)
+
+
+def test_too_many_peers_are_counted_and_said(found):
+    crowd = tuple(
+        dataclasses.replace(found[0].marks[0], peer=f"worker {number}") for number in range(40)
+    )
+    drawn = peer_figures.draw([dataclasses.replace(found[0], marks=crowd)])
+    axes = drawn["peers"].axes[0]
+    assert len(axes.get_yticklabels()) == 30
+    assert axes.get_xlabel() == "times; 10 more are not shown"
+
+
+def test_the_page_and_the_numbers_have_them(found, tmp_path):
+    page.write(found, tmp_path, "Peers")
+    text = (tmp_path / "report.html").read_text()
+    assert "<h2>Peers</h2>" in text
+    assert "<td>party `east`</td><td>update refused</td><td>2</td><td>12 to 13</td>" in text
+    assert '<figure id="peers">' in text
+    assert '<figure id="peers-rounds">' in text
+    assert (tmp_path / "peers-rounds.png").read_bytes().startswith(b"\x89PNG")
+    [first, _] = json.loads((tmp_path / "summary.json").read_text())
+    assert first["peers"][0] == {
+        **first["peers"][0],
+        "peer": "worker 0",
+        "kind": "outvoted",
+        "times": 20,
+    }
+
+
+def test_the_command_prints_a_second_table(tmp_path):
+    write_events(tmp_path / "a", marked())
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_hips.cli", "summary", "a"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    [line] = [one for one in lines if "worker 1" in one and "row refused" in one]
+    assert line.endswith("NaN at element 17") or "NaN at element 17 " in line
+    assert any("found out by" in one for one in lines)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who lies, and what a liar sends: with all rows at hand, and with none but its own."""
+
+import numpy as np
+import pytest
+
+from tf_hips.robust import Adversary, attacks
+from tf_hips.robust.adversary import ALIASES, HISTORY, LABEL_FLIP, NEEDS_OTHERS, parse
+
+N, D = 7, 33
+
+
+def rows(step: int = 0, n: int = N) -> np.ndarray:
+    return np.random.default_rng(step).standard_normal((n, D)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "attack"),
+    [
+        ("rev_grad", attacks.reversed_gradient()),
+        ("rev_grad(c=3)", attacks.reversed_gradient(3)),
+        ("constant", attacks.constant()),
+        ("random", attacks.gaussian()),
+        ("alie", attacks.alie()),
+        ("alie(z=1.5, sign=1, statistics=own)", attacks.alie(1.5, 1, "own")),
+        ("alie(z=n)", attacks.alie("n")),
+        ("foe(epsilon=0.5)", attacks.inner_product(0.5)),
+        ("min_max( direction = sign )", attacks.min_max("sign")),
+    ],
+)
+def test_texts_are_attacks(text: str, attack: attacks.Attack) -> None:
+    assert parse(text) == attack
+    assert parse(str(attack)) == attack
+
+
+def test_all_names_are_texts_and_nan_is_one() -> None:
+    for name in (*attacks.NAMES, *ALIASES):
+        assert parse(name).name in attacks.NAMES
+    assert set(NEEDS_OTHERS) < set(attacks.NAMES)
+    assert str(parse("nan")) == "constant(c=nan)" == str(parse(str(parse("nan"))))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("krum", "an attack must be one of reversed_gradient, constant"),
+        ("alie(z)", "`alie` takes z, sign, statistics, ddof"),
+        ("alie(y=1)", "`alie` takes z, sign, statistics, ddof"),
+        ("alie(z=1, z=2)", "`alie` takes"),
+        ("alie(sign=2)", "`sign` is -1 or 1"),
+        ("alie(z=q)", "`z` must be one of paper, n"),
+        ("rev_grad(c=__import__)", "`c` of reversed_gradient must be a number"),
+        ("mimic(target=far)", "`target` of mimic must be a number"),
+        ("alie(" + "z" * 300, "an attack must be one of"),
+        ("", "an attack must be one of"),
+    ],
+)
+def test_texts_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r"must|takes|is") as caught:
+        parse(text)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_liars_stay_or_are_drawn_anew() -> None:
+    fixed = Adversary(attacks.constant(), 2, seed=3)
+    assert len({fixed.liars(N, step) for step in range(20)}) == 1
+    redrawn = Adversary(attacks.constant(), 2, seed=3, is_redrawn=True)
+    drawn = [redrawn.liars(N, step) for step in range(200)]
+    assert {len(set(one)) for one in drawn} == {2}
+    counts = np.bincount(np.ravel(drawn), minlength=N)
+    assert counts.min() > 0.6 * 400 / N, "every worker has its turn"
+    assert fixed.liars(N) != Adversary(attacks.constant(), 2, seed=5).liars(N)
+
+
+def test_with_all_rows_the_honest_stay_and_liars_know_them() -> None:
+    adversary = Adversary(attacks.alie(z=1.5), 2, seed=1, is_redrawn=True)
+    for step in range(4):
+        given = rows(step)
+        sent = adversary.sent(given, step)
+        who = list(adversary.liars(N, step))
+        honest = np.delete(given, who, axis=0).astype(np.float64)
+        assert np.array_equal(np.delete(sent, who, axis=0), np.delete(given, who, axis=0))
+        lie = honest.mean(axis=0) - 1.5 * honest.std(axis=0)
+        np.testing.assert_allclose(sent[who], np.tile(lie, (2, 1)), rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="somebody must be honest"):
+        Adversary(attacks.constant(), N).sent(rows(), 0)
+
+
+def test_flipped_labels_leave_rows_alone() -> None:
+    adversary = Adversary(None, 1, seed=2)
+    assert adversary.text == LABEL_FLIP
+    assert np.array_equal(adversary.sent(rows(), 0), rows())
+    [liar] = adversary.liars(N)
+    assert [adversary.alone(one, N).flips_labels for one in range(N)].index(True) == liar
+    assert not any(adversary.alone(one, N).may_lie for one in range(N))
+    with pytest.raises(ValueError, match="must stay the same"):
+        Adversary(None, 1, is_redrawn=True)
+
+
+def test_a_lone_liar_of_its_own_gradient() -> None:
+    adversary = Adversary(attacks.reversed_gradient(4.0), 2, seed=3)
+    liars = adversary.liars(N)
+    for number in range(N):
+        lone = adversary.alone(number, N)
+        assert lone.may_lie == lone.lies(7) == (number in liars)
+        own = rows()[number]
+        np.testing.assert_array_equal(lone.sent(own, 0), -4 * own if number in liars else own)
+
+
+def test_lone_liars_are_drawn_as_all_know_it() -> None:
+    adversary = Adversary(attacks.constant(5.0), 2, seed=3, is_redrawn=True)
+    workers = [adversary.alone(number, N) for number in range(N)]
+    assert all(one.may_lie for one in workers)
+    for step in range(10):
+        given = rows(step)
+        sent = np.stack([one.sent(given[k], step) for k, one in enumerate(workers)])
+        assert np.array_equal(sent, adversary.sent(given, step))
+
+
+@pytest.mark.parametrize("z", ["paper", 1.25])
+def test_a_lone_liar_takes_its_last_rows_for_those_of_others(z: str | float) -> None:
+    adversary = Adversary(attacks.alie(z, statistics="all"), 2, seed=3)
+    lone = adversary.alone(adversary.liars(9)[0], 9)
+    factor = attacks.alie_z(9, 2) if z == "paper" else 1.25
+    seen = []
+    for step in range(HISTORY + 3):
+        own = rows(step)[0]
+        seen = [*seen, own][-HISTORY:]
+        past = np.stack(seen).astype(np.float64)
+        lie = past.mean(axis=0) - factor * past.std(axis=0)
+        np.testing.assert_allclose(lone.sent(own, step), lie, rtol=1e-5, atol=1e-6)
+
+
+def test_noise_differs_between_liars_and_steps() -> None:
+    adversary = Adversary(attacks.gaussian(), 2, seed=3)
+    one, other = (adversary.alone(number, N) for number in adversary.liars(N))
+    own = rows()[0]
+    first = one.sent(own, 0)
+    assert np.array_equal(first, adversary.alone(adversary.liars(N)[0], N).sent(own, 0))
+    assert not np.array_equal(first, other.sent(own, 0))
+    assert not np.array_equal(first, one.sent(own, 1))
+
+
+def test_who_rides_free_sends_what_came_down() -> None:
+    adversary = Adversary(attacks.free_riding(), 1, seed=3)
+    lone = adversary.alone(adversary.liars(N)[0], N)
+    assert lone.needs_result
+    assert not lone.sent(rows()[0], 0).any()
+    assert np.array_equal(lone.sent(rows()[0], 1, before=rows()[1]), rows()[1])
+
+
+def test_what_does_not_fit_the_workers() -> None:
+    with pytest.raises(ValueError, match=r"`q` must be in \[0, n\]"):
+        Adversary(attacks.constant(), 3).alone(0, 2)
+    with pytest.raises(ValueError, match="f must be less than n / 2"):
+        Adversary(attacks.alie(), 2).alone(0, 3)
+    with pytest.raises(ValueError, match="`q` must be 1 or more"):
+        Adversary(attacks.constant(), 0)

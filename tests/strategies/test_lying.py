@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that lie in a real run: steps of one process, and three parties of the launcher."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from tests.trainer.test_training import launched
+from tf_hips import log
+from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.robust import Adversary, attacks
+from tf_hips.robust import adversary as adversaries
+from tf_hips.strategies import lying
+
+pytestmark = pytest.mark.tf
+
+ROWS = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
+LABELS = np.random.default_rng(1).integers(0, 3, 24)
+
+
+def trained(adversary=None, *, per_execution=1):
+    """How far each step of one worker has moved its weights."""
+    import keras
+
+    import tf_hips
+
+    keras.utils.set_random_seed(4)
+    strategy = tf_hips.CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input([5]), keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(1.0), loss, steps_per_execution=per_execution)
+    if adversary is not None:
+        lone = tf_hips.simulate_liars(strategy, adversary)
+        assert lone.may_lie
+    seen = [model.get_weights()[0]]
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(model.get_weights()[0])
+
+    model.fit(ROWS, LABELS, batch_size=4, shuffle=False, verbose=0, callbacks=[Look()])
+    with pytest.raises(ProtocolError, match="must be said before the first step"):
+        tf_hips.simulate_liars(strategy, Adversary(attacks.constant(), 1))
+    return np.diff(np.stack(seen), axis=0)
+
+
+def test_a_reversed_gradient_goes_the_other_way_first():
+    honest, lying = trained(), trained(Adversary(attacks.reversed_gradient(2.0), 1))
+    np.testing.assert_allclose(lying[0], -2 * honest[0], rtol=1e-5, atol=1e-7)
+    assert not np.allclose(lying[1], -2 * honest[1])
+
+
+def test_a_constant_is_of_the_whole_gradient():
+    np.testing.assert_allclose(trained(Adversary(attacks.constant(0.5), 1)), -0.5, atol=1e-6)
+
+
+def test_noise_is_that_of_the_step_also_with_several_in_an_execution():
+    one = trained(Adversary(attacks.gaussian(0.0, 1.0), 1, seed=9))
+    three = trained(Adversary(attacks.gaussian(0.0, 1.0), 1, seed=9), per_execution=3)
+    assert len(three) == 2
+    np.testing.assert_allclose(one[:3].sum(axis=0), three[0], rtol=1e-5, atol=1e-6)
+    assert len({step.tobytes() for step in one}) == 6
+
+
+@pytest.mark.slow
+def test_who_rides_free_sends_zeros_and_then_what_came_down():
+    steps = trained(Adversary(attacks.free_riding(1e-3), 1, seed=2))
+    assert np.abs(steps[0]).max() < 0.01, "nothing but noise at first"
+    # Each time the result before and new noise: a walk, not noise around zero.
+    assert np.abs(np.diff(steps, axis=0)).max() < 0.01
+
+
+def test_one_that_estimates_from_its_own_rows_is_honest_as_long_as_it_knows_one():
+    honest, lying = trained(), trained(Adversary(attacks.inner_product(1.0), 1))
+    np.testing.assert_allclose(lying[0], -honest[0], rtol=1e-5, atol=1e-7)
+    with pytest.raises(ConfigError, match="f must be less than n / 2"):
+        trained(Adversary(attacks.alie(), 1))
+    with pytest.raises(ConfigError, match="does not fit 1 workers"):
+        trained(Adversary(attacks.constant(), 2))
+
+
+class _Member:
+    """A strategy, and the loan of a loop, of member `number` of three."""
+
+    _sums: ClassVar[dict] = {}
+    _loan = None
+
+    class _welcome:
+        workers = (2, 2, 2)
+
+    def __init__(self, number):
+        self.global_rank = 2 * number
+        self.number = number
+
+    def member(self):
+        return self.number, 3
+
+
+@pytest.mark.parametrize("text", ["rev_grad(c=2)", "alie(z=1.5)", "nan"])
+def test_a_member_of_a_loop_lies_about_its_movement(text):
+    import tensorflow as tf
+
+    adversary = Adversary(adversaries.parse(text), 1, seed=4)
+    [liar] = adversary.liars(3)
+    moved = [tf.constant(ROWS[:3]), tf.constant(ROWS[3])]
+    for number in range(3):
+        member = _Member(number)
+        lying.simulate_liars(member, adversary)
+        for step in range(2):
+            sent = lying.movement(member, member, moved, step)
+            # A lone liar's rows are the same twice: without deviation, a little is nothing.
+            factor = -2 if number == liar and "rev" in text else 1
+            assert [one.dtype for one in sent] == [one.dtype for one in moved]
+            for one, own in zip(sent, moved, strict=True):
+                np.testing.assert_allclose(one, factor * own, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_embeddings_are_refused_in_one_line():
+    import keras
+
+    import tf_hips
+
+    strategy = tf_hips.CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Embedding(400_000, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+    tf_hips.simulate_liars(strategy, Adversary(attacks.constant(), 1))
+    with pytest.raises(ConfigError, match="need dense gradients"):
+        model.fit(np.zeros([4, 1]), np.zeros([4, 1]), verbose=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("words", "least", "most"),
+    [
+        (["--rule", "median", "--q", "1", "--err-mode", "rev_grad"], 0.8, 1.0),
+        (["-m", "coord-median", "--approach", "baseline", "--q", "1", "--redraw"], 0.8, 1.0),
+        (["--q", "1", "--err-mode", "rev_grad"], 0.0, 0.5),
+        (["--rule", "median", "--q", "1", "--err-mode", "alie(z=1)"], 0.7, 1.0),
+        (["--rule", "median", "--q", "1", "--label-flip"], 0.7, 1.0),
+        (["-m", "fedavg", "--local-steps", "5", "--rule", "median", "--q", "1"], 0.7, 1.0),
+        (
+            ["-m", "fedavg", "--local-steps", "5", "--q", "1", "--err-mode", "nan"],
+            0.7,
+            1.0,
+        ),
+    ],
+    ids=["median", "redrawn", "mean", "alie", "labels", "movements", "nan"],
+)
+def test_three_parties_one_of_whom_lies(tmp_path, words, least, most):
+    output = launched(
+        tmp_path,
+        *("train", "--cpu", "-n", "lenet", "-dt", "digits", "-b", "16", "--max-steps", "100"),
+        *("-l", "0.05", "--momentum", "0.5", *words),
+        launcher=["--parties", "3", "--workers", "1", "--log-dir", str(tmp_path / "events")],
+    )
+    events = log.read_events(tmp_path / "events")
+    results = [one for one in events if one["event"] == "result"]
+    accuracy = max(one["test_accuracy"] for one in results)
+    assert least <= accuracy <= most, output
+    assert len({one["fingerprint"] for one in results}) == 1 < len(results)
+    liars = [one for one in events if one["event"] == "lies"]
+    assert len(liars) == (3 if "--redraw" in words else 1)
+    if "nan" in words:
+        assert {one["event"] for one in events} >= {"refused"}

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--resume-from net.meta`: there and back again, and what cannot be gone on from."""
+
+import json
+
+import pytest
+
+from tf_hips import config, log
+from tf_hips.errors import ConfigError
+from tf_hips.report import trees
+from tf_hips.trainer.settings import Training
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    for name in (config.CONFIG_VARIABLE, config.ROLE_VARIABLE, "TF_CONFIG", "HOROVOD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def train(**options):
+        from tf_hips.trainer import training
+
+        common = {"network": "lenet", "dataset": "digits", "mode": "local", "batch_size": 32}
+        training.run(Training(**common | options))
+
+    return train
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_there_and_back_again(alone, tmp_path):
+    common = {"tree_dir": str(tmp_path / "trees"), "eval_duration": 10, "seed": 3}
+    alone(max_steps=15, learning_rate=0.1, **common)
+    place = tmp_path / "trees/local"
+    before = trees.read_meta(place / "net.meta")
+    assert before["global_iters"] == 15
+    # Steps so small that weights stay what they were: the accuracy is that of the file.
+    more = {"learning_rate": 1e-12, "log_dir": str(tmp_path / "events"), **common}
+    alone(max_steps=30, resume_from=str(place / "net.meta"), **more)
+    after = trees.read_meta(place / "net.meta")
+    assert (after["global_iters"], after["begin_time"]) == (30, before["begin_time"])
+    assert after["test_acc"] == before["test_acc"]
+    epochs = [one for one in log.read_events(tmp_path / "events") if one["event"] == "epoch"]
+    assert [one["step"] for one in epochs] == [25, 30]
+    lists = trees.summarise_tree(tmp_path / "trees")["local"]["cpu"]
+    assert lists["num_samples_list"] == [320, 160, 320, 160]
+    with pytest.raises(ConfigError, match=r"must have steps left\. Received: 30 of 30 steps"):
+        alone(max_steps=30, resume_from=str(place), **common)
+    with pytest.raises(ConfigError, match=r"must be of simplenet for digits\. Received: .*another"):
+        alone(network="simplenet", max_steps=40, resume_from=str(place), **common)
+    (place / trees.WEIGHTS).write_bytes(b"\x89HDF and then nothing")
+    with pytest.raises(ConfigError, match="of another model or damaged") as caught:
+        alone(max_steps=40, resume_from=str(place), **common)
+    assert "\n" not in str(caught.value)
+
+
+def write(path, **told):
+    path.write_text(json.dumps({"test_acc": 0.7, **told}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("told", "files", "message"),
+    [
+        ({"global_iters": 94, "begin_time": 1.5}, [], "Received: none"),
+        ({"global_iters": 94, "begin_time": 1.5}, ["net.params"], "net.params of HiPS, which"),
+        ({"global_iters": 94}, [], "must say `global_iters` and `begin_time`"),
+        ({"global_iters": -1, "begin_time": 1.5}, [], "must say `global_iters`"),
+        ({"test_acc": None}, [], "must be a net.meta of HiPS"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_one_line(told, files, message, tmp_path):
+    from tf_hips.trainer import resuming
+
+    write(tmp_path / "net.meta", **told)
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=message) as caught:
+        resuming.find(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_way_to_go_on_at_a_time():
+    with pytest.raises(ConfigError, match="`resume_from` and `backup_dir` exclude each other"):
+        Training("lenet", "digits", resume_from="a", backup_dir="b")

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Robust rules and liars of `tf-hips train`: what DETOX's flags and our own come to."""
+
+import re
+
+import pytest
+
+from tests.trainer.test_command import WHAT, Became
+from tf_hips import robust
+from tf_hips.cli import arguments, train
+from tf_hips.trainer.modes import AGGREGATIONS
+from tf_hips.trainer.robustness import Robust, server_rule
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """What a command line would train."""
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    became = []
+
+    def become(_, told, environment=None):
+        del environment
+        became.append(told)
+        raise Became
+
+    monkeypatch.setattr(train, "become", become)
+
+    def run(*words):
+        options = parser.parse_args(["train", *WHAT, *words])
+        with pytest.raises(Became):
+            options.run(options)
+        return became.pop()
+
+    return run
+
+
+def test_the_tuning_script_of_detox_means_what_it_meant(settings):
+    told = settings(
+        *("--approach=draco_lite", "--mode=coord-median", "--err-mode=rev_grad"),
+        *("--worker-fail=5", "--adversarial=-100", "--lis-simulation=None", "--group-size=3"),
+        *("--bucket-size=5", "--redraw", "--simulated-workers", "45"),
+        *("--batch-size=32", "--lr=0.1", "--momentum=0.9", "--max-steps=200"),
+    )
+    assert told.mode == "simulated"
+    detox = told.robust.detox()
+    assert (detox.r, detox.buckets, detox.is_fixed) == (3, 5, False)
+    # 5 liars own 2 of 15 groups at worst.
+    assert detox.then == robust.median(f=2)
+    adversary = told.robust.adversary(7)
+    assert adversary.attack == robust.attacks.reversed_gradient(100)
+    assert (adversary.q, adversary.is_redrawn) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--worker-fail", "2"], "reversed_gradient(c=100.0)"),
+        (["--worker-fail", "2", "--adversarial", "-3"], "reversed_gradient(c=3)"),
+        (["--q", "2", "--err-mode", "constant", "--adversarial", "7"], "constant(c=7)"),
+        (["--q", "2", "--err-mode", "random"], "gaussian(mean=0.0, sigma=200.0)"),
+        (
+            ["--q", "2", "--lis-simulation", "simulate"],
+            "alie(z=1, sign=1, statistics=all, ddof=0)",
+        ),
+        (["--q", "2", "--label-flip"], "label_flip"),
+        (["--q", "2", "--label-flip", "--err-mode", "label_flip"], "label_flip"),
+        (["--q", "2", "--err-mode", "ipm(epsilon=0.5)"], "inner_product(epsilon=0.5)"),
+        (["--worker-fail", "0"], None),
+        (["--lis-simulation", "None"], None),
+    ],
+)
+def test_what_liars_send(words, text, settings):
+    told = settings(*words).robust
+    assert told.err_mode == text
+    assert (told.adversary(0) is None) == (text is None)
+    if text is not None:
+        assert told.adversary(0).q == 2
+        assert told.adversary(0) == told.adversary(0) != told.adversary(1)
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_every_mode_of_detox_is_a_rule_of_simulated_workers(mode, settings):
+    told = settings("-m", mode, "--simulated-workers", "15", "--worker-fail", "2")
+    assert told.mode == "simulated"
+    assert told.robust.detox().then.rule.name in robust.NAMES
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ([], None),
+        (["--rule", "median"], "median(f=auto)"),
+        (["--rule", "trimmed_mean(f=1)"], "trimmed_mean(f=1)"),
+        (["-m", "coord-median"], "median(f=0)"),
+        (["-m", "coord-median", "--approach", "baseline", "--worker-fail", "2"], "median(f=2)"),
+        (["--approach", "baseline"], "mean"),
+        (["-m", "sign-sgd", "--worker-fail", "1"], "majority(f=1)"),
+    ],
+)
+def test_a_server_is_asked_for_a_rule(words, rule, settings):
+    from tf_hips.ps import rules
+
+    told = settings(*words)
+    assert told.mode == "sync"
+    assert server_rule(told.robust) == rule
+    if rule is not None:
+        assert rules.parse(rule).text == rule, "a server knows it"
+
+
+def test_local_rules_and_rules_of_a_server_share_an_option(settings):
+    told = settings("-m", "fedavg", "--rule", "compat")
+    assert (told.local.rule, told.robust.rule) == ("compat", None)
+    told = settings("-m", "fedavg", "--rule", "fedbuff(k=4)")
+    assert told.local.rule is None
+    assert told.robust.rule.startswith("fedbuff(k=4")
+    assert settings("--rule", "nnm(f=1) >> krum(f=1)", "--simulated-workers", "9").robust.rule
+
+
+def test_groups_that_vote_are_a_rule_of_a_server():
+    told = Robust(approach="detox", aggregation="krum", group_size=3, bucket_size=4, worker_fail=2)
+    assert server_rule(told) == "detox(r=3, vote=digest, buckets=4) >> krum(f=1)"
+    told = Robust(aggregation="maj_vote")
+    assert server_rule(told) == "detox(r=5, vote=digest, buckets=0) >> mean"
+
+
+REFUSED = [
+    (["--err-mode", "rev_grad"], "`err_mode` needs `worker_fail`"),
+    (["--adversarial", "3"], "--adversarial needs --worker-fail"),
+    (["--q", "1", "--err-mode", "alie", "--adversarial", "3"], "--adversarial is for rev_grad"),
+    (["--q", "1", "--err-mode", "alie", "--label-flip"], "--err-mode and --label-flip exclude"),
+    (["--redraw"], "`redraw` is about liars"),
+    (["--q", "1", "--label-flip", "--redraw"], "who lies must stay the same"),
+    (["--group-size", "3"], "`group_size` is for `approach` maj_vote and detox"),
+    (["--approach", "baseline", "--bucket-size", "3"], "`bucket_size` is for `approach`"),
+    (["--rule", "median", "--approach", "baseline"], "`rule` excludes `approach`"),
+    (["--rule", "median", "-m", "krum"], "`rule` excludes `approach` and DETOX's modes"),
+    (["--rule", "median", "-m", "async"], "The mode async has no rule over workers"),
+    (["-m", "local", "--q", "1"], "Liars are simulated in the modes sync,"),
+    (["-m", "streaming", "--q", "1"], "Liars are simulated in the modes sync,"),
+    (["-m", "fedavg", "--simulated-workers", "3"], "`simulated_workers` is a mode of its own"),
+    (["-m", "simulated"], "--simulated-workers N. Received: none"),
+    (["--simulated-workers", "3", "--q", "3"], "Some of 3 simulated workers must be honest"),
+    (["--simulated-workers", "3", "--compression", "onebit"], "nothing that could be encoded"),
+    (["--q", "1", "--err-mode", "nan"], "ends the run on its own worker"),
+    (
+        ["--simulated-workers", "9", "--approach", "detox", "--q", "1", "--label-flip"],
+        "groups share theirs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_what_does_not_fit_is_one_line(words, message, monkeypatch):
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    monkeypatch.setattr(train, "become", lambda *_: pytest.fail("it was accepted"))
+    options = parser.parse_args(["train", *WHAT, *words])
+    with pytest.raises(arguments.UsageError, match=re.escape(message)) as caught:
+        options.run(options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--err-mode", "evil"], "an attack must be one of reversed_gradient"),
+        (["--approach", "cyclic"], "`approach` must be one of baseline, maj_vote, detox"),
+        (["--lis-simulation", "yes"], "must be simulate or None"),
+        (["--rule", "kurm(f=1)"], "argument --rule"),
+        (["--group-size", "0"], "must be a whole number >= 1"),
+    ],
+)
+def test_a_text_that_is_none_is_refused_where_it_is_read(words, message, capsys):
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    with pytest.raises(SystemExit):
+        parser.parse_args(["train", *WHAT, *words])
+    assert message in capsys.readouterr().err

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process that plays all workers: against Keras alone, and with liars among them."""
+
+import numpy as np
+import pytest
+
+from tf_hips import config, log, robust
+from tf_hips.report import runs
+from tf_hips.robust import Adversary, attacks
+from tf_hips.robust.detox import Detox
+from tf_hips.trainer.robustness import Robust
+from tf_hips.trainer.settings import Training
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    for name in (config.CONFIG_VARIABLE, config.ROLE_VARIABLE, "TF_CONFIG", "HOROVOD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def small(rule: Detox, adversary: Adversary | None, steps: int, workers: int = 5) -> list:
+    """Weights after training a linear model on `steps` batches of all workers."""
+    import keras
+    import tensorflow as tf
+
+    import tf_hips
+    from tf_hips.trainer.simulated import Crowd
+
+    crowd = Crowd(workers, rule, adversary, 4, seed=11)
+    generator = np.random.default_rng(0)
+    rows = steps * 4 * crowd.seats
+    x = generator.standard_normal((rows, 6)).astype(np.float32)
+    y = generator.integers(0, 3, rows)
+    keras.utils.set_random_seed(1)
+    strategy = tf_hips.CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input([6]), keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, metrics=["accuracy"])
+    crowd.play(model, strategy)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4 * crowd.seats)
+    history = model.fit(data, verbose=0)
+    assert 0 <= history.history["accuracy"][0] <= 1
+    return [*model.get_weights(), history.history["loss"][0]]
+
+
+def plain(steps: int, seats: int) -> list:
+    """The same by Keras alone: the gradient of all rows of a step."""
+    import keras
+
+    generator = np.random.default_rng(0)
+    rows = steps * 4 * seats
+    x = generator.standard_normal((rows, 6)).astype(np.float32)
+    y = generator.integers(0, 3, rows)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input([6]), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = model.fit(x, y, batch_size=4 * seats, shuffle=False, verbose=0)
+    return [*model.get_weights(), history.history["loss"][0]]
+
+
+def test_honest_workers_are_one_that_sees_all_rows(alone):
+    for found, expected in zip(small(Detox(1, robust.mean()), None, 6), plain(6, 5), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    # Members of a group compute one gradient: groups do not change the mean of their votes.
+    voted = small(Detox(3, robust.mean()), None, 6, workers=9)
+    for found, expected in zip(voted, plain(6, 3), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_vote_makes_one_liar_of_three_vanish(alone):
+    clean = small(Detox(3, robust.mean()), None, 6, workers=9)
+    lying = small(
+        Detox(3, robust.mean()), Adversary(attacks.reversed_gradient(), 1, seed=5), 6, workers=9
+    )
+    without = small(
+        Detox(1, robust.mean()), Adversary(attacks.reversed_gradient(), 1, seed=5), 6, workers=9
+    )
+    assert all(np.array_equal(one, other) for one, other in zip(clean, lying, strict=True))
+    assert not np.allclose(clean[0], without[0], atol=0.1)
+
+
+def run(tmp_path, **options):
+    from tf_hips.trainer import training
+
+    training.run(
+        Training(
+            "lenet",
+            "digits",
+            mode="simulated",
+            max_steps=6,
+            batch_size=8,
+            learning_rate=0.1,
+            seed=3,
+            log_dir=str(tmp_path),
+            robust=Robust(**options),
+        )
+    )
+    return log.read_events(tmp_path)
+
+
+def test_rows_that_are_refused_reach_the_report(alone, tmp_path, capsys):
+    events = run(
+        tmp_path,
+        **{"simulated_workers": 5, "rule": "trimmed_mean(f=1)", "worker_fail": 1},
+        err_mode="constant(c=nan)",
+    )
+    assert "mode simulated, 5 workers, 6 steps" in capsys.readouterr().out
+    refused = [one for one in events if one["event"] == "row_refused"]
+    assert [one["round"] for one in refused] == list(range(6))
+    assert len({one["who"] for one in refused}) == 1
+    [found] = runs.read(tmp_path)
+    assert {mark.kind for mark in found.marks} == {"row refused"}
+    assert len(found.marks) == 6
+    assert found.marks[0].reason == "NaN at element 0"
+    assert np.isfinite(events[-1]["test_accuracy"])
+
+
+@pytest.mark.slow
+def test_who_is_outvoted_reaches_the_report(alone, tmp_path):
+    events = run(
+        tmp_path,
+        **{"simulated_workers": 7, "approach": "maj_vote", "group_size": 3, "worker_fail": 1},
+        err_mode="sign_flip",
+        redraw=True,
+    )
+    outvoted = [one for one in events if one["event"] == "outvoted"]
+    adversary = Robust(err_mode="sign_flip", worker_fail=1, redraw=True).adversary(3)
+    # A liar that sits alone in the group that is left over is not outvoted.
+    assert outvoted
+    for one in outvoted:
+        assert one["who"] == f"worker {adversary.liars(7, one['round'])[0]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_little_is_enough_against_a_median_and_not_against_detox(alone, tmp_path):
+    from tf_hips.trainer import training
+
+    def accuracy(name, **options):
+        training.run(
+            Training(
+                "lenet",
+                "digits",
+                mode="simulated",
+                max_steps=150,
+                eval_duration=150,
+                batch_size=16,
+                learning_rate=0.05,
+                momentum=0.9,
+                seed=3,
+                log_dir=str(tmp_path / name),
+                robust=Robust(simulated_workers=15, **options),
+            )
+        )
+        return log.read_events(tmp_path / name)[-1]["test_accuracy"]
+
+    liars = {"err_mode": "alie(z=1.5)", "worker_fail": 3, "redraw": True}
+    clean = accuracy("clean")
+    median = accuracy("median", aggregation="coord-median", **liars)
+    grouped = accuracy("detox", approach="detox", aggregation="coord-median", group_size=3, **liars)
+    assert clean > 0.95
+    assert median < grouped
+    assert grouped > clean - 0.03

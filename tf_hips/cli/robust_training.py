@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of `tf-hips train` for robust rules and for liars, with the spellings of DETOX."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from tf_hips.cli import arguments
+
+if TYPE_CHECKING:
+    from tf_hips.trainer.robustness import Robust
+
+# Its little that is enough: whatever z the numbers would allow, of all rows, upwards.
+_LIS = "alie(z=1, sign=1, statistics=all)"
+_LOCAL_RULES = ("default", "compat")
+
+
+def attack(text: str) -> str:
+    """The text of an attack; returns its canonical text."""
+    from tf_hips.robust import adversary
+
+    if text == adversary.LABEL_FLIP:
+        return text
+    try:
+        return str(adversary.parse(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def approach(text: str) -> str:
+    """One of DETOX's approaches."""
+    from tf_hips.robust import detox
+
+    try:
+        detox.approach(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def rule(text: str) -> str:
+    """`default` or `compat` of local steps, or the text of an update or a robust rule."""
+    from tf_hips import robust
+
+    if text in _LOCAL_RULES:
+        return text
+    try:
+        return arguments.rule(text)
+    except argparse.ArgumentTypeError:
+        try:
+            return robust.parse(text).text  # of simulated workers, if not of a server
+        except ValueError:
+            pass
+        raise
+
+
+def lis(text: str) -> str | None:
+    """`simulate`, or as DETOX says nothing: `None`."""
+    if text not in ("simulate", "None"):
+        raise argparse.ArgumentTypeError(f"must be simulate or None. Received: {text!r}")
+    return None if text == "None" else text
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    group = parser.add_argument_group(
+        "liars and robust rules", "for tests and studies: docs/train.md, docs/robustness.md"
+    )
+    group.add_argument(
+        "--simulated-workers",
+        type=arguments.count,
+        metavar="N",
+        help="play N workers in this one process, so that liars know all gradients",
+    )
+    group.add_argument(
+        "--approach",
+        type=approach,
+        metavar="baseline|maj_vote|detox",
+        help="no groups; groups that vote, and the mean of votes; groups, buckets and the rule "
+        "that --mode names (krum, coord-median, ...)",
+    )
+    group.add_argument(
+        "--group-size", type=arguments.count, metavar="R", help="workers of a group (5)"
+    )
+    group.add_argument(
+        "--bucket-size",
+        type=arguments.index,
+        metavar="B",
+        default=0,
+        help="how many means of votes the rule gets (default 0: the votes themselves)",
+    )
+    group.add_argument(
+        "--err-mode",
+        type=attack,
+        metavar="ATTACK",
+        help="what liars send: rev_grad, constant, random, alie, inner_product(epsilon=2), ..., "
+        "nan, label_flip (rev_grad, with --worker-fail)",
+    )
+    group.add_argument(
+        *("--worker-fail", "--q"),
+        type=arguments.index,
+        metavar="Q",
+        default=0,
+        help="how many lie, drawn by the seed (default 0)",
+    )
+    group.add_argument(
+        "--adversarial",
+        type=arguments.number,
+        metavar="C",
+        help="of rev_grad: what the gradient is multiplied with; of constant: what is sent (-100)",
+    )
+    group.add_argument(
+        "--lis-simulation",
+        type=lis,
+        metavar="simulate",
+        help=f"a little is enough, as DETOX has it: --err-mode '{_LIS}'",
+    )
+    for name, text in (
+        ("--redraw", "others lie in each step, as in DETOX"),
+        ("--label-flip", "the same as --err-mode label_flip"),
+    ):
+        group.add_argument(
+            name, type=arguments.switch, nargs="?", const=True, default=False, help=text
+        )
+
+
+def mode_of(options: argparse.Namespace, mode: str) -> str:
+    """What DETOX's modes and simulated workers make of a mode."""
+    from tf_hips.trainer.modes import AGGREGATIONS
+
+    if mode in AGGREGATIONS:
+        mode = "sync"
+    return "simulated" if options.simulated_workers is not None and mode == "sync" else mode
+
+
+def robust_of(options: argparse.Namespace) -> "Robust":
+    """What a trainer is told.
+
+    Raises:
+        UsageError: two options say different things.
+        ConfigError: a value is out of range.
+    """
+    from tf_hips.trainer.modes import AGGREGATIONS
+    from tf_hips.trainer.robustness import Robust
+
+    given = options.rule
+    return Robust(
+        rule=None if given in (None, *_LOCAL_RULES) else given,
+        approach=options.approach,
+        aggregation=options.mode if options.mode in AGGREGATIONS else None,
+        group_size=options.group_size,
+        bucket_size=options.bucket_size,
+        err_mode=_attack_of(options),
+        worker_fail=options.worker_fail,
+        redraw=bool(options.redraw),
+        simulated_workers=options.simulated_workers,
+    )
+
+
+def _attack_of(options: argparse.Namespace) -> str | None:
+    """The attack that all options together say; None: nobody lies.
+
+    Raises:
+        UsageError: they say different things.
+    """
+    said = {
+        "--err-mode": options.err_mode,
+        "--lis-simulation": None if options.lis_simulation is None else attack(_LIS),
+        "--label-flip": "label_flip" if options.label_flip else None,
+    }
+    named = {name: text for name, text in said.items() if text is not None}
+    if len(set(named.values())) > 1:
+        raise arguments.UsageError(
+            f"{' and '.join(named)} exclude each other. Received: " + ", ".join(named.values())
+        )
+    chosen = next(iter(named.values()), None)
+    if chosen is None and not options.worker_fail:
+        if options.adversarial is not None:
+            raise arguments.UsageError(
+                "--adversarial needs --worker-fail, how many lie. Received: none"
+            )
+        return None
+    chosen = chosen or attack("rev_grad")
+    if options.adversarial is None:
+        return chosen
+    name = chosen.partition("(")[0]
+    if name not in ("reversed_gradient", "constant"):
+        raise arguments.UsageError(
+            f"--adversarial is for rev_grad and constant. Received: --err-mode {chosen}"
+        )
+    return _with_factor(name, options.adversarial)
+
+
+def _with_factor(name: str, factor: float) -> str:
+    return attack(f"{name}(c={-factor if name == 'reversed_gradient' else factor:g})")

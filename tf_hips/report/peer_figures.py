@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of peers that were refused or outvoted: how often, and in which rounds.
+
+Rows are peers, those with the most marks first; a kind has one colour in both figures.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tf_hips.report import canvas, peers
+from tf_hips.report.peers import Mark
+from tf_hips.report.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MAX_ROWS = 30
+_Rows = list[tuple[Run, str, list[Mark]]]
+
+
+def draw(runs: Sequence[Run]) -> "dict[str, Figure]":
+    """`peers`, counts; `peers-rounds`, where marks have rounds; none where nobody was marked."""
+    told = [run for run in runs if run.marks]
+    if not told:
+        return {}
+    rows: _Rows = [
+        (run, peer, [mark for mark in run.marks if mark.peer == peer])
+        for run in told
+        for peer in peers.names(run.marks)
+    ]
+    left_out = max(0, len(rows) - _MAX_ROWS)
+    if left_out:
+        kept = sorted(rows, key=lambda row: -len(row[2]))[:_MAX_ROWS]
+        rows = [row for row in rows if row in kept]
+    known = peers.kinds([mark for run in told for mark in run.marks])
+    note = f"; {left_out} more are not shown" if left_out else ""
+    found = {"peers": _counts(rows, known, note)}
+    if any(mark.round is not None for *_, marks in rows for mark in marks):
+        found["peers-rounds"] = _rounds(rows, known, note)
+    return found
+
+
+def _counts(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
+    drawn, axes = canvas.figure("Peers refused or outvoted", 1.7 + canvas.BAR_HEIGHT * len(rows))
+    places = list(range(len(rows)))
+    ends = [0] * len(rows)
+    for kind in known:
+        counts = [sum(mark.kind == kind for mark in marks) for *_, marks in rows]
+        axes.barh(
+            places, counts, left=ends, height=0.62, color=canvas.COLOURS[_place(kind)], label=kind
+        )
+        ends = [end + count for end, count in zip(ends, counts, strict=True)]
+    for place, end in zip(places, ends, strict=True):
+        axes.annotate(
+            str(end),
+            (end, place),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            color=canvas.INK,
+        )
+    axes.set_xlim(0, max(ends) * 1.15)
+    axes.set_xlabel(f"times{note}")
+    axes.locator_params(axis="x", integer=True)
+    _finish(axes, rows, known)
+    return drawn
+
+
+def _rounds(rows: _Rows, known: Sequence[str], note: str) -> "Figure":
+    drawn, axes = canvas.figure(
+        "Rounds in which peers were refused or outvoted", 1.7 + canvas.BAR_HEIGHT * len(rows)
+    )
+    for kind in known:
+        points = [
+            (mark.round, place)
+            for place, (*_, marks) in enumerate(rows)
+            for mark in marks
+            if mark.kind == kind and mark.round is not None
+        ]
+        axes.plot(
+            [one for one, _ in points],
+            [place for _, place in points],
+            linestyle="none",
+            marker="|",
+            markersize=11,
+            markeredgewidth=1.6,
+            color=canvas.COLOURS[_place(kind)],
+            label=kind,
+        )
+    last = max(mark.round or 0 for run, *_ in rows for mark in run.marks)
+    axes.set_xlim(-0.02 * max(last, 10), 1.02 * max(last, 10))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(f"round{note}")
+    axes.locator_params(axis="x", integer=True)
+    _finish(axes, rows, known)
+    return drawn
+
+
+def _finish(axes: Any, rows: _Rows, known: Sequence[str]) -> None:
+    is_one = len({run.label for run, *_ in rows}) == 1
+    texts = [peer if is_one else f"{run.label}\n{peer}" for run, peer, _ in rows]
+    axes.set_yticks(range(len(rows)), texts)
+    if not axes.yaxis_inverted():
+        axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    canvas.legend(axes, known)
+
+
+def _place(kind: str) -> int:
+    """The colour of a kind, the same in every report."""
+    known = [*(one.name for one in peers.KINDS.values()), peers.CALL.name]
+    return known.index(kind) % len(canvas.COLOURS)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which peers were refused, outvoted or turned away, how often, and who has found it out.
+
+`KINDS` says which events of a log tell of such a thing. An event names whom it is about by `who`,
+`sites` or `child_site` (a name, or several), else by the address it came from; the round by `round`
+or `number`; the reason by `reason` or `text`. Several processes may tell of one thing: it counts
+once. What has no round counts each time.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+Event = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What an event says of a peer.
+
+    Attributes:
+        name: in a legend.
+        by: how that was found out.
+    """
+
+    name: str
+    by: str
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "row_refused": Kind("row refused", "a robust rule: not finite, or an absurd norm"),
+        "outvoted": Kind("outvoted", "the majority of its group"),
+        "proven": Kind("proven to lie", "its own digest, which is not that of what it sent"),
+        "dropped": Kind("group without majority", "its group: no answer had more than half"),
+        "absent": Kind("absent", "the others of its round, which closed without it"),
+        "refused": Kind("update refused", "the meeting of a loop: its weights are not finite"),
+        "turned_away": Kind("turned away", "a server: too many calls refused in a minute"),
+    }
+)
+"""By the name of an event."""
+# A server's `refused` is another thing than a loop's, and is told apart by its `code`.
+CALL = Kind("call refused", "a server: a call or packet that is not what it must be")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """One thing that was found out about one peer.
+
+    Attributes:
+        peer: its name.
+        kind: name of the kind.
+        round: of the run; None where there is none.
+        by: how it was found out, and which process tells so.
+        reason: as the event says it; empty where it does not.
+    """
+
+    peer: str
+    kind: str
+    round: int | None
+    by: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """All marks of one peer and one kind.
+
+    Attributes:
+        peer: its name.
+        kind: name of the kind.
+        times: how often.
+        rounds: in which rounds, in order.
+        by: of the first mark.
+        reason: of the last mark that has one.
+    """
+
+    peer: str
+    kind: str
+    times: int
+    rounds: tuple[int, ...]
+    by: str
+    reason: str
+
+
+def marks(events: Iterable[Event]) -> tuple[Mark, ...]:
+    """What the events of one run tell of peers, in order of time."""
+    found: dict[Any, Mark] = {}
+    for number, event in enumerate(events):
+        kind = _kind(event)
+        if kind is None:
+            continue
+        place = _round(event)
+        for peer in _who(event):
+            key = (peer, kind.name, number if place is None else place)
+            teller = f"{event.get('role', '?')} {event.get('site', '')}".strip()
+            mark = Mark(peer, kind.name, place, f"{kind.by} ({teller})", _reason(event))
+            found.setdefault(key, mark)
+    return tuple(found.values())
+
+
+def lines(found: Sequence[Mark]) -> list[Line]:
+    """One line for each peer and kind, those with the most marks first."""
+    groups: dict[tuple[str, str], list[Mark]] = collections.defaultdict(list)
+    for mark in found:
+        groups[mark.peer, mark.kind].append(mark)
+    made = [
+        Line(
+            peer,
+            kind,
+            len(group),
+            tuple(sorted(one.round for one in group if one.round is not None)),
+            group[0].by,
+            next((one.reason for one in reversed(group) if one.reason), ""),
+        )
+        for (peer, kind), group in groups.items()
+    ]
+    return sorted(made, key=lambda line: (-line.times, line.peer, line.kind))
+
+
+def kinds(found: Sequence[Mark]) -> list[str]:
+    """Names of the kinds that there are, in the order of the table."""
+    known = [*(kind.name for kind in KINDS.values()), CALL.name]
+    return [name for name in known if any(mark.kind == name for mark in found)]
+
+
+def names(found: Sequence[Mark]) -> list[str]:
+    """The peers, those with the most marks first."""
+    counts = collections.Counter(mark.peer for mark in found)
+    return sorted(counts, key=lambda peer: (-counts[peer], peer))
+
+
+def rounds_text(rounds: Sequence[int]) -> str:
+    """`3`, `3 to 17`; nothing where there is none."""
+    if not rounds:
+        return "-"
+    return str(rounds[0]) if len(set(rounds)) == 1 else f"{rounds[0]} to {rounds[-1]}"
+
+
+def _kind(event: Event) -> Kind | None:
+    if event["event"] == "refused" and "code" in event:
+        return CALL
+    return KINDS.get(event["event"])
+
+
+def _who(event: Event) -> list[str]:
+    for name in ("who", "sites", "child_site"):
+        value = event.get(name)
+        if isinstance(value, str) and value:
+            return [value]
+        if isinstance(value, list) and value:
+            return [str(one) for one in value]
+    if isinstance(peer := event.get("peer"), str):
+        # "ipv4:127.0.0.1:40312": each connection has another port.
+        return [f"calls from {peer.partition(':')[2].rpartition(':')[0] or peer}"]
+    return ["a peer without a name"]
+
+
+def _round(event: Event) -> int | None:
+    for name in ("round", "number", "step"):
+        value = event.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _reason(event: Event) -> str:
+    found = event.get("reason") or event.get("text") or ""
+    return " ".join(str(found).split())

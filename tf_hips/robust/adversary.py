@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who lies in a run, and what those who lie send: an attack, a number of liars, and a seed.
+
+    Adversary.sent   all rows are here, as where one process plays all workers: liars know all
+    Lone             a worker of a distributed run: a liar knows its own rows and no others
+
+Attacks of NEEDS_OTHERS are made from what honest workers send. A lone liar takes its own rows of
+the last HISTORY steps for theirs: their mean and deviation estimate those of all workers as far as
+batches are drawn alike, and liars do not collude.
+"""
+
+import collections
+import dataclasses
+import inspect
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.ops.native import Floats
+from tf_hips.robust import attacks
+from tf_hips.robust.attacks import Attack
+from tf_hips.robust.rows import Rows, as_rows
+
+LABEL_FLIP = "label_flip"
+"""Instead of an attack: labels y of liars are num_classes - 1 - y, and gradients honest."""
+ALIASES = {
+    "rev_grad": "reversed_gradient",
+    "random": "gaussian",
+    "little": "alie",
+    "ipm": "inner_product",
+    "foe": "inner_product",
+    "nan": "constant(c=nan)",
+}
+"""Spellings of DETOX and of others."""
+NEEDS_OTHERS = ("alie", "inner_product", "mimic", "min_max", "min_sum")
+HISTORY = 8
+_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
+_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([\w.+-]+)\s*", re.ASCII)
+_MAX_TEXT = 200
+
+
+def parse(text: str) -> Attack:
+    """The attack that a text names: `alie(z=1.5)`, `rev_grad`; nothing is evaluated.
+
+    Raises:
+        ValueError: there is no such attack, or it does not take an argument.
+    """
+    text = ALIASES.get(text.strip(), text)
+    call = _CALL.fullmatch(text) if len(text) <= _MAX_TEXT else None
+    name = ALIASES.get(call[1], call[1]) if call else ""
+    if call is None or name not in attacks.NAMES:
+        known = ", ".join((*attacks.NAMES, LABEL_FLIP, *ALIASES))
+        raise ValueError(f"an attack must be one of {known}. Received: {text[:_MAX_TEXT]!r}")
+    factory = getattr(attacks, name)
+    known_types = {
+        key: type(one.default) for key, one in inspect.signature(factory).parameters.items()
+    }
+    values: dict[str, int | float | str] = {}
+    for argument in (call[2] or "").split(",") if (call[2] or "").strip() else []:
+        match = _ARGUMENT.fullmatch(argument)
+        if match is None or match[1] not in known_types or match[1] in values:
+            takes = ", ".join(known_types)
+            raise ValueError(
+                f"`{name}` takes {takes}, as `{name}({takes.split(',')[0]}=...)`. Received: "
+                f"{argument.strip()!r} in {text!r}"
+            )
+        values[match[1]] = _value(match[2])
+    for key, value in values.items():
+        if isinstance(value, str) and known_types[key] is not str:
+            raise ValueError(f"`{key}` of {name} must be a number. Received: {value!r} in {text!r}")
+    try:
+        found: Attack = factory(**values)
+    except TypeError as error:
+        raise ValueError(f"{error} in {text!r}") from error
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Adversary:
+    """What liars do in a run; a plain value, the same on all workers.
+
+    Attributes:
+        attack: what they send; None: their labels are flipped, and what they send is honest.
+        q: how many lie.
+        seed: of the draw of who lies, and of noise.
+        is_redrawn: whether others lie in each step; else the same for ever.
+
+    Raises:
+        ValueError: `q` is not positive, or labels would be flipped by the step.
+    """
+
+    attack: Attack | None
+    q: int
+    seed: int = 0
+    is_redrawn: bool = False
+
+    def __post_init__(self) -> None:
+        if self.q < 1:
+            raise ValueError(f"`q` must be 1 or more. Received: q={self.q}")
+        if self.attack is None and self.is_redrawn:
+            raise ValueError(
+                "labels are flipped before training: who lies must stay the same. Received: "
+                "is_redrawn=True with flipped labels"
+            )
+
+    @property
+    def text(self) -> str:
+        """Of the attack."""
+        return LABEL_FLIP if self.attack is None else str(self.attack)
+
+    def liars(self, n: int, step: int = 0) -> tuple[int, ...]:
+        """Numbers of those of n workers who lie in a step.
+
+        Raises:
+            ValueError: more would lie than there are.
+        """
+        return attacks.liars(n, self.q, self.seed, step, is_fixed=not self.is_redrawn)
+
+    def sent(
+        self, rows: Rows, step: int, *, before: Floats | None = None
+    ) -> npt.NDArray[np.float32]:
+        """What n workers send, [n, d]: the given rows, and lies in the places of liars.
+
+        Args:
+            rows: what all would send if nobody lied; not changed.
+            step: of the run.
+            before: the result of the step before; None: there is none.
+
+        Raises:
+            ValueError: nobody is honest.
+        """
+        sent = np.stack(as_rows(rows))
+        if self.attack is None:
+            return sent
+        who = list(self.liars(len(sent), step))
+        honest = np.delete(sent, who, axis=0)
+        if not len(honest):
+            raise ValueError(
+                f"somebody must be honest. Received: {self.q} liars of {len(sent)} workers"
+            )
+        sent[who] = self.attack(
+            honest, len(who), own=sent[who], before=before, seed=self.seed, step=step
+        )
+        return sent
+
+    def alone(self, number: int, n: int) -> "Lone":
+        """Worker `number` of n, which sees no other's rows.
+
+        Raises:
+            ValueError: more would lie than there are, or the attack's deviations are not defined
+                for so few workers.
+        """
+        return Lone(self, number, n)
+
+
+class Lone:
+    """One worker of a distributed run, as far as it lies."""
+
+    def __init__(self, adversary: Adversary, number: int, n: int) -> None:
+        """Has sent nothing yet; see `Adversary.alone`."""
+        self._adversary = adversary
+        self._number, self._n = number, n
+        self._attack = None if adversary.attack is None else _of_own_rows(adversary, n)
+        self._rows: collections.deque[Floats] = collections.deque(maxlen=HISTORY)
+        self._is_fixed_liar = not adversary.is_redrawn and number in adversary.liars(n)
+
+    @property
+    def may_lie(self) -> bool:
+        """Whether it sends a lie in any step."""
+        return self._attack is not None and (self._adversary.is_redrawn or self._is_fixed_liar)
+
+    @property
+    def flips_labels(self) -> bool:
+        """Whether its rows have wrong labels."""
+        return self._adversary.attack is None and self._is_fixed_liar
+
+    @property
+    def needs_result(self) -> bool:
+        """Whether what comes down in a step must be told in the next one."""
+        return self.may_lie and self._attack is not None and self._attack.name == "free_riding"
+
+    def lies(self, step: int) -> bool:
+        """Whether it sends a lie in this step."""
+        if not self._adversary.is_redrawn:
+            return self._is_fixed_liar and self._attack is not None
+        return self._number in self._adversary.liars(self._n, step)
+
+    def sent(self, own: Floats, step: int, *, before: Floats | None = None) -> Floats:
+        """What it sends, [d].
+
+        Args:
+            own: what it would send if it did not lie; not changed.
+            step: of the run; each once, in order.
+            before: what came down in the step before; None: not known.
+        """
+        if self._attack is None:
+            return own
+        if self._attack.name in NEEDS_OTHERS:
+            self._rows.append(np.array(own, np.float32))
+        if not self.lies(step):
+            return own
+        # The lie of each liar has noise of its own.
+        seed = self._adversary.seed + self._number
+        known = list(self._rows) or [own]
+        lie = self._attack(known, 1, own=[own], before=before, seed=seed % 2**63, step=step)
+        return np.asarray(lie[0])
+
+
+def _of_own_rows(adversary: Adversary, n: int) -> Attack | None:
+    """The attack with what must be known of the others put in: of `alie` its z and its rows."""
+    adversary.liars(n)
+    attack = adversary.attack
+    if attack is None or attack.name != "alie":
+        return attack
+    given = dict(attack.params)
+    z = given["z"]
+    given["z"] = attacks.alie_z(n, adversary.q, z) if isinstance(z, str) else z
+    given["statistics"] = "honest"  # the rows that it knows, which are its own
+    return dataclasses.replace(attack, params=tuple(given.items()))
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

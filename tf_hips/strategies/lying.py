@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of a real run that lie, for tests and studies of robust rules.
+
+    in every step      gradients become lies where Keras hands them to the strategy
+    in a loop          movements become lies where they are sent; local steps stay honest, so that
+                       the liar's model does not run away from it. NaN is the exception: there
+                       gradients are NaN, the worker says so itself, and its update is refused
+
+A worker that never lies computes what it would without an adversary, operation for operation.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_hips.comm import primitives
+from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.robust.adversary import Adversary, Lone
+
+_liars: "weakref.WeakKeyDictionary[Any, Liar]" = weakref.WeakKeyDictionary()
+
+
+def simulate_liars(strategy: Any, adversary: Adversary) -> Lone:
+    """Lets `adversary.q` of the workers of a run lie; called on all of them, before the first step.
+
+        adversary = tf_hips.robust.Adversary(tf_hips.robust.attacks.reversed_gradient(), q=1)
+        tf_hips.simulate_liars(strategy, adversary)
+
+    Where a loop has the uplink and parties keep step inside, whole parties lie. Labels are not
+    flipped here: see `Lone.flips_labels` of what is returned.
+
+    Args:
+        strategy: a strategy of tf_hips.
+        adversary: the same on all workers.
+
+    Returns:
+        What this worker is.
+
+    Raises:
+        ConfigError: more would lie than there are, or the attack is not defined for so few.
+        ProtocolError: the strategy has summed gradients already.
+    """
+    if strategy._sums:
+        raise ProtocolError(
+            "Who lies must be said before the first step. Received: a strategy that has summed "
+            "gradients already"
+        )
+    liar = Liar(strategy, adversary)
+    _liars[strategy] = liar
+    return liar.lone
+
+
+class Liar:
+    """One worker's lies about its gradients and movements."""
+
+    def __init__(self, strategy: Any, adversary: Adversary) -> None:
+        """Finds out which worker this is; see `simulate_liars`."""
+        self._adversary = adversary
+        welcome = getattr(strategy, "_welcome", None)
+        workers = primitives.size() if welcome is None else sum(welcome.workers)
+        self.lone = _alone(adversary, strategy.global_rank, workers)
+        self._mover: Lone | None = None  # of a loop, whose members may be parties
+        self._before: list[tf.Variable] = []
+        attack = adversary.attack
+        self._is_nan = (
+            attack is not None and attack.name == "constant" and attack["c"] != attack["c"]
+        )
+
+    def gradients(self, strategy: Any, gradients: Sequence[Any], step: Any) -> list[Any]:
+        """What the optimizer hands over in this worker's place; as operations."""
+        is_due = strategy._loan is None or self._is_nan
+        if not is_due or not self.lone.may_lie:
+            return list(gradients)
+        if any(isinstance(one, tf.IndexedSlices) for one in gradients):
+            raise ConfigError(
+                "Simulated liars need dense gradients. Received: sparse ones, of an embedding"
+            )
+        if self.lone.needs_result and not self._before:
+            with tf.init_scope():
+                self._before = [
+                    strategy._make_variable(tf.zeros(one.shape), f"lie_{place}")
+                    for place, one in enumerate(gradients)
+                ]
+        # Keras has divided by the number of replicas; a lie is about the whole gradient.
+        share = 1.0 / strategy.num_replicas_in_sync
+        sizes = [int(np.prod(one.shape, dtype=np.int64)) for one in gradients]
+
+        def lie(number: np.int64, *told: np.ndarray) -> list[np.ndarray]:
+            own = np.concatenate([one.ravel() for one in told[: len(sizes)]])
+            before = [one.ravel() for one in told[len(sizes) :]]
+            with np.errstate(all="ignore"):
+                whole = np.asarray(own / np.float32(share), np.float32)
+                last = np.concatenate(before) if before else None
+                sent = self.lone.sent(whole, int(number), before=last)
+                if sent is whole:  # no lie in this step: not a rounding either
+                    return list(told[: len(sizes)])
+                parts = np.split(sent * np.float32(share), np.cumsum(sizes)[:-1])
+            return [
+                part.reshape(one.shape).astype(np.float32)
+                for part, one in zip(parts, told, strict=False)
+            ]
+
+        with tf.device("/cpu:0"):
+            own = [tf.cast(one, tf.float32) for one in gradients]
+            kept = [one.read_value() for one in self._before]
+            sent = tf.numpy_function(
+                strategy._failures.kept(lie),
+                [tf.cast(step, tf.int64), *own, *kept],
+                [tf.float32] * len(sizes),
+            )
+        lies = []
+        for one, value in zip(gradients, sent, strict=True):
+            value.set_shape(one.shape)
+            lies.append(tf.cast(value, one.dtype))
+        return lies
+
+    def hear(self, results: Sequence[Any]) -> None:
+        """Remembers what came down, for who rides free."""
+        for variable, value in zip(self._before, results, strict=False):
+            variable.assign(tf.cast(value, tf.float32), read_value=False)
+
+    def movement(self, loan: Any, moved: Sequence[tf.Tensor], number: int) -> list[tf.Tensor]:
+        """What a member of a loop sends as its movement of round `number`; eager."""
+        if self._is_nan or self._adversary.attack is None:
+            return list(moved)
+        self._mover = self._mover or _alone(self._adversary, *loan.member())
+        if not self._mover.may_lie:
+            return list(moved)
+        sizes = [int(tf.size(one)) for one in moved]
+        own = np.concatenate([np.ravel(tf.cast(one, tf.float32).numpy()) for one in moved])
+        parts = np.split(self._mover.sent(own, number), np.cumsum(sizes)[:-1])
+        return [
+            tf.cast(tf.reshape(part, one.shape), one.dtype)
+            for part, one in zip(parts, moved, strict=True)
+        ]
+
+
+def told(strategy: Any, optimizer: Any, pairs: list[Any]) -> list[Any]:
+    """(gradient, variable) as this worker hands them over."""
+    liar = _liars.get(strategy)
+    if liar is None:
+        return pairs
+    known = [place for place, (gradient, _) in enumerate(pairs) if gradient is not None]
+    lies = liar.gradients(strategy, [pairs[place][0] for place in known], optimizer.iterations)
+    changed = list(pairs)
+    for place, lie in zip(known, lies, strict=True):
+        changed[place] = (lie, pairs[place][1])
+    return changed
+
+
+def heard(strategy: Any, pairs: Any) -> Any:
+    """What has come down, as it came."""
+    liar = _liars.get(strategy)
+    if liar is not None and liar.lone.needs_result:
+        liar.hear([gradient for gradient, _ in pairs if gradient is not None])
+    return pairs
+
+
+def movement(strategy: Any, loan: Any, moved: list[tf.Tensor], number: int) -> list[tf.Tensor]:
+    """How far a member of a loop says that it has moved."""
+    liar = _liars.get(strategy)
+    return moved if liar is None else liar.movement(loan, moved, number)
+
+
+def _alone(adversary: Adversary, number: int, n: int) -> Lone:
+    try:
+        return adversary.alone(number, n)
+    except ValueError as error:
+        raise ConfigError(f"The adversary does not fit {n} workers: {error}") from error

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups of a trainer, whose errors are one line: a folder that is full, or of another run."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tf_hips import callbacks
+from tf_hips.errors import ConfigError
+
+
+class Backup(callbacks.BackupAndRestore):
+    """`BackupAndRestore` that says what is wrong with its folder as a `ConfigError`.
+
+    What was backed up before stays whole in any case.
+    """
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Looks at the folder."""
+        with self._in_one_line("read"):
+            super().on_train_begin(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Takes up a backup, if there is one."""
+        with self._in_one_line("taken up"):
+            super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves, if that is due."""
+        with self._in_one_line("written"):
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves, if that is due."""
+        with self._in_one_line("written"):
+            super().on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Saves what was stopped, or deletes what is over."""
+        with self._in_one_line("written"):
+            super().on_train_end(logs)
+
+    @contextlib.contextmanager
+    def _in_one_line(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"Backups cannot be {what} in {self._directory}: {error.strerror or error}; those "
+                "that were made before are whole"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"--backup-dir: {error}") from error

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer is told of robust rules, of liars, and of workers it plays itself.
+
+No TensorFlow here. `server_rule` is the one place where the options of DETOX become what a server
+is asked for.
+"""
+
+import dataclasses
+from typing import Any
+
+from tf_hips.errors import ConfigError
+from tf_hips.ops.native import derive_seed
+from tf_hips.robust import detox
+from tf_hips.robust import parse as parse_robust
+from tf_hips.robust.adversary import LABEL_FLIP, Adversary, parse
+from tf_hips.robust.detox import Detox
+
+GROUP_SIZE = 5
+# In which what a worker sends can be a lie.
+_MODES = ("sync", "async", "dcasgd", "fedavg", "esync", "hfa", "diloco", "simulated")
+_IN_EVERY_STEP = ("sync", "async", "dcasgd")
+
+
+@dataclasses.dataclass(frozen=True)
+class Robust:
+    """Options of robust aggregation and of attacks; see docs/train.md.
+
+    Attributes:
+        rule: an update rule that the server is asked for, or a robust rule of simulated workers.
+        approach: one of `robust.detox.APPROACHES`; None: none was asked for.
+        aggregation: what aggregates rows, or votes, as DETOX spells it.
+        group_size: workers of a group that votes; None: 5.
+        bucket_size: how many means of votes the rule gets; 0: the votes themselves.
+        err_mode: text of an attack, or `label_flip`; None: nobody lies.
+        worker_fail: how many lie; with `approach` also what the rule must bear.
+        redraw: whether others lie in each step.
+        simulated_workers: workers that this one process plays; None: it is one itself.
+    """
+
+    rule: str | None = None
+    approach: str | None = None
+    aggregation: str | None = None
+    group_size: int | None = None
+    bucket_size: int = 0
+    err_mode: str | None = None
+    worker_fail: int = 0
+    redraw: bool = False
+    simulated_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks each value, and those that exclude each other.
+
+        Raises:
+            ConfigError: one is out of range, or two exclude each other.
+        """
+        if self.worker_fail < 0 or self.bucket_size < 0:
+            raise ConfigError(
+                "`worker_fail` and `bucket_size` must be at least 0. Received: worker_fail="
+                f"{self.worker_fail}, bucket_size={self.bucket_size}"
+            )
+        for name in ("group_size", "simulated_workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"`{name}` must be at least 1. Received: {name}={value}")
+        if self.err_mode is not None and not self.worker_fail:
+            raise ConfigError(
+                f"`err_mode` needs `worker_fail`, how many lie. Received: err_mode={self.err_mode}"
+            )
+        if self.redraw and self.err_mode is None:
+            raise ConfigError("`redraw` is about liars: give `err_mode`. Received: none")
+        if self.rule is not None and (self.approach or self.aggregation):
+            raise ConfigError(
+                "`rule` excludes `approach` and DETOX's modes, which make one. Received: "
+                f"rule={self.rule}, approach={self.approach}, mode={self.aggregation}"
+            )
+        chosen = self.detox()
+        is_grouped = self._approach != "baseline" and chosen is not None
+        for name in ("group_size", "bucket_size"):
+            if getattr(self, name) and not is_grouped:
+                raise ConfigError(
+                    f"`{name}` is for `approach` maj_vote and detox. Received: "
+                    f"{name}={getattr(self, name)}, approach={self.approach}"
+                )
+        self.adversary(0)
+        if self.err_mode == LABEL_FLIP and is_grouped:
+            raise ConfigError(
+                "Labels are flipped in a worker's own rows, and groups share theirs. Received: "
+                f"err_mode={LABEL_FLIP}, approach={self.approach}"
+            )
+
+    @property
+    def _approach(self) -> str:
+        return self.approach or ("maj_vote" if self.aggregation == "maj_vote" else "baseline")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that were given, by name."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in found.items() if value}
+
+    def adversary(self, seed: int) -> Adversary | None:
+        """Who lies in a run of this seed; None: nobody.
+
+        Raises:
+            ConfigError: there is no such attack.
+        """
+        if self.err_mode is None:
+            return None
+        try:
+            attack = None if self.err_mode == LABEL_FLIP else parse(self.err_mode)
+            own = derive_seed(seed, "adversary") % 2**63
+            return Adversary(attack, self.worker_fail, own, self.redraw)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def detox(self) -> Detox | None:
+        """What aggregates the rows of workers; None: nothing is asked for but their mean.
+
+        Raises:
+            ConfigError: there is no such approach or rule.
+        """
+        try:
+            if self.rule is not None and self.simulated_workers is not None:
+                return Detox(1, parse_robust(self.rule))
+            if self.approach is None and self.aggregation is None:
+                return None
+            return detox.approach(
+                self._approach,
+                self.aggregation or "normal",
+                group_size=self.group_size or GROUP_SIZE,
+                worker_fail=self.worker_fail,
+                bucket_size=self.bucket_size,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def server_rule(told: Robust) -> str | None:
+    """The text of the rule that a server is asked for; None: as the launcher or the server says."""
+    chosen = told.detox()
+    if chosen is None:
+        return told.rule
+    if chosen.r == 1:
+        return chosen.then.text
+    return f"detox(r={chosen.r}, vote=digest, buckets={chosen.buckets}) >> {chosen.then.text}"
+
+
+def check(mode: str, told: Robust) -> None:
+    """What modes ask of these options.
+
+    Raises:
+        ConfigError: one means nothing in the mode.
+    """
+    if mode == "simulated" and told.simulated_workers is None:
+        raise ConfigError(
+            "The mode simulated plays several workers: --simulated-workers N. Received: none"
+        )
+    if mode != "simulated" and told.simulated_workers is not None:
+        raise ConfigError(
+            "`simulated_workers` is a mode of its own, where all gradients meet in every step. "
+            f"Received: simulated_workers={told.simulated_workers} with the mode {mode}"
+        )
+    if told.err_mode is not None and mode not in _MODES:
+        raise ConfigError(
+            f"Liars are simulated in the modes {', '.join(_MODES)}. Received: err_mode="
+            f"{told.err_mode} with the mode {mode}"
+        )
+    asks_for_rule = told.rule or told.approach or told.aggregation
+    if asks_for_rule and mode in ("local", "async", "dcasgd"):
+        raise ConfigError(
+            f"The mode {mode} has no rule over workers. Received: "
+            + ", ".join(f"{name}={value}" for name, value in told.given.items())
+        )
+    adversary = told.adversary(0)
+    is_nan = adversary is not None and adversary.text == "constant(c=nan)"
+    if is_nan and mode in _IN_EVERY_STEP:
+        raise ConfigError(
+            f"In the mode {mode} a gradient that is not finite ends the run on its own worker, "
+            "before it is sent; simulate NaN in modes with local steps, or with "
+            "--simulated-workers. Received: err_mode=nan"
+        )
+    if told.simulated_workers is not None and told.worker_fail >= told.simulated_workers:
+        raise ConfigError(
+            f"Some of {told.simulated_workers} simulated workers must be honest. Received: "
+            f"worker_fail={told.worker_fail}"
+        )
