@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes of robust aggregation on a GPU: are they right, and how near to the speed of memory?"""
+"""The passes of robust aggregation on a GPU: are they right, how near to the speed of memory?"""
 
 import ctypes
 import statistics

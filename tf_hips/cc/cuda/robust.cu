@@ -128,9 +128,8 @@ int32_t sort_few(Source source, const Ending& ending, bool is_wide, int32_t size
                  double* squares, const Room& room, cudaStream_t stream) {
   const bool is_median = ending.rule == TF_HIPS_MEDIAN;
   const SortedFew kernel =
-      is_wide
-          ? (is_median ? few_of<true, 4>(size, WideSizes()) : few_of<false, 4>(size, WideSizes()))
-          : (is_median ? few_of<true, 1>(size, Sizes()) : few_of<false, 1>(size, Sizes()));
+      is_wide ? (is_median ? few_of<true, 4>(size, Sizes()) : few_of<false, 4>(size, Sizes()))
+              : (is_median ? few_of<true, 1>(size, Sizes()) : few_of<false, 1>(size, Sizes()));
   const int64_t round = (is_wide ? kAtOnce<4> : kAtOnce<1>)*kBlock;
   // Sums are those of a task; without them, more blocks of threads are better.
   const int64_t each = squares == nullptr ? round : kTask;

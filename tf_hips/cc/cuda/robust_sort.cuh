@@ -328,17 +328,26 @@ constexpr int size_for(int n, std::integer_sequence<int, kNs...>) {
   return found;
 }
 
+// Up to how many rows 16-byte accesses are worth it: of more rows enough loads are under way.
+constexpr int kWideRows = 8;
+
+template <int kN, bool kIsMedian, int kW>
+SortedFew sorted_few_or_none() {
+  if constexpr (kW == 1 || kN <= kWideRows) {
+    return sorted_few<kN, kIsMedian, kW>;
+  } else {
+    return nullptr;
+  }
+}
+
 template <bool kIsMedian, int kW, int... kNs>
 SortedFew few_of(int size, std::integer_sequence<int, kNs...>) {
   SortedFew found = nullptr;
-  ((found = size == kNs ? static_cast<SortedFew>(sorted_few<kNs, kIsMedian, kW>) : found), ...);
+  ((found = size == kNs ? sorted_few_or_none<kNs, kIsMedian, kW>() : found), ...);
   return found;
 }
 
 using Sizes = std::integer_sequence<int, TF_HIPS_ROBUST_SIZES>;
-// Those that 16-byte accesses are worth: of more rows enough loads are under way.
-using WideSizes = std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 7, 8>;
-constexpr int kWideRows = 8;
 
 }  // namespace robust
 }  // namespace cuda
