@@ -40,6 +40,10 @@ inline __attribute__((always_inline)) void AddDistancesOfTile(const float* const
     for (int64_t at = part * V::kWidth; at < kBlock; at += kLanes) {
       V x[kI];
       for (int i = 0; i < kI; ++i) x[i] = V::Load(left[i] + at);
+      // Each row is in one tile of the diagonal: there the next block is asked for.
+      if (kIsDiagonal) {
+        for (int i = 0; i < kI; ++i) __builtin_prefetch(left[i] + at + kBlock);
+      }
 #pragma GCC unroll 4
       for (int j = 0; j < kJ; ++j) {
         const V y = kIsDiagonal ? x[j] : V::Load(right[j] + at);
@@ -70,6 +74,7 @@ void AddDistances(const Block& block, double* lanes) {
     const auto here = [&of_pair, i](int a, int b) { return of_pair(i + a, i + b); };
     switch (n - i < kTile ? n - i : kTile) {
       case 1:
+        AddDistancesOfTile<1, 1, true>(left, left, here);
         break;
       case 2:
         AddDistancesOfTile<2, 2, true>(left, left, here);
@@ -104,10 +109,11 @@ void AddAllSquares(const Block& block, double* lanes) {
   for (int i = 0; i < block.n; ++i) AddSquares(block.rows[i], lanes + i * kLanes);
 }
 
-// out[k] = sum of weights[k][j] rows[j], for kK values of k.
+// out[k] = sum of weights[k][j] rows[j], for kK values of k. `is_first`: the next block is asked
+// for.
 template <int kK>
 inline __attribute__((always_inline)) void MixSome(const Block& block, const float* weights,
-                                                   float* const* out) {
+                                                   float* const* out, bool is_first) {
   constexpr int kAtOnce = 2;
   for (int64_t at = 0; at < kBlock; at += kAtOnce * V::kWidth) {
     V sums[kK][kAtOnce];
@@ -118,6 +124,7 @@ inline __attribute__((always_inline)) void MixSome(const Block& block, const flo
     for (int j = 1; j < block.n; ++j) {
       for (int v = 0; v < kAtOnce; ++v) {
         const V x = V::Load(block.rows[j] + at + v * V::kWidth);
+        if (is_first) __builtin_prefetch(block.rows[j] + at + v * V::kWidth + kBlock);
 #pragma GCC unroll 4
         for (int k = 0; k < kK; ++k) {
           sums[k][v] = V::Fma(V::Set(weights[k * block.n + j]), x, sums[k][v]);
@@ -132,8 +139,8 @@ inline __attribute__((always_inline)) void MixSome(const Block& block, const flo
 
 void Mix(const Block& block, const float* weights, int m, float* const* out) {
   int k = 0;
-  for (; k + 4 <= m; k += 4) MixSome<4>(block, weights + k * block.n, out + k);
-  for (; k < m; ++k) MixSome<1>(block, weights + k * block.n, out + k);
+  for (; k + 4 <= m; k += 4) MixSome<4>(block, weights + k * block.n, out + k, k == 0);
+  for (; k < m; ++k) MixSome<1>(block, weights + k * block.n, out + k, k == 0);
 }
 
 // The mean of what a rule keeps of `stride`-spaced sorted registers.
