@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the built-in codecs for GPUs with nvcc to one shared library, with cudart inside.
+"""Compiles the built-in codecs and robust aggregation for GPUs with nvcc to one shared library.
 
     python tools/build_cuda.py                    tf_hips/ops/libtf_hips_cuda.so
     python tools/build_cuda.py --arch sm_90 ...   for one kind of GPU, in a third of the time
@@ -53,7 +53,8 @@ def main() -> int:
     specs = sorted((ROOT / "tf_hips/ops/specs").glob("*.pse"))
     specs = [spec for spec in specs if _write(spec, folder)]
     sources = [folder / f"{spec.stem}.cu" for spec in specs]
-    sources += [ROOT / path for path in ("tf_hips/cc/cuda/library.cu", *options.more)]
+    ours = [Path("tf_hips/cc/cuda", name) for name in ("library.cu", "robust.cu")]
+    sources += [ROOT / path for path in (*ours, *options.more)]
     # What goes into every object.
     base = hashlib.sha256("\0".join([version, *flags]).encode())
     headers = [*ROOT.glob("tf_hips/cc/cuda/*.*h"), *ROOT.glob("tf_hips/cc/runtime/*.h")]
@@ -80,7 +81,7 @@ def main() -> int:
     if options.output == LIBRARY and INFO.is_file():
         text = re.sub(r'(?m)^CUDA = ".*"$', f'CUDA = "{told}"', INFO.read_text(encoding="utf-8"))
         INFO.write_text(text, encoding="utf-8")
-    print(f"cuda: {len(specs)} codecs, {told}, in {options.output.name}")
+    print(f"cuda: {len(specs)} codecs and robust aggregation, {told}, in {options.output.name}")
     return 0
 
 

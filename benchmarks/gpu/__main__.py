@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs on a GPU: are they right, how near to the speed of memory, how far ahead of PyTorch.
+"""Codecs and robust aggregation on a GPU: are they right, how near to the speed of memory, how far
+ahead of PyTorch.
 
-    check   packets, decoded values, sums and residuals of every codec, against the NumPy reference
+    check   packets, decoded values, sums and residuals of every codec, against the NumPy reference;
+            each pass of robust aggregation against its definition in NumPy, bit for bit
     share   the bytes that must be moved over the time, as a share of a device copy's bytes per time
     call    what a call on 1024 floats takes
     peers   the same algorithms in PyTorch, eager and compiled, over ours
 
 Times are between two events around many calls. What must be moved, in bytes per element: 4 for each
 time that the gradient is read (twice where a scale or a threshold of the whole chunk comes first),
-the packet's share, 8 for the residual, 4 for an output and 8 for one that is added to. A copy of n
-floats moves 8 n bytes. Needs nvcc and NumPy; PyTorch where it is there; no TensorFlow. Without a
-GPU everything is compiled, and "not run" is all that is said.
+the packet's share, 8 for the residual, 4 for an output and 8 for one that is added to; of robust
+aggregation, 4 for each row and each output. A copy of n floats moves 8 n bytes. Needs nvcc and
+NumPy; PyTorch where it is there; no TensorFlow. Without a GPU everything is compiled, and "not run"
+is all that is said.
 
 Each codec is checked in a process of its own, so that one that breaks the GPU's context is a line
 and the others are measured. What is known is written to the file of --json after every part.
@@ -31,7 +34,7 @@ from typing import Any
 import numpy as np
 
 import compll
-from benchmarks.gpu import checks, machine, peers
+from benchmarks.gpu import checks, machine, peers, robust
 from benchmarks.gpu.binding import ADD, SET, Key
 from benchmarks.gpu.machine import ROOT, Gpu, GpuCodec, GpuError, Memory
 
@@ -41,6 +44,8 @@ NUM_MERGED = 16
 SPECS = ROOT / "tf_hips/ops/specs"
 # How often an encoder must read the gradient, where not once.
 READS = {"terngrad": 2, "topk": 2, "dgc": 2}
+# Floats of all rows of a robust aggregation, over the elements of a codec's tensor.
+ROBUST_FLOATS = 16
 SPARSE = ("topk", "graddrop", "dgc", "bisparse", "randomk")
 CHECK_DEADLINE_S = 240
 
@@ -52,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--codecs", nargs="+", help="some codecs; nothing is stored")
+    parser.add_argument("--codecs", nargs="+", help="some codecs, or robust; nothing is stored")
     parser.add_argument("--arch", metavar="SM", help="compile for it alone, such as sm_90")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="nothing is stored")
@@ -66,7 +71,7 @@ def main() -> int:
     parser.add_argument("--check", metavar="CODEC", help="check one; print what is wrong as JSON")
     options = parser.parse_args()
     if options.check is not None:
-        print(json.dumps(checks.check(Gpu(), compll.compile_spec(_file(options.check)))))
+        print(json.dumps(_check(Gpu(), options.check)))
         return 0
     if not machine.build(options.arch):
         print("bench-gpu: not compiled: nvcc is not here; not run")
@@ -75,13 +80,15 @@ def main() -> int:
     if gpu.count == 0:
         print("bench-gpu: compiled; not run: there is no GPU here")
         return 0
-    names = options.codecs or sorted(path.stem for path in SPECS.glob("*.pse"))
+    names = options.codecs or [*sorted(path.stem for path in SPECS.glob("*.pse")), robust.NAME]
     programs = {name: compll.compile_spec(_file(name)) for name in names if gpu.has(name)}
+    checked = [*programs, *([robust.NAME] if robust.NAME in names and robust.has(gpu) else [])]
     wrong: dict[str, list[str]] = {}
-    for name, found in _checked(gpu, programs, options.jobs):
+    for name, found in _checked(gpu, checked, options.jobs):
         wrong[name] = found
         print(f"{name}: {'equal to the reference' if not found else '; '.join(found)}", flush=True)
     good = {name: program for name, program in programs.items() if not wrong[name]}
+    has_robust = robust.NAME in checked and not wrong[robust.NAME]
     rows: list[Row] = []
 
     def note(more: Iterator[Row]) -> None:
@@ -92,11 +99,11 @@ def main() -> int:
 
     note(_calls(gpu, good))
     for size in options.sizes:
-        note(_shares(gpu, good, size))
+        note(_shares(gpu, good, size, has_robust=has_robust))
     if not options.no_peers:
         for size in options.sizes:
             note(_peers(gpu, good, size))
-    note(iter(_targets(rows, wrong)))
+    note(iter(_targets(rows, {name: wrong[name] for name in programs})))
     _show(rows)
     is_whole = options.codecs is None and tuple(options.sizes) == SIZES and not options.no_peers
     if is_whole and not any(wrong.values()):
@@ -110,19 +117,24 @@ def _file(name: str) -> Path:
     return SPECS / f"{name}.pse"
 
 
-def _checked(
-    gpu: Gpu, programs: dict[str, compll.Program], jobs: int
-) -> Iterator[tuple[str, list[str]]]:
-    """Codecs with what is wrong with them, in order."""
+def _check(gpu: Gpu, name: str) -> list[str]:
+    """What is wrong with a codec, or with robust aggregation."""
+    if name == robust.NAME:
+        return robust.check(gpu)
+    return checks.check(gpu, compll.compile_spec(_file(name)))
+
+
+def _checked(gpu: Gpu, names: list[str], jobs: int) -> Iterator[tuple[str, list[str]]]:
+    """Names with what is wrong with them, in order."""
     if jobs < 1:
-        yield from ((name, checks.check(gpu, program)) for name, program in programs.items())
+        yield from ((name, _check(gpu, name)) for name in names)
         return
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        yield from zip(programs, pool.map(_check_apart, programs), strict=True)
+        yield from zip(names, pool.map(_check_apart, names), strict=True)
 
 
 def _check_apart(name: str) -> list[str]:
-    """What is wrong with a codec, found by a process of its own."""
+    """As `_check`, by a process of its own."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--check", name]
     # NumPy's own threads would fight over the processors.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -154,7 +166,9 @@ def _median(times: Iterator[float]) -> float:
     return statistics.median(times)
 
 
-def _shares(gpu: Gpu, programs: dict[str, compll.Program], n: int) -> Iterator[Row]:
+def _shares(
+    gpu: Gpu, programs: dict[str, compll.Program], n: int, *, has_robust: bool
+) -> Iterator[Row]:
     x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
     gradient, residual, out = (Memory(gpu, n, np.float32).put(x) for _ in range(3))
     copies = (
@@ -196,18 +210,21 @@ def _shares(gpu: Gpu, programs: dict[str, compll.Program], n: int) -> Iterator[R
             del cases["encode, feedback"]
         for what, (moved, run) in cases.items():
             time = _median(run() for _ in range(ROUNDS))
-            yield _row(
-                name,
-                f"{what}, {label}",
-                moved / time / copy,
-                "share",
-                us=round(1000 * time, 1),
-                **{"GB/s": round(moved / time / 1e6)},
-            )
+            yield _share(name, f"{what}, {label}", time, moved, copy)
         codec.free()
         packets.free()
     for memory in (gradient, residual, out):
         memory.free()
+    if has_robust:
+        size = ROBUST_FLOATS * n
+        for what, time, moved in robust.shares(gpu, size, CALLS, ROUNDS):
+            yield _share(robust.NAME, f"{what}, {size >> 20} Mi", time, moved, copy)
+
+
+def _share(name: str, what: str, time: float, moved: int, copy: float) -> Row:
+    """`time` in milliseconds; `copy`: bytes that a device copy moves in one."""
+    share, speed = moved / time / copy, round(moved / time / 1e6)
+    return _row(name, what, share, "share", us=round(1000 * time, 1), **{"GB/s": speed})
 
 
 def _calls(gpu: Gpu, programs: dict[str, compll.Program]) -> Iterator[Row]:

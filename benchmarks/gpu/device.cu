@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "tf_hips/cc/cuda/codec_cuda.h"
+#include "tf_hips/cc/cuda/robust_cuda.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -98,4 +99,29 @@ EXPORT double gpu_time_encode_state(const TfHipsCudaCodec* codec, const double* 
     return codec->encode_state(params, key, gradient, state, new_state, n, packets, bytes, scratch,
                                room, nullptr);
   });
+}
+
+// The passes of robust_cuda.h; `pass` is the function, which a library may lack.
+EXPORT double gpu_time_coordinate(decltype(&tf_hips_cuda_robust_coordinate) pass,
+                                  const float* const* rows, int32_t n, int64_t d,
+                                  const float* weights, int32_t m, int32_t rule, int32_t drop,
+                                  float* out, double* squares, void* scratch, int64_t room,
+                                  int calls) {
+  return milliseconds(calls, [&] {
+    return pass(rows, n, d, weights, m, rule, drop, out, squares, scratch, room, nullptr);
+  });
+}
+
+EXPORT double gpu_time_distances(decltype(&tf_hips_cuda_robust_distances) pass,
+                                 const float* const* rows, int32_t n, int64_t d, double* squares,
+                                 double* distances, void* scratch, int64_t room, int calls) {
+  return milliseconds(calls,
+                      [&] { return pass(rows, n, d, squares, distances, scratch, room, nullptr); });
+}
+
+EXPORT double gpu_time_mix(decltype(&tf_hips_cuda_robust_mix) pass, const float* const* rows,
+                           int32_t n, int64_t d, const float* weights, int32_t m, float* const* out,
+                           void* scratch, int64_t room, int calls) {
+  return milliseconds(calls,
+                      [&] { return pass(rows, n, d, weights, m, out, scratch, room, nullptr); });
 }

@@ -4,12 +4,16 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as bench
-from benchmarks.gpu import binding, checks, machine
+from benchmarks.gpu import binding, checks, machine, robust, robust_reference
 from tests.compll.emulation import build
 from tests.compll.support import spec
+from tests.robust import emulated
+from tests.robust.test_kernels import rows_of
+from tf_hips.ops import native_robust
 
 ROOT = machine.ROOT
 
@@ -60,3 +64,53 @@ def test_without_nvcc_or_gpu_it_says_so(small, monkeypatch, capsys):
     monkeypatch.setattr(machine, "build", lambda arch: False)
     assert run(monkeypatch) == 0
     assert capsys.readouterr().out.startswith("bench-gpu: not compiled: nvcc is not here")
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The same with robust aggregation in place of a codec, and one shape."""
+    monkeypatch.setattr(machine.Gpu.__init__, "__defaults__", (emulated.build(),))
+    monkeypatch.setattr(robust, "SHAPES", ((9, 513),))
+    monkeypatch.setattr(robust, "RULES", robust.RULES[:2])
+    monkeypatch.setattr(machine, "build", lambda arch: True)
+    monkeypatch.setattr(bench, "CALLS", 1)
+    monkeypatch.setattr(bench, "ROUNDS", 1)
+    monkeypatch.setattr(bench, "ROBUST_FLOATS", 4)
+
+
+def test_robust_aggregation_is_checked_and_measured(passes, monkeypatch, capsys):
+    assert run(monkeypatch, "--codecs", "robust") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "robust: equal to the reference"
+    told = "\n".join(lines)
+    for what in ("median of 16, squares, 0 Mi", "distances of 45, 0 Mi", "16 sums of 16, 0 Mi"):
+        assert what in told, what
+
+
+def test_wrong_passes_are_told_and_not_measured(passes, monkeypatch, capsys):
+    # The reference leaves out another value than the kernels.
+    monkeypatch.setattr(robust_reference, "_mean", lambda values, count: values.max(axis=0))
+    assert run(monkeypatch, "--codecs", "robust") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("robust: n=9 d=513 skew=0: coordinate, rule 1; ")
+    assert not any("distances of" in line for line in lines)
+
+
+def test_the_reference_of_passes_has_the_bits_of_the_library():
+    for n, d in ((1, 513), (15, 700), (4, 40_000)):
+        rows = rows_of(n, d)
+        for rule, drop in zip(
+            native_robust.CoordinateRule, (0, (n - 1) // 3, n // 3, 0), strict=True
+        ):
+            found = robust_reference.coordinate(rows, rule, drop)
+            wanted, squares = native_robust.coordinate(rows, rule, drop)
+            assert found.tobytes() == wanted.tobytes(), (n, d, rule)
+        assert robust_reference.squares(rows).tobytes() == squares.tobytes()
+        assert (
+            robust_reference.distances(rows).tobytes() == native_robust.distances(rows)[1].tobytes()
+        )
+        weights = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
+        assert (
+            robust_reference.mix(rows, weights).tobytes()
+            == native_robust.mix(rows, weights).tobytes()
+        )

@@ -138,6 +138,24 @@ def test_shards_together_have_what_one_server_has() -> None:
     assert np.concatenate(cut).tobytes() == whole.tobytes()
 
 
+@pytest.mark.parametrize("skew", (0, 5))
+def test_long_results_go_past_the_caches_and_nowhere_else(skew: int) -> None:
+    d = (1 << 21) + 700
+    rows = rows_of(3, 70_001)
+    rows = np.ascontiguousarray(np.tile(rows, -(-d // rows.shape[1]))[:, :d])
+    whole = np.full(d + 32, 7.0, np.float32)
+    out = whole[skew : skew + d]
+    for rule, drop in zip(CoordinateRule, (0, 1, 1, 0), strict=True):
+        found, squares = native_robust.coordinate(rows, rule, drop, out=out)
+        parts = [
+            native_robust.coordinate(np.ascontiguousarray(part), rule, drop)
+            for part in np.split(rows, range(CHUNK, d, CHUNK), axis=1)
+        ]
+        assert found.tobytes() == b"".join(part[0].tobytes() for part in parts)
+        assert squares.tobytes() == b"".join(part[1].tobytes() for part in parts)
+        assert np.all(whole[:skew] == 7) and np.all(whole[skew + d :] == 7)
+
+
 def every_result() -> str:
     """A digest of what all passes give."""
     found = hashlib.sha256()

@@ -169,6 +169,11 @@ TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* valu
   }
 }
 
+// What launching has brought, and whether it worked.
+inline int32_t launched() {
+  return cudaGetLastError() == cudaSuccess ? TF_HIPS_OK : TF_HIPS_CUDA_FAILED;
+}
+
 // Memory for the vectors of a call, one behind another; counts only where there is none.
 class Arena {
  public:

@@ -100,11 +100,6 @@ enum Alone : int32_t {
   kAll = 3,    // of a decode: makes the report, and checks the packets, before
 };
 
-// What launching has brought, and whether it worked.
-inline int32_t launched() {
-  return cudaGetLastError() == cudaSuccess ? TF_HIPS_OK : TF_HIPS_CUDA_FAILED;
-}
-
 }  // namespace cuda
 }  // namespace tf_hips
 

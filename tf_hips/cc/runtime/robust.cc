@@ -13,18 +13,23 @@
 #include "tf_hips/cc/runtime/denormals.h"
 #include "tf_hips/cc/runtime/sorting.h"
 #include "tf_hips/cc/runtime/target.h"
+#include "tf_hips/cc/runtime/tiles.h"
 #include "tf_hips/cc/runtime/vectors.h"
 
 namespace tf_hips {
 namespace {
 
-constexpr int kLanes = 16;
 constexpr int64_t kBlock = 512;
 constexpr int64_t kTask = int64_t{1} << 15;
 constexpr int64_t kChunk = int64_t{1} << 20;
 // Coordinates that are sorted at a time where registers do not hold all rows: a hundred rows of
 // them fit the first-level cache.
 constexpr int64_t kSlice = 64;
+// Results of so many floats go past the caches: they hold no more of them, and would fetch each
+// line first, which costs as much as reading another row.
+constexpr int64_t kStreamed = int64_t{1} << 21;
+// Rows of results for which that is so: of ten at a time a processor has no buffers.
+constexpr int32_t kStreamedRows = 8;
 // Rows that are sorted in registers, where registers could hold `all`. Under sanitizers, which do
 // not optimise, networks of every size would take as long to compile as all the rest.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -43,8 +48,9 @@ struct Loops {
   void (*squares)(const float* const* rows, int n, double* lanes);
   void (*distances)(const float* const* rows, int n, double* lanes);
   void (*mix)(const float* const* rows, int n, const float* weights, int m, float* const* out);
+  // `lanes`: as of `squares`, or NULL.
   void (*coordinate)(const float* const* rows, int n, const CoordinatePlan& plan, float* scratch,
-                     float* out);
+                     float* out, double* lanes);
 };
 
 namespace base {
@@ -320,6 +326,7 @@ int32_t RobustCoordinate(const float* const* rows, int32_t n, int64_t d, const f
     plan.network = PrunedNetwork(sorted, first, last);
   }
   const Loops& loops = TheLoops();
+  const bool is_streamed = d >= kStreamed;
   const int64_t num_tasks = NumTasks(d);
   Room<double> sums(squares == nullptr ? 0 : num_tasks * n);
   std::atomic<bool> has_failed{sums.has_failed()};
@@ -342,19 +349,28 @@ int32_t RobustCoordinate(const float* const* rows, int32_t n, int64_t d, const f
       mixed_rows.at[k] = mixed + k * kBlock;
       here.at[n + k] = mixed_rows.at[k];
     }
-    ForBlocks(rows, n, d, task, here.at.get(), padded,
-              [&](int64_t first, int64_t count, const float* const* block) {
-                if (squares != nullptr) loops.squares(block, n, lanes.at.get());
-                if (weights != nullptr) {
-                  loops.mix(block, n, weights, m, mixed_rows.at.get());
-                  block += n;
-                }
-                const bool is_whole = count == kBlock;
-                loops.coordinate(block, sorted, plan, scratch, is_whole ? out + first : result);
-                if (!is_whole) {
-                  std::memcpy(out + first, result, static_cast<size_t>(count) * sizeof(float));
-                }
-              });
+    {
+      Stream stream;
+      ForBlocks(rows, n, d, task, here.at.get(), padded,
+                [&](int64_t first, int64_t count, const float* const* block) {
+                  double* squared = squares == nullptr ? nullptr : lanes.at.get();
+                  if (weights != nullptr) {
+                    if (squared != nullptr) loops.squares(block, n, squared);
+                    squared = nullptr;
+                    loops.mix(block, n, weights, m, mixed_rows.at.get());
+                    block += n;
+                  }
+                  const bool is_direct = count == kBlock && !is_streamed;
+                  float* const to = is_direct ? out + first : result;
+                  loops.coordinate(block, sorted, plan, scratch, to, squared);
+                  if (is_streamed) {
+                    stream.put(result, count, out + first);
+                  } else if (!is_direct) {
+                    std::memcpy(out + first, result, static_cast<size_t>(count) * sizeof(float));
+                  }
+                });
+    }
+    if (is_streamed) stream_end();
     if (squares != nullptr) AddLanes(lanes.at.get(), n, sums.at.get() + task * n);
   });
   if (has_failed) return TF_HIPS_ROBUST_OUT_OF_MEMORY;
@@ -401,30 +417,40 @@ int32_t RobustMix(const float* const* rows, int32_t n, int64_t d, const float* w
     return TF_HIPS_BAD_ROWS;
   }
   const Loops& loops = TheLoops();
+  const bool is_streamed = d >= kStreamed && m <= kStreamedRows;
   std::atomic<bool> has_failed{false};
   parallel(NumTasks(d), [&](int64_t task) {
     const ScopedExactDenormals exact;
     const int64_t padded_size = PaddedSize(n, d, task);
+    const bool has_copies = padded_size > 0 || is_streamed;
     Room<const float*> here(n);
     Room<float*> there(m);
-    Room<float> floats(padded_size + (padded_size > 0 ? m * kBlock : 0));
-    if (here.has_failed() || there.has_failed() || floats.has_failed()) {
-      has_failed = true;
-      return;
+    Room<float> floats(padded_size + (has_copies ? m * kBlock : 0));
+    {
+      Room<Stream> streams(is_streamed ? m : 0);
+      if (here.has_failed() || there.has_failed() || floats.has_failed() || streams.has_failed()) {
+        has_failed = true;
+        return;
+      }
+      float* const copies = floats.at.get() + padded_size;
+      ForBlocks(rows, n, d, task, here.at.get(), floats.at.get(),
+                [&](int64_t first, int64_t count, const float* const* block) {
+                  const bool is_direct = count == kBlock && !is_streamed;
+                  for (int k = 0; k < m; ++k) {
+                    there.at[k] = is_direct ? out[k] + first : copies + k * kBlock;
+                  }
+                  loops.mix(block, n, weights, m, there.at.get());
+                  for (int k = 0; !is_direct && k < m; ++k) {
+                    if (is_streamed) {
+                      streams.at[k].put(there.at[k], count, out[k] + first);
+                    } else {
+                      std::memcpy(out[k] + first, there.at[k],
+                                  static_cast<size_t>(count) * sizeof(float));
+                    }
+                  }
+                });
     }
-    ForBlocks(rows, n, d, task, here.at.get(), floats.at.get(),
-              [&](int64_t first, int64_t count, const float* const* block) {
-                const bool is_whole = count == kBlock;
-                float* const copies = floats.at.get() + padded_size;
-                for (int k = 0; k < m; ++k) {
-                  there.at[k] = is_whole ? out[k] + first : copies + k * kBlock;
-                }
-                loops.mix(block, n, weights, m, there.at.get());
-                for (int k = 0; !is_whole && k < m; ++k) {
-                  std::memcpy(out[k] + first, there.at[k],
-                              static_cast<size_t>(count) * sizeof(float));
-                }
-              });
+    if (is_streamed) stream_end();
   });
   return has_failed ? TF_HIPS_ROBUST_OUT_OF_MEMORY : 0;
 }

@@ -40,6 +40,10 @@ inline __attribute__((always_inline)) void AddDistancesOfTile(const float* const
     for (int64_t at = part * V::kWidth; at < kBlock; at += kLanes) {
       V x[kI];
       for (int i = 0; i < kI; ++i) x[i] = V::Load(left[i] + at);
+      // Each row is in one tile of the diagonal: there the next block is asked for.
+      if (kIsDiagonal) {
+        for (int i = 0; i < kI; ++i) __builtin_prefetch(left[i] + at + kBlock);
+      }
 #pragma GCC unroll 4
       for (int j = 0; j < kJ; ++j) {
         const V y = kIsDiagonal ? x[j] : V::Load(right[j] + at);
@@ -70,6 +74,7 @@ void AddDistances(const Block& block, double* lanes) {
     const auto here = [&of_pair, i](int a, int b) { return of_pair(i + a, i + b); };
     switch (n - i < kTile ? n - i : kTile) {
       case 1:
+        AddDistancesOfTile<1, 1, true>(left, left, here);
         break;
       case 2:
         AddDistancesOfTile<2, 2, true>(left, left, here);
@@ -104,10 +109,11 @@ void AddAllSquares(const Block& block, double* lanes) {
   for (int i = 0; i < block.n; ++i) AddSquares(block.rows[i], lanes + i * kLanes);
 }
 
-// out[k] = sum of weights[k][j] rows[j], for kK values of k.
+// out[k] = sum of weights[k][j] rows[j], for kK values of k. `is_first`: the next block is asked
+// for.
 template <int kK>
 inline __attribute__((always_inline)) void MixSome(const Block& block, const float* weights,
-                                                   float* const* out) {
+                                                   float* const* out, bool is_first) {
   constexpr int kAtOnce = 2;
   for (int64_t at = 0; at < kBlock; at += kAtOnce * V::kWidth) {
     V sums[kK][kAtOnce];
@@ -118,6 +124,7 @@ inline __attribute__((always_inline)) void MixSome(const Block& block, const flo
     for (int j = 1; j < block.n; ++j) {
       for (int v = 0; v < kAtOnce; ++v) {
         const V x = V::Load(block.rows[j] + at + v * V::kWidth);
+        if (is_first) __builtin_prefetch(block.rows[j] + at + v * V::kWidth + kBlock);
 #pragma GCC unroll 4
         for (int k = 0; k < kK; ++k) {
           sums[k][v] = V::Fma(V::Set(weights[k * block.n + j]), x, sums[k][v]);
@@ -132,8 +139,8 @@ inline __attribute__((always_inline)) void MixSome(const Block& block, const flo
 
 void Mix(const Block& block, const float* weights, int m, float* const* out) {
   int k = 0;
-  for (; k + 4 <= m; k += 4) MixSome<4>(block, weights + k * block.n, out + k);
-  for (; k < m; ++k) MixSome<1>(block, weights + k * block.n, out + k);
+  for (; k + 4 <= m; k += 4) MixSome<4>(block, weights + k * block.n, out + k, k == 0);
+  for (; k < m; ++k) MixSome<1>(block, weights + k * block.n, out + k, k == 0);
 }
 
 // The mean of what a rule keeps of `stride`-spaced sorted registers.
@@ -186,14 +193,33 @@ inline __attribute__((always_inline)) void Exchange(V (&x)[kN], std::index_seque
   (V::Exchange(x[network.at[kAt].low], x[network.at[kAt].high]), ...);
 }
 
+// Floats ahead that are asked for while rows are sorted: processors do so by themselves, but not of
+// so many rows, and not over the ends of pages. What is under way must fit the first-level cache.
+constexpr int64_t Ahead(int n) { return n <= 8 ? kBlock : n <= 16 ? kBlock / 2 : kBlock / 4; }
+
 // All rows of a coordinate in registers. Of a median the compiler drops what it does not need.
+// Sums of squares are added up beside the network, which leaves time for them, and for reading.
 template <int kN, bool kIsMedian>
-__attribute__((noinline)) void Sorted(const Block& block, const CoordinatePlan& plan, float* out) {
+__attribute__((noinline)) void Sorted(const Block& block, const CoordinatePlan& plan, float* out,
+                                      double* lanes) {
   float sorted[kIsMedian ? 1 : kN * V::kWidth];
+  V sums[kParts][kN];
+  for (int part = 0; lanes != nullptr && part < kParts; ++part) {
+    for (int i = 0; i < kN; ++i) sums[part][i] = V::Zero();
+  }
   for (int64_t at = 0; at < kBlock; at += V::kWidth) {
     V x[kN];
 #pragma GCC unroll 32
     for (int i = 0; i < kN; ++i) x[i] = V::Add(V::Load(block.rows[i] + at), V::Zero());
+    if (at % kLanes == 0) {
+#pragma GCC unroll 32
+      for (int i = 0; i < kN; ++i) __builtin_prefetch(block.rows[i] + at + Ahead(kN));
+    }
+    if (lanes != nullptr) {
+      V* const sum = sums[at / V::kWidth % kParts];
+#pragma GCC unroll 32
+      for (int i = 0; i < kN; ++i) sum[i] = V::Fma(x[i], x[i], sum[i]);
+    }
     Exchange<kN>(x, std::make_index_sequence<static_cast<size_t>(NumComparators(kN))>());
     if constexpr (kIsMedian) {
       V middle = x[kN / 2];
@@ -204,6 +230,9 @@ __attribute__((noinline)) void Sorted(const Block& block, const CoordinatePlan& 
       for (int i = 0; i < kN; ++i) x[i].Store(sorted + i * V::kWidth);
       Finish(sorted, V::kWidth, kN, plan).Store(out + at);
     }
+  }
+  for (int part = 0; lanes != nullptr && part < kParts; ++part) {
+    for (int i = 0; i < kN; ++i) sums[part][i].AddTo(lanes + i * kLanes + part * V::kWidth);
   }
 }
 
@@ -243,7 +272,7 @@ void Majority(const Block& block, float* out) {
   }
 }
 
-using Sorter = void (*)(const Block&, const CoordinatePlan&, float*);
+using Sorter = void (*)(const Block&, const CoordinatePlan&, float*, double*);
 
 template <bool kIsMedian, int... kNs>
 Sorter FindSorter(int n, std::integer_sequence<int, kNs...>) {
@@ -251,20 +280,23 @@ Sorter FindSorter(int n, std::integer_sequence<int, kNs...>) {
   return all[n - 1];
 }
 
-// Writes kBlock results.
-void Coordinate(const Block& block, const CoordinatePlan& plan, float* scratch, float* out) {
-  if (plan.rule == TF_HIPS_MAJORITY) {
-    Majority(block, out);
-    return;
-  }
-  if (block.n > kInRegisters) {
-    SortedInMemory(block, plan, scratch, out);
+// Writes kBlock results, and adds sums of squares to `lanes`, unless that is NULL.
+void Coordinate(const Block& block, const CoordinatePlan& plan, float* scratch, float* out,
+                double* lanes) {
+  const bool is_majority = plan.rule == TF_HIPS_MAJORITY;
+  if (is_majority || block.n > kInRegisters) {
+    if (lanes != nullptr) AddAllSquares(block, lanes);
+    if (is_majority) {
+      Majority(block, out);
+    } else {
+      SortedInMemory(block, plan, scratch, out);
+    }
     return;
   }
   constexpr std::make_integer_sequence<int, kInRegisters> counts;
   const Sorter sorter = plan.rule == TF_HIPS_MEDIAN ? FindSorter<true>(block.n, counts)
                                                     : FindSorter<false>(block.n, counts);
-  sorter(block, plan, out);
+  sorter(block, plan, out, lanes);
 }
 
 constexpr Loops kLoops = {
@@ -273,7 +305,6 @@ constexpr Loops kLoops = {
     [](const float* const* rows, int n, const float* weights, int m, float* const* out) {
       Mix({rows, n}, weights, m, out);
     },
-    [](const float* const* rows, int n, const CoordinatePlan& plan, float* scratch, float* out) {
-      Coordinate({rows, n}, plan, scratch, out);
-    },
+    [](const float* const* rows, int n, const CoordinatePlan& plan, float* scratch, float* out,
+       double* lanes) { Coordinate({rows, n}, plan, scratch, out, lanes); },
 };

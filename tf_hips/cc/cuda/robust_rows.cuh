@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a robust aggregation on a GPU: where they are, how a thread reads them, and their sums.
+//
+// The order of sums is that of tf_hips/cc/runtime/robust.h: blocks of 512 in 16 lanes of float32
+// with fused multiply-add, double between the blocks of a task, tasks of a chunk in order. So a
+// thread has kW lanes of one block, 32 steps long: it adds up alone, in registers, and neighbours
+// read neighbours. Blocks of threads have several blocks at once, and add these to their task in
+// order.
+
+#ifndef TF_HIPS_CC_CUDA_ROBUST_ROWS_CUH_
+#define TF_HIPS_CC_CUDA_ROBUST_ROWS_CUH_
+
+#include "tf_hips/cc/cuda/device.cuh"
+#include "tf_hips/cc/cuda/robust_cuda.h"
+
+#define TF_HIPS_LOCAL __device__ __forceinline__
+
+namespace tf_hips {
+namespace cuda {
+namespace robust {
+
+constexpr int kLanes = 16;
+constexpr int64_t kBlock = 512;
+constexpr int kSteps = kBlock / kLanes;
+constexpr int64_t kTask = int64_t{1} << 15;
+constexpr int kTasks = kChunkElements / kTask;  // of a chunk
+constexpr int kBlocks = kTask / kBlock;         // of a task
+// Rows of which a kernel takes the addresses along.
+constexpr int kFew = 64;
+
+struct Rows {
+  const float* few[kFew];
+  const float* const* many;  // in device memory, where there are more
+
+  TF_HIPS_INLINE const float* at(int i) const { return many == nullptr ? few[i] : many[i]; }
+};
+
+// Blocks of 512 that a block of threads has at once, with kW lanes a thread.
+template <int kW>
+constexpr int kAtOnce = kThreads * kW / kLanes;
+
+// Where thread t has its first element, behind the first of kAtOnce<kW> blocks.
+template <int kW>
+TF_HIPS_INLINE int64_t place_of(int t) {
+  return t * kW / kLanes * kBlock + t * kW % kLanes;
+}
+
+// kW neighbours, of which the first is in the row; 0 behind its end.
+template <int kW>
+TF_HIPS_LOCAL void load_some(const float* row, int64_t at, int64_t d, float (&x)[kW]) {
+  if constexpr (kW == 1) {
+    x[0] = row[at];
+  } else {
+    static_assert(kW == 4, "one float, or 16 bytes");
+    if (at + kW <= d) {
+      const float4 all = *reinterpret_cast<const float4*>(row + at);
+      x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+    } else {
+      TF_HIPS_UNROLL
+      for (int w = 0; w < kW; ++w) x[w] = at + w < d ? row[at + w] : 0.0f;
+    }
+  }
+}
+
+template <int kW>
+TF_HIPS_LOCAL void store_some(const float (&x)[kW], int64_t at, int64_t d, float* row) {
+  if constexpr (kW == 1) {
+    row[at] = x[0];
+  } else {
+    if (at + kW <= d) {
+      *reinterpret_cast<float4*>(row + at) = {x[0], x[1], x[2], x[3]};
+    } else {
+      TF_HIPS_UNROLL
+      for (int w = 0; w < kW; ++w) {
+        if (at + w < d) row[at + w] = x[w];
+      }
+    }
+  }
+}
+
+// Adds what kAll / 16 blocks have found for each of `count` sums, [count][blocks][16], to [count]
+// [16] doubles, block by block. What thread t does.
+template <int kAll>
+TF_HIPS_LOCAL void add_blocks(const float* parts, int count, int t, double* lanes) {
+  for (int k = t; k < count * kLanes; k += kThreads) {
+    const float* const part = parts + k / kLanes * kAll + k % kLanes;
+    double sum = lanes[k];
+    TF_HIPS_UNROLL
+    for (int block = 0; block < kAll / kLanes; ++block) {
+      sum += static_cast<double>(part[block * kLanes]);
+    }
+    lanes[k] = sum;
+  }
+}
+
+// 16 lanes to one: l with l + 8, then + 4, + 2, + 1.
+TF_HIPS_LOCAL double join_doubles(const double* lanes) {
+  double half[kLanes];
+  TF_HIPS_UNROLL
+  for (int l = 0; l < kLanes; ++l) half[l] = lanes[l];
+  // Bounds that do not change, or the compiler leaves the inner loop, and `half` in memory.
+  TF_HIPS_UNROLL
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    TF_HIPS_UNROLL
+    for (int l = 0; l < kLanes / 2; ++l) {
+      if (l < width) half[l] += half[l + width];
+    }
+  }
+  return half[0];
+}
+
+// Sums of tasks, [tasks][count], to sums of chunks, in order.
+TF_HIPS_KERNEL add_tasks(const double* of_tasks, int64_t tasks, int64_t count, int64_t chunks,
+                         double* of_chunks) {
+  TF_HIPS_PHASE(t) {
+    const int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + t;
+    if (k < chunks * count) {
+      const int64_t first = k / count * kTasks, last = least(tasks, first + kTasks);
+      double sum = 0.0;
+      for (int64_t task = first; task < last; ++task) sum += of_tasks[task * count + k % count];
+      of_chunks[k] = sum;
+    }
+  }
+}
+
+// Addresses that came with the kernel to device memory.
+TF_HIPS_KERNEL put_rows(Rows rows, int32_t first, int32_t count, const float** many) {
+  TF_HIPS_PHASE(t) {
+    if (t < count) many[first + t] = rows.few[t];
+  }
+}
+
+}  // namespace robust
+}  // namespace cuda
+}  // namespace tf_hips
+
+#endif  // TF_HIPS_CC_CUDA_ROBUST_ROWS_CUH_
