@@ -29,13 +29,15 @@ def describe(
         each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`, `lost`,
         `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in all), `lag`, the rounds
         that it is behind, `late`, updates that came after their round was closed, and `absent`,
-        rounds that were closed without it; both since the server began. `quorum` is None, or how
+        rounds that were closed without it, and `refused_rows`, its updates that a robust rule has
+        refused; all since the server began. `quorum` is None, or how
         many children make a round, and `deadline_s` when that is enough, if it is known.
     """
     with state.changed:
         store, known = state.store, state.members.children
         newest = store.round if store is not None else 0
         partial = closing.describe() if closing is not None else None
+        refused = state.rejections.counts
         children = []
         for place, site in enumerate(state.members.terms.parties):
             child = known.get(place)
@@ -53,6 +55,7 @@ def describe(
                     "lag": max(0, newest - reached) if store is not None else 0,
                     "late": partial["late"][place] if partial is not None else 0,
                     "absent": partial["absent"][place] if partial is not None else 0,
+                    "refused_rows": refused[place],
                 }
             )
         first = known[min(known)] if known else None

@@ -244,7 +244,8 @@ class Members:
                 rule = rules.parse(rule if rule is not None else self.terms.rule or "sum").text
             except ValueError as error:
                 raise ProtocolError(f"`rule` is unknown to the server: {error}") from error
-            why_not = rules.why_not(rule, len(self.terms.parties), uplink, self.terms.quorum)
+            terms = self.terms
+            why_not = rules.why_not(rule, len(terms.parties), uplink, terms.quorum, terms.shard)
             if why_not is not None and self.terms.site is None:
                 raise ProtocolError(why_not)
         paths = tuple(path for path, _ in leaves)

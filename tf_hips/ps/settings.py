@@ -209,7 +209,8 @@ def terms_of(config: ServerConfig) -> Terms:
         way_up = compressors.check_for_sums(found).text
     rule = None if config.rule is None else rules.parse(config.rule).text
     if rule is not None and config.uplink is None:
-        why_not = rules.why_not(rule, len(config.parties), compression, _quorum(config))
+        shard = Shard.from_numbers(config.shard)
+        why_not = rules.why_not(rule, len(config.parties), compression, _quorum(config), shard)
         if why_not is not None:
             raise ValueError(why_not)
     return Terms(

@@ -28,9 +28,11 @@ from tf_hips.ps.partial import Partial
 from tf_hips.ps.periods import Above, PeriodicStore
 from tf_hips.ps.quorum import NEXT
 from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.rejections import Rejections
 from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.rules import parse
 from tf_hips.ps.rules.updates import Updates
+from tf_hips.ps.rules.whole import rule_of
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import Place
 from tf_hips.ps.weights import FirstWeights
@@ -55,6 +57,7 @@ class State:
         self.recorder = recorder
         self.changed = changed
         self.has_left_above = False
+        self.rejections = Rejections(terms.parties)
 
     def start(self, place: Place | None = None) -> None:
         """All children have joined, and the server above, if there is one, says where they are."""
@@ -360,14 +363,16 @@ class State:
         workers = [one.workers for _, one in sorted(self.members.children.items())]
         chunks = self.members.terms.shard.chunks(model)
         partial = Partial(workers, chunks, carries=quorum.late == NEXT) if quorum else None
-        updates = Updates([chunk.size for chunk in model.chunks], rule, shares)
+        sizes = [chunk.size for chunk in model.chunks]
+        whole = rule_of(rule, self.members.terms.parties, child.seed)
         return Store(
             *terms,
             first_round=first_round,
-            updates=updates,
+            updates=Updates(sizes, rule, shares, whole),
             past=self.recorder.make_past(past_bytes),
             site=self.members.terms.site,
             partial=partial,
+            refuse=self.rejections.note,
             **common,
         )
 
