@@ -13,11 +13,12 @@ from tf_hips import robust
 from tf_hips.errors import NonFiniteError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
-from tf_hips.ps import rules
+from tf_hips.ps import rules, wire
 from tf_hips.ps.model import Model
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import rule_of
 from tf_hips.ps.store import Store
+from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust.aggregator import Measures
 
 Floats = npt.NDArray[np.float32]
@@ -261,3 +262,56 @@ def test_too_few_rows_are_an_error_of_the_round(text: str) -> None:
         store.weigh(0, child, 0.0)
     with pytest.raises(NonFiniteError, match=r"needs n >= 2 f \+ [13] rows. Received: n=4"):
         deliver(store, 0, rows_of(0))
+
+
+@pytest.mark.parametrize("text", ["trimmed_mean(f=1)", "krum(f=1)"])
+def test_who_refuses_its_own_update_counts_among_f(text: str) -> None:
+    heard: list[dict[int, str]] = []
+    store = store_of(text, refuse=lambda _, why: heard.append(dict(why)))
+    store.weigh(0, 2, REFUSED_WEIGHT)
+    store.weigh(0, 3, wire.weight_from_text("0.0"))  # it sits the round out
+    store.weigh(0, 4, wire.weight_from_text("0.0"))
+    rows = rows_of(0)
+    rest = [np.concatenate(row) for child, row in enumerate(rows) if child not in (2, 3, 4)]
+    # With f=1 Krum needs five rows, and four are left: one of those that may lie is known.
+    wanted = robust.parse(text.replace("f=1", "f=0"))(rest)
+    np.testing.assert_array_equal(np.concatenate(deliver(store, 0, rows)), wanted)
+    assert heard == ([] if text.startswith("trimmed") else [{2: "it has refused its own update"}])
+    store.begin(1)
+    for child in (2, 3):
+        store.weigh(1, child, wire.weight_from_text(repr(REFUSED_WEIGHT)))
+    with pytest.raises(NonFiniteError, match="bears f=1 bad rows. Received: 2 that were refused"):
+        deliver(store, 1, rows_of(1))
+
+
+FACTORS = (0.0, -1.0, 100.0, 1e12)
+
+
+@pytest.mark.parametrize("codec", ["onebit", "terngrad(bitwidth=2)"])
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("text", [*WHOLE, CLIPPING])
+def test_a_lying_scale_is_bounded(text: str, factor: float, codec: str) -> None:
+    """One of seven says that its scale is another; the result stays among the honest rows."""
+    compressor = compressors.parse(codec)
+    store, honest = store_of(text, codec), []
+    store.begin(0)
+    for child in range(len(SITES)):
+        decoded = []
+        for chunk, where in enumerate(MODEL.chunks):
+            # Honest children have the same direction, and noise of their own.
+            values = gradient(9, 0, chunk) + np.float32(0.3) * gradient(0, child, chunk)
+            key = native.Key(child, 0, chunk)
+            sent = native.encode(compressor, values, key)
+            decoded.append(native.decode(compressor, sent, where.size))
+            if child == 3:
+                sent = robust.attacks.lie_about_scale(compressor, sent, where.size, factor)
+            store.add(0, child, [(chunk, np.frombuffer(sent, np.uint8))])
+        if child != 3:
+            honest.append(np.concatenate(decoded))
+    found = np.concatenate(results(store, 0))
+    mean = np.mean(honest, axis=0, dtype=np.float64)
+    spread = max(float(np.linalg.norm(one - mean)) for one in honest)
+    assert np.isfinite(found).all()
+    # `clip` bounds a row by the median norm, no more; others keep to the honest ones.
+    allowed = 2.0 * np.linalg.norm(mean) / len(SITES) + spread
+    assert np.linalg.norm(found - mean) <= allowed, (np.linalg.norm(found - mean), allowed)

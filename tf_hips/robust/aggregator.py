@@ -130,17 +130,25 @@ class Aggregator:
         """Whether parts of rows can be aggregated each by itself."""
         return len(self.steps) == 1 and (self.rule.kind.is_coordinate or self.rule.name == "mean")
 
-    def check(self, n: int) -> None:
+    def check(self, n: int, missing: int = 0) -> int:
         """Looks whether n rows are enough, none of which is refused.
+
+        Args:
+            n: rows.
+            missing: as for `run`.
+
+        Returns:
+            How many bad ones of them the rule bears, 0 for one that knows no f.
 
         Raises:
             ToleranceError: they are not; says the formula.
         """
-        f = self._budgets(n, (), 0)[-1]
+        f = self._budgets(n, (), missing)[-1]
         for step in self.steps[:-1]:
             n = -(-n // int(step["s"])) if step.name == "bucketing" else n
         if self.rule.name == "multi_krum":
             _count_of(self.rule, n, f)
+        return f
 
     def __call__(self, rows: Rows, **options: object) -> Floats:
         """The vector of `run`."""

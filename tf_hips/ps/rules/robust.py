@@ -6,6 +6,7 @@ at, because whoever lies would say that it stands for much; but who stands for n
 row.
 """
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -19,6 +20,7 @@ from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.rules.value import parse
+from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
 
 # Codecs that send few elements, each child others: most values of a coordinate are 0 then, and
@@ -51,16 +53,21 @@ class Rows:
         self._weights = weights
         self._num_elements = 0
         self._packets: dict[int, npt.NDArray[np.uint8]] = {}
+        self._num_refused = 0
 
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
         self._num_elements = num_elements
         self._packets = {}
+        self._num_refused = 0
 
     def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
         """Takes the packet of `child`."""
-        if self._weights.get(child, 1.0) > 0:
+        weight = self._weights.get(child, 1.0)
+        if weight > 0:
             self._packets[child] = packet
+        else:
+            self._num_refused += is_refused(weight)
 
     def finish(self) -> npt.NDArray[np.float32]:
         """The result, shape [num_elements]; not finite where a mean of huge values overflows.
@@ -72,14 +79,18 @@ class Rows:
         n = self._num_elements
         if not packets:
             return np.zeros(n, np.float32)  # nobody has anything to say
-        self._rule.check(len(packets))
+        f = self._rule.check(len(packets), self._num_refused)
         rows = [native.decode(self._compressor, packets[child], n) for child in sorted(packets)]
-        step = self._rule.rule
-        kind = _RULES[step.name]
+        kind = _RULES[self._rule.rule.name]
         drops = kind in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST)
-        drop = _bad(step.f, len(rows)) if drops else 0
+        drop = f if drops else 0
         result, _ = native_robust.coordinate(rows, kind, drop)
         return result
+
+
+def is_refused(weight: float) -> bool:
+    """Whether a child that says it stands for `weight` has refused its own update."""
+    return weight == 0 and math.copysign(1.0, weight) == math.copysign(1.0, REFUSED_WEIGHT)
 
 
 def why_not(
