@@ -280,7 +280,7 @@ def test_who_refuses_its_own_update_counts_among_f(text: str) -> None:
     store.begin(1)
     for child in (2, 3):
         store.weigh(1, child, wire.weight_from_text(repr(REFUSED_WEIGHT)))
-    with pytest.raises(NonFiniteError, match="bears f=1 bad rows. Received: 2 that were refused"):
+    with pytest.raises(NonFiniteError, match=r"bears f=1 bad rows. Received: 2 that were refused"):
         deliver(store, 1, rows_of(1))
 
 

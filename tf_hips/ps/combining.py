@@ -180,9 +180,7 @@ class Combining:
         }
         sizes = {chunk: self._model.chunks[chunk].size for chunk in packets}
         reference = self.updates.reference
-        return whole.decide(
-            WholeRound(number, present, packets, sizes, decode, reference, missing)
-        )
+        return whole.decide(WholeRound(number, present, packets, sizes, decode, reference, missing))
 
     def _with_late(
         self,

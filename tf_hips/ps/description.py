@@ -25,13 +25,14 @@ def describe(
 
     Returns:
         `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round` (the
-        newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`, `residual_rms`, and of
-        each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`, `lost`,
-        `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in all), `lag`, the rounds
-        that it is behind, `late`, updates that came after their round was closed, and `absent`,
-        rounds that were closed without it, and `refused_rows`, its updates that a robust rule has
-        refused; all since the server began. `quorum` is None, or how
-        many children make a round, and `deadline_s` when that is enough, if it is known.
+        newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`, `robust` (by which a
+        party server merges, or None), `residual_rms`, and of each of the `children` its `site`,
+        `state` (`absent`, `joining`, `there`, `away`, `lost`, `left`), `workers`, `round`, `chunks`
+        (of that round, of `chunks` in all), `lag`, the rounds that it is behind, `late`, updates
+        that came after their round was closed, `absent`, rounds that were closed without it, and
+        `refused_rows`, its updates that a robust rule has refused; all since the server began.
+        `quorum` is None, or how many children make a round, and `deadline_s` when that is enough,
+        if it is known.
     """
     with state.changed:
         store, known = state.store, state.members.children
@@ -71,6 +72,7 @@ def describe(
             "compression": store.uplink_text if store else first and first.compression,
             "downlink": store.downlink_text if store else first and first.downlink,
             "rule": first.rule if first is not None else None,
+            "robust": state.members.terms.robust,
             "quorum": partial["least"] if partial is not None else None,
             "deadline_s": partial["deadline_s"] if partial is not None else None,
             "children": children,

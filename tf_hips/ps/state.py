@@ -358,7 +358,8 @@ class State:
             return PeriodicStore(*terms, rule, above=above, **common)
         shares = self.members.shares() if is_passed and rule.is_asynchronous else None
         if is_passed:  # what becomes of the sum or mean is the topmost server's
-            rule = parse("mean" if rule.is_mean else "sum")
+            own = self.members.terms.robust
+            rule = parse(own if own is not None else "mean" if rule.is_mean else "sum")
         quorum = self.members.terms.quorum
         workers = [one.workers for _, one in sorted(self.members.children.items())]
         chunks = self.members.terms.shard.chunks(model)

@@ -49,6 +49,7 @@ from tf_hips.ps.partial import TOO_LATE, Key, Partial, late_packets
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.rounds import Packet, Round
+from tf_hips.ps.rules.robust import robust_weight
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.wire import Buffer
 
@@ -411,10 +412,12 @@ class Store:
             return None
         with self.changed:
             current = self._get(number)
-            said, counted = current.weights, current.counted
+            counted = current.counted
             children = counted if counted is not None else range(len(self._sites))
-            late = sum(one.weight for one in current.late.values())
-            return sum(said.get(child, 1.0) for child in children) + late
+            weights = [current.weights.get(child, 1.0) for child in children]
+            if self._rule.is_robust:
+                return robust_weight(weights)
+            return sum(weights) + sum(one.weight for one in current.late.values())
 
     def due(self) -> int | None:
         """The round of which something waits for the server above; None where there is none."""

@@ -8,7 +8,7 @@ row.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,16 @@ class Rows:
 def is_refused(weight: float) -> bool:
     """Whether a child that says it stands for `weight` has refused its own update."""
     return weight == 0 and math.copysign(1.0, weight) == math.copysign(1.0, REFUSED_WEIGHT)
+
+
+def robust_weight(weights: Sequence[float]) -> float:
+    """What children stand for together, of whom some may lie: each for the lesser median.
+
+    Args:
+        weights: what they say; who says 0 is not there.
+    """
+    present = sorted(weight for weight in weights if weight > 0)
+    return len(present) * present[(len(present) - 1) // 2] if present else 0.0
 
 
 def why_not(
