@@ -16,10 +16,10 @@ _ATTACK = "the trainer simulates no attack; tf_hips.robust.attacks has them for 
 # Robust modes of DETOX, by what has their place.
 _MODES: Mapping[str, str] = {
     "coord-median": "--mode sync with `tf-hips run --rule median`",
-    "geometric_median": "no server has it, since it looks at whole rows; see docs/robustness.md",
-    "krum": "no server has it, since it looks at whole rows; see docs/robustness.md",
-    "multi-krum": "no server has it, since it looks at whole rows; see docs/robustness.md",
-    "bulyan": "no server has it, since it looks at whole rows; see docs/robustness.md",
+    "geometric_median": "--mode sync with `tf-hips run --rule geometric_median`",
+    "krum": "--mode sync with `tf-hips run --rule krum`",
+    "multi-krum": "--mode sync with `tf-hips run --rule multi_krum`",
+    "bulyan": "--mode sync with `tf-hips run --rule bulyan`",
     "sign-sgd": "--mode sync with `tf-hips run --rule majority`",
     "signSGD": "--mode sync with `tf-hips run --rule majority`",
     "maj_vote": "groups that vote are tf_hips.robust.detox, for programs",
@@ -28,7 +28,7 @@ _MODES: Mapping[str, str] = {
 REPLACED: Mapping[tuple[str, ...], str] = {
     ("--approach",): f"groups that vote are tf_hips.robust.detox, for programs; {_ROBUST}",
     ("--group-size",): "groups that vote are tf_hips.robust.detox, for programs",
-    ("--bucket-size",): f"means of buckets are tf_hips.robust.bucketing, for programs; {_ROBUST}",
+    ("--bucket-size",): f"means of buckets are `bucketing(s=2) >> ...` in a rule; {_ROBUST}",
     ("--err-mode",): _ATTACK,
     ("--worker-fail",): _ATTACK,
     ("--lis-simulation",): _ATTACK,
