@@ -15,7 +15,7 @@ from tf_hips.ops import native
 from tf_hips.ps import durable
 from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.rules import parse
-from tf_hips.ps.wire import MESSAGE_BYTES
+from tf_hips.ps.wire import MESSAGE_BYTES, REFUSED_WEIGHT
 
 UP, DOWN = "error_feedback(onebit)", "error_feedback(terngrad(bitwidth=2))"
 RULES = (
@@ -89,6 +89,30 @@ def test_a_restored_server_does_not_tell_again_whom_it_has_refused(tmp_path: Pat
         assert run.session.describe()["children"][2]["refused_rows"] == 0
         run.session._state.rejections.tell = run._tell
         run.rounds(1, 1)
+        assert not run.told("row_refused")
+
+
+@pytest.mark.parametrize("rule", ["median", "geometric_median(f=1)", "median >> fedavg", "fedavg"])
+def test_who_refuses_its_own_update_is_told(tmp_path: Path, rule: str) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    with Run(None, base=first, rule=rule).begin() as run:
+        run.session._state.rejections.tell = run._tell
+        run.deliver(0, 0, weight=1.0)
+        run.deliver(1, 0, weight=REFUSED_WEIGHT)
+        run.deliver(2, 0, weight=0.0)
+        told = [(one["child_site"], one["reason"]) for one in run.told("row_refused")]
+        assert told == [("b", "it has refused its own update")] * (rule != "fedavg")
+        found = run.results(0, 0)
+        assert found is not None
+        alone = [gradient(0, 0, chunk) for chunk in range(len(MODEL.chunks))]
+        np.testing.assert_allclose(
+            np.concatenate(decoded("fp32", found)), np.concatenate(alone), rtol=1e-6
+        )
+        second = run.killed(tmp_path / "second")
+    with Run(None, base=second, rule=rule) as run:
+        run.session._state.rejections.tell = run._tell
+        assert run.results(1, 0) == found
         assert not run.told("row_refused")
 
 

@@ -23,7 +23,7 @@ from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
 from tf_hips.ps.partial import LatePacket
 from tf_hips.ps.rounds import Packet
-from tf_hips.ps.rules.robust import is_refused
+from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Ruling, WholeRound
 from tf_hips.ps.wire import Buffer
@@ -173,11 +173,7 @@ class Combining:
         def decode(chunk: int, packet: Packet, out: Floats) -> None:
             native.decode(self._uplink_of(number, chunk), packet, out.size, out=out)
 
-        missing = {
-            child: "it has refused its own update"
-            for child in children
-            if is_refused(weights.get(child, 1.0))
-        }
+        missing = {child: OWN_REFUSAL for child in children if is_refused(weights.get(child, 1.0))}
         sizes = {chunk: self._model.chunks[chunk].size for chunk in packets}
         reference = self.updates.reference
         return whole.decide(WholeRound(number, present, packets, sizes, decode, reference, missing))

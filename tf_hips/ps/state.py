@@ -31,6 +31,7 @@ from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.rejections import Rejections
 from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.rules import parse
+from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import rule_of
 from tf_hips.ps.store import Store
@@ -161,6 +162,17 @@ class State:
         """Notes what a child stands for in a round."""
         if store.weigh(number, child, weight):
             self.recorder.add(Kind.WEIGHT, round=number, child=child, weight=weight)
+            if is_refused(weight) and self._has_robust_chunks:
+                self.rejections.note(number, {child: OWN_REFUSAL})
+
+    @property
+    def _has_robust_chunks(self) -> bool:
+        """Whether a robust rule merges here chunk by chunk; of whole rounds the ruling tells."""
+        own = self.members.terms.robust
+        if own is None and self.members.place is not None:
+            return False
+        rule = parse(own if own is not None else self.members.children[0].rule)
+        return rule.is_robust and not rule.is_whole
 
     def apply(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
         """Does what a record says.

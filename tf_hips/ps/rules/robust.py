@@ -28,6 +28,7 @@ from tf_hips.robust import Aggregator
 _SPARSE = re.compile(r"\b(?:bisparse|dgc|graddrop|randomk|topk)\b")
 # All rows are in their results, each with a bounded part, so one of zeros has no more than others.
 _BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
+OWN_REFUSAL = "it has refused its own update"
 _RULES = {
     "median": CoordinateRule.MEDIAN,
     "trimmed_mean": CoordinateRule.TRIMMED,
