@@ -237,6 +237,34 @@ def test_equal_rows_and_ties() -> None:
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(pair[1]))
 
 
+def test_a_party_s_store_sends_its_result_up_and_goes_on_from_what_it_keeps() -> None:
+    first, second = (store_of(CLIPPING, site="west") for _ in range(2))
+    wanted: list[Floats] = []
+    for number in range(2):
+        rows = rows_of(number)
+        wanted = oracle(CLIPPING, number, rows, wanted or None)
+        store = first
+        if number == 1:  # another process, from a snapshot
+            store = second
+            for chunk, place, count, values in first.slots():
+                second.restore_slot(chunk, place, count, values.tobytes())
+            second.restore_round(1)
+        else:
+            store.begin(number)
+        for child in range(len(SITES)):
+            store.weigh(number, child, 1e9 if child == 2 else 4.0)
+            for chunk in CHUNKS:
+                store.add(number, child, [(chunk, packet(rows[child][chunk]))])
+        assert store.results(number, 0) == (0, []) and store.due() == number
+        assert store.weight(number) == 4.0 * len(SITES)
+        ups = dict(store.ups(number, 0)[1])
+        for chunk in CHUNKS:
+            found = native.decode(FP32, ups[chunk], MODEL.chunks[chunk].size)
+            np.testing.assert_array_equal(found, wanted[chunk])
+            store.finish(number, chunk, ups[chunk])
+        assert store.is_merged(number)
+
+
 @pytest.mark.parametrize("text", ["median", "krum(f=1)"])
 def test_who_stands_for_nothing_is_no_row(text: str) -> None:
     store = store_of(text)
@@ -315,3 +343,6 @@ def test_a_lying_scale_is_bounded(text: str, factor: float, codec: str) -> None:
     # `clip` bounds a row by the median norm, no more; others keep to the honest ones.
     allowed = 2.0 * np.linalg.norm(mean) / len(SITES) + spread
     assert np.linalg.norm(found - mean) <= allowed, (np.linalg.norm(found - mean), allowed)
+    if factor == 100.0:  # and a mean would go beyond
+        liar = 100.0 * np.linalg.norm(mean) / len(SITES)
+        assert liar > 2.0 * allowed
