@@ -55,9 +55,11 @@ def honest(leaf: int, number: int) -> Floats:
     ("local", "above"),
     [
         ("geometric_median(f=1)", "mean"),
-        ("nnm(f=1) >> trimmed_mean(f=1)", "fedavg(0.5)"),
+        pytest.param("nnm(f=1) >> trimmed_mean(f=1)", "fedavg(0.5)", marks=pytest.mark.slow),
         ("trimmed_mean(f=1)", "trimmed_mean(f=1)"),
-        ("centred_clipping(f=1, tau=0.5)", "geometric_median(f=1)"),
+        pytest.param(
+            "centred_clipping(f=1, tau=0.5)", "geometric_median(f=1)", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_liar_in_each_party(certificates: Certificates, local: str, above: str) -> None:
@@ -110,7 +112,9 @@ def test_a_weight_is_that_of_most() -> None:
     assert robust_weight([5.0, 0.0, 7.0]) == 10.0
 
 
-@pytest.mark.parametrize("above", ["sum", "sgd(0.1)", "asgd"])
+@pytest.mark.parametrize(
+    "above", ["sum", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sgd(0.1)", "asgd"))]
+)
 def test_the_server_above_must_take_means(certificates: Certificates, above: str) -> None:
     node = Node("", (Node("west", ("a", "b", "c"), up="fp32"),), up="fp32")
     with (
