@@ -101,6 +101,22 @@ WRONG = {
         ["party", "--server-role", "server", "--", "{script}"],
         "--server-role is that of a --server",
     ),
+    "robust in no server": (
+        ["run", "--robust-local", "krum(f=1)", "{script}"],
+        "`--robust-local` needs `--intra ps`. Received: krum(f=1)",
+    ),
+    "no robust rule": (
+        ["run", "--intra", "ps", "--robust-local", "fedavg", "{script}"],
+        "`--robust-local` must be a robust rule alone",
+    ),
+    "robust below a sum": (
+        ["run", "--intra", "ps", "--workers", "3", "--robust-local", "median", "{script}"],
+        "the `--rule` must take means, as mean or trimmed_mean do. Received: sum",
+    ),
+    "too few for a robust rule": (
+        ["run", "--intra=ps", "--workers=3", "--rule=mean", "--robust-local=krum(1)", "{script}"],
+        "krum needs n >= 2 f + 3 rows. Received: n=3, f=1",
+    ),
     "another way to meet": (["run", "--intra", "mpi", "x.py"], "invalid choice: 'mpi'"),
     "no days": (["certs", "issue", "x", "--party", "a", "--days", "0"], "number >= 1. Received"),
     "longer than the authority": (

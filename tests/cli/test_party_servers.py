@@ -98,3 +98,34 @@ def test_parties_keep_step_inside_and_not_with_each_other(tmp_path: Path) -> Non
     assert prints[2] == prints[3]
     assert all(one["replicas"] == 1 for one in told)
     assert all(one["loss"][-1] < one["loss"][0] for one in told)
+
+
+def test_servers_of_parties_are_told_their_robust_rule(tmp_path: Path) -> None:
+    import argparse
+    from typing import Any
+
+    from tf_hips import config
+    from tf_hips.cli import party_servers
+
+    commands: list[list[str]] = []
+
+    class FakeJob:
+        def start_group(self, role: str, begin: Any, restarts: int, only_killed: bool) -> None:
+            begin(0)
+
+        def start(self, role: str, command: list[str], *rest: Any, **more: Any) -> None:
+            commands.append(command)
+
+        def wait_for_file(self, file: Path, seconds: float) -> str:
+            return "127.0.0.1:1"
+
+    identity = config.Tls("a", "b", "c")
+    uplink = config.Uplink("127.0.0.1:2", "party0", None)
+    below = party_servers.PartyServer(uplink, identity, {"party0-0": identity})
+    for text, told in (("krum(f=1)", ["--rule", "krum(f=1)"]), (None, [])):
+        options = argparse.Namespace(robust_local=text, deadline=None, max_restarts=0)
+        job: Any = FakeJob()
+        assert party_servers.start(job, options, config.Run(), [below], {}, tmp_path)
+        command = commands.pop()
+        at = command.index("--rule") if "--rule" in command else len(command)
+        assert command[at : at + 2] == told

@@ -44,9 +44,13 @@ def test_who_stands_for_nothing():
     assert meeting.party_shares() == [1.0, 0.0, 0.0, 0.0]
     assert meeting.worker_shares(0) == [0.0, 1.0]
     assert meeting.worker_shares(1) == [0.0]
+    assert [meeting.is_refused(party) for party in range(4)] == [False] * 4
     # Workers that are equal are refused together.
     equal = _meeting([[nan, Told(1, 8)], [Told(1, 8)]], is_equal=True)
     assert equal.party_shares() == [0.0, 1.0]
+    assert [equal.is_refused(party) for party in range(2)] == [True, False]
+    drawn = Told(2, 16, is_finite=False, takes_part=False)  # who is not asked is not refused
+    assert not _meeting([[drawn], [idle]], is_equal=True).is_refused(0)
     assert not sum(_meeting([[nan], [idle]]).party_shares())
 
 

@@ -269,14 +269,48 @@ def test_options_that_are_refused(options, told):
         FedAvg(model, strategy, **options)
 
 
-@pytest.mark.parametrize(("participation", "is_refused"), [(1.0, False), (0.5, True), (1, True)])
-def test_a_robust_server_wants_all_members(participation, is_refused):
+@pytest.mark.parametrize(
+    ("rule", "level", "participation", "told"),
+    [
+        ("median", "party", 1.0, None),
+        ("median", "party", 0.5, None),
+        ("krum(f=1)", "party", 1.0, None),
+        ("krum(f=1)", "party", 5, None),
+        ("krum(f=1)", "party", 4, "4 parties in a round at least: krum needs n >= 2 f"),
+        ("trimmed_mean(f=1)", "party", 0.4, "2 parties in a round at least"),
+        # Of the workers 1, 4, 1, 2, 1 any nine are of all parties, and seven may be of three.
+        ("median(f=2)", "worker", 9, None),
+        ("trimmed_mean(f=1)", "worker", 7, None),
+        ("trimmed_mean(f=1)", "worker", 6, "2 parties in a round at least"),
+    ],
+)
+def test_a_robust_server_wants_enough_parties(rule, level, participation, told):
     from tf_hips.loops import FedAvg
     from tf_hips.ps import rules
 
     loop = FedAvg.__new__(FedAvg)
     loop._participation, loop._controls, loop._normalises = participation, None, False
-    server = types.SimpleNamespace(_rule=rules.parse("median"), _has_server=lambda: True)
-    refused = pytest.raises(ConfigError, match="all members must take part")
-    with refused if is_refused else contextlib.nullcontext():
-        loop._check_rule(server)
+    loop._loan = types.SimpleNamespace(level=level)
+    loop._strategy = types.SimpleNamespace(
+        _rule=rules.parse(rule),
+        _has_server=lambda: True,
+        _welcome=types.SimpleNamespace(workers=[1, 4, 1, 2, 1]),
+    )
+    with contextlib.nullcontext() if told is None else pytest.raises(ConfigError, match=told):
+        loop._check_rule(loop._strategy)
+
+
+def test_control_variates_are_refused_with_a_robust_rule():
+    from tf_hips.loops import FedAvg
+    from tf_hips.ps import rules
+
+    loop = FedAvg.__new__(FedAvg)
+    loop._participation, loop._controls, loop._normalises = 1.0, object(), False
+    loop._loan = types.SimpleNamespace(level="party")
+    loop._strategy = types.SimpleNamespace(
+        _rule=rules.parse("krum(f=0)"),
+        _has_server=lambda: True,
+        _welcome=types.SimpleNamespace(workers=[1, 1, 1]),
+    )
+    with pytest.raises(ConfigError, match="With SCAFFOLD the rule of the server must be"):
+        loop._check_rule(loop._strategy)

@@ -502,7 +502,7 @@ def test_what_cannot_be_is_refused(certificates: Certificates) -> None:
         together(*(member.join for member in members))
     uplink = servers["west"]._config.uplink
     for settings, text in (
-        ({"uplink": uplink, "rule": "momentum"}, "A synchronous `rule` is what the topmost"),
+        ({"uplink": uplink, "rule": "momentum"}, "a synchronous `rule` must be a robust one alone"),
         ({"uplink": uplink, "period": 2}, "`period` needs `uplink` and an asynchronous `rule`"),
         ({"period": 2, "rule": "asgd"}, "`period` needs `uplink` and an asynchronous `rule`"),
         ({"uplink": uplink, "rule": "asgd", "period": 0}, "`period` must be from 1 to 1048576"),

@@ -2,6 +2,7 @@
 """Robust rules of a server: beside NumPy, with a child that lies, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,13 +71,69 @@ def test_a_value_names_a_server_s_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["krum", "krum(f=1)", "nnm(f=1) >> median", "clip >> trimmed_mean", "bulyan"]
+    ("text", "canonical"),
+    [
+        ("krum(1)", "krum(f=1)"),
+        ("nnm(f=1)>>median", "nnm(f=1) >> median(f=auto)"),
+        ("krum >> mean", "krum(f=auto)"),
+        ("median >> mean", "median(f=auto)"),
+        ("sign-sgd", "majority(f=auto)"),
+        ("mean >> mean", "mean"),
+        ("krum(f=1) >> fedavg", "krum(f=1) >> fedavg(learning_rate=1)"),
+        ("median(f=1) >> sgd(0.1)", "median(f=1) >> sgd(learning_rate=0.1)"),
+    ],
 )
-def test_rules_that_look_at_whole_rows_are_refused_with_the_reason(text: str) -> None:
-    with pytest.raises(ValueError, match="merges chunk by chunk"):
+def test_a_chain_is_its_text(text: str, canonical: str) -> None:
+    rule = rules.parse(text)
+    assert rule.text == canonical
+    assert rules.parse(rule.text) == rule == rules.resolve(rule)
+    if rule.name == "mean" and rule.before is not None:
+        assert rules.resolve(robust.parse(text.removesuffix(" >> mean"))) == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("krum(f=1) >> asgd", "must be a synchronous one that is not robust itself"),
+        ("krum(f=1) >> momentum(asynchronous=True)", "must be a synchronous one"),
+        ("krum(f=1) >> median", "that is not robust itself"),
+        ("krum(f=1) >> fedavg >> fedavg", "there must be one rule"),
+        ("fedavg >> krum(f=1)", "must read like"),
+        ("nnm(f=1)", "a rule must stand at the end"),
+        ("nnm(f=1) >> fedavg", "a rule must stand at the end"),
+        ("krum(f=1) >> nnm(f=1)", "a rule must stand at the end"),
+        ("krum(f=-3)", "`f` must be"),
+    ],
+)
+def test_a_chain_that_means_nothing_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         rules.parse(text)
-    with pytest.raises(ValueError, match="merges chunk by chunk"):
-        rules.resolve(robust.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("rule", "more", "message"),
+    [
+        ("krum(f=2)", {}, r"krum needs n >= 2 f \+ 3 rows. Received: n=5, f=2"),
+        ("multi_krum(f=1, m=3)", {}, r"needs 1 <= m <= n - f - 2. Received: m=3, n=5, f=1"),
+        ("bucketing(s=2) >> krum(f=1)", {}, r"krum needs n >= 2 f \+ 3 rows. Received: n=3"),
+        ("krum(f=1)", {"quorum": 4, "late": "drop"}, "cannot work with 4 children"),
+        ("cge(f=1)", {"quorum": 4, "late": "next"}, "needs late=drop"),
+        ("krum(f=1)", {"shard": (0, 2)}, "looks at whole rows, so one server must have all"),
+        ("krum(f=1)", {"compression": "dgc"}, "packets of all elements"),
+        ("nnm(f=1) >> geometric_median", {"compression": "dgc"}, "packets of all elements"),
+    ],
+)
+def test_a_rule_of_whole_rows_that_cannot_work_is_refused(
+    rule: str, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig(parties=("a", "b", "c", "d", "e"), insecure=True, rule=rule, **more)
+
+
+def test_rules_that_bound_each_row_take_sparse_packets() -> None:
+    common = {"parties": ("a", "b", "c"), "insecure": True, "compression": "dgc"}
+    for rule in ("geometric_median", "centred_clipping(f=1)", "clip >> mean"):
+        assert ServerConfig(**common, rule=rule).rule == rule
 
 
 def test_a_quorum_must_bear_the_rule_and_drop_what_is_late() -> None:

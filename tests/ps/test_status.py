@@ -11,7 +11,7 @@ import pytest
 
 from tests.ps.parties import Party, parties, serving, together, train_all
 from tests.support.certs import Certificates
-from tf_hips import cli
+from tf_hips import cli, log
 from tf_hips.cli import status
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError, PeerError
@@ -171,3 +171,48 @@ def test_without_prometheus_the_extra_is_named(
         serving(certificates, metrics="127.0.0.1:0"),
     ):
         pass
+
+
+def test_who_was_refused_is_told_everywhere(
+    certificates: Certificates,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    sites = ("a", "b", "c")
+    settings = {"parties": sites, "rule": "clip >> mean", "compression": "fp32"}
+    settings |= {"metrics": "127.0.0.1:0", "log_dir": str(tmp_path)}
+    with serving(certificates, insecure=True, **settings) as server:
+        ways = {"compression": "fp32", "downlink": "fp32", "sites": sites}
+        with parties(server, certificates, insecure=True, **ways) as members:
+            train_all(members, 0, 0)
+            before = status.ask(server.address, "local", None, 10)
+            status._show([before])
+            assert "refused" not in capsys.readouterr().out.splitlines()[-4].split()
+            encode = members[1].packets
+
+            def lie(number: int) -> np.ndarray:
+                lengths = [4 * size for size in members[1].sizes]
+                packets, at = encode(number).copy(), 0
+                for length in lengths:
+                    values = packets[at + 16 : at + 16 + length].view(np.float32)
+                    values *= np.float32(1e9)
+                    at += 16 + length
+                assert at == packets.size
+                return packets
+
+            members[1].packets = lie  # type: ignore[method-assign]
+            train_all(members, 1, 2)
+            told = status.ask(server.address, "local", None, 10)
+            assert [one["refused_rows"] for one in told["children"]] == [0, 2, 0]
+            status._show([told])
+            head, *lines = capsys.readouterr().out.splitlines()[-4:]
+            assert head.split()[-1] == "refused"
+            assert [line.split()[-1] for line in lines] == ["0", "2", "0"]
+            page = urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10)
+            text = page.read().decode()
+            assert 'tf_hips_child_refused_rows_total{run="local",shard="0",site="b"} 2.0' in text
+    events = [one for one in log.read_events(tmp_path) if one["event"] == "row_refused"]
+    assert [(one["round"], one["child_site"]) for one in events] == [(1, "b"), (2, "b")]
+    assert all("times the median" in one["reason"] for one in events)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tf_hips import config
+from tf_hips.cli import arguments
 from tf_hips.cli.processes import Job
 
 START_S = 30.0
@@ -27,6 +28,46 @@ class PartyServer:
     uplink: config.Uplink
     tls: config.Tls
     leaves: Mapping[str, config.Tls]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds what only servers of parties are told."""
+    parser.add_argument(
+        "--robust-local",
+        type=arguments.rule,
+        metavar="TEXT",
+        help="with --intra ps, by which robust rule the server of a party makes one gradient of "
+        "its workers', such as krum(f=1); --rule must take means then, as mean or trimmed_mean do",
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Looks at what `add` has added.
+
+    Raises:
+        UsageError: there are no such servers, or they cannot do it.
+    """
+    text = options.robust_local
+    if text is None:
+        return
+    from tf_hips.ps import rules
+
+    if options.intra != "ps":
+        raise arguments.UsageError(f"`--robust-local` needs `--intra ps`. Received: {text}")
+    rule, above = rules.parse(text), rules.parse(options.rule or "sum")
+    if not rule.is_robust or rule.gives_steps:
+        raise arguments.UsageError(
+            "`--robust-local` must be a robust rule alone, such as krum(f=1): what is made of "
+            f"gradients, `--rule` says. Received: {text}"
+        )
+    if not above.is_mean:
+        raise arguments.UsageError(
+            "With `--robust-local` the `--rule` must take means, as mean or trimmed_mean do. "
+            f"Received: {above}"
+        )
+    why_not = rules.why_not(text, options.workers, options.compression)
+    if why_not is not None:
+        raise arguments.UsageError(f"`--robust-local`: {why_not}")
 
 
 def leaf(site: str, worker: int) -> str:
@@ -69,6 +110,7 @@ def start(
         command = [sys.executable, "-m", "tf_hips.cli", "server", *options_of(options, run)]
         command += ["--parties", ",".join(server.leaves), *identity_of(server.tls)]
         command += ["--uplink", server.uplink.server, "--site", site]
+        command += ["--rule", options.robust_local] if options.robust_local else []
         if server.uplink.tls is not None:
             command += identity_of(server.uplink.tls, "uplink-")
         command += ["--announce", str(files[-1])]

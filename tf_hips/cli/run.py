@@ -89,6 +89,7 @@ def add(commands: Any) -> None:
         help="seconds that a party waits for the others, in a round and to join (default 600)",
     )
     arguments.add_max_restarts(parser, "the workers of a party, or the server,")
+    party_servers.add(parser)
     uneven.add(parser)
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
     parser.add_argument(
@@ -107,7 +108,8 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Starts everything, waits, and returns the exit code of the job."""
     command = arguments.script_command(options.script, options.arguments)
-    uneven.environments(options, options.parties * options.workers)  # says at once what is wrong
+    party_servers.check(options)  # says at once what is wrong, and so does
+    uneven.environments(options, options.parties * options.workers)
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
         first = party_servers.leaf("party0", 0) if options.intra == "ps" else "party0"
         job = stack.enter_context(Job(progress_role=party.worker_role(first, 0)))

@@ -52,8 +52,8 @@ def add(commands: Any) -> None:
         type=arguments.rule,
         metavar="TEXT",
         help="the only update rule taken, as momentum(learning_rate=0.1) (default: the first "
-        "party's, else sum); with --uplink an asynchronous one, by which its parties go on "
-        "without each other",
+        "party's, else sum), or a robust one, krum(f=1) (docs/robustness.md); with --uplink an "
+        "asynchronous one, by which its parties go on without each other, or a robust one",
     )
     parser.add_argument(
         "--max-model-mb", type=arguments.count, metavar="N", help="limit of a model in MiB"

@@ -133,7 +133,12 @@ def _show(all_told: list[dict[str, Any]]) -> None:
     table.add_column("state")
     columns = ["workers", "round", "lag", "chunks", "received", "sent", "retries", "last call"]
     has_quorum = any(told.get("quorum") is not None for told in all_told)
-    for column in [*columns, *(("late", "absent") if has_quorum else ())]:
+    # Of children that lie, or that have sent what no rule takes.
+    has_refused = any(
+        child.get("refused_rows") for told in all_told for child in told.get("children", ())
+    )
+    columns += [*(("late", "absent") if has_quorum else ()), *["refused"] * has_refused]
+    for column in columns:
         table.add_column(column, justify="right")
     is_first = True
     for told in all_told:
@@ -160,6 +165,7 @@ def _show(all_told: list[dict[str, Any]]) -> None:
                 str(child["retries"]),
                 "never" if last is None else f"{_time(last)} ago",
                 *((str(child["late"]), str(child["absent"])) if has_quorum else ()),
+                *[str(child.get("refused_rows", 0))] * has_refused,
             )
     console.print(table)
 
@@ -169,7 +175,11 @@ def _show_run(console: Any, told: dict[str, Any]) -> None:
     console.print(f"run {told['run']}: {told['state']}, round {told['round']}")
     if told["tensors"]:
         console.print(f"model: {told['parameters']:,} parameters in {told['tensors']} tensors")
-        console.print(f"rule: {told['rule']}; up: {told['compression']}; down: {told['downlink']}")
+        below = (
+            f", of what {told['robust']} makes of the parties here" if told.get("robust") else ""
+        )
+        rule = f"{told['rule']}{below}"
+        console.print(f"rule: {rule}; up: {told['compression']}; down: {told['downlink']}")
 
 
 def _show_server(console: Any, told: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tf_hips.errors import ProtocolError
 from tf_hips.loops.meeting import Meeting
 from tf_hips.loops.outer import Outer
+from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER, Loan, LoopSum
@@ -239,7 +240,7 @@ class Exchange:
         if rule.is_asynchronous:
             return self._over_parties(sent)
         if rule.is_mean:
-            weight = meeting.weight(party)
+            weight = REFUSED_WEIGHT if meeting.is_refused(party) else meeting.weight(party)
             return self._over_parties(sent, weight, is_sent=weight > 0)
         if any(one.is_absent for one in meeting.everyone):
             # It multiplies what is there as if those who are absent had sent a share, too.

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_hips.errors import ConfigError
+from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.loops import methods
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting
@@ -121,18 +121,30 @@ class FedAvg(Loop):
                 "SCAFFOLD and FedNova are for rounds in which all wait for each other. Received: "
                 f"the server's rule {rule}"
             )
-        is_sampled = isinstance(self._participation, int) or self._participation != 1.0
-        if rule.is_robust and is_sampled:
-            raise ConfigError(
-                "A robust rule looks at no weights, so who sends nothing would count as a row of "
-                f"zeros: all members must take part. Received: participation={self._participation} "
-                f"with the server's rule {rule}"
-            )
-        if self._controls is not None and rule.name not in _PLAIN_RULES:
+        if rule.robust is not None:
+            count = self._least_parties()
+            try:
+                rule.robust.check(count)
+            except ToleranceError as error:
+                raise ConfigError(
+                    "`participation` must leave a robust rule of the server as many parties as it "
+                    f"needs. Received: participation={self._participation}, rule {rule}, and "
+                    f"{count} parties in a round at least: {error}"
+                ) from error
+        if self._controls is not None and (rule.name not in _PLAIN_RULES or rule.is_robust):
             raise ConfigError(
                 "With SCAFFOLD the rule of the server must be `sum`, `mean` or `fedavg`, since "
                 f"control variates are exchanged, too. Received: {rule}"
             )
+
+    def _least_parties(self) -> int:
+        """How many parties at least have a member that takes part."""
+        sizes = sorted(self._strategy._welcome.workers, reverse=True)
+        if self._loan.level != WORKER:
+            return methods.number_chosen(self._participation, len(sizes))
+        left = methods.number_chosen(self._participation, sum(sizes))
+        before = (sum(sizes[:count]) for count in range(len(sizes)))
+        return sum(gone < left for gone in before)
 
     # When.
 

@@ -116,6 +116,11 @@ class Meeting:
         number = sum(c or one.before > 0 for one, c in zip(told, counted, strict=True))
         return float(number > 0) if self.weighting == UNIFORM else float(number)
 
+    def is_refused(self, party: int) -> bool:
+        """Whether a party stands for nothing because what it has done is no number."""
+        told = self.parties[party]
+        return not self.weight(party) and any(one.takes_part and not one.is_finite for one in told)
+
     def party_shares(self) -> list[float]:
         """The shares of the parties in their mean."""
         return _shares([self.weight(party) for party in range(len(self.parties))])

@@ -84,7 +84,7 @@ class StreamingDiLoCo(Loop):
         if not 0.0 <= self._mixing < 1.0:
             raise ValueError(f"`mixing` must be from 0 to below 1. Received: mixing={mixing}")
         rule = strategy._rule if strategy._has_server() else None
-        if rule is not None and rule.name not in _PLAIN_RULES:
+        if rule is not None and (rule.name not in _PLAIN_RULES or rule.is_robust):
             raise ConfigError(
                 "With fragments the workers make the outer steps, so the rule of the server must "
                 f"be `sum` or `mean`. Received: {rule}"

@@ -17,13 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tf_hips.errors import NonFiniteError, PacketError
+from tf_hips.errors import NonFiniteError, PacketError, ToleranceError
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
 from tf_hips.ps.partial import LatePacket
 from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.updates import Updates
+from tf_hips.ps.rules.whole import Ruling, WholeRound
 from tf_hips.ps.wire import Buffer
 
 Floats = npt.NDArray[np.float32]
@@ -95,6 +97,7 @@ class Combining:
         weights: Mapping[int, float],
         late: Sequence[LatePacket] = (),
         share: float | None = None,
+        ruling: Ruling | None = None,
     ) -> Packet:
         """Makes one packet of those of a round.
 
@@ -106,22 +109,33 @@ class Combining:
             late: packets of older rounds that count in this one, in their order.
             share: what a sum is multiplied by, to stand for children that are not in it; None: by
                 nothing. A mean stands for them as it is.
+            ruling: of a rule of whole rounds what it has decided; None: chunks are merged each by
+                itself.
 
         Raises:
             NonFiniteError: the sum, or what the rule makes of it, is not finite.
         """
         where = self._model.chunks[chunk]
-        rule = self.updates.merging(self._uplink_of(number, chunk), weights)
-        rule.begin(where.size)
-        for child, packet in packets.items():
-            rule.add(child, packet)
         try:
-            merged = self._with_late(rule.finish(), chunk, [*packets], weights, late)
+            if ruling is not None:
+                merged = ruling.apply(chunk)
+            elif self.updates.whole is not None:
+                merged = np.zeros(where.size, np.float32)  # nobody takes part
+            else:
+                rule = self.updates.merging(self._uplink_of(number, chunk), weights)
+                rule.begin(where.size)
+                for child, packet in packets.items():
+                    rule.add(child, packet)
+                merged = self._with_late(rule.finish(), chunk, [*packets], weights, late)
             if share is not None and not self.updates.rule.is_mean:
                 merged = native_updates.scale(merged, share)
             if not np.isfinite(merged).all():
                 raise NonFiniteError("the sum")
             step, slots = self.updates.step(chunk, merged)
+        except ToleranceError as error:
+            raise NonFiniteError(
+                f"Round {number}, {self._model.describe(chunk)}: {error}"
+            ) from error
         except NonFiniteError:
             raise NonFiniteError(self._describe_overflow(number, chunk, packets)) from None
         residual = self._residuals[chunk]
@@ -132,6 +146,37 @@ class Combining:
         packet = native.encode(downlink, step, key, kept=residual)
         self.updates.keep(chunk, slots)
         return packet
+
+    def decide(
+        self,
+        number: int,
+        packets: Mapping[int, Mapping[int, Packet]],
+        children: Sequence[int],
+        weights: Mapping[int, float],
+    ) -> Ruling | None:
+        """Lets a rule of whole rounds decide; None: the rule is none, or nobody takes part.
+
+        Args:
+            number: the round.
+            packets: by chunk, each by child.
+            children: who counts, in order.
+            weights: what children stand for; who says 0 takes no part.
+
+        Raises:
+            ToleranceError: nothing can be made of the packets.
+        """
+        whole = self.updates.whole
+        present = [child for child in children if weights.get(child, 1.0) > 0]
+        if whole is None or not present:
+            return None
+
+        def decode(chunk: int, packet: Packet, out: Floats) -> None:
+            native.decode(self._uplink_of(number, chunk), packet, out.size, out=out)
+
+        missing = {child: OWN_REFUSAL for child in children if is_refused(weights.get(child, 1.0))}
+        sizes = {chunk: self._model.chunks[chunk].size for chunk in packets}
+        reference = self.updates.reference
+        return whole.decide(WholeRound(number, present, packets, sizes, decode, reference, missing))
 
     def _with_late(
         self,

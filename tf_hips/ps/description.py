@@ -25,17 +25,20 @@ def describe(
 
     Returns:
         `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round` (the
-        newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`, `residual_rms`, and of
-        each of the `children` its `site`, `state` (`absent`, `joining`, `there`, `away`, `lost`,
-        `left`), `workers`, `round`, `chunks` (of that round, of `chunks` in all), `lag`, the rounds
-        that it is behind, `late`, updates that came after their round was closed, and `absent`,
-        rounds that were closed without it; both since the server began. `quorum` is None, or how
-        many children make a round, and `deadline_s` when that is enough, if it is known.
+        newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`, `robust` (by which a
+        party server merges, or None), `residual_rms`, and of each of the `children` its `site`,
+        `state` (`absent`, `joining`, `there`, `away`, `lost`, `left`), `workers`, `round`, `chunks`
+        (of that round, of `chunks` in all), `lag`, the rounds that it is behind, `late`, updates
+        that came after their round was closed, `absent`, rounds that were closed without it, and
+        `refused_rows`, its updates that a robust rule has refused; all since the server began.
+        `quorum` is None, or how many children make a round, and `deadline_s` when that is enough,
+        if it is known.
     """
     with state.changed:
         store, known = state.store, state.members.children
         newest = store.round if store is not None else 0
         partial = closing.describe() if closing is not None else None
+        refused = state.rejections.counts
         children = []
         for place, site in enumerate(state.members.terms.parties):
             child = known.get(place)
@@ -53,6 +56,7 @@ def describe(
                     "lag": max(0, newest - reached) if store is not None else 0,
                     "late": partial["late"][place] if partial is not None else 0,
                     "absent": partial["absent"][place] if partial is not None else 0,
+                    "refused_rows": refused[place],
                 }
             )
         first = known[min(known)] if known else None
@@ -68,6 +72,7 @@ def describe(
             "compression": store.uplink_text if store else first and first.compression,
             "downlink": store.downlink_text if store else first and first.downlink,
             "rule": first.rule if first is not None else None,
+            "robust": state.members.terms.robust,
             "quorum": partial["least"] if partial is not None else None,
             "deadline_s": partial["deadline_s"] if partial is not None else None,
             "children": children,

@@ -193,7 +193,7 @@ class Keeper:
             terms.compression,
             terms.downlink,
             terms.shard.numbers,
-            terms.rule,
+            terms.rule if terms.rule is not None else terms.robust,
             terms.site,
             terms.way_up,
             terms.quorum.late if terms.quorum is not None else None,

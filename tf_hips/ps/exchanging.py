@@ -13,6 +13,7 @@ from tf_hips.ps.members import Caller, Child
 from tf_hips.ps.recorder import Entry
 from tf_hips.ps.rounds import Packet, Rounds
 from tf_hips.ps.state import State
+from tf_hips.ps.store import Store
 from tf_hips.ps.waiting import Moves, Wait, Waiting
 
 
@@ -182,10 +183,11 @@ class Exchanging:
 
     def _end_if_refused(self, store: Rounds, number: int) -> None:
         """Ends the run for a sum that is refused of a round that cannot be done again."""
-        if self._closing is None:
-            return
         refusals = store.refusals(number)
-        if refusals:
+        if not refusals:
+            return
+        is_decided = isinstance(store, Store) and store.is_closed(number)
+        if self._closing is not None or is_decided:
             self._waiting.end(refusals[0], NonFiniteError)
 
 

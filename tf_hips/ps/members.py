@@ -49,6 +49,7 @@ class Terms:
     way_up: str | None = None  # compression of its way up; None: what the children bring
     quorum: Quorum | None = None  # None: rounds wait for all
     period: int | None = None  # updates of a chunk between ways up; None: one of each child
+    robust: str | None = None  # by which it merges for the server above; None: by sums or means
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -249,12 +250,19 @@ class Members:
                 rule = rules.parse(rule if rule is not None else self.terms.rule or "sum").text
             except ValueError as error:
                 raise ProtocolError(f"`rule` is unknown to the server: {error}") from error
-            why_not = rules.why_not(rule, len(self.terms.parties), uplink, self.terms.quorum)
-            if why_not is not None and self.terms.site is None:
-                raise ProtocolError(why_not)
+            if self.terms.site is None:
+                self._check_bears(rule, uplink)
+        if self.terms.robust is not None:
+            self._check_bears(self.terms.robust, uplink)
         paths = tuple(path for path, _ in leaves)
         leaves = tuple((path.rpartition(BETWEEN)[2], count) for path, count in leaves)
         return Child(process, workers, uplink, down, seed, rule, leaves, above, paths)
+
+    def _check_bears(self, rule: str, uplink: str) -> None:
+        terms = self.terms
+        why_not = rules.why_not(rule, len(terms.parties), uplink, terms.quorum, terms.shard)
+        if why_not is not None:
+            raise ProtocolError(why_not)
 
     def admit(self, position: int, child: Child) -> Child:
         """Takes in `child`, or finds that it is in already; the one that is in.

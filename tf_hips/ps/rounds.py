@@ -4,9 +4,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from tf_hips.errors import ProtocolError
 from tf_hips.ps.model import Model
 from tf_hips.ps.partial import Key, Late, Partial
 from tf_hips.ps.past import Packet
+from tf_hips.ps.rules.whole import Ruling
 from tf_hips.ps.wire import Buffer
 
 __all__ = ["Packet", "Round", "Rounds"]
@@ -32,6 +34,7 @@ class Round:
         self.counted: tuple[int, ...] | None = None
         self.late: dict[Key, Late] = {}
         self.share: float | None = None
+        self.ruling: Ruling | None = None  # of a rule of whole rounds, once it has decided
 
     def close(
         self,
@@ -66,6 +69,63 @@ class Round:
                     came[child][chunk] = self.packets[chunk].pop(child)
         partial.miss(self.number, came, self.weights)
         return [(chunk, self.packets[chunk]) for chunk in chunks]
+
+    def weigh(self, child: int, site: str, weight: float, num_chunks: int) -> bool:
+        """Notes what a child stands for, before its first packet; whether it is new.
+
+        Raises:
+            ProtocolError: it has said something else before.
+        """
+        delivered, said = len(self.delivered[child]), self.weights.get(child)
+        if said == weight or delivered == num_chunks:
+            return False
+        if delivered or said is not None:
+            raise ProtocolError(
+                f"The weight of site `{site}` in round {self.number} must stay what it was, "
+                f"{1.0 if said is None else said:g}. Received: {weight:g}"
+            )
+        self.weights[child] = weight
+        return True
+
+    def complete(self, chunks: Sequence[int]) -> list[tuple[int, dict[int, Packet]]]:
+        """All of `chunks` with their packets, once all children have delivered all of them.
+
+        Each of them depends on the packet that came last.
+        """
+        if any(len(held) < len(chunks) for held in self.delivered):
+            return []
+        self.positions = [max(self.positions)] * len(self.positions)
+        return [(chunk, self.packets[chunk]) for chunk in chunks]
+
+    def clear(self) -> None:
+        """Nothing has come."""
+        for packets in self.packets:
+            packets.clear()
+        for delivered in self.delivered:
+            delivered.clear()
+
+    def told(self, after: int, durable: int) -> tuple[int, list[tuple[int, Packet]]]:
+        """Results after the first `after`, as far as records up to `durable` give them."""
+        news: list[tuple[int, Packet]] = []
+        for chunk in self.order[after:]:
+            result = self.results[chunk]
+            if self.positions[chunk] > durable:
+                break
+            after += 1
+            if result is not None:
+                news.append((chunk, result))
+        return after, news
+
+    def told_up(self, after: int, durable: int) -> tuple[int, list[tuple[int, Packet]]]:
+        """The same of what waits for the server above."""
+        news: list[tuple[int, Packet]] = []
+        for chunk in self.up_order[after:]:
+            if chunk in self.ups and self.positions[chunk] > durable:
+                break
+            after += 1
+            if chunk in self.ups:
+                news.append((chunk, self.ups[chunk]))
+        return after, news
 
 
 class Rounds(Protocol):

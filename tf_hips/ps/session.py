@@ -85,6 +85,7 @@ class Session:
         self._presence = Presence(self.changed, terms.lost_after_s, self._lose)
         self._waiting = Waiting(self.changed, self._members, self._note_end)
         self._closing: Closing | None = None
+        self._state.rejections.tell = tell
         if terms.quorum is not None:
             self._closing = Closing(
                 terms.quorum,
@@ -198,7 +199,7 @@ class Session:
         Raises:
             Exception: a record says what cannot be.
         """
-        with self.changed:
+        with self.changed, self._state.rejections.quiet():
             for kind, fields, data in records:
                 if "child" in fields:
                     self._waiting.note_call(fields["child"])

@@ -33,7 +33,8 @@ class ServerConfig:
         bind: `host:port` to listen at; port 0 takes a free one.
         compression: text of the compressor of the way up; None: what the first party brings.
         downlink: the same of the way down, or `same`; None: what the first party brings.
-        rule: text of the update rule (docs/rules.md); None: what the first party brings.
+        rule: text of the update rule (docs/rules.md); None: what the first party brings. With an
+            `uplink` an asynchronous one, or a robust one: what most of the parties say goes up.
         max_model_bytes: limit of a model, gradients as float32 and weights alike.
         max_gather_bytes: limit of what a party sends in one exact sum.
         tls: identity of the server; its certificate is one of role `global-server`.
@@ -129,12 +130,15 @@ class ServerConfig:
                 f"downlink={self.downlink!r}"
             )
         has_own_rule = self.uplink is not None and self.rule is not None
-        if has_own_rule and not rules.parse(str(self.rule)).is_asynchronous:
+        own = rules.parse(str(self.rule)) if has_own_rule else None
+        is_robust = own is not None and own.is_robust and not own.gives_steps
+        if own is not None and not (own.is_asynchronous or is_robust):
             raise ConfigError(
-                "A synchronous `rule` is what the topmost server says, so `uplink` excludes it. "
-                f"Received: rule={self.rule!r}"
+                "What is made of gradients in synchronous rounds is what the topmost server says, "
+                "so with an `uplink` a synchronous `rule` must be a robust one alone, such as "
+                f"`krum(f=1)`. Received: rule={self.rule!r}"
             )
-        if self.period is not None and not has_own_rule:
+        if self.period is not None and (own is None or not own.is_asynchronous):
             raise ConfigError(
                 "`period` needs `uplink` and an asynchronous `rule`. Received: "
                 f"period={self.period}"
@@ -208,8 +212,10 @@ def terms_of(config: ServerConfig) -> Terms:
         )
         way_up = compressors.check_for_sums(found).text
     rule = None if config.rule is None else rules.parse(config.rule).text
-    if rule is not None and config.uplink is None:
-        why_not = rules.why_not(rule, len(config.parties), compression, _quorum(config))
+    is_robust = rule is not None and rules.parse(rule).is_robust
+    if rule is not None and (config.uplink is None or is_robust):
+        shard = Shard.from_numbers(config.shard)
+        why_not = rules.why_not(rule, len(config.parties), compression, _quorum(config), shard)
         if why_not is not None:
             raise ValueError(why_not)
     return Terms(
@@ -221,11 +227,12 @@ def terms_of(config: ServerConfig) -> Terms:
         config.max_gather_bytes,
         Shard.from_numbers(config.shard),
         _past_bytes(config),
-        rule,
+        None if config.uplink is not None and is_robust else rule,
         config.uplink.site if config.uplink is not None else None,
         way_up,
         _quorum(config),
         config.period,
+        rule if config.uplink is not None and is_robust else None,
     )
 
 

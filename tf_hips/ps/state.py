@@ -28,9 +28,12 @@ from tf_hips.ps.partial import Partial
 from tf_hips.ps.periods import Above, PeriodicStore
 from tf_hips.ps.quorum import NEXT
 from tf_hips.ps.recorder import Entry, Kind, Recorder
+from tf_hips.ps.rejections import Rejections
 from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.rules import parse
+from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.updates import Updates
+from tf_hips.ps.rules.whole import rule_of
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import Place
 from tf_hips.ps.weights import FirstWeights
@@ -55,6 +58,7 @@ class State:
         self.recorder = recorder
         self.changed = changed
         self.has_left_above = False
+        self.rejections = Rejections(terms.parties)
 
     def start(self, place: Place | None = None) -> None:
         """All children have joined, and the server above, if there is one, says where they are."""
@@ -158,6 +162,17 @@ class State:
         """Notes what a child stands for in a round."""
         if store.weigh(number, child, weight):
             self.recorder.add(Kind.WEIGHT, round=number, child=child, weight=weight)
+            if is_refused(weight) and self._has_robust_chunks:
+                self.rejections.note(number, {child: OWN_REFUSAL})
+
+    @property
+    def _has_robust_chunks(self) -> bool:
+        """Whether a robust rule merges here chunk by chunk; of whole rounds the ruling tells."""
+        own = self.members.terms.robust
+        if own is None and self.members.place is not None:
+            return False
+        rule = parse(own if own is not None else self.members.children[0].rule)
+        return rule.is_robust and not rule.is_whole
 
     def apply(self, kind: Kind, fields: dict[str, Any], data: Buffer) -> None:
         """Does what a record says.
@@ -355,19 +370,22 @@ class State:
             return PeriodicStore(*terms, rule, above=above, **common)
         shares = self.members.shares() if is_passed and rule.is_asynchronous else None
         if is_passed:  # what becomes of the sum or mean is the topmost server's
-            rule = parse("mean" if rule.is_mean else "sum")
+            own = self.members.terms.robust
+            rule = parse(own if own is not None else "mean" if rule.is_mean else "sum")
         quorum = self.members.terms.quorum
         workers = [one.workers for _, one in sorted(self.members.children.items())]
         chunks = self.members.terms.shard.chunks(model)
         partial = Partial(workers, chunks, carries=quorum.late == NEXT) if quorum else None
-        updates = Updates([chunk.size for chunk in model.chunks], rule, shares)
+        sizes = [chunk.size for chunk in model.chunks]
+        whole = rule_of(rule, self.members.terms.parties, child.seed)
         return Store(
             *terms,
             first_round=first_round,
-            updates=updates,
+            updates=Updates(sizes, rule, shares, whole),
             past=self.recorder.make_past(past_bytes),
             site=self.members.terms.site,
             partial=partial,
+            refuse=self.rejections.note,
             **common,
         )
 

@@ -142,6 +142,7 @@ class _Collector:
             ("lag", "Gauge", "Rounds that a child is behind the newest one."),
             ("late", "Counter", "Updates of a child that came after their round was closed."),
             ("absent", "Counter", "Rounds that were closed without a child."),
+            ("refused_rows", "Counter", "Updates of a child that a robust rule has refused."),
         ):
             family = getattr(self._core, f"{kind}MetricFamily")(
                 f"tf_hips_child_{name}", text, labels=[*run, "site"]

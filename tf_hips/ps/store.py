@@ -13,9 +13,10 @@ is which packets of which round.
 
 A chunk is merged as soon as all children have delivered it, whatever the other chunks do; a round
 that may close without some children (`partial`) is merged when it is closed, of the same children
-in all chunks. The result is kept while a child may still need it: when round r + 2 begins, r is
-over for all, or for all but those that are late; its results go to the past (`past`), for these and
-for children that come back.
+in all chunks; and a rule of whole rounds (`deciding`) merges one when it is complete, or closed.
+The result is kept while a child may still need it: when round r + 2 begins, r is over for all, or
+for all but those that are late; its results go to the past (`past`), for these and for children
+that come back.
 
 With a server above there is no result yet: the encoded sum goes up, and what comes down from there
 is the result (`finish`). Its residual, what the way up has missed, is kept here in the same way.
@@ -42,11 +43,13 @@ from tf_hips.ops import native
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.combining import Combining
+from tf_hips.ps.deciding import Deciding, Refuse
 from tf_hips.ps.model import Model
 from tf_hips.ps.partial import TOO_LATE, Key, Partial, late_packets
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.rounds import Packet, Round
+from tf_hips.ps.rules.robust import robust_weight
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.wire import Buffer
 
@@ -76,6 +79,7 @@ class Store:
         past: Past | None = None,
         site: str | None = None,
         partial: Partial | None = None,
+        refuse: Refuse | None = None,
     ) -> None:
         """A store with all residuals zero.
 
@@ -98,6 +102,8 @@ class Store:
                 `downlink` here; None: there is none.
             partial: who has missed rounds, where they may close without some children; None: they
                 are merged when all have delivered.
+            refuse: hears of rows that a rule of whole rounds has refused, without the lock; None:
+                nobody does.
         """
         self.partial = partial
         self.model = model
@@ -118,6 +124,10 @@ class Store:
         self.restore_residual = self._combining.restore_residual
         self.restore_slot = self._combining.restore_slot
         self.changed = changed if changed is not None else threading.Condition()
+        self._deciding: Deciding | None = None
+        if self._combining.updates.whole is not None:
+            can_redo = partial is None
+            self._deciding = Deciding(self._combining, self.changed, refuse, can_redo=can_redo)
         self._recorder = recorder if recorder is not None else Recorder()
         self.past = past if past is not None else Past(0)
         self._archiving = threading.Lock()
@@ -241,17 +251,7 @@ class Store:
                 return late.awaits(number, child) and late.weigh(number, child, weight)
             if self.is_past(number):
                 return False
-            current = self._get(number)
-            delivered, said = len(current.delivered[child]), current.weights.get(child)
-            if said == weight or delivered == len(self.chunks):
-                return False
-            if delivered or said is not None:
-                raise ProtocolError(
-                    f"The weight of site `{self._sites[child]}` in round {number} must stay what "
-                    f"it was, {1.0 if said is None else said:g}. Received: {weight:g}"
-                )
-            current.weights[child] = weight
-            return True
+            return self._get(number).weigh(child, self._sites[child], weight, len(self.chunks))
 
     def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
         """Takes packets of `child` for round `number`: pairs of chunk number and packet.
@@ -296,13 +296,18 @@ class Store:
                 current.delivered[child].add(chunk)
                 current.packets[chunk][child] = packet
                 current.positions[chunk] = position
-                if self.partial is not None or len(current.packets[chunk]) < len(self._sites):
+                if self.partial is not None:
                     continue
-                complete = current.packets[chunk]
+                if self._deciding is not None:
+                    complete = current.complete(self.chunks)
+                else:
+                    held = current.packets[chunk]
+                    complete = [(chunk, held)] if len(held) == len(self._sites) else []
+                jobs: list[Job] = [(current, *one) for one in complete]
                 if self._is_held:
-                    self._waiting.append((current, chunk, complete))
+                    self._waiting += jobs
                     continue
-            self._merge(current, chunk, complete)
+            self._merge_all(jobs)
         return num_new
 
     def _wants(self, number: int, child: int, chunk: int) -> bool:
@@ -360,11 +365,26 @@ class Store:
 
     def merge(self, jobs: Iterable[Job]) -> None:
         """Merges what `close` has given; who waits is told of a sum that is refused."""
+        with contextlib.suppress(NonFiniteError):
+            self._merge_all(list(jobs))
+        with self.changed:
+            self.changed.notify_all()
+
+    def _merge_all(self, jobs: Sequence[Job]) -> None:
+        """Merges all that there is of a round; raises the first error when all is done."""
+        if self._deciding is not None and jobs:
+            packets = {chunk: held for _, chunk, held in jobs}
+            self._deciding.decide(jobs[0][0], packets, len(self._sites))
+        refusal: NonFiniteError | None = None
         for job in jobs:
-            with contextlib.suppress(NonFiniteError):
+            try:
                 self._merge(*job)
-            with self.changed:
-                self.changed.notify_all()
+            except NonFiniteError as error:
+                refusal = refusal if refusal is not None else error
+        if self._deciding is not None and jobs:
+            jobs[0][0].ruling = None  # it holds the packets
+        if refusal is not None:
+            raise refusal
 
     def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
         """What is merged of round `number`, in order of merging, after the first `after`.
@@ -373,17 +393,7 @@ class Store:
             The value for `after` next time, and pairs of chunk number and packet.
         """
         with self.changed:
-            current = self._get(number)
-            durable = self._recorder.durable
-            news: list[tuple[int, Packet]] = []
-            for chunk in current.order[after:]:
-                result = current.results[chunk]
-                if current.positions[chunk] > durable:
-                    break
-                after += 1
-                if result is not None:
-                    news.append((chunk, result))
-            return after, news
+            return self._get(number).told(after, self._recorder.durable)
 
     def ups(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
         """What waits for the server above, in order of merging, after the first `after`.
@@ -394,16 +404,7 @@ class Store:
             The value for `after` next time, and pairs of chunk number and packet.
         """
         with self.changed:
-            current = self._get(number)
-            durable = self._recorder.durable
-            news: list[tuple[int, Packet]] = []
-            for chunk in current.up_order[after:]:
-                if chunk in current.ups and current.positions[chunk] > durable:
-                    break
-                after += 1
-                if chunk in current.ups:
-                    news.append((chunk, current.ups[chunk]))
-            return after, news
+            return self._get(number).told_up(after, self._recorder.durable)
 
     def weight(self, number: int) -> float | None:
         """What all children together stand for in round `number`; None: the rule takes no mean."""
@@ -411,10 +412,12 @@ class Store:
             return None
         with self.changed:
             current = self._get(number)
-            said, counted = current.weights, current.counted
+            counted = current.counted
             children = counted if counted is not None else range(len(self._sites))
-            late = sum(one.weight for one in current.late.values())
-            return sum(said.get(child, 1.0) for child in children) + late
+            weights = [current.weights.get(child, 1.0) for child in children]
+            if self._rule.is_robust:
+                return robust_weight(weights)
+            return sum(weights) + sum(one.weight for one in current.late.values())
 
     def due(self) -> int | None:
         """The round of which something waits for the server above; None where there is none."""
@@ -559,7 +562,13 @@ class Store:
         try:
             late = list(late_packets(current.late, chunk))
             result = self._combining.combine(
-                current.number, chunk, packets, current.weights, late, current.share
+                current.number,
+                chunk,
+                packets,
+                current.weights,
+                late,
+                current.share,
+                current.ruling,
             )
         except NonFiniteError as error:
             with self.changed:
@@ -568,7 +577,7 @@ class Store:
         finally:
             with self.changed:
                 current.packets[chunk] = {}
-                if result is None and self.partial is not None:
+                if result is None and current.counted is not None:
                     pass  # it is decided who counts: the run ends (`exchanging`)
                 elif result is None:
                     # The children may deliver other packets: the chunk is as if none had come.
@@ -579,6 +588,8 @@ class Store:
                 elif current.results[chunk] is None:
                     current.ups[chunk] = result
                     current.up_order.append(chunk)
+                if current.counted is not None:
+                    self.changed.notify_all()
 
     def _tell(self, current: Round, chunk: int, result: Packet) -> None:
         current.results[chunk] = result

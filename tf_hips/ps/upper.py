@@ -170,6 +170,13 @@ class Upper:
                 f"{welcome.rule} of server {self._uplink.server}"
             )
         self._check_quorum(welcome.rule)
+        robust = session.state.members.terms.robust
+        if robust is not None and not rules.parse(welcome.rule).is_mean:
+            raise ProtocolError(
+                "A party server with a robust rule sends what most of its children say, so the "
+                "rule of the server above must take means, as `mean` or `fedavg` do. Received: "
+                f"rule {welcome.rule} of server {self._uplink.server}, below it {robust}"
+            )
         all_leaves = tuple(zip(welcome.parties, welcome.workers, strict=True))
         found = Place(
             welcome.child, all_leaves, terms[0], welcome.downlink, welcome.rule, welcome.session

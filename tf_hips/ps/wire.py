@@ -34,6 +34,9 @@ METADATA_KEY = "hips"  # one short key: gRPC sends metadata of its users in full
 HELD_KEY = "held"
 WEIGHT_KEY = "weight"
 MAX_WEIGHT = 1e15  # so that sums over children are far from losing ones
+# What a child says that it stands for when it has refused its own update: nothing, as 0 in every
+# mean; by its sign robust rules tell it from a child that sits a round out.
+REFUSED_WEIGHT = -0.0
 
 # A packet is cut only where at least this much of it fits the rest of a message: no slivers.
 _SMALLEST_PART = 4096

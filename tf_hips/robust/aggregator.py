@@ -138,6 +138,26 @@ class Aggregator:
         """Whether parts of rows can be aggregated each by itself."""
         return len(self.steps) == 1 and (self.rule.kind.is_coordinate or self.rule.name == "mean")
 
+    def check(self, n: int, missing: int = 0) -> int:
+        """Looks whether n rows are enough, none of which is refused.
+
+        Args:
+            n: rows.
+            missing: as for `run`.
+
+        Returns:
+            How many bad ones of them the rule bears, 0 for one that knows no f.
+
+        Raises:
+            ToleranceError: they are not; says the formula.
+        """
+        f = self._budgets(n, (), missing)[-1]
+        for step in self.steps[:-1]:
+            n = -(-n // int(step["s"])) if step.name == "bucketing" else n
+        if self.rule.name == "multi_krum":
+            _count_of(self.rule, n, f)
+        return f
+
     def __call__(self, rows: Rows, **options: object) -> Floats:
         """The vector of `run`."""
         return self.run(rows, **options).vector  # type: ignore[arg-type]
@@ -434,13 +454,7 @@ def _rule(
             rule = _COORDINATE[step.name]
             coordinate = rule, _drop(rule, f)
         case "krum" | "multi_krum":
-            most = n - f - 2
-            count = 1 if step.name == "krum" else int(step["m"]) if step["m"] != AUTO else most
-            if not 1 <= count <= most:
-                raise ToleranceError(
-                    f"{step.name} needs 1 <= m <= n - f - 2. Received: m={count}, n={n}, f={f}"
-                )
-            chosen = sorted(selection.krum(apart, f)[:count])
+            chosen = sorted(selection.krum(apart, f)[: _count_of(step, n, f)])
         case "bulyan" if step["compat"]:
             chosen = sorted(selection.krum(apart, f)[: n - f - 2])
             coordinate = CoordinateRule.TRIMMED, f
@@ -465,3 +479,14 @@ def _rule(
     full = np.zeros((1, mine.count))
     full[0, :n] = weights
     return None, full, chosen
+
+
+def _count_of(step: Step, n: int, f: int) -> int:
+    """How many of n rows Krum or multi-Krum takes."""
+    most = n - f - 2
+    count = 1 if step.name == "krum" else int(step["m"]) if step["m"] != AUTO else most
+    if not 1 <= count <= most:
+        raise ToleranceError(
+            f"{step.name} needs 1 <= m <= n - f - 2. Received: m={count}, n={n}, f={f}"
+        )
+    return count

@@ -125,7 +125,7 @@ class HierarchicalPS(PartyStrategy):
             topology: which way packets take inside the party; see `CompressedRing`.
             comp_threshold: gradients of fewer elements are summed exactly inside the party.
             rule: what the server makes of gradients, a text such as "adam(learning_rate=0.001)"
-                (docs/rules.md) or `tf_hips.robust.median()` (docs/robustness.md); None takes what
+                (docs/rules.md) or `tf_hips.robust.krum(f=1)` (docs/robustness.md); None takes what
                 the configuration or the server says, else the mean over all workers. Rules with an
                 optimizer make the steps themselves, and want
                 keras.optimizers.SGD(learning_rate=1.0) here.

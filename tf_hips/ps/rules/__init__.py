@@ -3,7 +3,8 @@
 
     value      which rule, with which parameters: a text that travels
     merging    the packets of all children, added up or averaged
-    robust     the same where some children may lie
+    robust     the same where some children may lie, of each coordinate
+    whole      the same by a look at whole rows, when a round is complete
     steps      merged gradient and state in, step and new state out
     updates    the states of all chunks, for synchronous rounds
     arrivals   one child's gradient and the total of all steps in, the new total out

@@ -59,6 +59,6 @@ class Mean:
 
 def merging(rule: UpdateRule, compressor: Compressor, weights: Mapping[int, float]) -> Rule:
     """What merges the packets of one chunk for `rule`."""
-    if rule.is_robust:
-        return Rows(rule, compressor)
+    if rule.robust is not None:
+        return Rows(rule.robust, compressor, weights)
     return Mean(compressor, weights) if rule.is_mean else Sum(compressor)

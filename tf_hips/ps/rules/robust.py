@@ -1,25 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Robust rules of a server: each coordinate of a chunk is that of most children.
+"""Robust rules of a server: who may lie, and rules by which each coordinate is that of most.
 
-A chunk is merged as soon as all children have delivered it, so rules must not look at whole rows:
-by distances each chunk would be of other children. What children say that they stand for is not
-looked at: whoever lies would say that it stands for much.
+Those that look at whole rows are in `whole`. What children say that they stand for is not looked
+at, because whoever lies would say that it stands for much; but who stands for nothing, 0, has no
+row.
 """
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from tf_hips.errors import ToleranceError
 from tf_hips.ops import native, native_robust
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native_robust import CoordinateRule
+from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.quorum import DROP, Quorum
-from tf_hips.ps.rules.value import UpdateRule, parse
+from tf_hips.ps.rules.value import parse
+from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.robust import Aggregator
 
 # Codecs that send few elements, each child others: most values of a coordinate are 0 then, and
-# their median is.
+# their median is; and a row of zeros is nearer to each of them than they are to each other.
 _SPARSE = re.compile(r"\b(?:bisparse|dgc|graddrop|randomk|topk)\b")
+# All rows are in their results, each with a bounded part, so one of zeros has no more than others.
+_BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
+OWN_REFUSAL = "it has refused its own update"
 _RULES = {
     "median": CoordinateRule.MEDIAN,
     "trimmed_mean": CoordinateRule.TRIMMED,
@@ -36,36 +45,71 @@ class Rows:
 
     needs_rows = True
 
-    def __init__(self, rule: UpdateRule, compressor: Compressor) -> None:
-        """A robust rule for packets of `compressor`."""
+    def __init__(
+        self, rule: Aggregator, compressor: Compressor, weights: Mapping[int, float]
+    ) -> None:
+        """A robust rule of coordinates for packets of `compressor`, of children with `weights`."""
         self._rule = rule
         self._compressor = compressor
+        self._weights = weights
         self._num_elements = 0
         self._packets: dict[int, npt.NDArray[np.uint8]] = {}
+        self._num_refused = 0
 
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
         self._num_elements = num_elements
         self._packets = {}
+        self._num_refused = 0
 
     def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
         """Takes the packet of `child`."""
-        self._packets[child] = packet
+        weight = self._weights.get(child, 1.0)
+        if weight > 0:
+            self._packets[child] = packet
+        else:
+            self._num_refused += is_refused(weight)
 
     def finish(self) -> npt.NDArray[np.float32]:
-        """The result, shape [num_elements]; not finite where a mean of huge values overflows."""
+        """The result, shape [num_elements]; not finite where a mean of huge values overflows.
+
+        Raises:
+            ToleranceError: too few children have a row.
+        """
         packets, self._packets = self._packets, {}
         n = self._num_elements
+        if not packets:
+            return np.zeros(n, np.float32)  # nobody has anything to say
+        f = self._rule.check(len(packets), self._num_refused)
         rows = [native.decode(self._compressor, packets[child], n) for child in sorted(packets)]
-        kind = _RULES[self._rule.name]
+        kind = _RULES[self._rule.rule.name]
         drops = kind in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST)
-        drop = _bad(self._rule, len(rows)) if drops else 0
+        drop = f if drops else 0
         result, _ = native_robust.coordinate(rows, kind, drop)
         return result
 
 
+def is_refused(weight: float) -> bool:
+    """Whether a child that says it stands for `weight` has refused its own update."""
+    return weight == 0 and math.copysign(1.0, weight) == math.copysign(1.0, REFUSED_WEIGHT)
+
+
+def robust_weight(weights: Sequence[float]) -> float:
+    """What children stand for together, of whom some may lie: each for the lesser median.
+
+    Args:
+        weights: what they say; who says 0 is not there.
+    """
+    present = sorted(weight for weight in weights if weight > 0)
+    return len(present) * present[(len(present) - 1) // 2] if present else 0.0
+
+
 def why_not(
-    text: str, children: int, compression: str | None, quorum: Quorum | None = None
+    text: str,
+    children: int,
+    compression: str | None,
+    quorum: Quorum | None = None,
+    shard: Shard = WHOLE,
 ) -> str | None:
     """Why a rule cannot bear what it is told to with so many children; None: it can.
 
@@ -74,12 +118,25 @@ def why_not(
         children: how many there are.
         compression: what they send is encoded with; None: not known yet.
         quorum: when a round closes without some; None: it waits for all.
+        shard: which part of the model the server has.
     """
     rule = parse(text)
-    if not rule.is_robust:
+    robust = rule.robust
+    if robust is None:
         return None
     n = children if quorum is None else quorum.least
-    f = _bad(rule, n)
+    if rule.is_whole:
+        if not shard.is_whole:
+            return (
+                f"Rule {rule} looks at whole rows, so one server must have all of the model; "
+                "median, trimmed_mean, meamed and majority can do with shards. Received: "
+                f"{shard}"
+            )
+        try:
+            robust.check(n)
+        except ToleranceError as error:
+            return f"Rule {rule} cannot work with {n} children in a round: {error}"
+    f = 0 if rule.is_whole else _bad(robust.rule.f, n)
     if n < 2 * f + 1:
         return f"Rule {rule} needs n >= 2 f + 1 children in a round. Received: n={n}, f={f}"
     if quorum is not None and quorum.late != DROP:
@@ -87,7 +144,9 @@ def why_not(
             f"Rule {rule} needs late={DROP}: what comes late is added to a result, past the rule. "
             f"Received: late={quorum.late}"
         )
-    if compression is not None and _SPARSE.search(compression):
+    mixes = any(step.name == "nnm" for step in robust.steps)
+    bears_sparse = robust.rule.name in _BEAR_SPARSE and not mixes
+    if compression is not None and not bears_sparse and _SPARSE.search(compression):
         return (
             f"Rule {rule} needs packets of all elements: where each child sends others, most "
             f"values are 0. Received: {compression}"
@@ -95,7 +154,6 @@ def why_not(
     return None
 
 
-def _bad(rule: UpdateRule, children: int) -> int:
+def _bad(f: int | None, children: int) -> int:
     """How many children may lie."""
-    f = int(rule["f"])
-    return f if f >= 0 else (children - 1) // 2
+    return f if f is not None and f >= 0 else (children - 1) // 2

@@ -14,6 +14,7 @@ from tf_hips.ps.rule import Rule
 from tf_hips.ps.rules import merging, steps
 from tf_hips.ps.rules.steps import Floats, Slots
 from tf_hips.ps.rules.value import UpdateRule, parse
+from tf_hips.ps.rules.whole import RoundRule
 from tf_hips.ps.wire import Buffer
 
 
@@ -25,6 +26,7 @@ class Updates:
         sizes: Sequence[int],
         rule: UpdateRule | None = None,
         shares: Mapping[int, float] | None = None,
+        whole: RoundRule | None = None,
     ) -> None:
         """No step has been made.
 
@@ -33,7 +35,10 @@ class Updates:
             rule: a synchronous one; None: the sum.
             shares: what children stand for, by child, where they are averaged for a rule that
                 takes no weights, as those do whose children wait for nobody; None: as `rule` says.
+            whole: merges rounds, of a rule that looks at whole ones; None: chunks are merged each
+                by itself.
         """
+        self.whole = whole
         self.rule = rule if rule is not None else parse("sum")
         self._shares = shares
         self._sizes = sizes
@@ -56,12 +61,29 @@ class Updates:
         Raises:
             NonFiniteError: it would not be finite.
         """
-        if not self.rule.gives_steps:
-            return merged, None
-        before = self._slots.get(chunk)
-        if before is None:
-            before = steps.first_slots(self.rule, self._sizes[chunk])
-        return steps.advance(self.rule, merged, before)
+        count = self._num_optimizer
+        step, slots = merged, Slots()
+        if self.rule.gives_steps:
+            before = self._slots.get(chunk)
+            if before is None:
+                before = steps.first_slots(self.rule, self._sizes[chunk])
+            step, slots = steps.advance(
+                self.rule, merged, Slots(before.count, before.arrays[:count])
+            )
+        if self.rule.keeps_reference:
+            slots = Slots(slots.count, (*slots.arrays, merged))
+        return step, slots
+
+    def reference(self, chunk: int) -> Floats | None:
+        """What the robust rule made of a chunk in the round before; None: it does not look."""
+        if not self.rule.keeps_reference or chunk not in self._slots:
+            return None
+        return self._slots[chunk].arrays[self._num_optimizer]
+
+    @property
+    def _num_optimizer(self) -> int:
+        """Arrays of the optimizer; that of the robust rule stands behind them."""
+        return steps.num_slots(self.rule)
 
     def keep(self, chunk: int, slots: Slots | None) -> None:
         """Makes `slots` the state of a chunk."""
@@ -82,7 +104,8 @@ class Updates:
         """
         array = np.frombuffer(values, np.float32).copy()
         arrays = self._slots[chunk].arrays[:place] if chunk in self._slots else ()
-        is_next = len(arrays) == place < steps.num_slots(self.rule)
+        most = self._num_optimizer + self.rule.keeps_reference
+        is_next = len(arrays) == place < most
         if not is_next or array.size != self._sizes[chunk]:
             raise ValueError(f"slot {place} of chunk {chunk} has {array.size} elements")
         self._slots[chunk] = Slots(count, (*arrays, array))

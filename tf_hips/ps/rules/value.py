@@ -4,16 +4,22 @@
 It prints as the text that makes it again, `momentum(learning_rate=0.1, momentum=0.9,
 nesterov=False, asynchronous=False)`; this text travels between processes, so two rules are the same
 if and only if their texts are. Holds no state and does no work.
+
+    krum(f=1)                                     what is robust, and comes down as it is
+    nnm(f=1) >> trimmed_mean(f=1)                 the same, with what is done to rows before
+    krum(f=1) >> fedadam(learning_rate=0.1)       and what is made of it
 """
 
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tf_hips.ops import call_text
 from tf_hips.ops.registry import Parameter
 from tf_hips.robust import Aggregator
+from tf_hips.robust import parse as parse_robust
+from tf_hips.robust.value import ALIASES as ROBUST_ALIASES
 from tf_hips.robust.value import KINDS as ROBUST_KINDS
 
 _MAX_TEXT = 320
@@ -129,17 +135,26 @@ class UpdateRule:
     Attributes:
         name: one of NAMES.
         params: (name, value) of each parameter that means something here, in the order of the text.
+        before: the robust rule whose result this one gets; None: this one merges by itself.
 
     Raises:
         ValueError: there is no such rule, or a parameter is unknown, out of range, or means nothing
-            beside the others.
+            beside the others; or nothing robust can stand before it.
         TypeError: a parameter is not a number of the right kind.
     """
 
     name: str
     params: tuple[tuple[str, int | float], ...] = ()
+    before: Aggregator | None = None
 
     def __post_init__(self) -> None:
+        before = self.before
+        is_plain = before is not None and len(before.steps) == 1
+        if before is not None and is_plain and self.name == MEAN and before.rule.name in _KINDS:
+            # `median >> mean` is `median`: one value for one text.
+            object.__setattr__(self, "name", before.rule.name)
+            object.__setattr__(self, "params", before.rule.params)
+            object.__setattr__(self, "before", None)
         if self.name not in _KINDS:
             near = difflib.get_close_matches(self.name, _KINDS, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -162,6 +177,11 @@ class UpdateRule:
             raise ValueError(f"`{name}` means nothing in {rest}. Received: {name}={given[name]!r}")
         chosen = tuple((name, value) for name, value in values.items() if name not in unused)
         object.__setattr__(self, "params", chosen)
+        if self.before is not None and (self._kind.merges == ROBUST or self.is_asynchronous):
+            raise ValueError(
+                "Behind a robust rule there must be a synchronous one that is not robust itself, "
+                f"such as `fedavg`. Received: {self.text}"
+            )
 
     @classmethod
     def make(cls, name: str, **params: int | float | str) -> "UpdateRule":
@@ -178,7 +198,10 @@ class UpdateRule:
         """The text that `parse` turns into this value; the same for equal values."""
         known = {parameter.name: parameter for parameter in self._kind.parameters}
         arguments = ", ".join(f"{name}={known[name].shown(value)}" for name, value in self.params)
-        return f"{self.name}({arguments})" if arguments else self.name
+        own = f"{self.name}({arguments})" if arguments else self.name
+        if self.before is None:
+            return own
+        return self.before.text if self.name == MEAN else f"{self.before.text} >> {own}"
 
     @property
     def is_asynchronous(self) -> bool:
@@ -188,12 +211,29 @@ class UpdateRule:
     @property
     def is_mean(self) -> bool:
         """Whether children send their means; else what they send is added up, each its share."""
-        return self._kind.merges in (MEAN, ROBUST)
+        return self.is_robust or self._kind.merges == MEAN
+
+    @property
+    def robust(self) -> Aggregator | None:
+        """What merges where some children may lie; None: a sum or a mean."""
+        return parse_robust(self.text) if self._kind.merges == ROBUST else self.before
 
     @property
     def is_robust(self) -> bool:
-        """Whether some children may lie: each coordinate is that of most of them."""
-        return self._kind.merges == ROBUST
+        """Whether some children may lie."""
+        return self.before is not None or self._kind.merges == ROBUST
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it looks at whole rows, so that a round is merged when all of it has come."""
+        return self.before is not None and not (
+            len(self.before.steps) == 1 and self.before.rule.kind.is_coordinate
+        )
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the robust rule begins where it ended in the round before."""
+        return self.before is not None and self.before.rule.name == "centred_clipping"
 
     @property
     def gives_steps(self) -> bool:
@@ -203,8 +243,9 @@ class UpdateRule:
     @property
     def keeps_state(self) -> bool:
         """Whether steps depend on rounds before."""
-        stateless = self.is_robust or self.name in ("sum", "mean", "sgd", "fedavg")
-        return self.is_asynchronous or not stateless
+        is_robust = self._kind.merges == ROBUST
+        stateless = is_robust or self.name in ("sum", "mean", "sgd", "fedavg")
+        return self.is_asynchronous or not stateless or self.keeps_reference
 
     def __getitem__(self, name: str) -> int | float:
         """The value of a parameter."""
@@ -244,13 +285,11 @@ def parse(text: str) -> UpdateRule:
     """
     if not isinstance(text, str):
         raise TypeError(f"`text` must be a string such as 'sum'. Received: {text!r}")
-    call = _CALL.fullmatch(text) if len(text) <= _MAX_TEXT else None
-    if _names_whole_rows(text if call is None else call.group(1)):
-        raise ValueError(
-            "a robust rule of a server must look at each coordinate by itself (median, "
-            "trimmed_mean, meamed, majority): a server merges chunk by chunk, and by distances "
-            f"each chunk would be of other children. Received: {text[:_MAX_TEXT]!r}"
-        )
+    parts = text.split(">>") if len(text) <= _MAX_TEXT else []
+    count = _num_robust(parts)
+    if count and (count > 1 or len(parts) > 1 or not _is_known(parts[0])):
+        return _behind(parse_robust(">>".join(parts[:count])), parts[count:], text)
+    call = _CALL.fullmatch(text) if len(parts) == 1 else None
     if call is None:
         raise ValueError(
             f"a rule must read like 'momentum(learning_rate=0.1)'. Received: {text[:_MAX_TEXT]!r}"
@@ -274,10 +313,36 @@ def resolve(value: UpdateRule | Aggregator | str) -> UpdateRule:
     return value if isinstance(value, UpdateRule) else parse(value)
 
 
-def _names_whole_rows(text: str) -> bool:
-    """Whether a text names a robust rule, or several, that no server has."""
-    first = text.split(">>")[0].split("(")[0].strip()
-    return first in ROBUST_KINDS and (first not in _KINDS or ">>" in text)
+def _named(part: str) -> str:
+    """The name in one part of a text, of those that have several that of this package."""
+    name = part.split("(")[0].strip()
+    return ROBUST_ALIASES.get(name, name)
+
+
+def _is_known(part: str) -> bool:
+    return part.split("(")[0].strip() in _KINDS
+
+
+def _num_robust(parts: Sequence[str]) -> int:
+    """How many parts of a text, from its beginning, make up one robust rule."""
+    for place, part in enumerate(parts):
+        kind = ROBUST_KINDS.get(_named(part))
+        if kind is None:
+            return 0 if place == 0 else place  # what stands there is no rule, or stands too early
+        if not kind.is_pre:
+            return place + 1
+    return len(parts)
+
+
+def _behind(before: Aggregator, rest: Sequence[str], text: str) -> UpdateRule:
+    """The rule that is made of a robust one, and of what stands behind it."""
+    if len(rest) > 1:
+        raise ValueError(
+            "behind a robust rule there must be one rule, as in 'krum(f=1) >> fedavg'. Received: "
+            f"{text!r}"
+        )
+    last = parse(rest[0]) if rest else UpdateRule(MEAN)
+    return dataclasses.replace(last, before=before)
 
 
 def _parameters(name: str) -> tuple[Parameter, ...]:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three parties of a loop below a robust rule: who has NaN or was not drawn is no row of zeros."""
+
+import json
+import os
+
+import pytest
+
+from tests.support.ranks import run_parties
+from tf_hips import config, log
+
+pytestmark = pytest.mark.tf
+
+SITES = ("north", "south", "east")
+STEPS = 8
+RULES = {1.0: "geometric_median(f=1) >> fedavg(1.0)", 2: "geometric_median(f=0) >> fedavg(1.0)"}
+
+
+def _train(folder, participation):
+    import keras
+    import numpy as np
+
+    from tests.strategies import training
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import HierarchicalPS, fingerprint
+
+    run = config.load(os.environ["TEST_CONFIG"])
+    site = run.uplink.site
+    keras.utils.set_random_seed(SITES.index(site))
+    x, y = training.data(STEPS * training.BATCH, seed=SITES.index(site))
+    moved = []
+
+    class Spoils(keras.callbacks.Callback):
+        """East's weights are no numbers at the end of its second round."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch % 2 == 0:
+                moved.append(self.model.trainable_variables[0].numpy())
+
+        def on_train_batch_end(self, batch, logs=None):
+            if participation == 1.0 and site == "east" and batch == 2:
+                one = self.model.trainable_variables[0]
+                one.assign(np.full(one.shape, np.nan, np.float32))
+
+    strategy = HierarchicalPS("error_feedback(onebit)", rule=RULES[participation], config=run)
+    with strategy.scope():
+        layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    loop = FedAvg(model, strategy, local_steps=2, participation=participation)
+    loop.fit(x, y, batch_size=training.BATCH, shuffle=False, verbose=0, callbacks=[Spoils()])
+    assert all(np.isfinite(value).all() for value in model.get_weights())
+    assert len({one.tobytes() for one in moved}) == len(moved)  # every round has moved it
+    (folder / f"{site}.json").write_text(json.dumps(fingerprint(model)))
+    strategy.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("participation", [1.0, 2])
+def test_parties_without_an_update_are_no_rows(tmp_path, participation):
+    from tf_hips.ps.server import Server, ServerConfig
+
+    server = Server(
+        ServerConfig(parties=SITES, run="robust", insecure=True, log_dir=str(tmp_path / "log"))
+    )
+    server.start()
+    try:
+        environments = []
+        for site in SITES:
+            path = tmp_path / f"{site}.yaml"
+            uplink = config.Uplink(server=server.address, site=site, deadline_s=60.0)
+            config.dump(config.Run(run="robust", seed=7, uplink=uplink), path)
+            environments.append({"TEST_CONFIG": str(path)})
+        settings = {"folder": tmp_path, "participation": participation}
+        run_parties(_train, settings, [1, 1, 1], environments, deadline_s=120)
+        children = server.snapshot()["children"]
+    finally:
+        server.stop(0.0)
+    north, south, east = (json.loads((tmp_path / f"{site}.json").read_text()) for site in SITES)
+    assert north == south == east
+    refused = [one for one in log.read_events(tmp_path / "log") if one["event"] == "row_refused"]
+    is_spoilt = participation == 1.0
+    assert [(one["child_site"], one["reason"]) for one in refused] == [
+        ("east", "it has refused its own update")
+    ] * is_spoilt
+    assert [one["refused_rows"] for one in children] == [0, 0, int(is_spoilt)]

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras' `fit` over four parties by Krum: three are equal and train as one, one lies."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import run_parties
+from tf_hips import config
+
+pytestmark = pytest.mark.tf
+
+SITES = ("north", "south", "east", "west")
+RATE = 0.05
+STEPS = 6
+RULES = {"krum(f=0)": RATE, "multi_krum(f=0, m=2) >> sgd(0.05)": 1.0}
+
+
+def _train(folder, rule, rate):
+    import keras
+
+    from tests.strategies import training
+    from tf_hips import robust
+    from tf_hips.strategies import HierarchicalPS
+
+    run = config.load(os.environ["TEST_CONFIG"])
+    site = run.uplink.site
+    chosen = robust.krum(f=0) if rule == "krum(f=0)" else rule
+    keras.utils.set_random_seed(3)
+    x, y = training.data(STEPS * training.BATCH)
+    if site == "west":
+        y = 50.0 - 10.0 * y  # its gradients are far from those of the others
+    strategy = HierarchicalPS("fp32", rule=chosen, config=run)
+    with strategy.scope():
+        model = training.build(keras.optimizers.SGD(rate))
+    training.fit(model, [x, y])
+    np.savez(folder / f"{site}.npz", *model.get_weights())
+    strategy.close()
+
+
+def _plain(folder):
+    import keras
+
+    from tests.strategies import training
+
+    keras.utils.set_random_seed(3)
+    model = training.build(keras.optimizers.SGD(RATE))
+    training.fit(model, training.data(STEPS * training.BATCH))
+    np.savez(folder / "plain.npz", *model.get_weights())
+
+
+def _weights(path):
+    with np.load(path) as held:
+        return [held[name] for name in held.files]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("rule", "rate"), RULES.items())
+def test_a_party_that_lies_has_no_part_in_training(tmp_path, rule, rate):
+    from tf_hips.ps.server import Server, ServerConfig
+
+    server = Server(ServerConfig(parties=SITES, run="krum", insecure=True))
+    server.start()
+    try:
+        environments = []
+        for site in SITES:
+            path = tmp_path / f"{site}.yaml"
+            uplink = config.Uplink(server=server.address, site=site, deadline_s=60.0)
+            config.dump(config.Run(run="krum", seed=7, uplink=uplink), path)
+            environments.append({"TEST_CONFIG": str(path)})
+        settings = {"folder": tmp_path, "rule": rule, "rate": rate}
+        run_parties(_train, settings, [1] * len(SITES), environments, deadline_s=120)
+        told = server.snapshot()
+    finally:
+        server.stop(0.0)
+    assert told["rule"].startswith(rule.partition(" ")[0].rstrip(")"))
+    run_parties(_plain, {"folder": tmp_path}, [1], [{}], deadline_s=60)
+    plain = _weights(tmp_path / "plain.npz")
+    for site in SITES:
+        for one, wanted in zip(_weights(tmp_path / f"{site}.npz"), plain, strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5, err_msg=site)

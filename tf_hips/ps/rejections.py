@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose rows robust rules have refused: counted, logged, and told as events."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tf_hips import log
+
+Tell = Callable[..., None]
+
+
+class Rejections:
+    """The rows of one run that were refused since the server began. Thread-safe."""
+
+    def __init__(self, sites: Sequence[str]) -> None:
+        """None was refused.
+
+        Args:
+            sites: names of the children.
+        """
+        self.tell: Tell | None = None
+        self._sites = tuple(sites)
+        self._lock = threading.Lock()
+        self._counts = [0] * len(sites)
+        self._before: frozenset[int] = frozenset()  # refused in the round before
+        self._is_quiet = False
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows that were refused, by child."""
+        with self._lock:
+            return self._counts.copy()
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Notes nothing meanwhile: rounds are done again that were told before."""
+        self._is_quiet = True
+        try:
+            yield
+        finally:
+            self._is_quiet = False
+
+    def note(self, number: int, refused: Mapping[int, str]) -> None:
+        """Rows of round `number` were refused.
+
+        Args:
+            number: the round.
+            refused: by child, why.
+        """
+        if self._is_quiet:
+            return
+        with self._lock:
+            for child in refused:
+                self._counts[child] += 1
+            before, self._before = self._before, frozenset(refused)
+        for child, reason in sorted(refused.items()):
+            site = self._sites[child]
+            if self.tell is not None:
+                self.tell("row_refused", round=number, child=child, child_site=site, reason=reason)
+            # One line for a row of them.
+            (log.debug if child in before else log.warning)(
+                "Round %d goes on without the update of site %s: %s", number, site, reason
+            )

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of whole rounds: they look at all packets of all children, and then make each chunk.
+
+    all children have delivered all chunks, or the round is closed
+    decide(round)        once: decodes chunk by chunk and puts down what it must know, n x n numbers
+    apply(chunk)         for each chunk, of the packets that the decision asks for
+
+So a chunk waits for the others. What a round needs is its packets, as they came, and one chunk of
+float32 for each child.
+
+Invariant: a ruling is a function of packets, of what the rule keeps, and of (seed, round). A server
+that is restored decides again as it did.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tf_hips.errors import ToleranceError
+from tf_hips.ops.compressor import CHUNK
+from tf_hips.ps.past import Packet
+from tf_hips.ps.rules.steps import Floats
+from tf_hips.ps.rules.value import UpdateRule
+from tf_hips.robust import Aggregator
+from tf_hips.robust.aggregator import Decision, Measures
+
+Decode = Callable[[int, Packet, Floats], None]
+Reference = Callable[[int], Floats | None]
+
+
+class WholeRound:
+    """All packets of one round. What is decoded is decoded when it is asked for."""
+
+    def __init__(
+        self,
+        number: int,
+        children: Sequence[int],
+        packets: Mapping[int, Mapping[int, Packet]],
+        sizes: Mapping[int, int],
+        decode: Decode,
+        reference: Reference,
+        missing: Mapping[int, str],
+    ) -> None:
+        """Nothing is decoded.
+
+        Args:
+            number: the round.
+            children: those that take part, in their order.
+            packets: by chunk, each by child.
+            sizes: elements, by chunk.
+            decode: writes the values of a packet of a chunk.
+            reference: the result of the round before, by chunk; None: there was none.
+            missing: children that take no part because something is wrong with them, with what.
+        """
+        self.number = number
+        self.children = tuple(children)
+        self.packets = packets
+        self.sizes = sizes
+        self.reference = reference
+        self.missing = missing
+        self._decode = decode
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The chunks, in their order."""
+        return tuple(sorted(self.packets))
+
+    @functools.cached_property
+    def _room(self) -> Floats:
+        longest = max(self.sizes.values(), default=0)
+        return np.empty((len(self.children), min(longest, CHUNK)), np.float32)
+
+    def rows(self, chunk: int, places: Sequence[int] | None = None) -> list[Floats]:
+        """A chunk of rows, valid until the next call.
+
+        Args:
+            chunk: which.
+            places: of the children that are asked for; the others' rows are anything. None: all.
+        """
+        size = self.sizes[chunk]
+        wanted = range(len(self.children)) if places is None else places
+        for place in wanted:
+            self._decode(chunk, self.packets[chunk][self.children[place]], self._room[place, :size])
+        return [row[:size] for row in self._room]
+
+
+class Ruling(Protocol):
+    """What is left to do once a round is decided.
+
+    Attributes:
+        refused: children whose rows take no part, with the reason; those that are missing too.
+        selected: children of whose rows the result is made, where the rule chooses some.
+    """
+
+    refused: Mapping[int, str]
+    selected: tuple[int, ...] | None
+
+    def apply(self, chunk: int) -> Floats:
+        """The result of a chunk, [elements], in memory of its own."""
+
+
+class RoundRule(Protocol):
+    """A rule that decides about whole rounds."""
+
+    def decide(self, round: WholeRound) -> Ruling:
+        """Looks at all packets of a round that has at least one child.
+
+        Raises:
+            ToleranceError: nothing can be made of them; says whose rows were refused and why.
+        """
+
+
+class Distances:
+    """Any aggregator of `robust`: the distances of whole rows, then one weighted sum."""
+
+    def __init__(self, rule: Aggregator, sites: Sequence[str], seed: int) -> None:
+        """A rule.
+
+        Args:
+            rule: what to do.
+            sites: names of the children, for messages.
+            seed: of the run; what is drawn comes from it and the round.
+        """
+        self._rule = rule
+        self._sites = sites
+        self._seed = seed
+
+    def decide(self, round: WholeRound) -> Ruling:
+        """As of `RoundRule`."""
+        parts, with_reference = [], False
+        for chunk in round.chunks:
+            before = round.reference(chunk)
+            with_reference = before is not None
+            parts.append(
+                self._rule.measure(
+                    round.rows(chunk), reference=[before] if before is not None else []
+                )
+            )
+        measures = Measures(
+            np.concatenate([one.squares for one in parts]),
+            np.concatenate([one.pairs for one in parts]),
+        )
+        try:
+            decision = self._rule.decide(
+                measures,
+                # Packets are finite: whoever is refused is so for its norm.
+                rows=[np.empty(0, np.float32)] * len(round.children),
+                seed=self._seed,
+                step=round.number,
+                missing=len(round.missing),
+                with_reference=with_reference,
+            )
+        except ToleranceError as error:
+            raise ToleranceError(f"{error}{self._whose(round)}") from None
+        return _Weighted(self._rule, decision, round)
+
+    def _whose(self, round: WholeRound) -> str:
+        rows = ", ".join(
+            f"row {row} is site `{self._sites[child]}`" for row, child in enumerate(round.children)
+        )
+        gone = "; ".join(
+            f"site `{self._sites[child]}` is missing: {why}"
+            for child, why in sorted(round.missing.items())
+        )
+        return f" ({rows}{'; ' if gone else ''}{gone})"
+
+
+def rule_of(rule: UpdateRule, sites: Sequence[str], seed: int) -> RoundRule | None:
+    """What decides about whole rounds for a rule; None: its chunks are merged each by itself.
+
+    Args:
+        rule: of a server.
+        sites: names of the children, for messages.
+        seed: of the run.
+    """
+    aggregator = rule.robust
+    return Distances(aggregator, sites, seed) if aggregator is not None and rule.is_whole else None
+
+
+class _Weighted:
+    """A decision about rows, which is applied chunk by chunk."""
+
+    def __init__(self, rule: Aggregator, decision: Decision, round: WholeRound) -> None:
+        self._rule = rule
+        self._decision = decision
+        self._round = round
+        children = round.children
+        self.refused: Mapping[int, str] = dict(round.missing) | {
+            children[one.row]: one.reason for one in decision.rejected
+        }
+        self.selected: tuple[int, ...] | None = None
+        if decision.selected is not None:
+            self.selected = tuple(children[row] for row in decision.selected)
+        accepted = decision.accepted
+        used = np.flatnonzero(decision.mixing.astype(np.float32).any(axis=0))
+        # The first one is read where all weights are 0.
+        self._places = [accepted[i] for i in used if i < len(accepted)] or [accepted[0]]
+
+    def apply(self, chunk: int) -> Floats:
+        """As of `Ruling`."""
+        # Who is not asked for need not be decoded: of Krum's rows one is.
+        rows = self._round.rows(chunk, self._places)
+        before = self._round.reference(chunk)
+        return self._rule.apply(self._decision, rows, reference=before).vector
