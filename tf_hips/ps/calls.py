@@ -11,6 +11,7 @@
     Failed                                      a step of the caller ended with an error, JSON
     Status                                      what the run is doing, JSON; also for operators
     Pace                                        how many local steps to take (`pacing`), JSON
+    Seat, Replica                               of children that vote (`seats`), JSON
     Watch                                       open for as long as a child takes part; brings the
                                                 reason when the run ends for one
 
@@ -36,11 +37,14 @@ from tf_hips.errors import (
     TfHipsError,
 )
 from tf_hips.ps import wire
+from tf_hips.ps.asked import REPLICA, SEAT
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.members import Caller
 from tf_hips.ps.news import news_to_message
 from tf_hips.ps.pacing import METHOD, PaceServer
 from tf_hips.ps.parcel import Held
+from tf_hips.ps.polling import Poll
+from tf_hips.ps.seats import Seating
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
@@ -99,6 +103,7 @@ class Calls:
         self._events = events
         self._host = host
         self._pacing = PaceServer(len(config.parties))
+        self._seating = Seating()
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """The handlers of all methods, by name."""
@@ -116,6 +121,8 @@ class Calls:
             "WantBackup": grpc.unary_stream_rpc_method_handler(self._stream(self._want_backup)),
             "GiveBackup": grpc.stream_unary_rpc_method_handler(self._unary(self._give_backup)),
             "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
+            SEAT: grpc.unary_unary_rpc_method_handler(self._unary(self._seating.seat)),
+            REPLICA: grpc.unary_unary_rpc_method_handler(self._unary(self._seating.replica)),
             METHOD: grpc.unary_stream_rpc_method_handler(self._stream(self._pacing.serve)),
             "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
@@ -396,28 +403,39 @@ class Calls:
     ) -> Iterator[bytes]:
         began = time.monotonic()
         store = session.begin_round(caller, call.number, weight_of(context))
+        poll = Poll(store, call.number, caller.child, context)
         reader = Reader(messages, store, session, caller, call, self._traffic)
         refused = len(store.refusals(call.number))
         have: set[int] = set()
+        if poll.vote():
+            session.note_moved()
+            session.goes_on(caller.child)
         if call.attempt > 0:
             have = tell_held(
                 context, store.delivered(call.number, caller.child), len(store.model.chunks)
             )
         reader.start()
         after, sent_bytes = 0, 0
-        while after < len(store.chunks):
-            after, news = session.wait_results(
-                caller, store, call.number, after, reader.has_failed, refused
-            )
-            reader.check()
-            if not news:
-                yield b""  # others are sending: the child waits on
-            for message in wire.bundle(
-                (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
-            ):
-                sent_bytes += len(message)
-                self._traffic.sent(caller.child, len(message))
-                yield message
+        with poll.counting(lambda: reader.received_bytes):
+            while after < len(store.chunks):
+                after, news = session.wait_results(
+                    caller,
+                    store,
+                    call.number,
+                    after,
+                    lambda: reader.has_failed() or poll.is_due,
+                    refused,
+                )
+                reader.check()
+                yield from poll.messages()
+                if not news:
+                    yield b""  # others are sending: the child waits on
+                for message in wire.bundle(
+                    (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
+                ):
+                    sent_bytes += len(message)
+                    self._traffic.sent(caller.child, len(message))
+                    yield message
         self._traffic.finished_round(caller.child, time.monotonic() - began)
         self._events.write(
             "round",

@@ -29,6 +29,7 @@ from tf_hips import log
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import tls, wire
+from tf_hips.ps.asked import REPLICA, SEAT, Ballot, Seat
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.backups import Backups, Give
 from tf_hips.ps.gather import to_packet, too_long
@@ -45,6 +46,7 @@ from tf_hips.ps.passing import (
     read_terms,
     say_held,
 )
+from tf_hips.ps.rules.votes import split as split_votes
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
 from tf_hips.ps.transfers import Transfers
 from tf_hips.ps.tree import Leaves
@@ -154,6 +156,7 @@ class Client:
         self._welcome: Welcome | None = None
         self._is_joining = False
         self._agreed: Agreed | None = None
+        self._votes_by_digest = False
 
     def join(
         self,
@@ -239,6 +242,8 @@ class Client:
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))
         self._welcome = Welcome(**fields)
+        votes, _ = split_votes(self._welcome.rule)
+        self._votes_by_digest = votes is not None and votes.is_by_digest
         self._link.watch()
         return self._welcome
 
@@ -262,6 +267,35 @@ class Client:
             model, model.compressor(welcome.compression), model.compressor(welcome.downlink)
         )
         self._chunks = self._shard.chunks(model)
+
+    def seat(self, round: int) -> Seat:
+        """Where this party sits in a round of votes: what it is told of its group.
+
+        Args:
+            round: one that it has done, or the next.
+
+        Raises:
+            ProtocolError: there is no such seat yet, or the server's children do not vote.
+            PeerError: the server cannot be reached.
+        """
+        self._joined()
+        answer = self._link.control(SEAT, wire.to_json(round=round), self._wait_s)
+        return Seat(**wire.from_json(answer, group=int, groups=int))
+
+    def say_replica(self, facts: str) -> str | None:
+        """Says what decides on this party's bits; what of it differs at another party, if any is.
+
+        Args:
+            facts: an object as JSON, of texts by name (`strategies.replica_facts`).
+
+        Raises:
+            ProtocolError: it differs, and votes are on equal bytes: the run has ended.
+            PeerError: the server cannot be reached.
+        """
+        self._joined()
+        answer = self._link.control(REPLICA, wire.to_json(facts=facts), self._wait_s)
+        differs: str | None = wire.from_json(answer, differs=(str, type(None)))["differs"]
+        return differs
 
     def backed_up(self, round: int, gather: int) -> None:
         """Says that this party could come back to `round` and `gather`.
@@ -429,6 +463,7 @@ class Client:
         halt = halt if halt is not None else Halt()
         said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
         welcome = self._joined()
+        ballot = Ballot(self._votes_by_digest, passage, chunks)
         have: set[int] = set()
         most_held = 0
         # What the process before this one has delivered need not travel again.
@@ -438,10 +473,12 @@ class Client:
             nonlocal most_held
             count += first
             halt.check(self._uplink.server)
-            call = WayUp(functools.partial(passage.batches, chunks), resumes=count > 0)
+            call = WayUp(
+                functools.partial(passage.batches, chunks), resumes=ballot.waits(count == 0)
+            )
             stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
                 self._link.metered(moving(call.messages(), patience, count == first)),
-                metadata=(*self._link.metadata(number, count), *say_held(have), *said),
+                metadata=(*self._link.metadata(number, count), *say_held(have), *said, *ballot.metadata),
             )
             with contextlib.ExitStack() as stack:
                 stack.callback(stream.cancel)
@@ -453,8 +490,8 @@ class Client:
                     if len(held) > most_held:
                         patience.renew()
                     most_held = max(most_held, len(held))
-                    call.resume(held)
-                assembler = wire.Assembler(lengths)
+                    ballot.resume(call, held)
+                assembler = wire.Assembler(ballot.limits(lengths))
                 for message in stream:
                     # What comes once more is no progress before it is a whole packet. An empty
                     # message says that others go on.
@@ -463,6 +500,8 @@ class Client:
                     if not message:
                         passage.go_on()
                     for chunk, packet in assembler.feed(message):
+                        if ballot.hears(call, chunk, len(lengths)):
+                            continue
                         if len(packet) != lengths[chunk]:
                             raise ProtocolError(
                                 f"The packet of chunk {chunk} must have {lengths[chunk]} bytes. "
