@@ -48,6 +48,7 @@ class Group:
         winner: whose packets are the group's; None: nobody's, so far.
         is_dropped: whether it has none for good.
         why: why it has none.
+        near: of a tolerant vote those whose rows are alike; digests say nothing of that.
     """
 
     members: tuple[int, ...]
@@ -55,6 +56,7 @@ class Group:
     winner: int | None = None
     is_dropped: bool = False
     why: str = ""
+    near: tuple[int, ...] = ()
 
     @property
     def is_settled(self) -> bool:
@@ -113,6 +115,8 @@ class Ballots:
 
     def agreed(self, group: Group) -> list[int]:
         """Those of a group who say what more than half of it says; nobody: nothing has won yet."""
+        if group.near:
+            return list(group.near)
         counts = collections.Counter(
             self.said[child] for child in group.members if child in self.said
         )

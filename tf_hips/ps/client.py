@@ -463,7 +463,7 @@ class Client:
         halt = halt if halt is not None else Halt()
         said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
         welcome = self._joined()
-        ballot = Ballot(self._votes_by_digest, passage, chunks)
+        ballot = self._ballot(passage)
         have: set[int] = set()
         most_held = 0
         # What the process before this one has delivered need not travel again.
@@ -478,7 +478,12 @@ class Client:
             )
             stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
                 self._link.metered(moving(call.messages(), patience, count == first)),
-                metadata=(*self._link.metadata(number, count), *say_held(have), *said, *ballot.metadata),
+                metadata=(
+                    *self._link.metadata(number, count),
+                    *say_held(have),
+                    *said,
+                    *ballot.metadata,
+                ),
             )
             with contextlib.ExitStack() as stack:
                 stack.callback(stream.cancel)
@@ -518,6 +523,9 @@ class Client:
                 )
 
         self._link.persist("Exchange", self._wait_s, attempt)
+
+    def _ballot(self, passage: Passage) -> Ballot:
+        return Ballot(self._votes_by_digest, passage, self._chunks)
 
     @property
     def max_gather_bytes(self) -> int:

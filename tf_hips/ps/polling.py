@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's end of a vote: hears the digest, and asks for packets (`asked` has the other end)."""
+"""The server's end of a vote: hears digests, and asks for packets (`asked` has the other end)."""
 
 import re
 from collections.abc import Callable, Iterator

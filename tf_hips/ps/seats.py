@@ -54,7 +54,7 @@ class Seating:
         state = session.state
         with session.changed:
             state.members.known(caller)
-            votes, store = state.votes, state.store
+            votes, store = state.electing.votes, state.store
             if votes is None:
                 raise ProtocolError(
                     "Only children that vote have seats. Received: rule "
@@ -79,7 +79,7 @@ class Seating:
                     f"round={number} from site `{call.site}`"
                 )
             children = len(state.members.terms.parties)
-            found = seat_of(votes, state.secret, children, number, caller.child)
+            found = seat_of(votes, state.electing.secret or 0, children, number, caller.child)
         return wire.to_json(**dataclasses.asdict(found))
 
     def replica(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -89,24 +89,26 @@ class Seating:
             ProtocolError: it is no such thing, or differs where votes are on equal bytes.
         """
         facts = _read(wire.from_json(request, facts=str)["facts"])
-        state = session.state
+        electing = session.state.electing
         with session.changed:
-            members = state.members
+            members = session.state.members
             members.known(caller)
-            others = sorted(set(state.replicas) - {caller.child})
-            differing = next(
-                (one for one in others if state.replicas[one] != facts), None
-            )
-            if state.replicas.get(caller.child) != facts:
-                state.note_replica(caller.child, facts)
+            known = electing.replicas
+            others = sorted(set(known) - {caller.child})
+            differing = next((one for one in others if known[one] != facts), None)
+            if known.get(caller.child) != facts:
+                known[caller.child] = facts
+                session.state.recorder.add(Kind.REPLICA, child=caller.child, facts=facts)
             if differing is None:
                 return wire.to_json(differs=None)
             text = (
                 f"Sites `{members.site(differing)}` and `{call.site}` cannot compute equal bytes: "
-                f"{_difference(state.replicas[differing], facts)}"
+                f"{_difference(known[differing], facts)}"
             )
-            state.tell("replicas_differ", sites=[members.site(differing), call.site], reason=text)
-            if state.votes is not None and state.votes.vote != TOLERANT:
+            electing.tell(
+                "replicas_differ", sites=[members.site(differing), call.site], reason=text
+            )
+            if electing.votes is not None and electing.votes.vote != TOLERANT:
                 text += (
                     ". Votes are on equal bytes: make them alike, or take `vote=tolerant` "
                     "(`--vote tolerant`)"

@@ -28,10 +28,11 @@ import numpy as np
 from tf_hips.errors import NonFiniteError, PacketError
 from tf_hips.ps.ballots import Ballots, Group, digest_of
 from tf_hips.ps.partial import Key
+from tf_hips.ps.combining import Floats
 from tf_hips.ps.quorum import Clock
 from tf_hips.ps.recorder import Kind
 from tf_hips.ps.rounds import Packet
-from tf_hips.ps.rules.votes import Votes
+from tf_hips.ps.rules.votes import TOLERANT, Votes
 from tf_hips.ps.rules.whole import Distances, Ruling, WholeRound
 from tf_hips.ps.store import Job, Store
 from tf_hips.ps.wire import Buffer
@@ -54,9 +55,7 @@ class Counts:
 class Winners:
     """The rule behind the votes: one row for each group that has a vote."""
 
-    def __init__(
-        self, votes: Votes, then: Aggregator, sites: Sequence[str], secret: int
-    ) -> None:
+    def __init__(self, votes: Votes, then: Aggregator, sites: Sequence[str], secret: int) -> None:
         """A rule.
 
         Args:
@@ -144,6 +143,13 @@ class VotingStore(Store):
         self._merge_quietly(jobs)
         return is_new
 
+    def winners_of(self, number: int, children: Mapping[int, str]) -> dict[int, str]:
+        """Of `children` those whose packets are in a round."""
+        with self.changed:
+            ballots = self._ballots.get(number)
+            there = set() if ballots is None else set(ballots.winners().values())
+        return {child: why for child, why in children.items() if child in there}
+
     def asks(self, number: int, child: int) -> bool:
         """Whether packets of `child` are wanted that were asked for."""
         with self.changed:
@@ -213,13 +219,17 @@ class VotingStore(Store):
             self._record(number, Kind.CLOSED, children=sorted(children), late=[])
             return self._look(number)
 
-    def tally(self, number: int, winners: Mapping[int, int], dropped: Iterable[int]) -> None:
-        """Does what was decided before the server ended."""
+    def redo(self, kind: Kind, fields: Mapping[str, Any], data: Buffer) -> None:
+        """Does what a record of a ballot, or of what was decided, says."""
+        number = fields["round"]
+        if kind == Kind.VOTED:
+            self.vote(number, fields["child"], bytes(data))
+            return
         with self.changed:
             if self._is_decided(number):
                 return
-            ballots = self._of(number)
-            ballots.settle(winners, set(dropped))
+            winners = {group: child for group, child in fields["winners"]}
+            self._of(number).settle(winners, fields["dropped"])
             jobs = self._look(number)
         self._merge_quietly(jobs)
 
@@ -294,12 +304,13 @@ class VotingStore(Store):
         if self._is_decided(number):
             return False
         ballots = self._of(number)
-        group = ballots.group_of(child)
-        if group.is_settled or len(self._get(number).delivered[child]) == len(self.chunks):
+        if len(self._get(number).delivered[child]) == len(self.chunks):
             return False
         if not self.is_by_digest:
-            return not ballots.is_closed
-        return child in group.asked or (self.is_restoring and child in ballots.said)
+            return not ballots.is_closed  # its packets are its ballot, whatever others said
+        group = ballots.group_of(child)
+        is_asked = child in group.asked or (self.is_restoring and child in ballots.said)
+        return is_asked and not group.is_settled
 
     def _take_whole(self, number: int, child: int, packets: Sequence[Packet]) -> None:
         """All packets of a child have come."""
@@ -319,15 +330,13 @@ class VotingStore(Store):
                 return
             if why is not None:
                 group.drop(why)
-            elif not ballots.deliver(child, digest):
+            elif self.votes.vote != TOLERANT and not ballots.deliver(child, digest):
                 for one in self.chunks:
                     self._get(number).packets[one].pop(child, None)
             jobs = self._look(number)
         self._merge_quietly(jobs)
 
-    def _why_unusable(
-        self, number: int, child: int, packets: Sequence[Packet]
-    ) -> str | None:
+    def _why_unusable(self, number: int, child: int, packets: Sequence[Packet]) -> str | None:
         """What is wrong with what most of a group say, if anything is."""
         for chunk, packet in zip(self.chunks, packets, strict=True):
             try:
@@ -340,7 +349,10 @@ class VotingStore(Store):
         """Asks whom there is to ask; what is to be merged where all is settled."""
         ballots = self._of(number)
         for group in ballots.groups:
-            ballots.look(group)
+            if self.votes.vote == TOLERANT:
+                self._compare(number, ballots, group)
+            else:
+                ballots.look(group)
             waits = any(
                 child not in ballots.proven and (child, number) not in self._silent
                 for child in group.asked
@@ -349,6 +361,22 @@ class VotingStore(Store):
                 self._ask(ballots, group)
         self.changed.notify_all()
         return self._decide(number, ballots) if ballots.is_settled else []
+
+    def _compare(self, number: int, ballots: Ballots, group: Group) -> None:
+        """Settles a group by what its rows are, once all of them are there or nobody else comes."""
+        present = [child for child in group.members if child in ballots.said]
+        if group.is_settled or not (ballots.is_closed or len(present) == len(group.members)):
+            return
+        rows: list[Floats] = []
+        for child in present:
+            packets = [self._get(number).packets[one].get(child) for one in self.chunks]
+            row = self._combining.row(number, self.chunks, packets)
+            rows.append(np.full(1, np.nan, np.float32) if row is None else row)
+        alike = detox.vote_tolerant(rows, present, self.votes.epsilon) if rows else None
+        if alike is None or 2 * len(alike.agreed) <= len(group.members):
+            group.drop("no majority")
+            return
+        group.near, group.winner = alike.agreed, alike.agreed[0]
 
     def _ask(self, ballots: Ballots, group: Group) -> None:
         child = ballots.next_to_ask(group)

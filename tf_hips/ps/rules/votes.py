@@ -8,6 +8,7 @@ A plain value with its text, as rules are. Groups and counting are `robust.detox
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import call_text
@@ -105,9 +106,7 @@ def split(text: str) -> tuple[Votes | None, str]:
         if name not in _KNOWN:
             raise ValueError(f"`{NAME}` takes {', '.join(_KNOWN)}. Received: {name}")
     try:
-        values = {
-            name: one.checked(given.get(name, one.default)) for name, one in _KNOWN.items()
-        }
+        values = {name: one.checked(given.get(name, one.default)) for name, one in _KNOWN.items()}
     except TypeError as error:
         raise ValueError(str(error)) from error
     votes = Votes(
@@ -124,25 +123,54 @@ def split(text: str) -> tuple[Votes | None, str]:
     return votes, rest
 
 
-def why_not(
-    votes: Votes, then: Aggregator, children: int, compression: str | None
-) -> str | None:
-    """Why so many children cannot vote, or their votes cannot be borne; None: they can.
+def check(votes: Votes, then: Aggregator, children: int, compression: str | None) -> None:
+    """Looks whether so many children can vote, and their votes can be borne.
 
     Args:
         votes: how they vote.
         then: the rule behind the votes.
-        children: how many there are in a round.
+        children: how many there are.
         compression: what they send is encoded with; None: not known yet.
+
+    Raises:
+        ToleranceError: there are too few groups for the rule, or packets of honest children could
+            not agree.
     """
     groups = votes.num_groups(children)
     try:
         votes.before(then, groups).check(groups)
     except ToleranceError as error:
-        return f"{error} (rows are the votes of {groups} groups of {children} children)"
+        raise ToleranceError(f"{error} (n counts votes of groups)") from None
     if compression is not None:
         try:
             check_compressor(votes.with_rule(then), compressors.parse(compression))
         except ValueError as error:
-            return str(error)
+            raise ToleranceError(str(error)) from None
+
+
+def why_not_child(
+    text: str, site: str, is_leaf: bool, workers: int, others: Mapping[str, int]
+) -> str | None:
+    """Why a child cannot vote beside others; None: it can, or nobody votes.
+
+    Args:
+        text: of the rule.
+        site: name of the child.
+        is_leaf: whether it stands for itself; else it is the server of others.
+        workers: how many it has.
+        others: workers of those that have joined, by name.
+    """
+    if split(text)[0] is None:
+        return None
+    if not is_leaf:
+        return (
+            "Children that vote must be parties, and not servers of others, which sit in no group. "
+            f"Received: site `{site}` with sites below it"
+        )
+    for other, count in others.items():
+        if count != workers:
+            return (
+                "Children that vote must have equally many workers, so that their batches can be "
+                f"equal. Received: {count} of site `{other}`, {workers} of site `{site}`"
+            )
     return None
