@@ -90,9 +90,7 @@ class Voter:
         """Encodes with noise that a group has in common."""
         seat = self.client.seat(number)
         self.seats[number] = seat.group
-        row = self.does.gradient(
-            number, gradient(number, seat.group, self.model.num_elements)
-        )
+        row = self.does.gradient(number, gradient(number, seat.group, self.model.num_elements))
         sizes = [int(np.prod(shape)) for shape in self.shapes]
         rows = np.split(row, np.cumsum(sizes)[:-1])
         return np.concatenate(
@@ -179,9 +177,7 @@ def secret_of(server: Server) -> int:
     return secret
 
 
-def expected(
-    server: Server, detox: Detox, number: int, rows: Sequence[Floats]
-) -> Floats:
+def expected(server: Server, detox: Detox, number: int, rows: Sequence[Floats]) -> Floats:
     """What the function makes of the same rows."""
     return detox.run(rows, seed=secret_of(server), step=number).vector
 
@@ -197,4 +193,3 @@ def rows_of(members: Sequence[Voter], number: int) -> list[Floats]:
 def children(server: Server) -> dict[str, dict[str, Any]]:
     """What the server tells of its children, by name."""
     return {one["site"]: one for one in server.snapshot()["children"]}
-

@@ -37,8 +37,8 @@ from tf_hips.errors import (
     TfHipsError,
 )
 from tf_hips.ps import wire
-from tf_hips.ps.asked import REPLICA, SEAT
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
+from tf_hips.ps.asked import REPLICA, SEAT
 from tf_hips.ps.members import Caller
 from tf_hips.ps.news import news_to_message
 from tf_hips.ps.pacing import METHOD, PaceServer

@@ -27,8 +27,8 @@ import numpy as np
 
 from tf_hips.errors import NonFiniteError, PacketError
 from tf_hips.ps.ballots import Ballots, Group, digest_of
-from tf_hips.ps.partial import Key
 from tf_hips.ps.combining import Floats
+from tf_hips.ps.partial import Key
 from tf_hips.ps.quorum import Clock
 from tf_hips.ps.recorder import Kind
 from tf_hips.ps.rounds import Packet
