@@ -104,10 +104,10 @@ def test_groups_are_drawn_anew_and_a_child_hears_nothing_but_its_number() -> Non
             for number in range(3):
                 assert child in seats[number][one.seats[number]]
         assert len(set(seats)) == 3
-        assert members[0].client.seat(1).group == members[0].seats[1]  # also later, the same
-        assert members[0].client.seat(3).groups == 3
+        assert members[0].asks.seat(1).group == members[0].seats[1]  # also later, the same
+        assert members[0].asks.seat(3).groups == 3
         with pytest.raises(ProtocolError, match="when the round before it is over"):
-            members[0].client.seat(4)
+            members[0].asks.seat(4)
 
 
 def test_who_sends_other_packets_than_it_said_is_proven_and_the_next_is_asked() -> None:
@@ -249,14 +249,14 @@ def test_replicas_that_cannot_be_equal_are_found_before_they_vote() -> None:
     other = asked.facts_to_json({"threads": "4", "probe": "bb"})
     with voting("detox(r=3) >> median") as (_, members):
         for one in members[:3]:
-            assert one.client.say_replica(alike) is None
+            assert one.asks.say_replica(alike) is None
         with pytest.raises(ProtocolError, match=r"`a` and `d`.*probe is aa and bb.*threads"):
-            members[3].client.say_replica(other)
+            members[3].asks.say_replica(other)
         with pytest.raises(ProtocolError, match="cannot compute equal bytes"):
-            members[4].client.say_replica(alike)  # nor goes it on for the others
+            members[4].asks.say_replica(alike)  # nor goes it on for the others
     with voting("detox(r=3, vote=tolerant) >> median") as (_, members):
-        assert members[0].client.say_replica(alike) is None
-        told = members[1].client.say_replica(other)
+        assert members[0].asks.say_replica(alike) is None
+        told = members[1].asks.say_replica(other)
         assert told is not None and "threads is 2 and 4" in told
         one_round(members, 0)
 

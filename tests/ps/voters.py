@@ -17,6 +17,7 @@ from tf_hips.ps.asked import Ballot
 from tf_hips.ps.client import Client
 from tf_hips.ps.model import Model
 from tf_hips.ps.passing import Passage
+from tf_hips.ps.seat_client import SeatClient
 from tf_hips.ps.server import Server, ServerConfig
 from tf_hips.robust.detox import Detox
 
@@ -80,15 +81,17 @@ class Voter:
         self.model = Model.from_json(self.shapes)
         self.client = _Saying(Uplink(address, site, None, deadline_s), "local", 1)
         self.client.say = self.does.digest
+        self.asks = SeatClient(self.client)
         self.seats: dict[int, int] = {}
 
     def join(self, rule: str | None = None) -> None:
         self.client.join(self.compressor.text, "fp32", SEED, rule)
         self.client.agree_model(self.shapes)
+        self.asks = SeatClient(self.client)  # it waits as long as the server has said
 
     def packets(self, number: int) -> Packets:
         """Encodes with noise that a group has in common."""
-        seat = self.client.seat(number)
+        seat = self.asks.seat(number)
         self.seats[number] = seat.group
         row = self.does.gradient(number, gradient(number, seat.group, self.model.num_elements))
         sizes = [int(np.prod(shape)) for shape in self.shapes]

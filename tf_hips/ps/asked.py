@@ -38,7 +38,7 @@ class Seat:
 
 
 def facts_to_json(facts: dict[str, str]) -> str:
-    """What `Client.say_replica` takes."""
+    """What `SeatClient.say_replica` takes."""
     return json.dumps(dict(sorted(facts.items())), separators=(",", ":"))
 
 

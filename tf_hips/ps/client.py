@@ -29,7 +29,7 @@ from tf_hips import log
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import tls, wire
-from tf_hips.ps.asked import REPLICA, SEAT, Ballot, Seat
+from tf_hips.ps.asked import Ballot
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.backups import Backups, Give
 from tf_hips.ps.gather import to_packet, too_long
@@ -46,7 +46,7 @@ from tf_hips.ps.passing import (
     read_terms,
     say_held,
 )
-from tf_hips.ps.rules.votes import split as split_votes
+from tf_hips.ps.rules.votes import is_by_digest
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
 from tf_hips.ps.transfers import Transfers
 from tf_hips.ps.tree import Leaves
@@ -242,8 +242,7 @@ class Client:
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))
         self._welcome = Welcome(**fields)
-        votes, _ = split_votes(self._welcome.rule)
-        self._votes_by_digest = votes is not None and votes.is_by_digest
+        self._votes_by_digest = is_by_digest(self._welcome.rule)
         self._link.watch()
         return self._welcome
 
@@ -267,35 +266,6 @@ class Client:
             model, model.compressor(welcome.compression), model.compressor(welcome.downlink)
         )
         self._chunks = self._shard.chunks(model)
-
-    def seat(self, round: int) -> Seat:
-        """Where this party sits in a round of votes: what it is told of its group.
-
-        Args:
-            round: one that it has done, or the next.
-
-        Raises:
-            ProtocolError: there is no such seat yet, or the server's children do not vote.
-            PeerError: the server cannot be reached.
-        """
-        self._joined()
-        answer = self._link.control(SEAT, wire.to_json(round=round), self._wait_s)
-        return Seat(**wire.from_json(answer, group=int, groups=int))
-
-    def say_replica(self, facts: str) -> str | None:
-        """Says what decides on this party's bits; what of it differs at another party, if any is.
-
-        Args:
-            facts: an object as JSON, of texts by name (`strategies.replica_facts`).
-
-        Raises:
-            ProtocolError: it differs, and votes are on equal bytes: the run has ended.
-            PeerError: the server cannot be reached.
-        """
-        self._joined()
-        answer = self._link.control(REPLICA, wire.to_json(facts=facts), self._wait_s)
-        differs: str | None = wire.from_json(answer, differs=(str, type(None)))["differs"]
-        return differs
 
     def backed_up(self, round: int, gather: int) -> None:
         """Says that this party could come back to `round` and `gather`.

@@ -123,6 +123,12 @@ def split(text: str) -> tuple[Votes | None, str]:
     return votes, rest
 
 
+def is_by_digest(text: str) -> bool:
+    """Whether children of a rule send digests, and packets when they are asked."""
+    votes, _ = split(text)
+    return votes is not None and votes.is_by_digest
+
+
 def check(votes: Votes, then: Aggregator, children: int, compression: str | None) -> None:
     """Looks whether so many children can vote, and their votes can be borne.
 
