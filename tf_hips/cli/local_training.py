@@ -22,13 +22,13 @@ _MODES: Mapping[str, str] = {
     "bulyan": "--mode sync with `tf-hips run --rule bulyan`",
     "sign-sgd": "--mode sync with `tf-hips run --rule majority`",
     "signSGD": "--mode sync with `tf-hips run --rule majority`",
-    "maj_vote": "groups that vote are tf_hips.robust.detox, for programs",
+    "maj_vote": "--mode sync with `tf-hips run --approach maj_vote`",
 }
 # Flags of DETOX that the trainer has no place for, and what there is.
 REPLACED: Mapping[tuple[str, ...], str] = {
-    ("--approach",): f"groups that vote are tf_hips.robust.detox, for programs; {_ROBUST}",
-    ("--group-size",): "groups that vote are tf_hips.robust.detox, for programs",
-    ("--bucket-size",): f"means of buckets are `bucketing(s=2) >> ...` in a rule; {_ROBUST}",
+    ("--approach",): f"groups that vote are the server's: `tf-hips run --approach`; {_ROBUST}",
+    ("--group-size",): "groups that vote are the server's: `tf-hips run --group-size`",
+    ("--bucket-size",): "buckets of votes are the server's: `tf-hips run --bucket-size`",
     ("--err-mode",): _ATTACK,
     ("--worker-fail",): _ATTACK,
     ("--lis-simulation",): _ATTACK,

@@ -41,9 +41,9 @@ class Electing:
         self._store: VotingStore | None = None
         self._is_restoring = False
 
-    def use(self, tell: Tell, clock: Clock | None) -> None:
-        """Events go to `tell`; `clock` calls later, None: the system's."""
-        self.tell = tell
+    def use(self, tell: Tell | None, clock: Clock | None) -> None:
+        """Events go to `tell`, None: nowhere; `clock` calls later, None: the system's."""
+        self.tell = tell if tell is not None else _tell_nobody
         self._clock = clock if clock is not None else self._clock
 
     def begin(self, rule: str, secret: int | None = None) -> None:

@@ -78,7 +78,8 @@ class Votes:
     def before(self, then: Aggregator, num_votes: int) -> Aggregator:
         """`then`, behind the buckets of so many votes."""
         if 0 < self.buckets < num_votes:
-            return rules.bucketing(-(-num_votes // self.buckets)) >> then
+            means: Aggregator = rules.bucketing(-(-num_votes // self.buckets)) >> then
+            return means
         return then
 
     def num_groups(self, children: int) -> int:
