@@ -32,8 +32,8 @@ def describe(
         that came after their round was closed, `absent`, rounds that were closed without it, and
         `refused_rows`, its updates that a robust rule has refused, `outvoted` and `proven`, rounds
         in which its group has said something else, or in which it has sent something else than it
-        said; all since the server began. `quorum` is None, or how many children make a round, and `deadline_s` when that is enough,
-        if it is known.
+        said; all since the server began. `quorum` is None, or how many children make a round, and
+        `deadline_s` when that is enough, if it is known.
     """
     with state.changed:
         store, known = state.store, state.members.children
