@@ -5,6 +5,7 @@
     sort      a median by `tf.sort` in a tf.function, of rows or of columns, whichever is faster,
               over ours
     byzfl     rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
+    votes     what a server of children that vote receives, by digest (robust_votes.py)
     accuracy  digits under attack, and what DETOX is worth (robust_accuracy.py)
 
 A rule is a whole call, with the look for NaN and absurd norms; the result goes to memory that is
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import codecs, collectives, harness, robust_accuracy
+from benchmarks import codecs, collectives, harness, robust_accuracy, robust_votes
 from benchmarks.collectives_jobs import Row, ratio_row
 
 COMMAND = "make bench-robust"
@@ -209,6 +210,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
     "read": read,
     "sort": sort,
     "byzfl": byzfl,
+    "votes": lambda *_: robust_votes.measured(),
     "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, 3)),
 }
 
