@@ -22,6 +22,7 @@ from tf_hips.ps.ballots import digest_of
 from tf_hips.ps.durable import Keeper
 from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.quorum import Quorum
+from tf_hips.ps.recorder import Kind
 from tf_hips.ps.voting import ASK_S, VotingStore
 from tf_hips.robust import detox
 from tf_hips.robust.detox import Detox
@@ -166,6 +167,27 @@ def test_a_server_killed_in_the_middle_of_a_vote_goes_on_with_the_same_bits(
                 for _ in one.steps(number):
                     pass
             assert [one.result(1), one.result(2)] == wanted[1:], f"cut after {cut}"
+
+
+@pytest.mark.parametrize("vote", ["digest", "exact", "tolerant"])
+def test_a_decision_that_was_not_recorded_is_made_again(tmp_path: Path, vote: str) -> None:
+    """Killed between the last packet and the record of what was decided, twice."""
+    wanted, _ = undisturbed(tmp_path / "whole", vote=vote)
+    base = tmp_path / "first"
+    for number in range(3):
+        with Served(base, vote=vote) as one:
+            recorder: Any = one.session._recorder
+            add = recorder.add
+            recorder.add = lambda kind, *data, add=add, **fields: (
+                0 if kind == Kind.TALLIED else add(kind, *data, **fields)
+            )
+            for _ in one.steps(number):
+                pass
+            base = one.killed(tmp_path / f"killed{number}")
+        with Served(base, vote=vote) as one:
+            assert one.is_restored
+            assert one.result(number) == wanted[number]
+            base = one.killed(tmp_path / f"again{number}")
 
 
 def test_a_snapshot_keeps_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,12 +186,19 @@ class Ballots:
             number: one.winner for number, one in enumerate(self.groups) if one.winner is not None
         }
 
-    def settle(self, winners: Mapping[int, int], dropped: Collection[int]) -> None:
-        """Makes the outcome what it was; for a server that is restored."""
+    def settle(
+        self, winners: Mapping[int, int], dropped: Collection[int], *, are_alike: bool
+    ) -> None:
+        """Makes the outcome what it was; for a server that is restored.
+
+        Args:
+            winners: by number of the group, whose packets it had.
+            dropped: the groups that had none.
+            are_alike: whether packets of those who agree are equal, so that it may have another's.
+        """
         self.is_closed = True
         for number, group in enumerate(self.groups):
             if number in dropped:
-                group.winner = None
-                group.is_dropped = True
-            elif group.winner is None and number in winners:
-                group.winner = winners[number]
+                group.winner, group.is_dropped = None, True
+            elif number in winners and not (are_alike and group.winner is not None):
+                group.winner, group.is_dropped = winners[number], False

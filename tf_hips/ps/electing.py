@@ -58,10 +58,10 @@ class Electing:
         self._is_restoring = True
         try:
             yield
+            if self._store is not None:
+                self._store.resume()
         finally:
             self._is_restoring = False
-            if self._store is not None:
-                self._store.is_restoring = False
 
     def make_store(
         self,

@@ -42,6 +42,8 @@ Tell = Callable[..., None]
 
 # Seconds in which nothing comes of who was asked, before the next is asked, too.
 ASK_S = 5.0
+# How many times as long somebody may be sending, alone.
+ASK_TIMES = 12
 
 
 @dataclasses.dataclass
@@ -155,15 +157,25 @@ class VotingStore(Store):
         with self.changed:
             return self.is_by_digest and self._takes(number, child)
 
-    def told(self, number: int, child: int, received: Callable[[], int]) -> None:
-        """Notes that a child has heard that it is asked; `received` counts what comes of it."""
+    def told(
+        self, number: int, child: int, received: Callable[[], int], patience: int = ASK_TIMES
+    ) -> None:
+        """Notes that a child has heard that it is asked.
+
+        Args:
+            number: the round.
+            child: who was asked.
+            received: counts the bytes that come of it.
+            patience: how often it may have sent too little, before the next is asked, too.
+        """
         seen = received()
 
         def look() -> None:
-            if received() > seen:
-                self.told(number, child, received)
-            else:
-                self.passes_over(number, child)
+            is_silent = received() == seen
+            if is_silent or patience == 1:
+                self.passes_over(number, child, is_lost=is_silent)
+            if not is_silent:
+                self.told(number, child, received, max(0, patience - 1))
 
         with self.changed:
             if self._takes(number, child):
@@ -229,8 +241,29 @@ class VotingStore(Store):
             if self._is_decided(number):
                 return
             winners = {group: child for group, child in fields["winners"]}
-            self._of(number).settle(winners, fields["dropped"])
-            jobs = self._look(number)
+            are_alike = self.votes.vote != TOLERANT
+            self._of(number).settle(winners, fields["dropped"], are_alike=are_alike)
+            jobs = self._decide(number, self._of(number))
+        self._merge_quietly(jobs)
+
+    def begin(self, number: int) -> bool:
+        """As of `Store`. While a server is restored, the round before may be still to be merged."""
+        if self.is_restoring:
+            self._catch_up()
+        return super().begin(number)
+
+    def resume(self) -> None:
+        """All records are done: from now on rounds are decided as they come."""
+        self._catch_up()
+        self.is_restoring = False
+
+    def _catch_up(self) -> None:
+        """Decides the newest round, if that had been done, and the record of it was lost."""
+        with self.changed:
+            number = self.round
+            ballots = self._of(number)
+            is_due = ballots.is_settled and not self._is_decided(number)
+            jobs = self._decide(number, ballots) if is_due else []
         self._merge_quietly(jobs)
 
     def delivered(self, number: int, child: int) -> frozenset[int]:
@@ -360,7 +393,9 @@ class VotingStore(Store):
             if self.is_by_digest and not waits:
                 self._ask(ballots, group)
         self.changed.notify_all()
-        return self._decide(number, ballots) if ballots.is_settled else []
+        # While a server is restored, what was decided is in a record, or nobody was told.
+        is_due = ballots.is_settled and not self.is_restoring
+        return self._decide(number, ballots) if is_due else []
 
     def _compare(self, number: int, ballots: Ballots, group: Group) -> None:
         """Settles a group by what its rows are, once all of them are there or nobody else comes."""
