@@ -39,8 +39,10 @@ def reverse(number: int, own: Floats) -> Floats:
     return -100 * own
 
 
-@pytest.mark.parametrize("vote", ["digest", "exact", "tolerant"])
-@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize(
+    ("vote", "is_fixed"),
+    [("digest", False), ("digest", True), ("exact", False), ("tolerant", False)],
+)
 def test_seven_children_one_of_whom_lies_are_what_the_function_makes_of_them(
     vote: str, is_fixed: bool
 ) -> None:
