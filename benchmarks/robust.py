@@ -7,6 +7,7 @@
     byzfl     rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
     step      a step over ranks on links of 1 Gbit/s with a rule, over one with a mean
               (robust_step.py); needs root
+    votes     what a server of children that vote receives, by digest (robust_votes.py)
     accuracy  digits under attack, and what DETOX is worth (robust_accuracy.py)
     table     the same with two levels of servers and codecs (robust_table.py); takes longest
 
@@ -33,7 +34,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import closing, codecs, robust_accuracy, robust_step, robust_table
+from benchmarks import (
+    closing,
+    codecs,
+    robust_accuracy,
+    robust_step,
+    robust_table,
+    robust_votes,
+)
 from benchmarks.collectives_jobs import Row, ratio_row
 
 COMMAND = "make bench-robust"
@@ -208,6 +216,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
     "sort": sort,
     "byzfl": byzfl,
     "step": lambda rounds, _: robust_step.measured(min(rounds, 9)),
+    "votes": lambda *_: robust_votes.measured(),
     "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, 3)),
     "table": lambda rounds, _: robust_table.measured(min(rounds, robust_table.SEEDS)),
 }

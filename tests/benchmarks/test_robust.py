@@ -9,7 +9,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from benchmarks import closing, harness, robust, robust_accuracy, robust_step
+from benchmarks import closing, harness, robust, robust_accuracy, robust_step, robust_votes
 from tf_hips import robust as rules
 from tf_hips.comm import robust_rows
 from tf_hips.robust import attacks
@@ -37,7 +37,8 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     of_digits = {"robust-detox-points"} | {
         f"robust-table-{what}" for what in ("run", "minutes", "processes")
     }
-    assert known == measured - {""} | of_digits | {robust_step.TARGET}
+    others = {robust_step.TARGET, robust_votes.ABOUT}
+    assert known == measured - {""} | of_digits | others
 
 
 def test_rules_of_steps_bear_the_ranks_that_there_are() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips import config
-from tf_hips.cli import arguments, certs, party, party_servers, uneven
+from tf_hips.cli import arguments, certs, party, party_servers, uneven, votes
 from tf_hips.cli.processes import Failure, Job
 
 _SERVER = "server"
@@ -82,6 +82,7 @@ def add(commands: Any) -> None:
         help="what the server makes of gradients, such as momentum(learning_rate=0.1); it takes no "
         "other",
     )
+    votes.add(parser)
     parser.add_argument(
         "--deadline",
         type=arguments.seconds,
@@ -108,6 +109,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Starts everything, waits, and returns the exit code of the job."""
     command = arguments.script_command(options.script, options.arguments)
+    options.rule = votes.rule_of(options)
     party_servers.check(options)  # says at once what is wrong, and so does
     uneven.environments(options, options.parties * options.workers)
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:

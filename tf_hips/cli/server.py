@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from tf_hips.cli import arguments, config_file, quorums, uplinks
+from tf_hips.cli import arguments, config_file, quorums, uplinks, votes
 
 _MIB = 2**20
 
@@ -112,6 +112,7 @@ def add(commands: Any) -> None:
         metavar="HOST:PORT",
         help="tell Prometheus about the run, in plain HTTP",
     )
+    votes.add(parser)
     quorums.add(parser)
     uplinks.add(parser)
     arguments.add_identity(parser, "the server")
@@ -126,6 +127,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     tls = arguments.identity(options)
     uplink = uplinks.of(options)
+    rule = votes.rule_of(options)
     from absl import flags
     from absl import logging as absl_logging
 
@@ -148,7 +150,7 @@ def run(options: argparse.Namespace) -> int:
         bind=options.bind,
         compression=options.compression,
         downlink=options.downlink,
-        rule=options.rule,
+        rule=rule,
         tls=tls,
         revoked=options.revoked,
         metrics=options.metrics,

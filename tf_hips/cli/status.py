@@ -137,8 +137,10 @@ def _show(all_told: list[dict[str, Any]]) -> None:
     has_refused = any(
         child.get("refused_rows") for told in all_told for child in told.get("children", ())
     )
-    columns += [*(("late", "absent") if has_quorum else ()), *["refused"] * has_refused]
-    for column in columns:
+    votes = any(str(told.get("rule") or "").startswith("detox") for told in all_told)
+    more = [*(("late", "absent") if has_quorum else ()), *["refused_rows"] * has_refused]
+    more += ["outvoted", "proven"] * votes
+    for column in [*columns, *(one.partition("_")[0] for one in more)]:
         table.add_column(column, justify="right")
     is_first = True
     for told in all_told:
@@ -164,8 +166,7 @@ def _show(all_told: list[dict[str, Any]]) -> None:
                 _bytes(child["sent_bytes"]),
                 str(child["retries"]),
                 "never" if last is None else f"{_time(last)} ago",
-                *((str(child["late"]), str(child["absent"])) if has_quorum else ()),
-                *[str(child.get("refused_rows", 0))] * has_refused,
+                *(str(child.get(column, 0)) for column in more),
             )
     console.print(table)
 

@@ -25,6 +25,7 @@ _OF_PARTY_SERVERS = ("uplink_compression", "period")
 # Options of `server` that only the topmost servers are told.
 TOPMOST = (
     *("compression", "downlink", "rule", "metrics"),
+    *("approach", "mode", "group_size", "worker_fail", "bucket_size", "vote", "fixed_groups"),
     *("quorum", "round_deadline", "deadline_mads", "late", "close_at", "below_quorum_s"),
 )
 PARTY_DERIVED = (

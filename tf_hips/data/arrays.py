@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips.data.position import Position
+from tf_hips.data.seats import Seats
 
 # Batches that are gathered at once and ahead of the step. tf.data's own choice is off under our
 # strategies (docs/decisions/0010).
@@ -51,6 +52,7 @@ def batches(
     is_shuffled: bool,
     seed: int,
     position: Position,
+    seats: Seats | None = None,
 ) -> tf.data.Dataset:
     """Batches of one group's rows.
 
@@ -63,6 +65,7 @@ def batches(
         is_shuffled: whether the order is a permutation, another one in every epoch.
         seed: of the permutations.
         position: tells the epoch.
+        seats: instead of `group`, the group of each step, of equally many and full batches.
     """
     length = num_rows(tensors)
     joined = groups * batch_size
@@ -77,6 +80,14 @@ def batches(
             # of rows, far from uniform.
             rows = tf.random.experimental.stateless_shuffle(
                 rows, tf.stack([tf.constant(seed, tf.int64), epoch])
+            )
+        if seats is not None:
+            steps = num_used // joined
+            blocks = tf.reshape(rows[:num_used], [steps, batch_size, groups])
+            return seats.applied(
+                tf.data.Dataset.from_tensor_slices(blocks),
+                position,
+                lambda block, seat: tf.ensure_shape(block[:, seat], [batch_size]),
             )
         own = rows[group:num_used:groups]
         whole = tf.reshape(own[: num_whole * batch_size], [num_whole, batch_size])

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_hips.data.position import Position, ancestry, known_length
+from tf_hips.data.seats import Seats
 
 # Rows among which the next one is drawn, where `shuffle` is True.
 SHUFFLE_BUFFER = 10_000
@@ -69,6 +70,7 @@ def batches(
     seed: int,
     buffer: int,
     position: Position,
+    seats: Seats | None = None,
 ) -> tf.data.Dataset:
     """Batches of one group's rows.
 
@@ -81,6 +83,7 @@ def batches(
         seed: of the shuffling.
         buffer: rows among which the next one is drawn; 1 for the order of the dataset.
         position: tells the epoch.
+        seats: instead of `group`, the group of each step, of equally many and full batches.
     """
     length = known_length(dataset)
     joined = groups * batch_size
@@ -89,6 +92,11 @@ def batches(
     def own_of(*parts: Any) -> Any:
         rows = parts if is_tuple else parts[0]
         return tf.nest.map_structure(lambda part: part[group::groups], rows)
+
+    def rows_of(block: Any, seat: tf.Tensor) -> Any:
+        return tf.nest.map_structure(
+            lambda part: tf.reshape(part, [batch_size, groups, *part.shape[1:]])[:, seat], block
+        )
 
     def pass_of(epoch: tf.Tensor) -> tf.data.Dataset:
         rows = dataset
@@ -100,6 +108,9 @@ def batches(
                 [], tf.stack([tf.constant(seed, tf.int64), epoch]), 0, 2**31 - 1, tf.int32
             )
             rows = rows.shuffle(buffer, tf.cast(drawn, tf.int64), reshuffle_each_iteration=False)
+        if seats is not None:
+            blocks = rows.batch(joined, drop_remainder=True)
+            return seats.applied(blocks, position, rows_of)
         if drop_remainder and int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY:
             # Joined batches first, so that no group gets one more than another.
             return rows.batch(joined, drop_remainder=True).map(own_of)

@@ -113,7 +113,7 @@ class Feed:
 
     def _begin_pass(self, number: int, skipped: int) -> None:
         for position in self._positions:
-            position.set(number)
+            position.set(number, skipped)
         self._skipped.assign(skipped)
 
     def _begin_anywhere(self, epoch: int, number: int, first_step: int, steps: int) -> None:

@@ -37,6 +37,11 @@ class Position:
             counts its epochs; None where none is. Set before the first epoch of that `fit`.
         is_shuffled: whether every epoch has another order.
         drops: whether an epoch may leave rows out.
+        first_step: the step that the next pass begins with, where it was told; then rounds are
+            counted from there. Of this and the next two see `seats`.
+        next_round: the round of the element after the last one that was read; None: none was.
+        is_whole: whether the last pass was read to its end.
+        is_seated: whether batches are those of groups that change from step to step.
     """
 
     def __init__(
@@ -56,15 +61,24 @@ class Position:
         self.offset_of_resumed: int | None = None
         self.is_shuffled = is_shuffled
         self.drops = False
+        self.first_step: int | None = None
+        self.next_round: int | None = None
+        self.is_whole = False
+        self.is_seated = False
 
-    def set(self, epoch: Any) -> None:
+    def set(self, epoch: Any, first_step: int = 0) -> None:
         """Makes the next pass that begins epoch number `epoch`, from 0.
 
         An iterator over a repeated dataset with prefetching may be ahead of its reader.
+
+        Args:
+            epoch: the number.
+            first_step: steps of it that are read and thrown away.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, numbers.Integral) or epoch < 0:
             raise ValueError(f"`epoch` must be an int, not negative. Received: epoch={epoch!r}")
         self._next.assign(int(epoch))
+        self.first_step = first_step
         self.next_of_fit = int(epoch)
 
     def passes(self, make_pass: Callable[[tf.Tensor], tf.data.Dataset]) -> tf.data.Dataset:
@@ -113,6 +127,7 @@ def check_whole(dataset: tf.data.Dataset, method: str) -> None:
         for text, is_so in (
             ("is shuffled", any(one.is_shuffled for one in positions) and method == "predict"),
             ("leaves out rows", any(one.drops for one in positions)),
+            ("follows groups that change", any(one.is_seated for one in positions)),
         )
         if is_so
     ]

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.data import arrays, datasets
 from tf_hips.data.position import MakeVariable, Position, known_length, make_plain_variable
+from tf_hips.data.seats import Seats
 
 
 def shard(
@@ -21,6 +22,7 @@ def shard(
     shuffle: bool | int = True,
     drop_remainder: bool = True,
     make_variable: MakeVariable = make_plain_variable,
+    seats: Seats | None = None,
 ) -> tf.data.Dataset:
     """Batches of group `group` of `groups`; see `tf_hips.shard`.
 
@@ -36,6 +38,8 @@ def shard(
         shuffle: whether every epoch has another order; for a dataset also the rows of its buffer.
         drop_remainder: whether all groups get equally many batches, all of them full.
         make_variable: makes the variable that holds the epoch.
+        seats: instead of `group`, in which group this worker sits in each round; only with
+            `drop_remainder`.
 
     Raises:
         ValueError: an argument is out of range, or the data cannot be sharded.
@@ -49,7 +53,9 @@ def shard(
         "drop_remainder": drop_remainder,
         "seed": seed,
         "position": position,
+        "seats": seats,
     }
+    position.is_seated = seats is not None
     if isinstance(data, tf.data.Dataset):
         datasets.check_rows(data)
         length = known_length(data)

@@ -11,6 +11,7 @@
     Failed                                      a step of the caller ended with an error, JSON
     Status                                      what the run is doing, JSON; also for operators
     Pace                                        how many local steps to take (`pacing`), JSON
+    Seat, Replica                               of children that vote (`seats`), JSON
     Watch                                       open for as long as a child takes part; brings the
                                                 reason when the run ends for one
 
@@ -36,10 +37,13 @@ from tf_hips.errors import (
 )
 from tf_hips.ps import wire
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
+from tf_hips.ps.asked import REPLICA, SEAT
 from tf_hips.ps.members import Caller
 from tf_hips.ps.news import news_to_message
 from tf_hips.ps.pacing import METHOD, PaceServer
 from tf_hips.ps.parcel import Held
+from tf_hips.ps.polling import Poll
+from tf_hips.ps.seats import Seating
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
@@ -98,6 +102,7 @@ class Calls:
         self._events = events
         self._host = host
         self._pacing = PaceServer(len(config.parties))
+        self._seating = Seating()
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """The handlers of all methods, by name."""
@@ -115,6 +120,8 @@ class Calls:
             "WantBackup": grpc.unary_stream_rpc_method_handler(self._stream(self._want_backup)),
             "GiveBackup": grpc.stream_unary_rpc_method_handler(self._unary(self._give_backup)),
             "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
+            SEAT: grpc.unary_unary_rpc_method_handler(self._unary(self._seating.seat)),
+            REPLICA: grpc.unary_unary_rpc_method_handler(self._unary(self._seating.replica)),
             METHOD: grpc.unary_stream_rpc_method_handler(self._stream(self._pacing.serve)),
             "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
@@ -372,24 +379,37 @@ class Calls:
     ) -> Iterator[bytes]:
         flow = Flow(self._traffic, caller.child)
         store = session.begin_round(caller, call.number, weight_of(context))
+        poll = Poll(store, call.number, caller.child, context)
         reader = Reader(flow.coming(messages), store, session, caller, call)
         refused = len(store.refusals(call.number))
         have: set[int] = set()
+        if poll.vote():
+            session.note_moved()
+            session.goes_on(caller.child)
         if call.attempt > 0:
             have = tell_held(
                 context, store.delivered(call.number, caller.child), len(store.model.chunks)
             )
         reader.start()
         after = 0
-        while after < len(store.chunks):
-            after, news = session.wait_results(
-                caller, store, call.number, after, reader.has_failed, refused
-            )
-            reader.check()
-            if not news:
-                yield b""  # others are sending: the child waits on
-            packets = ((chunk, memoryview(packet)) for chunk, packet in news if chunk not in have)
-            yield from flow.going(wire.bundle(packets))
+        with poll.counting(lambda: flow.received_bytes):
+            while after < len(store.chunks):
+                after, news = session.wait_results(
+                    caller,
+                    store,
+                    call.number,
+                    after,
+                    lambda: reader.has_failed() or poll.is_due,
+                    refused,
+                )
+                reader.check()
+                yield from flow.going(poll.messages())
+                if not news:
+                    yield b""  # others are sending: the child waits on
+                packets = (
+                    (chunk, memoryview(packet)) for chunk, packet in news if chunk not in have
+                )
+                yield from flow.going(wire.bundle(packets))
         self._traffic.finished_round(caller.child, flow.seconds)
         self._events.write(
             "round",

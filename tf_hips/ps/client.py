@@ -29,6 +29,7 @@ from tf_hips import log
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import tls, wire
+from tf_hips.ps.asked import Ballot
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.backups import Backups, Give
 from tf_hips.ps.gather import to_packet, too_long
@@ -45,6 +46,7 @@ from tf_hips.ps.passing import (
     read_terms,
     say_held,
 )
+from tf_hips.ps.rules.votes import is_by_digest
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
 from tf_hips.ps.transfers import Transfers
 from tf_hips.ps.tree import Leaves
@@ -154,6 +156,7 @@ class Client:
         self._welcome: Welcome | None = None
         self._is_joining = False
         self._agreed: Agreed | None = None
+        self._votes_by_digest = False
 
     def join(
         self,
@@ -239,6 +242,7 @@ class Client:
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))
         self._welcome = Welcome(**fields)
+        self._votes_by_digest = is_by_digest(self._welcome.rule)
         self._link.watch()
         return self._welcome
 
@@ -429,6 +433,7 @@ class Client:
         halt = halt if halt is not None else Halt()
         said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
         welcome = self._joined()
+        ballot = self._ballot(passage)
         have: set[int] = set()
         most_held = 0
         # What the process before this one has delivered need not travel again.
@@ -438,10 +443,17 @@ class Client:
             nonlocal most_held
             count += first
             halt.check(self._uplink.server)
-            call = WayUp(functools.partial(passage.batches, chunks), resumes=count > 0)
+            call = WayUp(
+                functools.partial(passage.batches, chunks), resumes=ballot.waits(count == 0)
+            )
             stream = self._link.stub("stream_stream", "Exchange", patience.left_s)(
                 self._link.metered(moving(call.messages(), patience, count == first)),
-                metadata=(*self._link.metadata(number, count), *say_held(have), *said),
+                metadata=(
+                    *self._link.metadata(number, count),
+                    *say_held(have),
+                    *said,
+                    *ballot.metadata,
+                ),
             )
             with contextlib.ExitStack() as stack:
                 stack.callback(stream.cancel)
@@ -453,8 +465,8 @@ class Client:
                     if len(held) > most_held:
                         patience.renew()
                     most_held = max(most_held, len(held))
-                    call.resume(held)
-                assembler = wire.Assembler(lengths)
+                    ballot.resume(call, held)
+                assembler = wire.Assembler(ballot.limits(lengths))
                 for message in stream:
                     # What comes once more is no progress before it is a whole packet. An empty
                     # message says that others go on.
@@ -463,6 +475,8 @@ class Client:
                     if not message:
                         passage.go_on()
                     for chunk, packet in assembler.feed(message):
+                        if ballot.hears(call, chunk, len(lengths)):
+                            continue
                         if len(packet) != lengths[chunk]:
                             raise ProtocolError(
                                 f"The packet of chunk {chunk} must have {lengths[chunk]} bytes. "
@@ -479,6 +493,9 @@ class Client:
                 )
 
         self._link.persist("Exchange", self._wait_s, attempt)
+
+    def _ballot(self, passage: Passage) -> Ballot:
+        return Ballot(self._votes_by_digest, passage, self._chunks)
 
     @property
     def max_gather_bytes(self) -> int:

@@ -89,6 +89,25 @@ class Combining:
                 f"Received: {int(np.count_nonzero(~np.isfinite(values)))} values that are not"
             )
 
+    def row(
+        self, number: int, chunks: Sequence[int], packets: Sequence[Packet | None]
+    ) -> Floats | None:
+        """The values of packets of `chunks`, one after the other; None: some are not to be read."""
+        sizes = [self._model.chunks[chunk].size for chunk in chunks]
+        found = np.empty(sum(sizes), np.float32)
+        at = 0
+        for chunk, size, packet in zip(chunks, sizes, packets, strict=True):
+            if packet is None:
+                return None
+            try:
+                native.decode(
+                    self._uplink_of(number, chunk), packet, size, out=found[at : at + size]
+                )
+            except PacketError:
+                return None
+            at += size
+        return found
+
     def combine(
         self,
         number: int,

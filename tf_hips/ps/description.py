@@ -30,9 +30,10 @@ def describe(
         `state` (`absent`, `joining`, `there`, `away`, `lost`, `left`), `workers`, `round`, `chunks`
         (of that round, of `chunks` in all), `lag`, the rounds that it is behind, `late`, updates
         that came after their round was closed, `absent`, rounds that were closed without it, and
-        `refused_rows`, its updates that a robust rule has refused; all since the server began.
-        `quorum` is None, or how many children make a round, and `deadline_s` when that is enough,
-        if it is known.
+        `refused_rows`, its updates that a robust rule has refused, `outvoted` and `proven`, rounds
+        in which its group has said something else, or in which it has sent something else than it
+        said; all since the server began. `quorum` is None, or how many children make a round, and
+        `deadline_s` when that is enough, if it is known.
     """
     with state.changed:
         store, known = state.store, state.members.children
@@ -57,6 +58,7 @@ def describe(
                     "late": partial["late"][place] if partial is not None else 0,
                     "absent": partial["absent"][place] if partial is not None else 0,
                     "refused_rows": refused[place],
+                    **state.electing.counts(place),
                 }
             )
         first = known[min(known)] if known else None

@@ -15,6 +15,7 @@ from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
 from tf_hips.ps.past import MOST_IN_MEMORY
 from tf_hips.ps.quorum import Quorum
+from tf_hips.ps.rules.votes import why_not_child
 from tf_hips.ps.tree import (
     BETWEEN,
     MAX_LEAVES,
@@ -364,6 +365,12 @@ class Members:
                     f"{what}={came} from site `{here}`"
                 )
         others = {one: known for one, known in self.children.items() if one != position}
+        if child.rule != ABOVE and self.terms.site is None:
+            is_leaf = child.leaves == ((here, child.workers),)
+            workers = {self.site(one): known.workers for one, known in others.items()}
+            why_not = why_not_child(child.rule, here, is_leaf, child.workers, workers)
+            if why_not is not None:
+                raise ProtocolError(why_not)
         num_leaves = sum(len(known.leaves) for known in others.values()) + len(child.leaves)
         if num_leaves > MAX_LEAVES:
             raise ProtocolError(

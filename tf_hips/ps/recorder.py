@@ -42,6 +42,10 @@ class Kind(enum.IntEnum):
     LOST = 15  # one child, or that it is there again
     GATHER_CLOSED = 16  # a gather, without some children
     ARRIVED = 17  # updates, so many seconds after the opening of their round
+    # Of children that vote:
+    VOTED = 40  # what one child says its packets are, in a round
+    TALLIED = 41  # whose packets are in a round, and which groups are not
+    REPLICA = 42  # what decides on the bits of one child
     # Of a server with one above it, what that one has answered:
     PASSED_DOWN = 30  # a chunk of a round
     ANSWERED = 31  # a gather, the payloads of all leaves

@@ -86,6 +86,7 @@ class Session:
         self._waiting = Waiting(self.changed, self._members, self._note_end)
         self._closing: Closing | None = None
         self._state.rejections.tell = tell
+        self._state.electing.use(tell, clock)
         if terms.quorum is not None:
             self._closing = Closing(
                 terms.quorum,
@@ -199,7 +200,7 @@ class Session:
         Raises:
             Exception: a record says what cannot be.
         """
-        with self.changed, self._state.rejections.quiet():
+        with self.changed, self._state.rejections.quiet(), self._state.electing.quiet():
             for kind, fields, data in records:
                 if "child" in fields:
                     self._waiting.note_call(fields["child"])

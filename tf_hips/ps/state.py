@@ -21,6 +21,7 @@ import numpy as np
 from tf_hips.errors import NonFiniteError
 from tf_hips.ps import tree
 from tf_hips.ps.asynchronous import AsynchronousStore
+from tf_hips.ps.electing import Electing
 from tf_hips.ps.gather import Gathers
 from tf_hips.ps.members import Child, Members, Terms
 from tf_hips.ps.model import Model
@@ -36,6 +37,7 @@ from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import rule_of
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import Place
+from tf_hips.ps.voting import VotingStore
 from tf_hips.ps.weights import FirstWeights
 from tf_hips.ps.wire import Buffer
 
@@ -59,12 +61,14 @@ class State:
         self.changed = changed
         self.has_left_above = False
         self.rejections = Rejections(terms.parties)
+        self.electing = Electing(terms.parties, self.rejections)
 
     def start(self, place: Place | None = None) -> None:
         """All children have joined, and the server above, if there is one, says where they are."""
         self.members.is_started = True
         self.members.session = uuid.uuid4().hex[:16]
         self._take_place(place)
+        self.electing.begin(self.members.children[0].rule)
         self.recorder.add(Kind.JOINED, **self._joined())
 
     def _take_place(self, place: Place | None) -> None:
@@ -90,6 +94,8 @@ class State:
         child = self.members.children[position]
         if child.is_lost != is_lost:
             child.is_lost = is_lost
+            if is_lost and isinstance(self.store, VotingStore):
+                self.store.lose(position)
             self.recorder.add(Kind.LOST, child=position, is_lost=is_lost)
 
     def note_backup(self, position: int, number: int, gather: int) -> None:
@@ -192,6 +198,7 @@ class State:
                 self.members.session = fields["session"]
                 place = fields.get("place")
                 self._take_place(place and Place.from_fields(place))
+                self.electing.begin(self.members.children[0].rule, fields.get("secret"))
                 self.gathers.prologue = fields.get("prologue", 0)
                 if not fields.get("has_weights", True):
                     self.weights.forget()
@@ -222,6 +229,8 @@ class State:
                 self.take_back(fields["child"], fields["process"])
             case Kind.BACKED_UP:
                 self.note_backup(fields["child"], fields["round"], fields["number"])
+            case Kind.REPLICA:
+                self.electing.replicas[fields["child"]] = fields["facts"]
             case _:
                 self._apply_to_rounds(kind, fields, data)
 
@@ -251,6 +260,7 @@ class State:
                 number, gather = child.backup
                 backup = {"child": position, "round": number, "number": gather}
                 small.append((Kind.BACKED_UP, backup, b""))
+        small += self.electing.entries()
         small += self._first_weights()
         small += [
             (Kind.GATHERED, {"child": child, "number": number, "label": label}, payload)
@@ -302,6 +312,8 @@ class State:
                 store.of(child).weigh(fields["round"], child, fields["weight"])
             case _ if isinstance(store, AsynchronousStore):
                 store.restore(kind, fields, data)
+            case Kind.VOTED | Kind.TALLIED if isinstance(store, VotingStore):
+                store.redo(kind, fields, data)
             case Kind.CLOSED:
                 late = [(child, number) for child, number in fields["late"]]
                 store.merge(store.close(fields["round"], fields["children"], late))
@@ -377,6 +389,16 @@ class State:
         chunks = self.members.terms.shard.chunks(model)
         partial = Partial(workers, chunks, carries=quorum.late == NEXT) if quorum else None
         sizes = [chunk.size for chunk in model.chunks]
+        if rule.votes is not None and not is_passed:
+            return self.electing.make_store(
+                rule,
+                *terms,
+                sizes=sizes,
+                gives_up=quorum is not None,
+                first_round=first_round,
+                past=self.recorder.make_past(past_bytes),
+                **common,
+            )
         whole = rule_of(rule, self.members.terms.parties, child.seed)
         return Store(
             *terms,
@@ -398,6 +420,7 @@ class State:
                 {name: getattr(children[one], name) for name in names} for one in sorted(children)
             ],
             "session": self.members.session,
+            "secret": self.electing.secret,
             "place": place and dataclasses.asdict(place),
         }
 

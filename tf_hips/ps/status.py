@@ -143,6 +143,8 @@ class _Collector:
             ("late", "Counter", "Updates of a child that came after their round was closed."),
             ("absent", "Counter", "Rounds that were closed without a child."),
             ("refused_rows", "Counter", "Updates of a child that a robust rule has refused."),
+            ("outvoted", "Counter", "Rounds in which a child's group has said something else."),
+            ("proven", "Counter", "Rounds in which a child has sent other packets than it said."),
         ):
             family = getattr(self._core, f"{kind}MetricFamily")(
                 f"tf_hips_child_{name}", text, labels=[*run, "site"]

@@ -18,7 +18,7 @@ down; rank 0 commits its residual when the server has answered.
 Invariant: a round ends on all ranks of all parties with the same bytes decoded, so all replicas
 stay bit-identical; in asynchronous runs all replicas of a party.
 
-Follows HiPS (hierarchical parameter server) with the party's server played by Horovod and rank 0.
+Follows HiPS (hierarchical parameter server); Horovod and rank 0 play the party's server.
 """
 
 import atexit
@@ -55,11 +55,13 @@ from tf_hips.ps.parcel import Intake
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import Connection, connect
 from tf_hips.robust import Aggregator
+from tf_hips.robust.detox import Detox
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
+from tf_hips.strategies.grouped import GroupedStrategy
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.over_parties import ExactReduction
-from tf_hips.strategies.party import PartyStrategy, chosen_compression, chosen_intra
+from tf_hips.strategies.party import chosen_compression, chosen_intra
 from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.strategies.rules import as_mean, check_optimizer, chosen_rule, weight_of
 from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
@@ -68,7 +70,7 @@ from tf_hips.strategies.uplink import Way, make_uplink
 _SAME = "same"
 
 
-class HierarchicalPS(PartyStrategy):
+class HierarchicalPS(GroupedStrategy):
     """Training over several parties, as if all workers of all parties were one job.
 
     The number of replicas is that of all workers of all parties, so losses and learning rates mean
@@ -102,7 +104,7 @@ class HierarchicalPS(PartyStrategy):
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
-        rule: UpdateRule | Aggregator | str | None = None,
+        rule: UpdateRule | Aggregator | Detox | str | None = None,
     ) -> None:
         """Starts Horovod; rank 0 joins the server and waits for the other parties.
 
@@ -125,9 +127,9 @@ class HierarchicalPS(PartyStrategy):
             topology: which way packets take inside the party; see `CompressedRing`.
             comp_threshold: gradients of fewer elements are summed exactly inside the party.
             rule: what the server makes of gradients, a text such as "adam(learning_rate=0.001)"
-                (docs/rules.md) or `tf_hips.robust.krum(f=1)` (docs/robustness.md); None takes what
-                the configuration or the server says, else the mean over all workers. Rules with an
-                optimizer make the steps themselves, and want
+                (docs/rules.md), `tf_hips.robust.krum(f=1)` or a `tf_hips.robust.detox.Detox`
+                (docs/robustness.md); None takes what the configuration or the server says, else the
+                mean over all workers. Rules with an optimizer make the steps themselves, and want
                 keras.optimizers.SGD(learning_rate=1.0) here.
 
         Raises:
@@ -192,6 +194,7 @@ class HierarchicalPS(PartyStrategy):
                     "is not finite. Received: nonfinite='propagate'"
                 )
             self._join()
+            self._sit_down(self._rule, self._welcome, self._connected)
             self._beginning.first_sync = self._first_sync
             exits.watch()
             atexit.register(self.close)
@@ -280,6 +283,8 @@ class HierarchicalPS(PartyStrategy):
 
         Over all parties, also where they train apart: each has data of its own.
         """
+        if self._groups is not None and self._groups.sample_group is not None:
+            return self._groups.sample_group
         number = sum(self._welcome.workers) if self._welcome is not None else primitives.size()
         return self.global_rank, number
 
@@ -315,6 +320,7 @@ class HierarchicalPS(PartyStrategy):
     def _check_optimizer(self, optimizer: Any) -> None:
         if self._rule is not None and self._loan is None:
             check_optimizer(self._rule, optimizer)
+        self._check_rounds(optimizer)
 
     def _counts_steps(self) -> bool:
         return self._welcome is None or self._apart is not None
@@ -440,6 +446,7 @@ class HierarchicalPS(PartyStrategy):
     def _come_back(self, place: dict[str, Any]) -> None:
         self._num_gathers = int(place["gathers"])
         self._is_resumed = True
+        self._open_round(int(place["round"]))
         self.write_event("came_back", **place)
 
     def _reduce_gradients(
@@ -506,7 +513,7 @@ class HierarchicalPS(PartyStrategy):
             Way(
                 self._exchange,
                 len(self._welcome.parties) if self._together() is not None else 1,
-                derive_seed(self._run.seed, f"party/{site}"),
+                self._codec_seed or derive_seed(self._run.seed, f"party/{site}"),
                 self._failures,
             ),
             up,
@@ -535,6 +542,7 @@ class HierarchicalPS(PartyStrategy):
         first = self._state.restored_step(made.step) or self._welcome.round
         on_rank_0(lambda: self._agree_model(made.gradients, first))
         made.step.assign(first)
+        self._open_round(first)
 
     def _agree_model(self, gradients: Sequence[Gradient], first_round: int) -> None:
         self._connected().agree_model([gradient.shape for gradient in gradients], first_round)
@@ -554,8 +562,8 @@ class HierarchicalPS(PartyStrategy):
         # It is the server that says when a party is too late.
         with watchdog.doing("a round with the other parties", has_deadline=True):
             merged = client.exchange(int(number), packets, self._weight())
-        seconds = time.monotonic() - began
-        self._seconds_in_rounds += seconds
+        self._seconds_in_rounds += (seconds := time.monotonic() - began)
+        self._open_round(int(number) + 1)
         sent, received = self._new_bytes()
         self.write_event("round", round=int(number), sent=sent, received=received, seconds=seconds)
         return merged

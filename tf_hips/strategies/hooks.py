@@ -256,6 +256,6 @@ def _noise(keras_method: Callable[..., Any], generator: Any, *args: Any, **kwarg
     if strategy is None:
         return seed
     # An odd factor makes different groups different modulo 2^31; group 0 draws what Keras would.
-    group, _ = strategy.sample_group()
+    group, _ = strategy.noise_group()
     mark = group * 0x9E3779B1 % (1 << 31)
     return seed if mark == 0 else tf.bitwise.bitwise_xor(seed, tf.constant([mark, 0], seed.dtype))

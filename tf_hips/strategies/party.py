@@ -158,6 +158,10 @@ class PartyStrategy(tf.distribute.Strategy):
         """
         return self.global_rank, primitives.size()
 
+    def noise_group(self) -> tuple[int, int]:
+        """Which group of workers this one shares the noise of its model with, and of how many."""
+        return self.sample_group()
+
     def _replica(self) -> int:
         """Number of this worker among those over which gradients are summed."""
         return 0 if self._apart == WORKER else self.global_rank

@@ -14,10 +14,11 @@ from tf_hips.ps import rules
 from tf_hips.ps.client import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.robust import Aggregator
+from tf_hips.robust.detox import Detox
 
 
 def chosen_rule(
-    given: UpdateRule | Aggregator | str | None, run: configuration.Run
+    given: UpdateRule | Aggregator | Detox | str | None, run: configuration.Run
 ) -> UpdateRule | None:
     """The rule that a script gives, or else what its configuration names; None: the server's.
 

@@ -33,7 +33,8 @@ def shard(
     The k-th batches of all workers together are the k-th batch of one process with the joined batch
     size: worker g of N has the positions g, g + N, ... of an order that is a function of the seed
     and the epoch. Every pass through the dataset is the next epoch; `fit` counts its own epochs,
-    and see `set_epoch`.
+    and see `set_epoch`. Where workers vote in groups (docs/robustness.md), g is the group that a
+    worker sits in, of N groups; of groups that are drawn, with `drop_remainder`, that of the step.
 
     Args:
         data: an array, or a tuple, list or dict of arrays of equally many rows, such as (x, y) or
@@ -59,6 +60,9 @@ def shard(
     """
     strategy = _found(strategy)
     group, groups = strategy.sample_group()
+    seats = getattr(strategy, "_seats", None) if drop_remainder else None
+    if seats is not None:
+        group, groups = 0, seats.groups
     return batches.shard(
         data,
         batch_size,
@@ -68,6 +72,7 @@ def shard(
         drop_remainder=drop_remainder,
         seed=strategy._run.seed if seed is None else seed,
         make_variable=strategy._make_variable,
+        seats=seats,
     )
 
 

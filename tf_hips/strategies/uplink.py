@@ -27,13 +27,13 @@ class Way:
     Attributes:
         exchange: the number of a round and this party's packets in, the merged ones out.
         num_parties: how many parties there are.
-        seed: of this party's encoder.
+        seed: of this party's encoder; or what says it, an int64 scalar, for the number of a round.
         failures: where exceptions raised in a step are kept.
     """
 
     exchange: Callable[[np.int64, np.ndarray], np.ndarray]
     num_parties: int
-    seed: int
+    seed: int | Callable[[tf.Tensor], tf.Tensor]
     failures: Failures
 
 
@@ -128,6 +128,7 @@ class _Uplink:
     ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
         """All packets in one tensor, and what the variables will be."""
         packets, news = [], []
+        seed = self._way.seed if isinstance(self._way.seed, int) else self._way.seed(step)
         for position, (vector, size) in enumerate(zip(vectors, self._sizes, strict=True)):
             if not size:
                 continue
@@ -135,7 +136,7 @@ class _Uplink:
             packet, new_kept = graph.encode(
                 self._up.of_size(size),
                 vector,
-                seed=self._way.seed,
+                seed=seed,
                 step=step,
                 tensor_id=position,
                 kept=None if kept is None else kept.read_value(),

@@ -13,6 +13,7 @@ from tf_hips.data import sets, splits
 from tf_hips.data.position import make_plain_variable
 from tf_hips.errors import ConfigError
 from tf_hips.robust.attacks import flip_labels
+from tf_hips.strategies.grouped import GroupedStrategy
 from tf_hips.strategies.loan import PARTY
 from tf_hips.trainer.settings import Training
 
@@ -58,9 +59,13 @@ def make(
         flips_labels: whether this worker's rows to train on have wrong labels.
 
     Raises:
-        ConfigError: some worker would have fewer rows than a batch.
+        ConfigError: some worker would have fewer rows than a batch, or rows of its own though it
+            votes in groups that change.
     """
     group, groups = strategy.sample_group()
+    seats = strategy._seats if isinstance(strategy, GroupedStrategy) else None
+    if seats is not None:
+        group, groups = 0, seats.groups
     size = settings.batch_size
     split = splits.parse(settings.split)
     make_variable = strategy._make_variable
@@ -73,8 +78,15 @@ def make(
             f"Received: {len(rows)} rows"
         )
     if split.kind == "iid":
-        train = batches.shard((rows.x, labels), size, group=group, groups=groups, **common)
+        train = batches.shard(
+            (rows.x, labels), size, group=group, groups=groups, seats=seats, **common
+        )
         num_rows = len(range(group, len(rows), groups))
+    elif seats is not None:
+        raise ConfigError(
+            "`split` must be iid where workers vote in groups that change: all have all rows. "
+            f"Received: {split.text}"
+        )
     else:
         parts = splits.parts(
             rows.y, split, _parties(strategy, groups), seed=seed, level=settings.split_over

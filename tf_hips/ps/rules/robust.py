@@ -19,6 +19,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.quorum import DROP, Quorum
+from tf_hips.ps.rules import votes
 from tf_hips.ps.rules.value import parse
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
@@ -133,7 +134,10 @@ def why_not(
                 f"{shard}"
             )
         try:
-            robust.check(n)
+            if rule.votes is not None:
+                votes.check(rule.votes, robust, children, compression)
+            else:
+                robust.check(n)
         except ToleranceError as error:
             return f"Rule {rule} cannot work with {n} children in a round: {error}"
     f = 0 if rule.is_whole else _bad(robust.rule.f, n)

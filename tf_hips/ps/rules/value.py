@@ -8,6 +8,7 @@ if and only if their texts are. Holds no state and does no work.
     krum(f=1)                                     what is robust, and comes down as it is
     nnm(f=1) >> trimmed_mean(f=1)                 the same, with what is done to rows before
     krum(f=1) >> fedadam(learning_rate=0.1)       and what is made of it
+    detox(r=3, vote=digest) >> median             of the votes of groups (`votes`)
 """
 
 import dataclasses
@@ -17,8 +18,10 @@ from collections.abc import Mapping, Sequence
 
 from tf_hips.ops import call_text
 from tf_hips.ops.registry import Parameter
+from tf_hips.ps.rules.votes import Votes, split
 from tf_hips.robust import Aggregator
 from tf_hips.robust import parse as parse_robust
+from tf_hips.robust.detox import Detox
 from tf_hips.robust.value import ALIASES as ROBUST_ALIASES
 from tf_hips.robust.value import KINDS as ROBUST_KINDS
 
@@ -136,6 +139,7 @@ class UpdateRule:
         name: one of NAMES.
         params: (name, value) of each parameter that means something here, in the order of the text.
         before: the robust rule whose result this one gets; None: this one merges by itself.
+        votes: of groups of children, which all this gets in place of what children send; or None.
 
     Raises:
         ValueError: there is no such rule, or a parameter is unknown, out of range, or means nothing
@@ -146,6 +150,7 @@ class UpdateRule:
     name: str
     params: tuple[tuple[str, int | float], ...] = ()
     before: Aggregator | None = None
+    votes: Votes | None = None
 
     def __post_init__(self) -> None:
         before = self.before
@@ -183,6 +188,14 @@ class UpdateRule:
                 f"such as `fedavg`. Received: {self.text}"
             )
 
+        if self.votes is not None and (self.is_asynchronous or self._kind.merges == SUM):
+            is_sum = self.before is None
+            if is_sum or self.is_asynchronous:
+                raise ValueError(
+                    "Behind votes there must be a synchronous rule of means, such as `median` or "
+                    f"`mean >> momentum`. Received: {self.text}"
+                )
+
     @classmethod
     def make(cls, name: str, **params: int | float | str) -> "UpdateRule":
         """A rule of Python values: `UpdateRule.make("momentum", learning_rate=0.1)`."""
@@ -199,9 +212,9 @@ class UpdateRule:
         known = {parameter.name: parameter for parameter in self._kind.parameters}
         arguments = ", ".join(f"{name}={known[name].shown(value)}" for name, value in self.params)
         own = f"{self.name}({arguments})" if arguments else self.name
-        if self.before is None:
-            return own
-        return self.before.text if self.name == MEAN else f"{self.before.text} >> {own}"
+        if self.before is not None:
+            own = self.before.text if self.name == MEAN else f"{self.before.text} >> {own}"
+        return own if self.votes is None else f"{self.votes.text} >> {own}"
 
     @property
     def is_asynchronous(self) -> bool:
@@ -216,19 +229,23 @@ class UpdateRule:
     @property
     def robust(self) -> Aggregator | None:
         """What merges where some children may lie; None: a sum or a mean."""
-        return parse_robust(self.text) if self._kind.merges == ROBUST else self.before
+        if self._kind.merges == ROBUST:
+            return parse_robust(dataclasses.replace(self, votes=None).text)
+        return parse_robust(MEAN) if self.votes is not None and not self.before else self.before
 
     @property
     def is_robust(self) -> bool:
         """Whether some children may lie."""
-        return self.before is not None or self._kind.merges == ROBUST
+        is_one = self.before is not None or self._kind.merges == ROBUST
+        return is_one or self.votes is not None
 
     @property
     def is_whole(self) -> bool:
         """Whether it looks at whole rows, so that a round is merged when all of it has come."""
-        return self.before is not None and not (
-            len(self.before.steps) == 1 and self.before.rule.kind.is_coordinate
-        )
+        if self.before is None:
+            return self.votes is not None
+        is_coordinate = len(self.before.steps) == 1 and self.before.rule.kind.is_coordinate
+        return self.votes is not None or not is_coordinate
 
     @property
     def keeps_reference(self) -> bool:
@@ -285,6 +302,9 @@ def parse(text: str) -> UpdateRule:
     """
     if not isinstance(text, str):
         raise TypeError(f"`text` must be a string such as 'sum'. Received: {text!r}")
+    votes, rest = split(text) if len(text) <= _MAX_TEXT else (None, "")
+    if votes is not None:
+        return dataclasses.replace(parse(rest), votes=votes)
     parts = text.split(">>") if len(text) <= _MAX_TEXT else []
     count = _num_robust(parts)
     if count and (count > 1 or len(parts) > 1 or not _is_known(parts[0])):
@@ -302,7 +322,7 @@ def parse(text: str) -> UpdateRule:
         raise ValueError(str(error)) from error
 
 
-def resolve(value: UpdateRule | Aggregator | str) -> UpdateRule:
+def resolve(value: UpdateRule | Aggregator | Detox | str) -> UpdateRule:
     """The rule that a user gave: a value, a robust one included, or its text.
 
     Raises:
@@ -310,6 +330,8 @@ def resolve(value: UpdateRule | Aggregator | str) -> UpdateRule:
     """
     if isinstance(value, Aggregator):
         return parse(value.text)
+    if isinstance(value, Detox):
+        return dataclasses.replace(parse(value.then.text), votes=Votes.of(value))
     return value if isinstance(value, UpdateRule) else parse(value)
 
 

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of DETOX on the command line: together they name one rule."""
+
+import argparse
+
+import pytest
+
+from tf_hips import cli
+from tf_hips.cli import arguments, votes
+from tf_hips.ps import rules
+
+
+def rule_of(text: str) -> str | None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rule")
+    votes.add(parser)
+    return votes.rule_of(parser.parse_args(text.split()))
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("--approach detox", "detox(r=3) >> mean"),
+        ("--approach detox --mode coord-median", "detox(r=3) >> median"),
+        ("--approach draco_lite --mode sign-sgd --vote exact", "detox(3, exact) >> majority"),
+        ("--approach maj_vote --group-size 5", "detox(r=5) >> mean"),
+        (
+            "--approach draco-lite --mode multi-krum --worker-fail 5 --fixed-groups",
+            "detox(r=3, fixed=True) >> multi_krum(f=2)",
+        ),
+        (
+            "--approach detox --mode bulyan --worker-fail 2 --fixed-groups",
+            "detox(r=3, fixed=True) >> bulyan(f=1, compat=True)",
+        ),
+        ("--approach detox --mode krum(f=2) --bucket-size 7", "detox(3, buckets=7) >> krum(f=2)"),
+        ("--approach detox --vote tolerant", "detox(r=3, vote=tolerant) >> mean"),
+        ("--approach baseline --mode coord-median", "median"),
+        ("--rule median", "median"),
+    ],
+)
+def test_the_authors_words_name_a_rule(text: str, rule: str) -> None:
+    found = rule_of(text)
+    assert found is not None
+    assert rules.parse(found) == rules.parse(rule)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--vote exact", "--vote is of --approach"),
+        ("--fixed-groups", "--fixed-groups is of --approach"),
+        ("--approach detox --rule median", "excludes --rule"),
+        ("--approach maj_vote --mode krum", "mean of the votes"),
+        ("--approach detox --mode crumb", "must be one of"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(text: str, message: str) -> None:
+    with pytest.raises(arguments.UsageError, match=message):
+        rule_of(text)
+
+
+def test_a_file_may_say_them(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "--parties a,b,c --insecure --approach detox --mode coord-median --group-size 3"
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["server", *told.split(), "--print-config"])
+    assert "approach: detox\nmode: coord-median\ngroup_size: 3\n" in capsys.readouterr().out

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server whose children vote in groups: results of `robust.detox`, and who lies."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ps.parties import together
+from tests.ps.voters import (
+    SITES,
+    Behaviour,
+    Floats,
+    Voter,
+    children,
+    expected,
+    gradient,
+    one_round,
+    rows_of,
+    secret_of,
+    voting,
+)
+from tf_hips import robust
+from tf_hips.config import Uplink
+from tf_hips.errors import ConfigError, PeerError, ProtocolError
+from tf_hips.ps import asked, rules
+from tf_hips.ps.asked import Ballot
+from tf_hips.ps.client import Client
+from tf_hips.ps.passing import Passage
+from tf_hips.ps.server import Server, ServerConfig
+from tf_hips.robust import detox
+from tf_hips.robust.detox import Detox
+
+LOOPBACK = "127.0.0.1:0"
+
+
+def reverse(number: int, own: Floats) -> Floats:
+    """What a liar sends."""
+    return -100 * own
+
+
+@pytest.mark.parametrize(
+    ("vote", "is_fixed"),
+    [("digest", False), ("digest", True), ("exact", False), ("tolerant", False)],
+)
+def test_seven_children_one_of_whom_lies_are_what_the_function_makes_of_them(
+    vote: str, is_fixed: bool
+) -> None:
+    chosen = Detox(3, robust.median(), vote, is_fixed=is_fixed)
+    rule = rules.resolve(chosen).text
+    with voting(rule, {"c": Behaviour(reverse)}) as (server, members):
+        for number in range(3):
+            found = one_round(members, number)
+            rows = rows_of(members, number)
+            np.testing.assert_array_equal(found, expected(server, chosen, number, rows))
+        counts = children(server)
+        alone = sum(
+            detox.groups(7, 3, secret_of(server), number, is_fixed=is_fixed)[-1] == (2,)
+            for number in range(3)
+        )
+        # Who sits alone outvotes itself never.
+        assert counts["c"]["outvoted"] == 3 - alone
+        assert all(one["outvoted"] == 0 for site, one in counts.items() if site != "c")
+        assert all(one["proven"] == 0 for one in counts.values())
+
+
+@pytest.mark.parametrize(
+    ("r", "then", "buckets"),
+    [
+        (2, "mean", 2),
+        (3, "krum(f=0)", 0),
+        (2, "trimmed_mean(f=1)", 0),
+        (3, "nnm(f=0) >> median(f=0)", 2),
+    ],
+)
+def test_votes_go_through_buckets_to_any_rule(r: int, then: str, buckets: int) -> None:
+    chosen = Detox(r, robust.parse(then), "digest", buckets)
+    with voting(rules.resolve(chosen).text, {"b": Behaviour(reverse)}) as (server, members):
+        for number in range(2):
+            found = one_round(members, number)
+            rows = rows_of(members, number)
+            wanted = expected(server, chosen, number, rows)
+            np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-7)
+
+
+def test_an_optimizer_makes_steps_of_what_the_votes_come_to() -> None:
+    chosen = Detox(3, robust.median(), "digest")
+    rule = rules.resolve(chosen).text + " >> momentum(learning_rate=0.5, momentum=0.5)"
+    with voting(rule, {"a": Behaviour(reverse)}) as (server, members):
+        velocity = np.zeros_like(gradient(0, 0))
+        for number in range(2):
+            found = one_round(members, number)
+            merged = expected(server, chosen, number, rows_of(members, number))
+            velocity = np.float32(0.5) * velocity + merged
+            np.testing.assert_allclose(found, np.float32(0.5) * velocity, rtol=1e-6, atol=1e-7)
+
+
+def test_groups_are_drawn_anew_and_a_child_hears_nothing_but_its_number() -> None:
+    rule = "detox(r=3) >> median"
+    with voting(rule) as (server, members):
+        for number in range(3):
+            one_round(members, number)
+        secret = secret_of(server)
+        seats = [detox.groups(7, 3, secret, number) for number in range(3)]
+        for child, one in enumerate(members):
+            for number in range(3):
+                assert child in seats[number][one.seats[number]]
+        assert len(set(seats)) == 3
+        assert members[0].asks.seat(1).group == members[0].seats[1]  # also later, the same
+        assert members[0].asks.seat(3).groups == 3
+        with pytest.raises(ProtocolError, match="when the round before it is over"):
+            members[0].asks.seat(4)
+
+
+def test_who_sends_other_packets_than_it_said_is_proven_and_the_next_is_asked() -> None:
+    truth: dict[int, str] = {}
+
+    def say(number: int, own: str) -> str:
+        return truth[number]
+
+    liar = Behaviour(reverse, say)
+    chosen = Detox(3, robust.median(f=0), "digest", is_fixed=True)
+    # Two of a group of three say what the third says: one of them is asked before it.
+    with voting(rules.resolve(chosen).text, {"a": liar, "b": liar}) as (server, members):
+        honest = members[2]
+        for number in range(2):
+            packets = honest.packets(number)
+            ballot = honest.client._ballot(honest.client.open_round(number, packets))
+            truth[number] = ballot.metadata[0][1]
+            found = one_round(members, number)
+            rows = rows_of(members, number)
+            rows[0] = rows[1] = rows[2]
+            np.testing.assert_array_equal(found, expected(server, chosen, number, rows))
+        counts = children(server)
+        assert counts["a"]["proven"] + counts["b"]["proven"] >= 2
+        assert all(counts[site]["proven"] == 0 for site in "cdefg")
+
+
+def test_a_group_without_a_majority_is_dropped_and_counts_as_a_bad_row() -> None:
+    chosen = Detox(2, robust.trimmed_mean(f=1), "digest", is_fixed=True)
+    rule = rules.resolve(chosen).text
+    with voting(rule, {"b": Behaviour(reverse)}) as (server, members):
+        found = one_round(members, 0)
+        rows = rows_of(members, 0)
+        np.testing.assert_array_equal(found, expected(server, chosen, 0, rows))
+        votes = [rows[2], rows[4], rows[6]]
+        np.testing.assert_array_equal(found, robust.trimmed_mean(f=0)(votes))
+        # Of two who differ nobody can say which one lies.
+        assert all(one["outvoted"] == 0 for one in children(server).values())
+
+
+@pytest.mark.parametrize("liars", ["ac", "aceg"])
+def test_more_groups_without_a_majority_than_the_rule_bears_end_the_run(liars: str) -> None:
+    chosen = Detox(2, robust.trimmed_mean(f=1), "digest", is_fixed=True)
+    lies = {
+        site: Behaviour(lambda number, own, k=k: own + np.float32(1 + k))
+        for k, site in enumerate(liars)
+    }
+    if len(liars) == 4:
+        lies["g"] = Behaviour(lambda number, own: np.full_like(own, np.nan))
+    with (
+        voting(rules.resolve(chosen).text, lies) as (_, members),
+        pytest.raises((PeerError, ProtocolError, ArithmeticError), match=r"bad|must agree"),
+    ):
+        one_round(members, 0)
+
+
+def test_a_quorum_goes_on_without_who_says_nothing() -> None:
+    chosen = Detox(3, robust.median(f=0), "digest", is_fixed=True)
+    away = Behaviour(is_silent=lambda number: number == 1)
+    with voting(
+        rules.resolve(chosen).text,
+        {"b": away},
+        quorum=6,
+        late="drop",
+        round_deadline=0.3,
+    ) as (server, members):
+        one_round(members, 0)
+        found = one_round(members, 1)
+        rows = [gradient(1, k // 3) for k in range(7)]
+        np.testing.assert_array_equal(found, expected(server, chosen, 1, rows))
+        # It comes later, for a round that is over, and gets the same.
+        members[1].does.is_silent = lambda number: False
+        again = members[1].exchange(1)
+        assert again is not None
+        np.testing.assert_array_equal(again, found)
+        assert children(server)["b"]["absent"] == 1
+        one_round(members, 2)
+
+
+class _HangsUp(Exception):
+    """What a child does when it is asked."""
+
+
+def test_who_hangs_up_when_it_is_asked_is_passed_over() -> None:
+    chosen = Detox(3, robust.median(f=0), "digest", is_fixed=True)
+    with voting(rules.resolve(chosen).text) as (server, members):
+        hung_up = []
+
+        def hang_up_once(member: Voter) -> None:
+            make = member.client._ballot
+
+            def ballot(passage: Passage) -> Ballot:
+                found = make(passage)
+                hears = found.hears
+
+                def other(call: Any, chunk: int, num_chunks: int) -> bool:
+                    if chunk == num_chunks and member.site not in hung_up:
+                        hung_up.append(member.site)
+                        raise _HangsUp
+                    return hears(call, chunk, num_chunks)
+
+                found.hears = other  # type: ignore[method-assign]
+                return found
+
+            member.client._ballot = ballot  # type: ignore[method-assign]
+
+        def exchange(member: Voter) -> Floats | None:
+            try:
+                return member.exchange(0)
+            except _HangsUp:
+                return member.exchange(0)
+
+        for member in members[:2]:
+            hang_up_once(member)
+        found = together(*(lambda one=one: exchange(one) for one in members))
+        assert hung_up
+        wanted = expected(server, chosen, 0, [gradient(0, k // 3) for k in range(7)])
+        for one in found:
+            np.testing.assert_array_equal(one, wanted)
+        assert all(one["proven"] == 0 for one in children(server).values())
+
+
+def test_digests_bring_a_third_of_the_bytes_of_whole_votes() -> None:
+    sites = tuple("abcdefghi")
+    shapes = [[200, 1000], [100]]
+    received: dict[str, int] = {}
+    for vote in ("digest", "exact"):
+        rule = f"detox(r=3, vote={vote}) >> median"
+        with voting(rule, sites=sites, shapes=shapes) as (_, members):
+            before = sum(one.client.wire_bytes().sent for one in members)
+            for number in range(2):
+                one_round(members, number)
+            received[vote] = sum(one.client.wire_bytes().sent for one in members) - before
+    assert received["exact"] >= 2 * 9 * 4 * 200_100
+    assert received["digest"] <= (1 / 3 + 0.05) * received["exact"]
+
+
+def test_replicas_that_cannot_be_equal_are_found_before_they_vote() -> None:
+    alike = asked.facts_to_json({"threads": "2", "probe": "aa"})
+    other = asked.facts_to_json({"threads": "4", "probe": "bb"})
+    with voting("detox(r=3) >> median") as (_, members):
+        for one in members[:3]:
+            assert one.asks.say_replica(alike) is None
+        with pytest.raises(ProtocolError, match=r"`a` and `d`.*probe is aa and bb.*threads"):
+            members[3].asks.say_replica(other)
+        with pytest.raises(ProtocolError, match="cannot compute equal bytes"):
+            members[4].asks.say_replica(alike)  # nor goes it on for the others
+    with voting("detox(r=3, vote=tolerant) >> median") as (_, members):
+        assert members[0].asks.say_replica(alike) is None
+        told = members[1].asks.say_replica(other)
+        assert told is not None and "threads is 2 and 4" in told
+        one_round(members, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rule": "detox(r=3) >> krum(f=1)"}, r"krum needs n >= 2 f \+ 3 rows. Received: n=3"),
+        ({"rule": "detox(r=1) >> median(f=4)"}, r"n >= 2 f \+ 1"),
+        (
+            {"rule": "detox(r=3) >> median", "compression": "error_feedback(onebit)"},
+            "without error feedback",
+        ),
+        ({"rule": "detox(r=3) >> median", "shard": (0, 2)}, "one server must have all"),
+        ({"rule": "detox(r=3) >> median", "quorum": 6}, "needs late=drop"),
+        ({"rule": "detox(r=0) >> median"}, r"`r` must be in \[1"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_server_is_told(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig(parties=SITES, insecure=True, **settings)
+
+
+def test_error_feedback_is_taken_with_groups_that_stay() -> None:
+    ServerConfig(
+        parties=SITES,
+        insecure=True,
+        rule="detox(r=3, fixed=True) >> median",
+        compression="error_feedback(onebit)",
+    )
+
+
+def test_children_with_other_numbers_of_workers_cannot_vote() -> None:
+    server = Server(
+        ServerConfig(parties=("a", "b"), insecure=True, rule="detox(r=2) >> mean", bind=LOOPBACK)
+    )
+    server.start()
+    try:
+        one, two = (
+            Client(Uplink(server.address, site, None, 5.0), "local", workers)
+            for site, workers in (("a", 1), ("b", 2))
+        )
+        errors = []
+
+        def join(client: Client) -> None:
+            try:
+                client.join("fp32", "fp32", 7)
+            except (ProtocolError, PeerError) as error:
+                errors.append(str(error))
+                one.close()
+                two.close()
+
+        together(lambda: join(one), lambda: join(two))
+        assert any("equally many workers" in text for text in errors)
+    finally:
+        server.stop(0.0)
+
+
+def test_a_call_without_its_digest_is_refused() -> None:
+    with voting("detox(r=3) >> median") as (_, members):
+        members[0].client._votes_by_digest = False
+        with pytest.raises(ProtocolError, match="come with the digest"):
+            members[0].exchange(0)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options by which parties vote in groups, in the words of DETOX; together they are one rule."""
+
+import argparse
+
+from tf_hips.cli import arguments
+
+_DESTS = ("mode", "group_size", "worker_fail", "bucket_size", "vote", "fixed_groups")
+_GROUP_SIZE = 3
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.add_argument(
+        "--approach",
+        choices=("baseline", "maj_vote", "detox", "draco_lite", "draco-lite"),
+        help="instead of --rule: parties in groups compute the same gradient and vote, and the "
+        "votes go to --mode (docs/robustness.md); baseline: no groups",
+    )
+    parser.add_argument(
+        "--mode",
+        metavar="NAME",
+        help="of --approach: normal, coord-median, krum, multi-krum, bulyan, geometric_median, "
+        "sign-sgd, or any robust rule (default normal)",
+    )
+    parser.add_argument(
+        "--group-size",
+        type=arguments.count,
+        metavar="R",
+        help=f"of --approach: parties of a group (default {_GROUP_SIZE})",
+    )
+    parser.add_argument(
+        "--worker-fail",
+        type=arguments.index,
+        metavar="Q",
+        help="of --approach: how many parties may lie, by which --mode gets its f, unless it says "
+        "its own (default: as many as it bears)",
+    )
+    parser.add_argument(
+        "--bucket-size",
+        type=arguments.index,
+        metavar="N",
+        help="of --approach: how many means of votes --mode gets (default 0: the votes themselves)",
+    )
+    parser.add_argument(
+        "--vote",
+        choices=("digest", "exact", "tolerant"),
+        help="of --approach: by SHA-256, so that one of a group sends its packets, by all bytes, "
+        "or nearly equal, for machines that round differently (default digest)",
+    )
+    parser.add_argument(
+        "--fixed-groups",
+        action="store_true",
+        help="of --approach: neighbours are a group, and stay; else the server draws groups for "
+        "each round, in secret",
+    )
+
+
+def rule_of(options: argparse.Namespace) -> str | None:
+    """The rule that the options name; that of `--rule` where they name none.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    if options.approach is None:
+        for dest in _DESTS:
+            if getattr(options, dest) not in (None, False):
+                raise arguments.UsageError(f"--{dest.replace('_', '-')} is of --approach")
+        rule: str | None = options.rule
+        return rule
+    if options.rule is not None:
+        raise arguments.UsageError("--approach names a rule, so it excludes --rule")
+    import dataclasses
+
+    from tf_hips.ps import rules
+    from tf_hips.robust import detox, parse
+
+    try:
+        chosen = detox.approach(
+            options.approach,
+            options.mode or "normal",
+            group_size=options.group_size or _GROUP_SIZE,
+            worker_fail=options.worker_fail or 0,
+            bucket_size=options.bucket_size or 0,
+            compat=options.fixed_groups,
+        )
+        if options.worker_fail is None and "(" not in (options.mode or ""):
+            chosen = dataclasses.replace(chosen, then=parse(chosen.then.rule.name))
+        if options.approach == "baseline":
+            return rules.resolve(chosen.then).text
+        return rules.resolve(dataclasses.replace(chosen, vote=options.vote or "digest")).text
+    except ValueError as error:
+        raise arguments.UsageError(f"--approach: {error}") from error

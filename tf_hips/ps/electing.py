@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run keeps of the votes of its children, beside their rounds (`voting`).
+
+The secret from which groups are drawn is made when all have joined, and recorded with them: a
+server that is restored draws the same groups. It never leaves the server.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tf_hips.ps.quorum import Clock, SystemClock
+from tf_hips.ps.recorder import Entry, Kind
+from tf_hips.ps.rejections import Rejections
+from tf_hips.ps.rules import UpdateRule, parse
+from tf_hips.ps.rules.updates import Updates
+from tf_hips.ps.rules.votes import Votes
+from tf_hips.ps.voting import Counts, Tell, VotingStore, Winners
+
+
+class Electing:
+    """Votes of one run. The session's lock guards it.
+
+    Attributes:
+        votes: how children vote; None: they do not.
+        secret: what groups are drawn from; None: nobody votes.
+        replicas: what children have said that decides on their bits, by child.
+        tell: writes an event: its name, and fields.
+    """
+
+    def __init__(self, sites: Sequence[str], rejections: Rejections) -> None:
+        """Nobody has joined."""
+        self.votes: Votes | None = None
+        self.secret: int | None = None
+        self.replicas: dict[int, dict[str, str]] = {}
+        self.tell: Tell = _tell_nobody
+        self._sites = tuple(sites)
+        self._rejections = rejections
+        self._clock: Clock = SystemClock()
+        self._store: VotingStore | None = None
+        self._is_restoring = False
+
+    def use(self, tell: Tell | None, clock: Clock | None) -> None:
+        """Events go to `tell`, None: nowhere; `clock` calls later, None: the system's."""
+        self.tell = tell if tell is not None else _tell_nobody
+        self._clock = clock if clock is not None else self._clock
+
+    def begin(self, rule: str, secret: int | None = None) -> None:
+        """All have joined by a rule; `secret` is that of the run, if it goes on."""
+        self.votes = parse(rule).votes if rule else None
+        if self.votes is not None:
+            self.secret = secret if secret is not None else secrets.randbits(63)
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Tells nothing meanwhile: rounds are done again."""
+        self._is_restoring = True
+        try:
+            yield
+            if self._store is not None:
+                self._store.resume()
+        finally:
+            self._is_restoring = False
+
+    def make_store(
+        self,
+        rule: UpdateRule,
+        *model: Any,
+        sizes: Sequence[int],
+        gives_up: bool,
+        **options: Any,
+    ) -> VotingStore:
+        """The rounds of children that vote before `rule`; arguments as for `VotingStore`.
+
+        Raises:
+            ValueError: nobody votes by it.
+        """
+        then = rule.robust
+        if self.votes is None or self.secret is None or then is None:
+            raise ValueError(f"the rule {rule} has no votes")
+        winners = Winners(self.votes, then, self._sites, self.secret)
+        store = VotingStore(
+            *model,
+            votes=self.votes,
+            winners=winners,
+            secret=self.secret,
+            tell=lambda event, **fields: self.tell(event, **fields),
+            clock=self._clock,
+            gives_up=gives_up,
+            updates=Updates(sizes, rule, None, winners),
+            refuse=self._refuse,
+            **options,
+        )
+        store.is_restoring = self._is_restoring
+        self._store = store
+        return store
+
+    def counts(self, child: int) -> dict[str, int]:
+        """What was seen of a child since the server began, by name."""
+        found = self._store.counts[child] if self._store is not None else Counts()
+        return {"outvoted": found.outvoted, "proven": found.proven}
+
+    def entries(self) -> Iterator[Entry]:
+        """What a snapshot keeps of it beside the rounds."""
+        for child, facts in sorted(self.replicas.items()):
+            yield Kind.REPLICA, {"child": child, "facts": facts}, b""
+
+    def _refuse(self, number: int, refused: Mapping[int, str]) -> None:
+        """Rows of votes were refused; a group that is dropped has been told of."""
+        store = self._store
+        if store is not None:
+            self._rejections.note(number, store.winners_of(number, refused))
+
+
+def _tell_nobody(event: str, **fields: object) -> None:
+    """Where events of a session without a server go."""

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Votes: what stands before a robust rule where workers in groups compute the same gradient.
+
+    detox(r=3, vote=digest) >> median(f=auto)
+
+A plain value with its text, as rules are. Groups and counting are `robust.detox`'s.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from tf_hips.errors import ToleranceError
+from tf_hips.ops import call_text
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops.registry import Parameter
+from tf_hips.robust import Aggregator, rules
+from tf_hips.robust.detox import Detox, check_compressor
+
+NAME = "detox"
+_HEAD = re.compile(r"\s*detox\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
+_MAX_GROUPS = 1024
+DIGEST, EXACT, TOLERANT = "digest", "exact", "tolerant"
+_KINDS = (DIGEST, EXACT, TOLERANT)
+_KNOWN = {
+    one.name: one
+    for one in (
+        Parameter("r", 3, 1, _MAX_GROUPS),
+        Parameter("vote", 0, 0, 2, words=tuple((one, k) for k, one in enumerate(_KINDS))),
+        Parameter("buckets", 0, 0, _MAX_GROUPS),
+        Parameter("fixed", 0, 0, 1, words=(("False", 0), ("True", 1))),
+        Parameter("epsilon", 1e-4, 1e-7, 0.5),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Votes:
+    """How groups of children vote before a rule.
+
+    Attributes:
+        r: children of a group.
+        vote: one of `robust.detox.VOTES`.
+        buckets: how many means of votes the rule gets; 0: the votes themselves.
+        is_fixed: whether groups are neighbours, and stay.
+        epsilon: of a tolerant vote, relative to the norm.
+    """
+
+    r: int = 3
+    vote: str = DIGEST
+    buckets: int = 0
+    is_fixed: bool = False
+    epsilon: float = 1e-4
+
+    @classmethod
+    def of(cls, detox: Detox) -> "Votes":
+        """Those of a value of `robust.detox`, without its rule."""
+        epsilon = detox.epsilon if detox.vote == TOLERANT else cls.epsilon
+        return cls(detox.r, detox.vote, detox.buckets, detox.is_fixed, epsilon)
+
+    @property
+    def text(self) -> str:
+        """The text that `parse` reads."""
+        told = f"r={self.r}, vote={self.vote}, buckets={self.buckets}, fixed={self.is_fixed}"
+        if self.vote == TOLERANT:
+            told += f", epsilon={_KNOWN['epsilon'].shown(self.epsilon)}"
+        return f"{NAME}({told})"
+
+    @property
+    def is_by_digest(self) -> bool:
+        """Whether children send digests, and packets when they are asked."""
+        return self.vote == DIGEST
+
+    def with_rule(self, then: Aggregator) -> Detox:
+        """The value of `robust.detox` with a rule behind it."""
+        return Detox(self.r, then, self.vote, self.buckets, self.is_fixed, self.epsilon)
+
+    def before(self, then: Aggregator, num_votes: int) -> Aggregator:
+        """`then`, behind the buckets of so many votes."""
+        if 0 < self.buckets < num_votes:
+            means: Aggregator = rules.bucketing(-(-num_votes // self.buckets)) >> then
+            return means
+        return then
+
+    def num_groups(self, children: int) -> int:
+        """Groups of so many children."""
+        return -(-children // self.r)
+
+
+def split(text: str) -> tuple[Votes | None, str]:
+    """The votes that a text begins with, if any, and the rest of it.
+
+    Raises:
+        ValueError: an argument is wrong, or nothing stands behind the votes.
+    """
+    head, arrow, rest = text.partition(">>")
+    match = _HEAD.fullmatch(head)
+    if match is None:
+        return None, text
+    if not arrow:
+        raise ValueError(
+            f"a rule must stand behind the votes, such as `detox(r=3) >> median`. Received: "
+            f"{text[:320]!r}"
+        )
+    given = call_text.values(NAME, _KNOWN, (match.group(1) or "").strip(), text)
+    for name in given:
+        if name not in _KNOWN:
+            raise ValueError(f"`{NAME}` takes {', '.join(_KNOWN)}. Received: {name}")
+    try:
+        values = {name: one.checked(given.get(name, one.default)) for name, one in _KNOWN.items()}
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    votes = Votes(
+        int(values["r"]),
+        _KINDS[int(values["vote"])],
+        int(values["buckets"]),
+        bool(values["fixed"]),
+        float(values["epsilon"]),
+    )
+    if votes.vote != TOLERANT and "epsilon" in given:
+        raise ValueError(
+            f"`epsilon` means nothing in {votes.text}. Received: epsilon={given['epsilon']!r}"
+        )
+    return votes, rest
+
+
+def is_by_digest(text: str) -> bool:
+    """Whether children of a rule send digests, and packets when they are asked."""
+    votes, _ = split(text)
+    return votes is not None and votes.is_by_digest
+
+
+def check(votes: Votes, then: Aggregator, children: int, compression: str | None) -> None:
+    """Looks whether so many children can vote, and their votes can be borne.
+
+    Args:
+        votes: how they vote.
+        then: the rule behind the votes.
+        children: how many there are.
+        compression: what they send is encoded with; None: not known yet.
+
+    Raises:
+        ToleranceError: there are too few groups for the rule, or packets of honest children could
+            not agree.
+    """
+    groups = votes.num_groups(children)
+    try:
+        votes.before(then, groups).check(groups)
+    except ToleranceError as error:
+        raise ToleranceError(f"{error} (n counts votes of groups)") from None
+    if compression is not None:
+        try:
+            check_compressor(votes.with_rule(then), compressors.parse(compression))
+        except ValueError as error:
+            raise ToleranceError(str(error)) from None
+
+
+def why_not_child(
+    text: str, site: str, is_leaf: bool, workers: int, others: Mapping[str, int]
+) -> str | None:
+    """Why a child cannot vote beside others; None: it can, or nobody votes.
+
+    Args:
+        text: of the rule.
+        site: name of the child.
+        is_leaf: whether it stands for itself; else it is the server of others.
+        workers: how many it has.
+        others: workers of those that have joined, by name.
+    """
+    if split(text)[0] is None:
+        return None
+    if not is_leaf:
+        return (
+            "Children that vote must be parties, and not servers of others, which sit in no group. "
+            f"Received: site `{site}` with sites below it"
+        )
+    for other, count in others.items():
+        if count != workers:
+            return (
+                "Children that vote must have equally many workers, so that their batches can be "
+                f"equal. Received: {count} of site `{other}`, {workers} of site `{site}`"
+            )
+    return None

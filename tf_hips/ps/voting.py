@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds whose children sit in groups and vote: one of each group's packets is in the result.
+
+    ballots of all children      who has said nothing when a quorum closes the round is absent
+    packets of one of a group    asked for, checked against the digest, else the next is asked
+    packets of all groups        --> buckets --> rule --> one packet per chunk, as of any round
+
+Who sits with whom comes from a secret of this server and the round, so it is never stored. A group
+whose members do not agree is dropped, and the rule counts it as a bad row.
+
+Whoever is asked and sends nothing for some seconds, or hangs up, is asked beside the next of those
+who agree. Where rounds wait for all children, a group waits for one of them; with a quorum it is
+dropped when all of them are silent or lost.
+
+Invariants:
+- A result depends on ballots and packets, and on which groups were dropped; all three are recorded
+  before it is told. On who was asked, and when, it does not depend.
+- Weights of children are not looked at: whoever lies would say that it stands for much.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_hips.errors import NonFiniteError, PacketError
+from tf_hips.ps.ballots import Ballots, Group, digest_of
+from tf_hips.ps.combining import Floats
+from tf_hips.ps.partial import Key
+from tf_hips.ps.quorum import Clock
+from tf_hips.ps.recorder import Kind
+from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rules.votes import TOLERANT, Votes
+from tf_hips.ps.rules.whole import Distances, Ruling, WholeRound
+from tf_hips.ps.store import Job, Store
+from tf_hips.ps.wire import Buffer
+from tf_hips.robust import Aggregator, detox
+
+Tell = Callable[..., None]
+
+# Seconds in which nothing comes of who was asked, before the next is asked, too.
+ASK_S = 5.0
+# How many times as long somebody may be sending, alone.
+ASK_TIMES = 12
+
+
+@dataclasses.dataclass
+class Counts:
+    """What was seen of one child since the server began, in rounds."""
+
+    outvoted: int = 0
+    proven: int = 0
+
+
+class Winners:
+    """The rule behind the votes: one row for each group that has a vote."""
+
+    def __init__(self, votes: Votes, then: Aggregator, sites: Sequence[str], secret: int) -> None:
+        """A rule.
+
+        Args:
+            votes: how children vote.
+            then: what aggregates the votes.
+            sites: names of the children.
+            secret: what buckets are drawn from; no child knows it.
+        """
+        self._votes = votes
+        self._then = then
+        self._sites = tuple(sites)
+        self._secret = secret
+        self.dropped: dict[int, dict[int, str]] = {}  # by round; by a member, why
+
+    def decide(self, round: WholeRound) -> Ruling:
+        """As of `RoundRule`; the rows are those of winners, in the order of their groups."""
+        round.missing = self.dropped.pop(round.number, {})
+        then = self._votes.before(self._then, len(round.children))
+        return Distances(then, self._sites, self._secret).decide(round)
+
+
+class VotingStore(Store):
+    """The rounds of one model whose children vote. Thread-safe."""
+
+    def __init__(
+        self,
+        *model: Any,
+        votes: Votes,
+        winners: Winners,
+        secret: int,
+        tell: Tell,
+        clock: Clock,
+        gives_up: bool,
+        **options: Any,
+    ) -> None:
+        """A store in which nothing has come.
+
+        Args:
+            model: as for `Store`.
+            votes: how children vote.
+            winners: the rule of `options["updates"]`.
+            secret: what groups are drawn from; no child knows it.
+            tell: writes an event: its name, and fields.
+            clock: calls later.
+            gives_up: whether a group is dropped when none of those who agree sends its packets,
+                and rounds are closed without some; else they wait.
+            options: as for `Store`.
+        """
+        super().__init__(*model, **options)
+        self.votes = votes
+        self.is_restoring = False
+        self.counts = [Counts() for _ in self._sites]
+        self._winners = winners
+        self._secret = secret
+        self._event = tell
+        self._clock = clock
+        self._gives_up = gives_up
+        self._ballots: dict[int, Ballots] = {}
+        self._newest: dict[int, int] = {}  # position of the newest record, by round
+        self._silent: set[Key] = set()  # children and rounds, of those who were asked
+
+    @property
+    def is_by_digest(self) -> bool:
+        """Whether children send digests, and packets when they are asked."""
+        return self.votes.is_by_digest
+
+    def weigh(self, number: int, child: int, weight: float) -> bool:
+        """Nobody looks at what a child says that it stands for."""
+        del number, child, weight
+        return False
+
+    def vote(self, number: int, child: int, digest: bytes) -> bool:
+        """Takes the ballot of a child; whether it is new.
+
+        Raises:
+            ProtocolError: the round was not begun.
+        """
+        with self.changed:
+            if self._is_decided(number):
+                return False
+            is_new = self._of(number).say(child, digest)
+            if is_new:
+                self._record(number, Kind.VOTED, digest, child=child)
+            jobs = self._look(number)
+        self._merge_quietly(jobs)
+        return is_new
+
+    def winners_of(self, number: int, children: Mapping[int, str]) -> dict[int, str]:
+        """Of `children` those whose packets are in a round."""
+        with self.changed:
+            ballots = self._ballots.get(number)
+            there = set() if ballots is None else set(ballots.winners().values())
+        return {child: why for child, why in children.items() if child in there}
+
+    def asks(self, number: int, child: int) -> bool:
+        """Whether packets of `child` are wanted that were asked for."""
+        with self.changed:
+            return self.is_by_digest and self._takes(number, child)
+
+    def told(
+        self, number: int, child: int, received: Callable[[], int], patience: int = ASK_TIMES
+    ) -> None:
+        """Notes that a child has heard that it is asked.
+
+        Args:
+            number: the round.
+            child: who was asked.
+            received: counts the bytes that come of it.
+            patience: how often it may have sent too little, before the next is asked, too.
+        """
+        seen = received()
+
+        def look() -> None:
+            is_silent = received() == seen
+            if is_silent or patience == 1:
+                self.passes_over(number, child, is_lost=is_silent)
+            if not is_silent:
+                self.told(number, child, received, max(0, patience - 1))
+
+        with self.changed:
+            if self._takes(number, child):
+                self._silent.discard((child, number))
+                self._clock.after(ASK_S, look)
+
+    def passes_over(self, number: int, child: int, *, is_lost: bool = True) -> None:
+        """Asks the next of a group, as `child` does not send what it was asked for.
+
+        Args:
+            number: the round.
+            child: who was asked.
+            is_lost: whether nothing of it is expected any more; else it may come back.
+        """
+        with self.changed:
+            if not self._takes(number, child) or not self.is_by_digest:
+                return
+            ballots = self._of(number)
+            group = ballots.group_of(child)
+            if is_lost:
+                self._silent.add((child, number))
+            self._ask(ballots, group)
+            asked_in_vain = all(
+                one in ballots.proven or (one, number) in self._silent for one in group.asked
+            )
+            if self._gives_up and asked_in_vain:
+                group.drop("none of those who agreed has sent its packets")
+            jobs = self._look(number)
+        self._merge_quietly(jobs)
+
+    def lose(self, child: int) -> None:
+        """Others go on without a child, with the lock held."""
+        number = self.round
+        self._clock.after(0.0, lambda: self.passes_over(number, child))
+
+    def whole(self, number: int) -> list[int]:
+        """The children that have said something in a round that is not closed."""
+        with self.changed:
+            return sorted(self._of(number).said)
+
+    def is_closed(self, number: int) -> bool:
+        """Whether it is decided whose ballots count in round `number`."""
+        with self.changed:
+            return self._is_decided(number) or self._of(number).is_closed
+
+    def close(self, number: int, children: Iterable[int], late: Iterable[Key]) -> list[Job]:
+        """Who has said nothing is absent; the first decision stands; as of `Store`."""
+        del late
+        with self.changed:
+            if self.is_closed(number):
+                return []
+            self._of(number).close()
+            self._record(number, Kind.CLOSED, children=sorted(children), late=[])
+            return self._look(number)
+
+    def redo(self, kind: Kind, fields: Mapping[str, Any], data: Buffer) -> None:
+        """Does what a record of a ballot, or of what was decided, says."""
+        number = fields["round"]
+        if kind == Kind.VOTED:
+            self.vote(number, fields["child"], bytes(data))
+            return
+        with self.changed:
+            if self._is_decided(number):
+                return
+            winners = {group: child for group, child in fields["winners"]}
+            are_alike = self.votes.vote != TOLERANT
+            self._of(number).settle(winners, fields["dropped"], are_alike=are_alike)
+            jobs = self._decide(number, self._of(number))
+        self._merge_quietly(jobs)
+
+    def begin(self, number: int) -> bool:
+        """As of `Store`. While a server is restored, the round before may be still to be merged."""
+        if self.is_restoring:
+            self._catch_up()
+        return super().begin(number)
+
+    def resume(self) -> None:
+        """All records are done: from now on rounds are decided as they come."""
+        self._catch_up()
+        self.is_restoring = False
+
+    def _catch_up(self) -> None:
+        """Decides the newest round, if that had been done, and the record of it was lost."""
+        with self.changed:
+            number = self.round
+            ballots = self._of(number)
+            is_due = ballots.is_settled and not self._is_decided(number)
+            jobs = self._decide(number, ballots) if is_due else []
+        self._merge_quietly(jobs)
+
+    def delivered(self, number: int, child: int) -> frozenset[int]:
+        """The chunks of a child that need not come any more."""
+        with self.changed:
+            if not self._takes(number, child):
+                return self._is_here
+            return frozenset(self._get(number).delivered[child])
+
+    def missing(self, number: int) -> dict[str, int]:
+        """Children that owe a ballot or chunks of round `number`, with how many have come."""
+        with self.changed:
+            if self._is_decided(number):
+                return {}
+            ballots, delivered = self._of(number), self._get(number).delivered
+            owing = [
+                child
+                for child in range(len(self._sites))
+                if (child not in ballots.said and not ballots.is_closed)
+                or (self.is_by_digest and self._takes(number, child))
+            ]
+            return {self._sites[child]: len(delivered[child]) for child in owing}
+
+    def progress(self, child: int) -> tuple[int, int]:
+        """The newest round in which `child` has said something, and its chunks that need not come.
+
+        The round before the first where it has said nothing.
+        """
+        with self.changed:
+            for number in sorted(self._rounds, reverse=True):
+                ballots = self._ballots.get(number)
+                if ballots is not None and child in ballots.said:
+                    return number, len(self.delivered(number, child))
+            return super().progress(child)
+
+    def archive(self) -> None:
+        """As of `Store`; ballots of rounds that are over go."""
+        super().archive()
+        with self.changed:
+            first = min(self._rounds)
+            for kept in (self._ballots, self._newest):
+                for number in [one for one in kept if one < first]:
+                    del kept[number]
+            self._silent = {(child, number) for child, number in self._silent if number >= first}
+
+    def _add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
+        num_new = 0
+        for chunk, data in packets:
+            packet = np.frombuffer(data, np.uint8)
+            with self.changed:
+                if not self._wants(number, child, chunk):
+                    continue
+                num_new += 1
+                self._record(number, Kind.PACKET, packet.data, child=child, chunk=chunk)
+                current = self._get(number)
+                current.delivered[child].add(chunk)
+                current.packets[chunk][child] = packet
+                is_whole = len(current.delivered[child]) == len(self.chunks)
+                whole = [current.packets[one][child] for one in self.chunks] if is_whole else None
+            if whole is not None:
+                self._take_whole(number, child, whole)
+        return num_new
+
+    def _wants(self, number: int, child: int, chunk: int) -> bool:
+        with self.changed:
+            takes = self._takes(number, child)
+            return takes and chunk not in self._get(number).delivered[child]
+
+    def _takes(self, number: int, child: int) -> bool:
+        """Whether packets of a child may count, with the lock held."""
+        if self._is_decided(number):
+            return False
+        ballots = self._of(number)
+        if len(self._get(number).delivered[child]) == len(self.chunks):
+            return False
+        if not self.is_by_digest:
+            return not ballots.is_closed  # its packets are its ballot, whatever others said
+        group = ballots.group_of(child)
+        is_asked = child in group.asked or (self.is_restoring and child in ballots.said)
+        return is_asked and not group.is_settled
+
+    def _take_whole(self, number: int, child: int, packets: Sequence[Packet]) -> None:
+        """All packets of a child have come."""
+        digest = digest_of(packet.data for packet in packets)
+        with self.changed:
+            if self._is_decided(number):
+                return
+            ballots = self._of(number)
+            group = ballots.group_of(child)
+            if not self.is_by_digest:
+                ballots.say(child, digest)
+            is_true = ballots.said.get(child) == digest
+            may_win = is_true and not group.is_settled and child in ballots.agreed(group)
+        why = self._why_unusable(number, child, packets) if may_win else None
+        with self.changed:
+            if self._is_decided(number):
+                return
+            if why is not None:
+                group.drop(why)
+            elif self.votes.vote != TOLERANT and not ballots.deliver(child, digest):
+                for one in self.chunks:
+                    self._get(number).packets[one].pop(child, None)
+            jobs = self._look(number)
+        self._merge_quietly(jobs)
+
+    def _why_unusable(self, number: int, child: int, packets: Sequence[Packet]) -> str | None:
+        """What is wrong with what most of a group say, if anything is."""
+        for chunk, packet in zip(self.chunks, packets, strict=True):
+            try:
+                self._combining.check(number, child, chunk, packet)
+            except (PacketError, NonFiniteError) as error:
+                return str(error)
+        return None
+
+    def _look(self, number: int) -> list[Job]:
+        """Asks whom there is to ask; what is to be merged where all is settled."""
+        ballots = self._of(number)
+        for group in ballots.groups:
+            if self.votes.vote == TOLERANT:
+                self._compare(number, ballots, group)
+            else:
+                ballots.look(group)
+            waits = any(
+                child not in ballots.proven and (child, number) not in self._silent
+                for child in group.asked
+            )
+            if self.is_by_digest and not waits:
+                self._ask(ballots, group)
+        self.changed.notify_all()
+        # While a server is restored, what was decided is in a record, or nobody was told.
+        is_due = ballots.is_settled and not self.is_restoring
+        return self._decide(number, ballots) if is_due else []
+
+    def _compare(self, number: int, ballots: Ballots, group: Group) -> None:
+        """Settles a group by what its rows are, once all of them are there or nobody else comes."""
+        present = [child for child in group.members if child in ballots.said]
+        if group.is_settled or not (ballots.is_closed or len(present) == len(group.members)):
+            return
+        rows: list[Floats] = []
+        for child in present:
+            packets = [self._get(number).packets[one].get(child) for one in self.chunks]
+            row = self._combining.row(number, self.chunks, packets)
+            rows.append(np.full(1, np.nan, np.float32) if row is None else row)
+        alike = detox.vote_tolerant(rows, present, self.votes.epsilon) if rows else None
+        if alike is None or 2 * len(alike.agreed) <= len(group.members):
+            group.drop("no majority")
+            return
+        group.near, group.winner = alike.agreed, alike.agreed[0]
+
+    def _ask(self, ballots: Ballots, group: Group) -> None:
+        child = ballots.next_to_ask(group)
+        if child is not None:
+            group.asked.append(child)
+            self.changed.notify_all()
+
+    def _decide(self, number: int, ballots: Ballots) -> list[Job]:
+        """All groups are settled: who is in the round, with the lock held."""
+        current = self._get(number)
+        winners = ballots.winners()
+        dropped = [k for k, group in enumerate(ballots.groups) if group.is_dropped]
+        self._record(number, Kind.TALLIED, winners=list(winners.items()), dropped=dropped)
+        current.counted = tuple(winners.values())
+        position = self._newest.get(number, 0)
+        current.positions = [position] * len(current.positions)
+        self._tell_votes(number, ballots)
+        if not winners:
+            why = "; ".join(sorted({group.why for group in ballots.groups}))
+            current.refusals.append(
+                (
+                    position,
+                    f"Round {number}: at least one of {len(ballots.groups)} groups must agree. "
+                    f"Received: {why}",
+                )
+            )
+            return []
+        self._winners.dropped[number] = {
+            ballots.groups[k].members[0]: f"its group is dropped: {ballots.groups[k].why}"
+            for k in dropped
+        }
+        jobs: list[Job] = []
+        for chunk in self.chunks:
+            held = current.packets[chunk]
+            jobs.append((current, chunk, {child: held[child] for child in current.counted}))
+            current.packets[chunk] = {}
+        if not self._is_held:
+            return jobs
+        self._waiting += jobs
+        return []
+
+    def _tell_votes(self, number: int, ballots: Ballots) -> None:
+        if self.is_restoring:
+            return
+        votes = [ballots.vote(group) for group in ballots.groups]
+        seen: dict[str, list[int]] = {
+            "outvoted": sorted(child for vote in votes for child in vote.outvoted),
+            "absent": sorted(child for vote in votes for child in vote.absent),
+            "proven": sorted(child for vote in votes for child in vote.proven),
+        }
+        for child in seen["outvoted"]:
+            self.counts[child].outvoted += 1
+        for child in seen["proven"]:
+            self.counts[child].proven += 1
+        for event, children in seen.items():
+            if children:
+                self._event(event, round=number, sites=[self._sites[one] for one in children])
+        for group in ballots.groups:
+            if group.is_dropped:
+                sites = [self._sites[one] for one in group.members]
+                self._event("dropped", round=number, sites=sites, reason=group.why)
+
+    def _of(self, number: int) -> Ballots:
+        if number not in self._ballots:
+            self._get(number)  # there is such a round
+            seats = detox.groups(
+                len(self._sites),
+                self.votes.r,
+                self._secret,
+                number,
+                is_fixed=self.votes.is_fixed,
+            )
+            self._ballots[number] = Ballots(seats, closes=not self._gives_up)
+        return self._ballots[number]
+
+    def _is_decided(self, number: int) -> bool:
+        """Whether nothing that comes changes a round any more, with the lock held."""
+        if self.is_past(number):
+            return True
+        current = self._get(number)
+        return current.counted is not None or current.num_merged == len(self.chunks) > 0
+
+    def _record(self, number: int, kind: Kind, data: Buffer = b"", **fields: Any) -> None:
+        if self._recorder.is_keeping:
+            self._newest[number] = self._recorder.add(kind, data, round=number, **fields)
+
+    def _merge_quietly(self, jobs: Sequence[Job]) -> None:
+        """Merges; who waits is told of a round that is refused."""
+        if jobs:
+            with contextlib.suppress(NonFiniteError):
+                self._merge_all(jobs)
+        with self.changed:
+            self.changed.notify_all()
