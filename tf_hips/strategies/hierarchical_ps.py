@@ -27,7 +27,7 @@ import json
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives, watchdog
 from tf_hips.comm.plan import Plan
-from tf_hips.errors import ConfigError, PeerError, ProtocolError
+from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import algorithms
 from tf_hips.ops.compressor import (
     Compressor,
@@ -48,16 +48,15 @@ from tf_hips.ops.compressor import (
     resolve,
 )
 from tf_hips.ops.native import derive_seed
-from tf_hips.ps import exits, parcel
+from tf_hips.ps import exits
 from tf_hips.ps import rules as update_rules
 from tf_hips.ps.client import Welcome
-from tf_hips.ps.parcel import Intake
 from tf_hips.ps.rules import UpdateRule
-from tf_hips.ps.shards import Connection, connect
+from tf_hips.ps.shards import connect
 from tf_hips.robust import Aggregator
 from tf_hips.robust.detox import Detox
+from tf_hips.strategies.connected import ConnectedStrategy
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
-from tf_hips.strategies.grouped import GroupedStrategy
 from tf_hips.strategies.in_party import InParty
 from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.over_parties import ExactReduction
@@ -70,7 +69,7 @@ from tf_hips.strategies.uplink import Way, make_uplink
 _SAME = "same"
 
 
-class HierarchicalPS(GroupedStrategy):
+class HierarchicalPS(ConnectedStrategy):
     """Training over several parties, as if all workers of all parties were one job.
 
     The number of replicas is that of all workers of all parties, so losses and learning rates mean
@@ -166,14 +165,7 @@ class HierarchicalPS(GroupedStrategy):
         codecs = [codec for codec in self._in_party.codecs().values() if codec is not None]
         if any(codec.for_sums != codec for codec in codecs):
             check_for_sums(self._up)
-        self._client: Connection | None = None
-        self._welcome: Welcome | None = None
-        self._is_closed = False
         self._statistics: dict[tuple[str, ...], Statistics] = {}
-        self._bytes = (0, 0)
-        self._num_gathers = 0
-        self._is_resumed = False  # this process has taken over where its backup was made
-        self._gathered_bytes = 0
         self._seconds_in_rounds = 0.0
         super().__init__(nonfinite, config)
         if is_single and primitives.size() > 1:
@@ -389,66 +381,6 @@ class HierarchicalPS(GroupedStrategy):
         )
         return synced
 
-    def _place(self) -> dict[str, Any] | None:
-        if self._loan is not None:
-            step = self._loan.round_step
-        else:
-            step = next((made.step for made in self._sums.values()), None)
-        if self._welcome is None or step is None:
-            return None
-        place = {"session": self._welcome.session, "round": int(step.numpy())}
-        return {**place, "gathers": self._num_gathers, "fit": self._fitting.num_fits}
-
-    def _note_place(self, place: dict[str, Any]) -> None:
-        if self._loan is not None and self._loan.is_busy:
-            return  # it is told of the next backup; until then it keeps more than it needs
-        try:
-            self._connected().backed_up(place["round"], place["gathers"])
-        except PeerError as error:
-            # The backup stands, and another site's end may have come before this note of it. A run
-            # that goes on says in its next round what is wrong.
-            log.warning("The server was not told of a backup, and keeps what is older. %s", error)
-            return
-        self.write_event("backed_up", **place)
-
-    def _can_come_back(self, place: dict[str, Any] | None) -> bool:
-        welcome = self._welcome
-        is_own = welcome is not None and place is not None and place["session"] == welcome.session
-        is_own = is_own and place is not None and place["fit"] == self._fitting.num_fits
-        # Once, and at the beginning: later backups of this process are its own.
-        is_new = not self._sums and not self._is_resumed
-        is_kept = welcome is not None and place is not None and place["round"] >= welcome.oldest
-        return welcome is not None and welcome.is_back and is_own and is_new and is_kept
-
-    def _lacks_backup(self) -> bool:
-        welcome = self._together()
-        is_new = not self._sums and not self._is_resumed
-        return welcome is not None and welcome.is_back and is_new and not welcome.keeps_all
-
-    def _fetch_backup(self, intake: Intake) -> None:
-        began = time.monotonic()
-        with watchdog.doing("a backup of another party", has_deadline=True):
-            self._connected().fetch_backup(intake)
-        self.write_event(
-            "fetched_backup",
-            name=intake.name,
-            bytes=intake.held.num_bytes,
-            seconds=time.monotonic() - began,
-        )
-
-    def _offer_backups(self, newest: Callable[[], Path] | None) -> None:
-        if self._together() is None or self._is_closed:
-            return
-        self._connected().offer(
-            None if newest is None else lambda request: parcel.send(newest(), request.held)
-        )
-
-    def _come_back(self, place: dict[str, Any]) -> None:
-        self._num_gathers = int(place["gathers"])
-        self._is_resumed = True
-        self._open_round(int(place["round"]))
-        self.write_event("came_back", **place)
-
     def _reduce_gradients(
         self, values: Sequence[Any], variables: Sequence[tf.Variable], optimizer: Any
     ) -> list[tf.Tensor]:
@@ -551,11 +483,6 @@ class HierarchicalPS(GroupedStrategy):
             "model", num_elements=num_elements, num_tensors=len(gradients), round=first_round
         )
 
-    def _connected(self) -> Connection:
-        if self._client is None or self._is_closed:
-            raise ProtocolError("The strategy has left its run; make a new one to train on.")
-        return self._client
-
     def _exchange(self, number: np.int64, packets: np.ndarray) -> np.ndarray:
         client = self._connected()
         began = time.monotonic()
@@ -579,20 +506,6 @@ class HierarchicalPS(GroupedStrategy):
         if self._loan is not None:
             return self._loan.weight if self._rule.is_mean else None
         return weight_of(self._rule, self._welcome)
-
-    def _read_bytes(self) -> tuple[int, int]:
-        count = self._connected_or_closing().wire_bytes()
-        return count.sent, count.received
-
-    def _connected_or_closing(self) -> Connection:
-        if self._client is None:
-            raise ProtocolError("Only rank 0 of a party with an uplink counts bytes.")
-        return self._client
-
-    def _new_bytes(self) -> tuple[int, int]:
-        """Bytes sent and received on the uplink since the last call."""
-        before, self._bytes = self._bytes, self._read_bytes()
-        return self._bytes[0] - before[0], self._bytes[1] - before[1]
 
 
 def _compressor(value: Compressor | str | None) -> Compressor:
