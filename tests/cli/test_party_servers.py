@@ -129,3 +129,25 @@ def test_servers_of_parties_are_told_their_robust_rule(tmp_path: Path) -> None:
         command = commands.pop()
         at = command.index("--rule") if "--rule" in command else len(command)
         assert command[at : at + 2] == told
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_workers_train_through_robust_servers_of_their_parties(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    logs = tmp_path / "logs"
+    line = "run --parties 1 --workers 3 --intra ps --rule mean --robust-local krum(f=0) --log-dir"
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_hips.cli", *line.split(), str(logs), str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert all(one == told[0] for one in told)
+    [joined] = [one for one in log.read_events(logs) if one["event"] == "joined_above"]
+    assert joined["rule"] == "mean"
