@@ -208,9 +208,10 @@ def shares(gpu: Gpu, n_floats: int, calls: int, rounds: int) -> Iterator[tuple[s
             mixed = Memory(gpu, m * d, np.float32)
             arguments = rows.mix_arguments(weights, mixed)
             yield f"{m} sums of {n}", timed(rows, "mix", arguments), 4 * (n + m) * d
-            arguments = rows.coordinate_arguments(MEDIAN, 0, out, False, weights)
-            label = f"median of {m} sums of {n}"
-            yield label, timed(rows, "coordinate", arguments), 4 * (n + 1) * d
+            if m > 1:
+                arguments = rows.coordinate_arguments(MEDIAN, 0, out, False, weights)
+                label = f"median of {m} sums of {n}"
+                yield label, timed(rows, "coordinate", arguments), 4 * (n + 1) * d
             weights.free()
             mixed.free()
         out.free()

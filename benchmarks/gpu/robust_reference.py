@@ -36,15 +36,16 @@ def _sums(x: Floats) -> Doubles:
     """Sums of squares by chunk, in the order of robust.h."""
     d = x.size
     tasks = -(-d // TASK)
+    blocks = TASK // BLOCK if tasks > 1 else -(-d // BLOCK)
     # [tasks, blocks, steps, lanes]; what is behind the end adds nothing.
-    whole = np.zeros(tasks * TASK, np.float32)
+    whole = np.zeros(tasks * blocks * BLOCK, np.float32)
     whole[:d] = x
-    whole = whole.reshape(tasks, TASK // BLOCK, BLOCK // LANES, LANES)
-    lanes = np.zeros((tasks, TASK // BLOCK, LANES), np.float32)
+    whole = whole.reshape(tasks, blocks, BLOCK // LANES, LANES)
+    lanes = np.zeros((tasks, blocks, LANES), np.float32)
     for step in range(BLOCK // LANES):
         lanes = fused(whole[:, :, step], whole[:, :, step], lanes)
     of_tasks = np.zeros((tasks, LANES))
-    for block in range(TASK // BLOCK):
+    for block in range(blocks):
         of_tasks += lanes[:, block]
     width = LANES // 2
     while width:
