@@ -20,6 +20,7 @@ After ESync (Li et al., IEEE TSC, 2020), which has m = 1, no transfer and an abs
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -136,7 +137,7 @@ class Plan:
     round_s: float
     idle_share: float
 
-    @property
+    @functools.cached_property
     def mean_steps(self) -> float:
         """Steps of a child on the mean, which normalised averaging brings each delta to."""
         return sum(self.steps) / len(self.steps)
