@@ -182,7 +182,9 @@ class Crew:
         try:
             return ps_processes.hear_all(processes, deadline_s)
         except SystemExit as error:
-            raise FailedError(str(error)) from error
+            if not isinstance(error.code, str):
+                raise  # somebody ends this program
+            raise FailedError(error.code) from error
 
     def all_of(self, trainings: Sequence[Training]) -> Iterator[Trained]:
         """Makes as many trainings at a time as there are seats, in their order."""

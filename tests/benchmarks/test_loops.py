@@ -4,13 +4,14 @@
 import dataclasses
 import math
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks import closing, collectives_jobs, harness, loops, loops_esync, loops_trainings
 from benchmarks.loops_esync import Case, as_good
-from benchmarks.loops_trainings import Trained, Training
+from benchmarks.loops_trainings import FailedError, Trained, Training
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
 
@@ -117,3 +118,33 @@ def test_seats_are_filled_in_order() -> None:
     wanted = [Training((0.1,) * parties, {}) for parties in (2, 2, 4, 2, 6)]
     assert len(list(crew.all_of(wanted))) == 5
     assert batches == [[2, 2], [4, 2], [6]]
+
+
+@pytest.mark.parametrize(("ended", "seen"), [("party 0 ended.", FailedError), (143, SystemExit)])
+def test_who_ends_the_program_is_no_failure_of_a_part(
+    ended: str | int, seen: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hear_all(*_: object) -> None:
+        raise SystemExit(ended)
+
+    monkeypatch.setattr(loops_trainings.ps_processes, "hear_all", hear_all)
+    with pytest.raises(seen):
+        loops_trainings.Crew([])._hear([], 1.0)
+
+
+def test_a_part_that_fails_is_told_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> Iterator[dict]:
+        yield collectives_jobs.row("esync", "before", 1.0, "s")
+        raise FailedError("party 3 ended.")
+
+    def works(_: object) -> Iterator[dict]:
+        yield collectives_jobs.row("simulator", "sites", 9.0, "s", about="loops-simulator-sites")
+
+    monkeypatch.setattr(loops, "PARTS", {"esync": fails, "simulator": works})
+    monkeypatch.setattr("sys.argv", ["loops"])
+    assert loops.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["bench-loops: the part esync failed.", "party 3 ended."]
+    assert lines[-2:] == ["nothing is stored", "bench-loops: 1 of 10 targets met"]
