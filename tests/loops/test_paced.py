@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.esync.pacer import Report
 from tf_hips.esync.rule import Pace
 from tf_hips.loops.paced import Asked, Paced
 
@@ -39,8 +40,6 @@ def test_all_compute_the_same_plan_whatever_their_clocks_say() -> None:
 
 
 def test_the_span_is_from_one_meeting_to_the_next() -> None:
-    from tf_hips.esync.pacer import Report
-
     now = [100.0]
     one = Paced(PACE, lambda: now[0])
     assert one.arrived(0, Report(1, 1.0, 1.0), None) == 0.0
@@ -62,6 +61,53 @@ def test_who_is_absent_is_in_no_plan() -> None:
     assert one.begin(is_shared=False) == 2
     assert one.assigned is not None
     assert one.assigned.mean_steps == 5.0
+
+
+class Answers:
+    """A server's end: notes reports, and has an answer when the test says so."""
+
+    def __init__(self) -> None:
+        self.reported: list[tuple[int, int]] = []
+        self.is_heard = False
+        self.waited_s: list[float] = []
+
+    def report(self, number: int, report: Report) -> None:
+        self.reported.append((number, report.steps))
+
+    def is_answered(self, patience_s: float) -> bool:
+        self.waited_s.append(patience_s)
+        return self.is_heard
+
+    def assignment(self, patience_s: float) -> None:
+        del patience_s
+
+    def is_stopped(self) -> bool:
+        return False
+
+
+def test_the_first_round_goes_on_until_all_have_made_their_first_steps() -> None:
+    one, server = Paced(PACE), Answers()
+    assert one.is_over(2, 2.0, planned=2)
+    assert one.goes_on(0, Report(2, 1.0, 2.0), server)  # type: ignore[arg-type]
+    assert one.goes_on(0, Report(3, 1.0, 3.0), server)  # type: ignore[arg-type]
+    server.is_heard = True
+    assert not one.goes_on(0, Report(9, 1.0, 9.0), server)  # type: ignore[arg-type]
+    # The server has heard it once, when the first steps were made, and there it waited a moment.
+    one.arrived(0, Report(9, 1.0, 9.0), server)  # type: ignore[arg-type]
+    assert server.reported == [(0, 2)]
+    assert server.waited_s == [0.25, 0.0, 0.0]
+    one.arrived(1, Report(4, 1.0, 4.0), server)  # type: ignore[arg-type]
+    assert server.reported == [(0, 2), (1, 4)]
+
+
+def test_the_first_round_ends_without_a_server_or_after_a_minute_or_with_an_assignment() -> None:
+    one, server = Paced(PACE), Answers()
+    assert not one.goes_on(0, Report(2, 1.0, 2.0), None)
+    assert not one.goes_on(0, Report(2, 30.0, 60.0), server)  # type: ignore[arg-type]
+    one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (4, said(0.25, 1.0, 0.0))])
+    assert one.assigned is None
+    one.begin(is_shared=False)
+    assert not one.goes_on(1, Report(2, 1.0, 2.0), server)  # type: ignore[arg-type]
 
 
 def test_what_was_assigned_holds_until_something_else_is() -> None:
