@@ -65,16 +65,20 @@ class GroupedStrategy(PartyStrategy):
         def ask(number: int) -> int:
             return SeatClient(connected()).seat(number).group
 
-        rank, seed = primitives.rank(), self._run.seed
-        self._groups = Groups(rule.votes, welcome, rank, seed, self._failures.kept(ask))
-        facts = replica_facts()
-
-        def say() -> None:
+        def say(facts: str) -> None:
             differs = SeatClient(connected()).say_replica(facts)
             if differs is not None:
                 log.warning("%s. Votes are tolerant, so the run goes on.", differs)
 
-        on_rank_0(say)
+        rank, seed = primitives.rank(), self._run.seed
+        try:
+            self._groups = Groups(rule.votes, welcome, rank, seed, self._failures.kept(ask))
+            facts = replica_facts()
+            on_rank_0(lambda: say(facts))
+        except BaseException as error:
+            if rank == 0:  # the others need not wait for a party that takes no part
+                connected().leave(f"{type(error).__name__}: {error}")
+            raise
 
     @property
     def _seats(self) -> Seats | None:
