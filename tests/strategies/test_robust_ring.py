@@ -105,9 +105,22 @@ def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
         looped.fit(*own, batch_size=training.BATCH, verbose=0)
 
 
+# What a step of five gets where the last one sends -20 times its gradient, and the accuracy that is
+# asked for. A median is biased, as the page says; Krum has one batch of five.
+CASES = {
+    "mean": (None, None, "ps", 0.0, 0.5),
+    "trimmed mean": ("trimmed_mean(f=1)", None, "ps", 0.92, 1.0),
+    "median": ("median", None, "ps", 0.87, 1.0),
+    "krum": ("krum(f=1)", None, "ps", 0.87, 1.0),
+    "onebit": ("multi_krum(f=1)", "error_feedback(onebit)", "ps", 0.92, 1.0),
+    "terngrad": ("nnm(f=1) >> trimmed_mean(f=1)", "terngrad(bitwidth=4)", "allgather", 0.92, 1.0),
+}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 @ranks(5, deadline_s=300)
-def test_accuracy_holds_where_one_rank_poisons_its_gradients():
+def test_accuracy_holds_where_one_rank_poisons_its_gradients(case):
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -115,30 +128,23 @@ def test_accuracy_holds_where_one_rank_poisons_its_gradients():
     from tf_hips.comm import primitives
     from tf_hips.strategies import CompressedRing
 
+    rule, compression, topology, least, most = CASES[case]
     rank, size = primitives.rank(), primitives.size()
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
     x, y = (x[order] / 16).astype(np.float32), y[order]
     known, batch = 1600, 16
     own = training.shard([x[:known], y[:known]], rank, size, batch)
-
-    def accuracy(rule, compression, factor, **options):
-        strategy = CompressedRing(compression, robust=rule, nonfinite="propagate", **options)
-        model = _build(strategy, rank, factor, classes=10, features=64)
-        training.fit(model, own, epochs=16, batch=batch)
-        if np.isfinite(model.get_weights()[0]).all():
-            training.assert_same_on_all_ranks(model)
-        return (model.predict(x[known:], verbose=0).argmax(1) == y[known:]).mean()
-
-    clean = accuracy(None, None, 1.0)
-    assert clean > 0.93
-    assert accuracy(None, None, -20.0) < 0.5
-    for rule, compression, options, margin in (
-        ("trimmed_mean(f=1)", None, {}, 0.05),
-        ("median", None, {}, 0.1),  # is biased, as the page says
-        ("krum(f=1)", None, {}, 0.1),  # has one batch of five
-        ("multi_krum(f=1)", "error_feedback(onebit)", {}, 0.05),
-        ("nnm(f=1) >> trimmed_mean(f=1)", "terngrad(bitwidth=4)", {"topology": "allgather"}, 0.05),
-    ):
-        found = accuracy(rule, compression, -20.0, **options)
-        assert found > clean - margin, (rule, compression, found, clean)
+    if rule is None:  # what is lost without a rule
+        clean = _build(CompressedRing(), rank, 1.0, classes=10, features=64)
+        training.fit(clean, own, epochs=16, batch=batch)
+        assert (clean(x[known:]).numpy().argmax(1) == y[known:]).mean() > 0.95
+        strategy = CompressedRing(nonfinite="propagate")
+    else:
+        strategy = CompressedRing(compression, robust=rule, topology=topology)
+    model = _build(strategy, rank, -20.0, classes=10, features=64)
+    training.fit(model, own, epochs=16, batch=batch)
+    found = (model(x[known:]).numpy().argmax(1) == y[known:]).mean()
+    assert least <= found <= most, found
+    if rule is not None:
+        training.assert_same_on_all_ranks(model)
