@@ -116,6 +116,18 @@ def test_a_round_is_what_the_rule_makes_of_whole_rows(text: str) -> None:
     assert not rules.parse(text).keeps_state
 
 
+def test_a_round_without_rows_leaves_the_reference() -> None:
+    store = store_of(CLIPPING)
+    first = deliver(store, 0, rows_of(0))
+    store.begin(1)
+    for child in range(len(SITES)):
+        store.weigh(1, child, 0.0)
+    assert not np.concatenate(deliver(store, 1, rows_of(1))).any()
+    found = deliver(store, 2, rows_of(2))
+    for mine, wanted in zip(found, oracle(CLIPPING, 2, rows_of(2), first), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+
+
 def test_clipping_begins_where_it_ended() -> None:
     store, before = store_of(CLIPPING), None
     for number in range(3):

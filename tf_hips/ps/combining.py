@@ -150,7 +150,8 @@ class Combining:
                 merged = native_updates.scale(merged, share)
             if not np.isfinite(merged).all():
                 raise NonFiniteError("the sum")
-            step, slots = self.updates.step(chunk, merged)
+            has_rows = ruling is not None or self.updates.whole is None
+            step, slots = self.updates.step(chunk, merged, has_rows=has_rows)
         except ToleranceError as error:
             raise NonFiniteError(
                 f"Round {number}, {self._model.describe(chunk)}: {error}"

@@ -55,8 +55,15 @@ class Updates:
             return merging.Mean(compressor, self._shares)
         return merging.merging(self.rule, compressor, weights)
 
-    def step(self, chunk: int, merged: Floats) -> tuple[Floats, Slots | None]:
+    def step(
+        self, chunk: int, merged: Floats, *, has_rows: bool = True
+    ) -> tuple[Floats, Slots | None]:
         """What goes down for a merged gradient, and the state to `keep` when it does.
+
+        Args:
+            chunk: which.
+            merged: what the children's rows have become.
+            has_rows: False where there were none, and it is zeros for want of them.
 
         Raises:
             NonFiniteError: it would not be finite.
@@ -71,7 +78,10 @@ class Updates:
                 self.rule, merged, Slots(before.count, before.arrays[:count])
             )
         if self.rule.keeps_reference:
-            slots = Slots(slots.count, (*slots.arrays, merged))
+            before_merge = None if has_rows else self.reference(chunk)
+            slots = Slots(
+                slots.count, (*slots.arrays, merged if before_merge is None else before_merge)
+            )
         return step, slots
 
     def reference(self, chunk: int) -> Floats | None:
