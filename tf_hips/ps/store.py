@@ -381,6 +381,9 @@ class Store:
                 self._merge(*job)
             except NonFiniteError as error:
                 refusal = refusal if refusal is not None else error
+            if len(jobs) > 1:  # whoever waits need not wait for the last of many
+                with self.changed:
+                    self.changed.notify_all()
         if self._deciding is not None and jobs:
             jobs[0][0].ruling = None  # it holds the packets
         if refusal is not None:
@@ -588,8 +591,6 @@ class Store:
                 elif current.results[chunk] is None:
                     current.ups[chunk] = result
                     current.up_order.append(chunk)
-                if current.counted is not None:
-                    self.changed.notify_all()
 
     def _tell(self, current: Round, chunk: int, result: Packet) -> None:
         current.results[chunk] = result
