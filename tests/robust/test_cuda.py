@@ -153,6 +153,7 @@ def test_tasks_and_chunks_are_added_up_in_order() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_every_network_and_the_most_rows() -> None:
     for n in (*range(1, 67), 100, 129, 300, 1024):
         check(n, 530 if n <= 64 else 90, is_full=True)
@@ -210,6 +211,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not here: not compiled")
 def test_nvcc_compiles(tmp_path: Path) -> None:
     """To machine code of one GPU, with no array of a thread in memory."""
