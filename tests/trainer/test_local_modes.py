@@ -161,6 +161,7 @@ class _Phase:
     """A local phase of ESync that lasts `elapsed_s` so far, of which a deadline allows 1 s."""
 
     elapsed_s = 3.0
+    is_first = False
 
     def ran(self, steps):
         del steps
@@ -181,6 +182,7 @@ def counted():
 
     loop = CountedESync.__new__(CountedESync)
     loop._watch = loop._paced = _Phase()
+    loop.num_steps = 100
     loop._asked = None
     loop._is_alone = True
     loop._planned = loop.plan(1)
@@ -202,6 +204,9 @@ def test_the_last_round_is_as_long_as_what_is_left(counted):
     counted.pause(2.5)
     counted.num_steps, counted.made = 100, 90
     assert not counted.is_enough()
+    counted._steps = 10
+    assert counted.is_enough(), "nobody's share is known"
+    counted._steps = 2
     counted._share = 0.25
     assert not counted.is_enough()
     counted._steps = 3

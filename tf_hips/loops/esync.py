@@ -194,6 +194,8 @@ class ESync(Loop):
         elapsed_s = self._watch.elapsed_s - self._paused_s
         if not self._paced.is_over(self.steps, elapsed_s, self._planned or 1):
             return False
+        if not self._paced.is_first:
+            return True
         if not self._paced.goes_on(self.round, self._report(), self._pace_client()):
             return True
         self._planned = None  # executions need not be cut any more

@@ -107,6 +107,11 @@ class Paced:
             self.assigned = found  # else what was assigned before: another `fit`, or a lost answer
         return self.pace.first_steps if self.assigned is None else self.assigned.steps
 
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing has been assigned to this worker yet."""
+        return self.assigned is None
+
     def goes_on(self, number: int, report: Report, client: PaceClient | None) -> bool:
         """Whether local steps go on after those of the first round: until all have made theirs.
 
@@ -118,7 +123,7 @@ class Paced:
             report: of the steps so far.
             client: the server.
         """
-        if self.assigned is not None or client is None:
+        if not self.is_first or client is None:
             return False
         patience_s = 0.0
         if number != self._reported:

@@ -203,10 +203,12 @@ class CountedESync(ESync):
     def is_enough(self) -> bool:
         """Whether the local phase ends here: the last round is as long as what is left."""
         is_enough = super().is_enough()
-        if is_enough or self._share is None or self._asked is not None:
+        if is_enough or self._asked is not None:
             return is_enough
-        # All that is left, dealt out by speed, ends at the same time for all.
-        return self.steps >= max(1, math.ceil((self.num_steps - self.made) * self._share))
+        # All that is left, dealt out by speed, ends at the same time for all. The first round may
+        # go on for as long as others take: then one worker makes no more than all are to make.
+        share = 1.0 if self._share is None else self._share
+        return self.steps >= max(1, math.ceil((self.num_steps - self.made) * share))
 
     def hear(self, meeting: Meeting) -> None:
         """Counts."""
