@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.test_training import launched
-from tf_hips import log
+from tf_hips import config, log
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.robust import Adversary, attacks
 from tf_hips.robust import adversary as adversaries
@@ -115,6 +115,26 @@ def test_a_member_of_a_loop_lies_about_its_movement(text):
             assert [one.dtype for one in sent] == [one.dtype for one in moved]
             for one, own in zip(sent, moved, strict=True):
                 np.testing.assert_allclose(one, factor * own, rtol=1e-6)
+
+
+def test_nan_in_a_loop_is_refused_by_its_meeting(tmp_path):
+    import keras
+
+    import tf_hips
+
+    strategy = tf_hips.CompressedRing(config=config.Run(log_dir=str(tmp_path)))
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input([5]), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    lying.simulate_liars(strategy, Adversary(adversaries.parse("nan"), 1))
+    before = model.get_weights()
+    tf_hips.FedAvg(model, strategy, local_steps=2).fit(
+        ROWS, LABELS, batch_size=4, shuffle=False, verbose=0
+    )
+    refused = [one for one in log.read_events(tmp_path) if one["event"] == "refused"]
+    assert [one["number"] for one in refused] == [0, 1, 2]
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow
