@@ -147,6 +147,7 @@ def _train(folder, liar):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_three_workers_one_of_whom_sends_reversed_gradients(tmp_path):
     rules = {
         "clean-fixed": "detox(r=3, fixed=True) >> mean",
@@ -182,6 +183,7 @@ def test_three_workers_one_of_whom_sends_reversed_gradients(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_parties_of_two_workers_vote_as_units(tmp_path):
     rules = {
         "clean-fixed": "detox(r=3, fixed=True) >> mean",
