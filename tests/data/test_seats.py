@@ -38,7 +38,9 @@ def shard(source, seats=None, group=0, **options):
     return data.shard(source, 2, group=group, groups=3, seed=1, seats=seats, **options)
 
 
-@pytest.mark.parametrize("name", ["arrays", "dataset", "of unknown length"])
+@pytest.mark.parametrize(
+    "name", ["arrays", pytest.param("dataset", marks=pytest.mark.slow), "of unknown length"]
+)
 def test_a_step_has_the_rows_of_the_group_of_its_round(name):
     from tf_hips.data.seats import Seats
 
