@@ -47,6 +47,11 @@ CODECS = {
     "terngrad": "error_feedback(terngrad(bitwidth=2))",
     "dgc": "dgc(ratio=0.05, momentum=0.9)",
 }
+# Not in the table: what is left of TernGrad's weakness with more bits.
+MORE_CODECS = {
+    "terngrad4": "error_feedback(terngrad(bitwidth=4))",
+    "qsgd4": "error_feedback(qsgd(bits=4))",
+}
 MEAN = "mean"
 STEPS = 200
 # Without momentum: beside error feedback and liars it is one thing more that amplifies.
@@ -67,7 +72,7 @@ class Cell:
     Attributes:
         rule: text of a robust rule, or MEAN.
         level: one of LEVELS.
-        codec: one of CODECS.
+        codec: one of CODECS or MORE_CODECS.
         attack: one of ATTACKS.
     """
 
@@ -79,7 +84,7 @@ class Cell:
     @property
     def compressor(self) -> Compressor:
         """What workers encode with."""
-        return compressors.parse(CODECS[self.codec])
+        return compressors.parse({**CODECS, **MORE_CODECS}[self.codec])
 
     def rule_at(self, level: str) -> str:
         """The rule of a server of that level."""
@@ -99,7 +104,7 @@ class Cell:
         for level in children if self.level == "both" else [self.level]:
             if why := _why_not(self.rule, *children[level]):
                 return why
-        if self.attack == SCALE and self.codec not in ("onebit", "terngrad"):
+        if self.attack == SCALE and self.compressor.codec.name not in ("onebit", "terngrad"):
             return f"packets of {self.compressor.text} have no scale"
         return None
 

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import harness, obedience, robust_levels, robust_processes
 from benchmarks.collectives_jobs import Row, row
 from benchmarks.ps_processes import Process
-from benchmarks.robust_levels import ATTACKS, CODECS, LEVELS, MEAN, STEPS, Cell
+from benchmarks.robust_levels import ATTACKS, CODECS, LEVELS, MEAN, MORE_CODECS, STEPS, Cell
 
 PROCESSES = 2
 SEEDS = 3
@@ -238,7 +238,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rules", nargs="+", default=list(RULES))
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
-    parser.add_argument("--codecs", nargs="+", choices=list(CODECS), default=list(CODECS))
+    known = [*CODECS, *MORE_CODECS]
+    parser.add_argument("--codecs", nargs="+", choices=known, default=list(CODECS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--markdown", action="store_true", help="print rows for the docs, too")
     arguments = parser.parse_args()

@@ -14,6 +14,7 @@ from benchmarks.robust_levels import (
     LENGTH,
     LEVELS,
     MEMBERS,
+    MORE_CODECS,
     PARTIES,
     Cell,
     Encoder,
@@ -59,6 +60,8 @@ def test_what_the_package_refuses_is_refused_with_its_reason() -> None:
         assert "packets of all elements" in (Cell(text, "global", "dgc", NONE).why_not() or "")
     assert Cell("median", "global", "onebit", "scale").why_not() is None
     assert "no scale" in (Cell("median", "global", "none", "scale").why_not() or "")
+    for codec in MORE_CODECS:
+        assert Cell("median", "both", codec, NONE).why_not() is None
 
 
 def test_a_server_refuses_what_the_table_says_is_refused() -> None:
