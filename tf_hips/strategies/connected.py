@@ -16,6 +16,7 @@ from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps import parcel
 from tf_hips.ps.client import Welcome
 from tf_hips.ps.parcel import Intake
+from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import Connection
 from tf_hips.strategies.grouped import GroupedStrategy
 
@@ -25,6 +26,7 @@ class ConnectedStrategy(GroupedStrategy):
 
     _client: Connection | None = None  # of rank 0
     _welcome: Welcome | None = None
+    _rule: UpdateRule | None = None  # of the server
     _is_closed = False
     _bytes = (0, 0)
     _num_gathers = 0
@@ -33,7 +35,8 @@ class ConnectedStrategy(GroupedStrategy):
 
     def _together(self) -> Welcome | None:
         """What the run is, where all parties keep step; None: this one is by itself."""
-        raise NotImplementedError
+        is_apart = self._rule is not None and self._rule.is_asynchronous
+        return None if is_apart or self._apart else self._welcome
 
     def _place(self) -> dict[str, Any] | None:
         if self._loan is not None:

@@ -254,10 +254,6 @@ class HierarchicalPS(ConnectedStrategy):
         self.write_event("joined", seconds=time.monotonic() - began, **facts)
         return facts
 
-    def _together(self) -> Welcome | None:
-        is_apart = self._rule is not None and self._rule.is_asynchronous
-        return None if is_apart or self._apart else self._welcome
-
     def _has_server(self) -> bool:
         return self._welcome is not None
 
