@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a `make bench-*` ends: its two tables, what is stored, and how many targets are met."""
 
+import argparse
 import contextlib
+import json
 import signal
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from benchmarks import collectives_jobs, harness
 from benchmarks.collectives_jobs import Row
@@ -26,6 +28,7 @@ def conclude(
     figures: Sequence[str] = FIGURES,
     columns: Sequence[str] = TARGETS,
     stores_noisy: bool = True,
+    updates: Collection[str] = (),
 ) -> None:
     """Prints figures and targets, stores both, and says how many targets are met.
 
@@ -38,7 +41,11 @@ def conclude(
         figures: columns of the first table.
         columns: columns of the second one.
         stores_noisy: whether that a machine was too busy for a target is stored, too.
+        updates: parts whose figures take the place of those in the stored result; none: what is
+            stored is all new.
     """
+    if updates:
+        rows, note = _updated(theme, rows, note, updates)
     bound = targets(rows, command)
     noisy = [row["id"] for row in bound if row["met"] == "noisy"]
     if noisy:
@@ -52,6 +59,33 @@ def conclude(
         print("nothing is stored")
     num_met = sum(row["met"] == "yes" for row in bound)
     print(f"bench-{theme}: {num_met} of {len(bound)} targets met")
+
+
+def add_update(parser: argparse.ArgumentParser) -> None:
+    """Declares `--update`, for programs with `--only`."""
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="with --only: these parts take their places in the stored result",
+    )
+
+
+def _updated(
+    theme: str, rows: Sequence[Row], note: str, parts: Collection[str]
+) -> tuple[list[Row], str]:
+    """The newest stored figures, with those of some parts in their places, and a note of that."""
+    paths = sorted(harness.RESULTS.glob(f"{theme}_*.json"))
+    if not paths:
+        raise SystemExit(f"bench-{theme}: --update needs a stored result. Received: none")
+    stored = json.loads(paths[-1].read_text(encoding="utf-8"))
+    before = [row for row in stored["rows"] if not row.get("id") and row["part"] not in parts]
+    facts = stored["environment"]
+    others = ", ".join(dict.fromkeys(row["part"] for row in before))
+    told = (
+        f"Parts measured anew: {', '.join(parts)} ({note.strip()}) Of {facts['date']}, commit "
+        f"{facts['commit']}: {others}. {stored['note']}"
+    )
+    return [*before, *rows], told
 
 
 def told(rows: Iterator[Row], began: float) -> Iterator[Row]:

@@ -42,7 +42,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=PARTS, nargs="+", help="some parts; nothing is stored")
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="+", help="some parts; nothing is stored, unless --update"
+    )
     parser.add_argument(
         "--rounds",
         type=int,
@@ -65,6 +67,7 @@ def main() -> int:
         help="of `esync`: how many times slower one party is",
     )
     parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
+    closing.add_update(parser)
     arguments = parser.parse_args()
     began = time.monotonic()
     rows: list[Row] = []
@@ -77,7 +80,8 @@ def main() -> int:
                 # What the other parts measure in many minutes must not be lost with it.
                 failed.append(part)
                 print(f"bench-loops: the part {part} failed.\n{error}")
-    is_whole = arguments.only is None and not failed and not arguments.dry_run
+    is_whole = arguments.only is None or arguments.update
+    is_whole = is_whole and not failed and not arguments.dry_run
     is_whole = is_whole and set(arguments.models) == set(keras_overhead.MODELS)
     is_whole = is_whole and set(arguments.levels) == set(loops_esync.LEVELS)
     note = (
@@ -91,6 +95,7 @@ def main() -> int:
         note=note,
         is_complete=is_whole and arguments.rounds >= keras_overhead.ROUNDS,
         stores_noisy=False,
+        updates=arguments.only or () if arguments.update else (),
     )
     return 0
 

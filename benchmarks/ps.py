@@ -49,7 +49,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=PARTS, nargs="+", help="some parts; nothing is stored")
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="+", help="some parts; nothing is stored, unless --update"
+    )
     parser.add_argument("--rounds", type=int, default=Options.rounds, help="of every comparison")
     parser.add_argument(
         "--tensors",
@@ -61,6 +63,7 @@ def main() -> int:
         "--load-rounds", type=int, default=Options.load_rounds, help="of many children"
     )
     parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
+    closing.add_update(parser)
     arguments = parser.parse_args()
     chosen = arguments.only or list(PARTS)
     if (why := why_not()) and any(part in NEED_ROOT for part in chosen):
@@ -82,8 +85,15 @@ def main() -> int:
         f"{time.monotonic() - began:.0f} s, {options.rounds} rounds. What the figures are: see "
         "the head of `benchmarks/ps.py` and of its parts."
     )
-    is_complete = arguments.only is None and options.is_complete and not arguments.dry_run
-    closing.conclude("ps", rows, command=COMMAND, note=note, is_complete=is_complete)
+    is_all = arguments.only is None or arguments.update
+    closing.conclude(
+        "ps",
+        rows,
+        command=COMMAND,
+        note=note,
+        is_complete=is_all and options.is_complete and not arguments.dry_run,
+        updates=arguments.only or () if arguments.update else (),
+    )
     return 0
 
 

@@ -86,10 +86,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=PARTS, nargs="+", help="some parts; nothing is stored")
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="+", help="some parts; nothing is stored, unless --update"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every comparison")
     parser.add_argument("--most", type=int, help="elements of all rows; nothing is stored")
     parser.add_argument("--dry-run", action="store_true", help="nothing is stored")
+    closing.add_update(parser)
     arguments = parser.parse_args()
     # Read when the library makes its threads and when TensorFlow is imported.
     os.environ["TF_HIPS_NUM_THREADS"] = str(THREADS)
@@ -110,7 +113,8 @@ def main() -> int:
         f"{time.monotonic() - began:.0f} s, {arguments.rounds} rounds, {THREADS} threads. What "
         "the figures are: see the head of `benchmarks/robust.py`."
     )
-    is_complete = arguments.only is None and arguments.most is None and not arguments.dry_run
+    is_all = arguments.only is None or arguments.update
+    is_complete = is_all and arguments.most is None and not arguments.dry_run
     closing.conclude(
         "robust",
         rows,
@@ -119,6 +123,7 @@ def main() -> int:
         is_complete=is_complete and arguments.rounds >= ROUNDS,
         figures=FIGURES,
         columns=TARGETS,
+        updates=arguments.only or () if arguments.update else (),
     )
     return 0
 
