@@ -3,15 +3,12 @@
 for all.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli import test_max_restarts
-from tests.cli.test_max_restarts import train
+from tests.support import disturbed
 
 LEAVES = """
 import sys
@@ -28,7 +25,7 @@ strategy._gather_objects("x", "names")
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 def test_a_script_that_exits_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     script = test_max_restarts.TRAIN
     # The server is left alone.
@@ -38,9 +35,10 @@ def test_a_script_that_exits_is_started_again(
     ):
         assert script.count(before) == 1
         script = script.replace(before, after)
-    undisturbed, _ = train(tmp_path / "undisturbed", "undisturbed", 1)
-    monkeypatch.setattr(test_max_restarts, "TRAIN", script)
-    ends, printed = train(tmp_path / "disturbed", "disturbed", 1, "--max-restarts", "1")
+    undisturbed, _ = disturbed.train(tmp_path / "undisturbed", script, "undisturbed", parties=1)
+    ends, printed = disturbed.train(
+        *(tmp_path / "disturbed", script, "disturbed"), parties=1, options=("--max-restarts", "1")
+    )
     assert ends == undisturbed
     for text in (
         "party0/worker0 failed (exit code 3); party0 starts again (1 of 1)",
@@ -53,18 +51,6 @@ def test_a_script_that_exits_is_started_again(
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_others_hear_that_a_script_has_exited(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(LEAVES)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
-            str(script),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
-    )
-    assert done.returncode == 1
-    assert "Site `party1` left the run: SystemExit: no more disk" in done.stdout + done.stderr
+    code, printed = disturbed.launch(tmp_path, LEAVES, timeout_s=110)
+    assert code == 1
+    assert "Site `party1` left the run: SystemExit: no more disk" in printed

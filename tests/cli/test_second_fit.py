@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A party comes back in the first `fit` of its script; in a later one it says that it cannot."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import disturbed
 
 TRAIN = """
 import os, pathlib, signal, sys
@@ -40,23 +39,10 @@ for name in ("first", "second"):  # of 8 steps each
 
 @pytest.mark.tf
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(160)
 def test_a_party_that_is_lost_in_a_second_fit_ends_the_run(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
-            *("--max-restarts", "1", str(script), str(tmp_path)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=140,
-        check=False,
-        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
-    )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 1, printed
+    code, printed = disturbed.launch(tmp_path, TRAIN, options=("--max-restarts", "1"))
+    assert code == 1, printed
     assert "party1/worker0 failed (killed by SIGKILL); party1 starts again (1 of 1)" in printed
     reason = "Another party's backup cannot be taken up here: it is of another run or another `fit`"
     assert reason in printed

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A party that is killed in a local phase of ESync comes back into it, and all go on."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import disturbed
 from tf_hips import log
 
 TRAIN = """
@@ -53,22 +51,12 @@ print("END", int(model.optimizer.iterations), tf_hips.fingerprint(model), flush=
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 def test_a_killed_party_goes_on_in_its_local_phase(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "1"),
-            *("--rule", "fedavg(1.0)", "--max-restarts", "2", "--log-dir", str(tmp_path / "logs")),
-            *("--slowdown", "worker=0:300ms", "--slowdown", "worker=1:15ms"),
-            *(str(script), str(tmp_path)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
+    options = (
+        *("--rule", "fedavg(1.0)", "--max-restarts", "2", "--log-dir", str(tmp_path / "logs")),
+        *("--slowdown", "worker=0:300ms", "--slowdown", "worker=1:15ms"),
     )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed
+    code, printed = disturbed.launch(tmp_path, TRAIN, options=options, timeout_s=300)
+    assert code == 0, printed
     assert "party1/worker0 failed (killed by SIGKILL); party1 starts again (1 of 2)" in printed
     ends = dict(re.findall(r"^\[party(\d)/worker0\] END (.*)$", printed, re.MULTILINE))
     steps = {party: int(end.split()[0]) for party, end in ends.items()}

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.support.ranks import run_parties
+from tests.support import sites
 from tf_hips import config, log
 
 pytestmark = pytest.mark.tf
@@ -59,24 +59,9 @@ def _train(folder, participation):
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("participation", [1.0, 2])
 def test_parties_without_an_update_are_no_rows(tmp_path, participation):
-    from tf_hips.ps.server import Server, ServerConfig
-
-    server = Server(
-        ServerConfig(parties=SITES, run="robust", insecure=True, log_dir=str(tmp_path / "log"))
-    )
-    server.start()
-    try:
-        environments = []
-        for site in SITES:
-            path = tmp_path / f"{site}.yaml"
-            uplink = config.Uplink(server=server.address, site=site, deadline_s=60.0)
-            config.dump(config.Run(run="robust", seed=7, uplink=uplink), path)
-            environments.append({"TEST_CONFIG": str(path)})
-        settings = {"folder": tmp_path, "participation": participation}
-        run_parties(_train, settings, [1, 1, 1], environments, deadline_s=120)
+    settings = {"participation": participation}
+    with sites.trained(tmp_path, _train, SITES, settings) as server:
         children = server.snapshot()["children"]
-    finally:
-        server.stop(0.0)
     north, south, east = (json.loads((tmp_path / f"{site}.json").read_text()) for site in SITES)
     assert north == south == east
     refused = [one for one in log.read_events(tmp_path / "log") if one["event"] == "row_refused"]

@@ -15,13 +15,13 @@ SITES = ("north", "south")
 
 
 @contextlib.contextmanager
-def serving(run, **settings):
-    """A plain server on a free port of loopback for the parties of `SITES`."""
+def serving(run, parties=SITES, **settings):
+    """A plain server on a free port of loopback."""
     from tf_hips.ps.server import Server, ServerConfig
 
     server = Server(
         ServerConfig(
-            parties=SITES,
+            parties=parties,
             run=run,
             insecure=True,
             round_timeout_s=60.0,

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from tests.support import sites
 from tests.support.ranks import run_parties
 from tf_hips import config
 
@@ -59,22 +60,9 @@ def _weights(path):
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("rule", "rate"), RULES.items())
 def test_a_party_that_lies_has_no_part_in_training(tmp_path, rule, rate):
-    from tf_hips.ps.server import Server, ServerConfig
-
-    server = Server(ServerConfig(parties=SITES, run="krum", insecure=True))
-    server.start()
-    try:
-        environments = []
-        for site in SITES:
-            path = tmp_path / f"{site}.yaml"
-            uplink = config.Uplink(server=server.address, site=site, deadline_s=60.0)
-            config.dump(config.Run(run="krum", seed=7, uplink=uplink), path)
-            environments.append({"TEST_CONFIG": str(path)})
-        settings = {"folder": tmp_path, "rule": rule, "rate": rate}
-        run_parties(_train, settings, [1] * len(SITES), environments, deadline_s=120)
+    settings = {"rule": rule, "rate": rate}
+    with sites.trained(tmp_path, _train, SITES, settings) as server:
         told = server.snapshot()
-    finally:
-        server.stop(0.0)
     assert told["rule"].startswith(rule.partition(" ")[0].rstrip(")"))
     run_parties(_plain, {"folder": tmp_path}, [1], [{}], deadline_s=60)
     plain = _weights(tmp_path / "plain.npz")

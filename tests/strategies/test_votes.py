@@ -9,34 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.strategies.test_hierarchical_ps import serving
 from tests.support.ranks import run_parties
 from tf_hips import config
 
 pytestmark = pytest.mark.tf
 
 SITES = ("a", "b", "c")
-
-
-@contextlib.contextmanager
-def _serving(run, rule, **settings):
-    from tf_hips.ps.server import Server, ServerConfig
-
-    server = Server(
-        ServerConfig(
-            parties=SITES,
-            run=run,
-            rule=rule,
-            insecure=True,
-            round_timeout_s=60.0,
-            join_timeout_s=60.0,
-            **settings,
-        )
-    )
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop(0.0)
 
 
 def _environments(folder, servers):
@@ -161,7 +140,10 @@ def test_three_workers_one_of_whom_sends_reversed_gradients(tmp_path):
         "clean-alone-drawn": "detox(r=1) >> mean",
     }
     with contextlib.ExitStack() as stack:
-        servers = {run: stack.enter_context(_serving(run, rule)) for run, rule in rules.items()}
+        servers = {
+            run: stack.enter_context(serving(run, parties=SITES, rule=rule))
+            for run, rule in rules.items()
+        }
         arguments = {"folder": tmp_path, "liar": "c"}
         run_parties(_train, arguments, [1, 1, 1], _environments(tmp_path, servers))
         for run, server in servers.items():
@@ -191,7 +173,10 @@ def test_parties_of_two_workers_vote_as_units(tmp_path):
         "drawn": "detox(r=3) >> mean",
     }
     with contextlib.ExitStack() as stack:
-        servers = {run: stack.enter_context(_serving(run, rule)) for run, rule in rules.items()}
+        servers = {
+            run: stack.enter_context(serving(run, parties=SITES, rule=rule))
+            for run, rule in rules.items()
+        }
         arguments = {"folder": tmp_path, "liar": "b"}
         run_parties(_train, arguments, [2, 2, 2], _environments(tmp_path, servers))
         told = {one["site"]: one["outvoted"] for one in servers["fixed"].snapshot()["children"]}

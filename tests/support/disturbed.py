@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PRELUDE = """
@@ -29,35 +30,64 @@ def kill_server():
 """Before a script: `folder`, `once(name)` (true once in a run that is disturbed), `kill_server`."""
 
 
-def train(
-    folder: Path, script: str, how: str, *arguments: str, parties: int = 2, options: tuple = ()
-) -> tuple[set[str], str]:
-    """Trains parties of one worker each; what they say behind `END`, and all that was printed.
+def launch(
+    folder: Path,
+    script: str,
+    *arguments: str,
+    parties: int = 2,
+    options: Sequence[str] = (),
+    timeout_s: float = 150,
+) -> tuple[int, str]:
+    """Runs a script as parties of one worker each; the exit code, and all that was printed.
 
     Args:
-        folder: of the run; its logs are in `logs`.
+        folder: gets the script; its path is the first argument.
+        script: the text.
+        arguments: those behind it.
+        parties: how many.
+        options: of `tf-hips run`.
+        timeout_s: seconds that it may take.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(script)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tf_hips.cli", "run"),
+            *("--parties", str(parties), "--workers", "1", *options),
+            *(str(folder / "train.py"), str(folder), *arguments),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def train(
+    folder: Path,
+    script: str,
+    how: str,
+    *arguments: str,
+    parties: int = 2,
+    options: Sequence[str] = (),
+) -> tuple[set[str], str]:
+    """Trains to the end; what workers say behind `END`, and all that was printed.
+
+    Args:
+        folder: as for `launch`; logs are in `logs`.
         script: comes after `PRELUDE`; each worker prints one line that begins with `END`.
         how: "disturbed", or anything else.
         arguments: more of the script.
         parties: how many.
         options: more of `tf-hips run`.
     """
-    folder.mkdir()
-    (folder / "train.py").write_text(PRELUDE + script)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tf_hips.cli", "run"),
-            *("--parties", str(parties), "--workers", "1", "--server"),
-            *("--log-dir", str(folder / "logs"), *options),
-            *(str(folder / "train.py"), str(folder), how, *arguments),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1"},
+    options = ("--server", "--log-dir", str(folder / "logs"), *options)
+    code, printed = launch(
+        folder, PRELUDE + script, how, *arguments, parties=parties, options=options
     )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed
+    assert code == 0, printed
     ends = re.findall(r"^\[party\d/worker0\] END (.*)$", printed, re.MULTILINE)
     assert len(ends) == parties, printed
     return set(ends), printed

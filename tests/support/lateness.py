@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.ranks import run_parties
-from tf_hips import config, log
+from tests.support import sites
+from tf_hips import log
 
 SITES = ("north", "south", "east")
 LATE = SITES[-1]
@@ -40,24 +40,10 @@ def run_with_one_late(
     Returns:
         The server's events.
     """
-    from tf_hips.ps.server import Server, ServerConfig
-
     for site in SITES[:-1]:
         os.mkfifo(folder / f"{site}.fifo")
-    logs = folder / "log"
-    told = {"parties": SITES, "run": "late", "insecure": True, "log_dir": str(logs)}
-    server = Server(ServerConfig(**told, quorum=2, round_deadline=0.2, **settings))
-    server.start()
-    try:
-        environments = []
-        for site in SITES:
-            path = folder / f"{site}.yaml"
-            uplink = config.Uplink(server=server.address, site=site, deadline_s=60.0)
-            config.dump(config.Run(run="late", seed=7, uplink=uplink), path)
-            environments.append({"TEST_CONFIG": str(path)})
-        run_parties(train, {"folder": folder}, [1, 1, 1], environments, deadline_s=120)
-    finally:
-        server.stop(0.0)
+    with sites.trained(folder, train, SITES, quorum=2, round_deadline=0.2, **settings):
+        pass
     north, south, east = (json.loads((folder / f"{site}.json").read_text()) for site in SITES)
     assert north == south == east
-    return list(log.read_events(logs))
+    return list(log.read_events(folder / "log"))

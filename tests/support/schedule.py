@@ -20,7 +20,11 @@ _FOLDERS = {
     **{"cli": "servers", "cluster": "servers", "ps": "servers"},
 }
 _FILES = {"test_features": "features"}
-_RANKS = re.compile(r"^from tests\.support\.ranks import .*\b(ranks|run_parties)\b", re.MULTILINE)
+_RANKS = re.compile(
+    r"^from tests\.support(\.(ranks|lateness))? import .*"
+    r"\b(ranks|run_parties|run_with_one_late|sites|disturbed)\b",
+    re.MULTILINE,
+)
 _SHARED_FIXTURE = re.compile(r'^@pytest\.fixture\(.*scope="module"', re.MULTILINE)
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.trainer.test_command import WHAT, Became
+from tests.trainer.test_command import WHAT
 from tests.trainer.test_training import launched
 from tf_hips import log
 from tf_hips.cli import arguments, train
@@ -14,29 +14,6 @@ from tf_hips.report import runs
 from tf_hips.trainer.local import Local
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.settings import Training
-
-
-@pytest.fixture
-def settings(monkeypatch):
-    """What a command line would train."""
-    parser = arguments.Parser(prog="tf-hips")
-    train.add(parser.add_subparsers(dest="command"))
-    became = []
-
-    def become(_, told, environment=None):
-        del environment
-        became.append(told)
-        raise Became
-
-    monkeypatch.setattr(train, "become", become)
-
-    def run(*words):
-        options = parser.parse_args(["train", *WHAT, *words])
-        with pytest.raises(Became):
-            options.run(options)
-        return became.pop()
-
-    return run
 
 
 def test_the_command_of_esync_means_what_it_meant(settings):

@@ -5,34 +5,11 @@ import re
 
 import pytest
 
-from tests.trainer.test_command import WHAT, Became
+from tests.trainer.test_command import WHAT
 from tf_hips import robust
 from tf_hips.cli import arguments, train
 from tf_hips.trainer.modes import AGGREGATIONS
 from tf_hips.trainer.robustness import Robust, server_rule
-
-
-@pytest.fixture
-def settings(monkeypatch):
-    """What a command line would train."""
-    parser = arguments.Parser(prog="tf-hips")
-    train.add(parser.add_subparsers(dest="command"))
-    became = []
-
-    def become(_, told, environment=None):
-        del environment
-        became.append(told)
-        raise Became
-
-    monkeypatch.setattr(train, "become", become)
-
-    def run(*words):
-        options = parser.parse_args(["train", *WHAT, *words])
-        with pytest.raises(Became):
-            options.run(options)
-        return became.pop()
-
-    return run
 
 
 def test_the_tuning_script_of_detox_means_what_it_meant(settings):

@@ -178,18 +178,7 @@ class CompressedSum:
     def encode(self, piece: Piece, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The packet of this rank's gradient, or of a partial sum with it; once per step."""
         kept = self.residuals.get(piece)
-        packet, new_kept = graph.encode(
-            self.compressor,
-            value,
-            seed=self._worker_seed,
-            step=step,
-            tensor_id=piece.tensor,
-            offset=piece.offset,
-            kept=None if kept is None else kept.read_value(),
-        )
-        if kept is not None:
-            kept.assign(new_kept, read_value=False)
-        return packet
+        return encoded(self.compressor, value, piece, step, seed=self._worker_seed, kept=kept)
 
     def recode(self, piece: Piece, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The packet of the sum of what the rows decode to, encoded with `for_sums`."""
@@ -241,3 +230,27 @@ def cut(vector: tf.Tensor, piece: Piece) -> tf.Tensor:
     if piece.is_whole:
         return tf.identity(vector)
     return tf.slice(vector, [piece.offset], [piece.num_elements])
+
+
+def encoded(
+    compressor: Compressor,
+    value: tf.Tensor,
+    piece: Piece,
+    step: tf.Tensor,
+    *,
+    seed: int,
+    kept: tf.Variable | None,
+) -> tf.Tensor:
+    """The packet of a piece; once per step, as what it misses goes into `kept`."""
+    packet, new_kept = graph.encode(
+        compressor,
+        value,
+        seed=seed,
+        step=step,
+        tensor_id=piece.tensor,
+        offset=piece.offset,
+        kept=None if kept is None else kept.read_value(),
+    )
+    if kept is not None:
+        kept.assign(new_kept, read_value=False)
+    return packet

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips.comm import looks, primitives
-from tf_hips.comm.compressed import CompressedSum, MakeVariable, cut
+from tf_hips.comm.compressed import CompressedSum, MakeVariable, cut, encoded
 from tf_hips.comm.partition import Piece
 from tf_hips.comm.robust_rows import (
     Decider,
@@ -289,18 +289,7 @@ class RobustSum(CompressedSum):
     def _recoded(self, piece: Piece, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The packet of a result that this rank owns; once per step."""
         kept = self.owner_residuals.get(piece)
-        packet, new_kept = graph.encode(
-            self._sums,
-            value,
-            seed=self._owner_seed,
-            step=step,
-            tensor_id=piece.tensor,
-            offset=piece.offset,
-            kept=None if kept is None else kept.read_value(),
-        )
-        if kept is not None:
-            kept.assign(new_kept, read_value=False)
-        return packet
+        return encoded(self._sums, value, piece, step, seed=self._owner_seed, kept=kept)
 
     def _whole(self, results: Mapping[Piece, tf.Tensor]) -> list[tf.Tensor]:
         """The vectors that results, or their packets, are of."""

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of `tf-hips train` share."""
+
+import pytest
+
+from tests.trainer.test_command import WHAT, Became
+from tf_hips.cli import arguments, train
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """What a command line would train."""
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    became = []
+
+    def become(_, told, environment=None):
+        del environment
+        became.append(told)
+        raise Became
+
+    monkeypatch.setattr(train, "become", become)
+
+    def run(*words):
+        options = parser.parse_args(["train", *WHAT, *words])
+        with pytest.raises(Became):
+            options.run(options)
+        return became.pop()
+
+    return run
