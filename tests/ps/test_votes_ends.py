@@ -107,7 +107,7 @@ def test_who_is_whole_just_after_its_round_was_closed_has_proven_nothing(
         for child in [*seats[0][:1], *seats[1][:2], *seats[2]]:
             deliver(store, 1, child)
         take_whole, check = store._take_whole, store._combining.check
-        has_come = []
+        has_come: list[bool] = []
 
         def closes_first(number: int, child: int, packets: list) -> None:  # type: ignore[type-arg]
             if child == late:
