@@ -2,7 +2,10 @@
 """Votes of children that are gone when they are asked, or come when it is decided."""
 
 import secrets
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,3 +132,58 @@ def test_who_is_whole_just_after_its_round_was_closed_has_proven_nothing(
         with one.session.changed:
             assert one.session.changed.wait_for(lambda: store.is_merged(1), PATIENCE_S)
         assert [found.proven for found in store.counts] == [0] * 7
+
+
+class _Gate:
+    """A condition at which a thread waits before it takes the lock."""
+
+    def __init__(self, real: threading.Condition, wait: Callable[[], None]) -> None:
+        self._real, self._wait = real, wait
+
+    def __enter__(self) -> bool:
+        self._wait()
+        return self._real.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._real.__exit__(*error)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_no_packets_win_that_have_not_been_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two liars has no majority yet when it is whole, and has one a moment later."""
+    with Served(tmp_path, vote="exact") as one:
+        store = one.store(0)
+        groups = detox.groups(7, 3, SECRET, 0)
+        first, second = groups[0][:2]
+        broken = [(chunk, b"\x01") for chunk in range(3)]
+        has_majority = threading.Event()
+        thread = threading.Thread(target=store.add, args=(0, first, broken))
+        has_begun = threading.Event()
+
+        def waits() -> None:
+            if threading.current_thread() is thread and first in store._of(0).said:
+                has_begun.set()
+                assert has_majority.wait(PATIENCE_S)
+
+        look = store._why_unusable
+
+        def lets_the_first_go_on(number: int, child: int, packets: Any) -> str | None:
+            if child == second:
+                has_majority.set()
+                thread.join(PATIENCE_S)
+            return look(number, child, packets)
+
+        monkeypatch.setattr(store, "changed", _Gate(store.changed, waits))
+        monkeypatch.setattr(store, "_why_unusable", lets_the_first_go_on)
+        thread.start()
+        assert has_begun.wait(PATIENCE_S)
+        store.add(0, second, broken)
+        group = store._of(0).groups[0]
+        assert group.is_dropped and group.winner is None
+        for child in [*groups[0][2:], *groups[1], *groups[2]]:
+            deliver(store, 0, child)
+        one.result(0)

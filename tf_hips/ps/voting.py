@@ -357,23 +357,33 @@ class VotingStore(Store):
         with self.changed:
             if self._is_decided(number):
                 return
-            ballots = self._of(number)
-            group = ballots.group_of(child)
-            if not self.is_by_digest and not ballots.say(child, digest):
+            if not self.is_by_digest and not self._of(number).say(child, digest):
                 return  # the round was closed while the last of them came
-            is_true = ballots.said.get(child) == digest
-            may_win = is_true and not group.is_settled and child in ballots.agreed(group)
-        why = self._why_unusable(number, child, packets) if may_win else None
-        with self.changed:
-            if self._is_decided(number):
-                return
-            if why is not None:
-                group.drop(why)
-            elif self.votes.vote != TOLERANT and not ballots.deliver(child, digest):
-                for one in self.chunks:
-                    self._get(number).packets[one].pop(child, None)
-            jobs = self._look(number)
+        why, is_looked_at = None, False
+        while True:
+            with self.changed:
+                if self._is_decided(number):
+                    return
+                ballots = self._of(number)
+                group = ballots.group_of(child)
+                is_true = ballots.said.get(child) == digest
+                may_win = is_true and not group.is_settled and child in ballots.agreed(group)
+                if is_looked_at or not may_win:
+                    jobs = self._take(number, child, digest, why)
+                    break
+            # The lock is free meanwhile. What has not been looked at never wins.
+            why, is_looked_at = self._why_unusable(number, child, packets), True
         self._merge_quietly(jobs)
+
+    def _take(self, number: int, child: int, digest: bytes, why: str | None) -> list[Job]:
+        """Takes what is whole and was looked at, with the lock held; `why` it is of no use."""
+        ballots = self._of(number)
+        if why is not None:
+            ballots.group_of(child).drop(why)
+        elif self.votes.vote != TOLERANT and not ballots.deliver(child, digest):
+            for one in self.chunks:
+                self._get(number).packets[one].pop(child, None)
+        return self._look(number)
 
     def _why_unusable(self, number: int, child: int, packets: Sequence[Packet]) -> str | None:
         """What is wrong with what most of a group say, if anything is."""
