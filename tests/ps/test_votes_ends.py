@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes of children that are gone when they are asked, or come when it is decided."""
 
+import itertools
 import secrets
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from tests.ps.test_votes_durable import SECRET, Served, packets_of
 from tf_hips.ps.ballots import digest_of
 from tf_hips.ps.past import Past
 from tf_hips.ps.quorum import RETURN_S
-from tf_hips.ps.voting import ASK_S, VotingStore
+from tf_hips.ps.voting import ASK_S, MOST_TIMES, VotingStore
 from tf_hips.robust import detox
 
 
@@ -186,4 +187,20 @@ def test_no_packets_win_that_have_not_been_looked_at(
         assert group.is_dropped and group.winner is None
         for child in [*groups[0][2:], *groups[1], *groups[2]]:
             deliver(store, 0, child)
+        one.result(0)
+
+
+def test_who_sends_a_byte_now_and_then_does_not_hold_up_a_quorum(tmp_path: Path) -> None:
+    with Served(tmp_path, quorum=True) as one:
+        store = all_vote(one, 0)
+        seats = detox.groups(7, 3, SECRET, 0)
+        [alone] = seats[2]
+        for members in seats[:2]:
+            deliver(store, 0, members[0])
+        came = itertools.count()
+        store.told(0, alone, lambda: next(came))
+        one.clock.advance(MOST_TIMES * ASK_S - 0.1)
+        assert not store._is_decided(0)
+        one.clock.advance(0.1)
+        assert store._of(0).groups[2].is_dropped
         one.result(0)

@@ -44,6 +44,8 @@ Tell = Callable[..., None]
 ASK_S = 5.0
 # How many times as long somebody may be sending, alone.
 ASK_TIMES = 12
+# And as long as it is waited for where rounds go on without some: a byte now and then is no row.
+MOST_TIMES = 120
 
 
 @dataclasses.dataclass
@@ -158,25 +160,24 @@ class VotingStore(Store):
         with self.changed:
             return self.is_by_digest and self._takes(number, child)
 
-    def told(
-        self, number: int, child: int, received: Callable[[], int], patience: int = ASK_TIMES
-    ) -> None:
+    def told(self, number: int, child: int, received: Callable[[], int], times: int = 1) -> None:
         """Notes that a child has heard that it is asked.
 
         Args:
             number: the round.
             child: who was asked.
             received: counts the bytes that come of it.
-            patience: how often it may have sent too little, before the next is asked, too.
+            times: how often it will have been looked at.
         """
         seen = received()
 
         def look() -> None:
             is_silent = received() == seen
-            if is_silent or patience == 1:
-                self.passes_over(number, child, is_lost=is_silent)
-            if not is_silent:
-                self.told(number, child, received, max(0, patience - 1))
+            is_lost = is_silent or times == MOST_TIMES
+            if is_lost or times == ASK_TIMES:
+                self.passes_over(number, child, is_lost=is_lost)
+            if not is_lost:
+                self.told(number, child, received, times + 1)
 
         with self.changed:
             if self._takes(number, child):
