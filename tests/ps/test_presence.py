@@ -253,15 +253,18 @@ def test_patience_is_renewed_by_progress() -> None:
     assert patience.is_over
 
 
+@pytest.mark.parametrize(
+    "text", ["Concurrent RPC limit exceeded!", "A site may have 16 calls at once."]
+)
 def test_a_busy_server_is_asked_again(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     class Busy(grpc.RpcError):
         def code(self) -> grpc.StatusCode:
             return grpc.StatusCode.RESOURCE_EXHAUSTED
 
         def details(self) -> str:
-            return "Concurrent RPC limit exceeded!"
+            return text
 
     real, refused = Link.once, []
 

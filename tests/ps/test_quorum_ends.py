@@ -7,8 +7,8 @@ import pytest
 
 from tests.ps.quorums import Run, oracle_sum
 from tests.ps.test_quorum import same
-from tf_hips.ps import closing, durable
-from tf_hips.ps.quorum import Quorum
+from tf_hips.ps import durable
+from tf_hips.ps.quorum import RETURN_S, Quorum
 
 
 def test_fewer_than_a_quorum_end_no_run_by_leaving() -> None:
@@ -81,7 +81,7 @@ def test_adaptive_deadlines_outlive_their_server(
         assert list(run.session._closing._arrivals._offsets) == offsets  # each once
         assert run.session.describe()["deadline_s"] == deadline_s
         # So one that does not come holds nobody up for longer, but for the time to come back.
-        for number, more_s in ((6, closing.RETURN_S), (7, 0.0)):
+        for number, more_s in ((6, RETURN_S), (7, 0.0)):
             run.deliver(0, number)
             run.deliver(1, number)
             due_s = run.session.describe()["deadline_s"] + more_s

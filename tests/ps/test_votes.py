@@ -112,6 +112,16 @@ def test_groups_are_drawn_anew_and_a_child_hears_nothing_but_its_number() -> Non
             members[0].asks.seat(4)
 
 
+def test_a_seat_that_was_refused_is_not_told_when_it_is_asked_for_again() -> None:
+    with voting("detox(r=3) >> median", are_agreed=False) as (_, members):
+        for number in range(4):  # it is not known yet with which round all begin
+            members[0].asks.seat(number)
+        for _ in range(2):
+            with pytest.raises(ProtocolError, match="when the round before it is over"):
+                members[0].asks.seat(4)
+        assert members[0].asks.seat(3).groups == 3
+
+
 def test_who_sends_other_packets_than_it_said_is_proven_and_the_next_is_asked() -> None:
     truth: dict[int, str] = {}
 
@@ -256,6 +266,15 @@ def test_replicas_that_cannot_be_equal_are_found_before_they_vote() -> None:
             members[3].asks.say_replica(other)
         with pytest.raises(ProtocolError, match="cannot compute equal bytes"):
             members[4].asks.say_replica(alike)  # nor goes it on for the others
+    with voting("detox(r=3) >> median") as (_, members):
+        for one in members:
+            assert one.asks.say_replica(alike) is None
+        for number in range(2):
+            one_round(members, number)
+        with pytest.raises(ProtocolError, match="cannot compute equal bytes"):
+            members[3].asks.say_replica(other)
+        assert members[4].asks.say_replica(alike) is None
+        one_round(members, 2)  # the others can go on without it, or wait for it to be mended
     with voting("detox(r=3, vote=tolerant) >> median") as (_, members):
         assert members[0].asks.say_replica(alike) is None
         told = members[1].asks.say_replica(other)

@@ -84,9 +84,10 @@ class Voter:
         self.asks = SeatClient(self.client)
         self.seats: dict[int, int] = {}
 
-    def join(self, rule: str | None = None) -> None:
+    def join(self, rule: str | None = None, *, is_agreed: bool = True) -> None:
         self.client.join(self.compressor.text, "fp32", SEED, rule)
-        self.client.agree_model(self.shapes)
+        if is_agreed:
+            self.client.agree_model(self.shapes)
         self.asks = SeatClient(self.client)  # it waits as long as the server has said
 
     def packets(self, number: int) -> Packets:
@@ -133,6 +134,7 @@ def voting(
     sites: Sequence[str] = SITES,
     compression: str = "fp32",
     shapes: Sequence[Sequence[int]] = SHAPES,
+    are_agreed: bool = True,
     **settings: Any,
 ) -> Iterator[tuple[Server, list[Voter]]]:
     """A server of children that vote, and the children, joined."""
@@ -157,7 +159,7 @@ def voting(
         for site in sites
     ]
     try:
-        together(*(one.join for one in members))
+        together(*(lambda one=one: one.join(is_agreed=are_agreed) for one in members))
         yield server, members
     finally:
         for one in members:

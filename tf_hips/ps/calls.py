@@ -38,6 +38,7 @@ from tf_hips.errors import (
 from tf_hips.ps import wire
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.asked import REPLICA, SEAT
+from tf_hips.ps.calls_at_once import CallsAtOnce, CrowdedError
 from tf_hips.ps.members import Caller
 from tf_hips.ps.news import news_to_message
 from tf_hips.ps.pacing import METHOD, PaceServer
@@ -103,6 +104,7 @@ class Calls:
         self._host = host
         self._pacing = PaceServer(len(config.parties))
         self._seating = Seating()
+        self._at_once = CallsAtOnce(config.parties)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """The handlers of all methods, by name."""
@@ -143,10 +145,11 @@ class Calls:
         def run(request: Any, context: grpc.ServicerContext) -> bytes:
             with self._translated(context):
                 call, caller, session = self._identify(context, is_join=handle == self._join)
-                with _settling(session):
-                    answer = handle(request, call, caller, session)
-                if handle != self._tell_terms:  # who may begin another run must hear them
-                    session.settle()
+                with self._at_once.taking(caller.child):
+                    with _settling(session):
+                        answer = handle(request, call, caller, session)
+                    if handle != self._tell_terms:  # who may begin another run must hear them
+                        session.settle()
                 return answer
             raise AssertionError("abort returned")
 
@@ -158,7 +161,7 @@ class Calls:
         def run(request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
             with self._translated(context):
                 call, caller, session = self._identify(context)
-                with _settling(session):
+                with self._at_once.taking(caller.child), _settling(session):
                     yield from handle(request, call, caller, session, context)
 
         return run
@@ -170,6 +173,11 @@ class Calls:
             yield
         except TurnedAwayError as error:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except CrowdedError as error:
+            if error.is_news:
+                self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            self._traffic.refused()
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except RefusedError as error:
             self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
         except TfHipsError as error:

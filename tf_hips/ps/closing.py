@@ -22,17 +22,13 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.ps.members import Members
-from tf_hips.ps.quorum import NEXT, Arrivals, Clock, Quorum
+from tf_hips.ps.quorum import NEXT, RETURN_S, Arrivals, Clock, Quorum
 from tf_hips.ps.recorder import Entry, Kind
 from tf_hips.ps.state import State
 from tf_hips.ps.store import Job, Store
 
 # Closed rounds of which it is remembered when that was, to say how late an update is.
 _REMEMBERED = 1024
-
-# What adaptive deadlines of the first round are longer by after a restart: children look for their
-# server every 2 s at least, and find out first why it was gone.
-RETURN_S = 10.0
 
 # What the reason of a run begins with that has ended below its quorum.
 _BELOW = "Below quorum"

@@ -28,6 +28,7 @@ from tf_hips.errors import (
     TfHipsError,
 )
 from tf_hips.ps import tls, wire
+from tf_hips.ps.calls_at_once import TOO_MANY
 from tf_hips.ps.diagnosis import diagnose
 from tf_hips.ps.news import Request, news_from_message
 from tf_hips.ps.sockets import Meter
@@ -63,8 +64,8 @@ _ERRORS: dict[grpc.StatusCode, type[TfHipsError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
 }
-# What gRPC's server says when `maximum_concurrent_rpcs` is reached; it has no code of its own.
-_BUSY = "Concurrent RPC limit"
+# What gRPC's server says when `maximum_concurrent_rpcs` is reached, and ours to one child.
+_BUSY = ("Concurrent RPC limit", TOO_MANY)
 
 _Result = TypeVar("_Result")
 
@@ -408,7 +409,7 @@ def _is_busy(error: Exception) -> bool:
     return (
         isinstance(error, grpc.RpcError)
         and error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        and _BUSY in detail(error)
+        and any(text in detail(error) for text in _BUSY)
     )
 
 

@@ -27,6 +27,10 @@ DEFAULT_BELOW_S = 300.0
 # Rounds of all children that an adaptive deadline looks at, and how many it needs.
 WINDOW_ROUNDS = 16
 FIRST_ROUNDS = 4
+# By how much adaptive deadlines of the first round, and the time of a child that votes to hear that
+# it is asked, are longer after a restart: children look for their server every 2 s at least, and
+# find out first why it was gone.
+RETURN_S = 10.0
 # Arrivals that are all alike have a MAD of 0, and the next one is a little later.
 _FLOOR_S = 0.05
 _FLOOR_SHARE = 0.05

@@ -67,7 +67,8 @@ class Seating:
             if store is None:
                 asked = self._asked.setdefault((session.token, caller.child), set())
                 is_open = number in asked or len(asked) < _FIRST_ASKED
-                asked.add(number)
+                if is_open:  # what is refused stays so
+                    asked.add(number)
             elif number <= store.round:
                 is_open = True
             else:
@@ -85,6 +86,9 @@ class Seating:
     def replica(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         """Compares what decides on the caller's bits with what others have said.
 
+        A difference ends a run whose first round is not over. Later it is one of the caller, which
+        has come back or lies: the others may go on without it.
+
         Raises:
             ProtocolError: it is no such thing, or differs where votes are on equal bytes.
         """
@@ -96,7 +100,11 @@ class Seating:
             known = electing.replicas
             others = sorted(set(known) - {caller.child})
             differing = next((one for one in others if known[one] != facts), None)
-            if known.get(caller.child) != facts:
+            is_exact = electing.votes is not None and electing.votes.vote != TOLERANT
+            store = session.state.store
+            is_on = store is not None and store.round > store.of(0).first_round
+            is_refused = is_exact and is_on and differing is not None
+            if known.get(caller.child) != facts and not is_refused:
                 known[caller.child] = facts
                 session.state.recorder.add(Kind.REPLICA, child=caller.child, facts=facts)
             if differing is None:
@@ -108,12 +116,13 @@ class Seating:
             electing.tell(
                 "replicas_differ", sites=[members.site(differing), call.site], reason=text
             )
-            if electing.votes is not None and electing.votes.vote != TOLERANT:
+            if is_exact:
                 text += (
                     ". Votes are on equal bytes: make them alike, or take `vote=tolerant` "
                     "(`--vote tolerant`)"
                 )
-                session.end(text, ProtocolError)
+                if not is_refused:
+                    session.end(text, ProtocolError)
                 raise ProtocolError(text)
         log.warning("%s", text)
         return wire.to_json(differs=text)

@@ -22,6 +22,7 @@ from tf_hips.errors import ConfigError, PeerError
 from tf_hips.ps import tls, wire
 from tf_hips.ps.admission import Admission
 from tf_hips.ps.calls import Calls
+from tf_hips.ps.calls_at_once import MAX_CALLS
 from tf_hips.ps.diagnosis import check_server
 from tf_hips.ps.durable import Keeper
 from tf_hips.ps.listening import SERVER_OPTIONS, check_free, keepalive
@@ -183,17 +184,16 @@ class Server:
 
     def _listen(self) -> None:
         children = len(self._config.parties)
-        # Per child: a watch, a pace and an exchange, the same again whose connection is gone and
-        # which have not noticed, control calls.
+        # Beside what children may have at once: for who is refused, and for operators.
         self._pool = concurrent.futures.ThreadPoolExecutor(
-            8 * children + 4, thread_name_prefix="tf_hips-server"
+            MAX_CALLS * children + 4, thread_name_prefix="tf_hips-server"
         )
         calls = Calls(self._config, self._waits, self._admission, self._traffic, self._events, self)
         server = grpc.server(
             self._pool,
             handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, calls.handlers()),),
             options=(*SERVER_OPTIONS, *keepalive(self._config.lost_after_s)),
-            maximum_concurrent_rpcs=10 * children + 8,
+            maximum_concurrent_rpcs=MAX_CALLS * children + 8,
         )
         try:
             if self._config.tls is None:

@@ -8,8 +8,9 @@
 No gRPC here: `server` turns calls into these methods and their errors into status codes. Who has
 joined is kept by `members`, payloads by `gather`, packets by `store`, and these by `state`; the
 calls of the first synchronisation are in `first_sync`, those of rounds in `exchanging`, those of
-gathers in `gathering`. All waiting goes through `waiting`. Only `watch` waits longer: a child holds
-it open to show that it is there, and to hear why the run has ended whatever it is doing.
+gathers in `gathering`; how children leave is in `departing`. All waiting goes through `waiting`.
+Only `watch` waits longer: a child holds it open to show that it is there, and to hear why the run
+has ended whatever it is doing.
 
 Rounds that may close without some children (`Terms.quorum`) are closed by `closing`.
 
@@ -31,12 +32,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tf_hips import log
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
 from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.closing import Closing, Tell
 from tf_hips.ps.comeback import Comeback
+from tf_hips.ps.departing import Departing
 from tf_hips.ps.description import describe
 from tf_hips.ps.exchanging import Exchanging
 from tf_hips.ps.first_sync import FirstSync
@@ -52,13 +53,13 @@ from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.state import State
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import Leaves, Place
-from tf_hips.ps.waiting import ENDED, Moves, Wait, Waiting
+from tf_hips.ps.waiting import Moves, Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
 MAX_ROUND = 1 << 31
 
 
-class Session:
+class Session(Departing):
     """The state of one run. Thread-safe; one condition guards it and its store."""
 
     def __init__(
@@ -155,11 +156,6 @@ class Session:
         return self._members.session
 
     @property
-    def is_started(self) -> bool:
-        """Whether all parties have joined."""
-        return self._members.is_started
-
-    @property
     def ended(self) -> str | None:
         """Why the run has ended, if it has."""
         return self._waiting.ended
@@ -242,11 +238,6 @@ class Session:
         with self.changed:
             caller.is_gone = True
             self.changed.notify_all()
-
-    def end(self, reason: str, error: type[TfHipsError] = PeerError) -> None:
-        """Ends the run for all, by `error`; the first reason stands."""
-        with self.changed:
-            self._waiting.end(reason, error)
 
     @property
     def owes_leave(self) -> bool:
@@ -403,44 +394,6 @@ class Session:
             self._waiting.note_failure(caller.child, text)
             self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
 
-    def leave(self, caller: Caller, reason: str | None) -> None:
-        """Notes that a child leaves; with a reason, before the others, it ends the run for all.
-
-        Not so where the others go on without it: in asynchronous rounds, and with a quorum.
-        """
-        with self.changed:
-            child = self._members.children.get(caller.child)
-            if child is None or (not self.is_started and child.process != caller.process):
-                raise ProtocolError(f"Site `{self._site(caller.child)}` has not joined this run.")
-            if child.process != caller.process:
-                raise self._members.second_process(caller.child)
-            if not self.is_started:
-                self._give_up(caller.child, reason)
-                return
-            if reason is not None and self._parts_in_trouble(caller.child, reason):
-                return
-            if not child.has_left:
-                self._recorder.add(Kind.LEFT, child=caller.child, reason=reason)
-            child.has_left = True
-            self._comeback.forget()
-            self._waiting.note_call(caller.child)
-            self._presence.release(caller.child)
-            if reason is not None:
-                text = f"Site `{self._site(caller.child)}` left the run: {reason[:1000]}"
-                self._end_unless_others(caller.child, text)
-            if self._closing is not None:
-                self._closing.look_soon()
-            self.changed.notify_all()
-
-    def _give_up(self, child: int, reason: str | None) -> None:
-        """A child leaves that waits for the others to join: nobody must wait for it."""
-        if self._members.is_sealed:  # the server above counts on it
-            text = f"Site `{self._site(child)}` left the run before it began"
-            self.end(f"{text}: {reason[:1000]}" if reason is not None else f"{text}.")
-            return
-        del self._members.children[child]
-        self.changed.notify_all()
-
     def watch(self, caller: Caller) -> Iterator[News]:
         """Shows that a child is there, until it leaves or hangs up, or the run ends.
 
@@ -536,57 +489,6 @@ class Session:
         if self._closing is not None and child in self._told:
             self._told.discard(child)
             self._presence.expect([child])
-
-    def _let_go(self, child: int, reason: str) -> bool:
-        """Whether others go on without a child whose last step ended with an error."""
-        return self._closing is not None and self._closing.lose(child, reason)
-
-    def _parts_in_trouble(self, child: int, reason: str) -> bool:
-        """Whether a child that leaves for `reason` is lost, and others go on."""
-        _, ended, why = reason.partition(ENDED)
-        if self._closing is not None and ended:
-            self._closing.ended_elsewhere(why)
-            return False
-        if not self._let_go(child, f"Site `{self._site(child)}` left the run: {reason[:1000]}"):
-            return False
-        self._told.add(child)
-        self._waiting.note_call(child)
-        self._presence.excuse(child)
-        self.changed.notify_all()
-        return True
-
-    def _check_there(self, what: str, children: Iterable[int]) -> None:
-        gone = self._members.gone(children)
-        if gone:
-            raise PeerError(
-                f"{what[0].upper()}{what[1:]} needs all parties; site `{self._site(gone[0])}` has "
-                "left the run before it."
-            )
-
-    def _lose(self, child: int) -> None:
-        self._told.add(child)  # as far as it can be
-        reason = (
-            f"Site `{self._site(child)}` was lost: its connection closed and it did not come back "
-            f"within {self._terms.lost_after_s:g} s."
-        )
-        if not self._let_go(child, reason):
-            self._end_unless_others(child, reason)
-            return
-        self._presence.excuse(child)
-        self.changed.notify_all()
-
-    def _end_unless_others(self, child: int, reason: str) -> None:
-        """Ends the run for all, or for `child` alone where others go on without it."""
-        if not self._state.part(child, reason):
-            self.end(reason)
-            return
-        log.warning("The others go on without a site. %s", reason)
-        self._comeback.forget()
-        self._presence.release(child)
-        self.changed.notify_all()
-
-    def _site(self, child: int) -> str:
-        return self._members.site(child)
 
 
 def _tell_nobody(event: str, **fields: object) -> None:

@@ -28,12 +28,13 @@ from tf_hips.errors import ConfigError, ProtocolError, TfHipsError
 from tf_hips.ps import wire
 from tf_hips.ps.assignment import MAX_SHARDS, Shard
 from tf_hips.ps.backups import Give
-from tf_hips.ps.client import Client, Welcome
+from tf_hips.ps.client import Client
 from tf_hips.ps.parcel import Held, Intake
 from tf_hips.ps.passing import Described, Passage, ReadWeights
 from tf_hips.ps.sockets import WireBytes
 from tf_hips.ps.tree import Leaves
 from tf_hips.ps.views import Halt, Packets
+from tf_hips.ps.welcome import Welcome
 
 SEPARATOR = ","
 # What servers of one run need not agree on: how far they are, and who they are.

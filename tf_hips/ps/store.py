@@ -8,8 +8,8 @@ seen when the packets that it was made of are durable.
     child 1 --packet--+--> rule (sum in child order) --> residual + sum --> encode --> result, kept
     child 2 --packet--+       or an optimizer's step
 
-How packets of a chunk are combined, and the state that this leaves behind, is `combining`'s; here
-is which packets of which round.
+How packets of a chunk are combined, and the state that this leaves behind, is `combining`'s; what
+is told of rounds is `telling`'s; here is which packets of which round.
 
 A chunk is merged as soon as all children have delivered it, whatever the other chunks do; a round
 that may close without some children (`partial`) is merged when it is closed, of the same children
@@ -49,8 +49,8 @@ from tf_hips.ps.partial import TOO_LATE, Key, Partial, late_packets
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.rounds import Packet, Round
-from tf_hips.ps.rules.robust import robust_weight
 from tf_hips.ps.rules.updates import Updates
+from tf_hips.ps.telling import Telling
 from tf_hips.ps.wire import Buffer
 
 KEPT_ROUNDS = 2
@@ -60,7 +60,7 @@ KEPT_ROUNDS = 2
 Job = tuple[Round, int, dict[int, Packet]]
 
 
-class Store:
+class Store(Telling):
     """The rounds of one model over a fixed list of children. Thread-safe."""
 
     def __init__(
@@ -145,12 +145,6 @@ class Store:
         """What results are encoded with."""
         return self._downlink.text
 
-    @property
-    def round(self) -> int:
-        """The newest round that any child has begun."""
-        with self.changed:
-            return max(self._rounds)
-
     def packet_limits(self, number: int) -> tuple[int, ...]:
         """Greatest length of a packet of round `number` in bytes, by chunk number; 0: not here."""
         lengths = self.model.packet_bytes(self._uplink.at(number))
@@ -200,31 +194,6 @@ class Store:
                 self.past.append(number, results)
                 with self.changed:
                     self._rounds.pop(number, None)
-
-    @property
-    def oldest(self) -> int:
-        """The oldest round whose results are kept."""
-        with self.changed:
-            older = self.past.oldest
-            return min(self._rounds) if older is None else min(older, *self._rounds)
-
-    def is_past(self, number: int) -> bool:
-        """Whether round `number` is over for all, and nothing of it is taken in any more."""
-        with self.changed:
-            return number not in self._rounds and self.past.has(number)
-
-    def past_results(self, number: int) -> list[tuple[int, Packet]]:
-        """The results of a round that is over: pairs of chunk number and packet.
-
-        Raises:
-            ProtocolError: they are no longer kept.
-        """
-        try:
-            return list(self.past.results(number))
-        except (KeyError, OSError) as error:
-            raise ProtocolError(
-                f"Rounds {self.oldest} to {self.round} are kept. Received: round {number}"
-            ) from error
 
     def of(self, child: int) -> "Store":
         """What `child` sees of the rounds: here all children see the same."""
@@ -318,17 +287,6 @@ class Store:
             # Of a round that is past, all was delivered before.
             return not self.is_past(number) and chunk not in self._get(number).delivered[child]
 
-    def whole(self, number: int) -> list[int]:
-        """The children whose updates of a round that is not closed are complete."""
-        with self.changed:
-            delivered = self._get(number).delivered
-            return [one for one, held in enumerate(delivered) if len(held) == len(self.chunks)]
-
-    def is_closed(self, number: int) -> bool:
-        """Whether it is decided who counts in round `number`."""
-        with self.changed:
-            return number not in self._rounds or self._rounds[number].counted is not None
-
     def close(self, number: int, children: Iterable[int], late: Iterable[Key]) -> list[Job]:
         """Decides who counts in a round; the first decision stands.
 
@@ -389,45 +347,6 @@ class Store:
         if refusal is not None:
             raise refusal
 
-    def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
-        """What is merged of round `number`, in order of merging, after the first `after`.
-
-        Returns:
-            The value for `after` next time, and pairs of chunk number and packet.
-        """
-        with self.changed:
-            return self._get(number).told(after, self._recorder.durable)
-
-    def ups(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
-        """What waits for the server above, in order of merging, after the first `after`.
-
-        Only what was made of packets that are durable: made again of others, it would be another.
-
-        Returns:
-            The value for `after` next time, and pairs of chunk number and packet.
-        """
-        with self.changed:
-            return self._get(number).told_up(after, self._recorder.durable)
-
-    def weight(self, number: int) -> float | None:
-        """What all children together stand for in round `number`; None: the rule takes no mean."""
-        if not self._rule.is_mean:
-            return None
-        with self.changed:
-            current = self._get(number)
-            counted = current.counted
-            children = counted if counted is not None else range(len(self._sites))
-            weights = [current.weights.get(child, 1.0) for child in children]
-            if self._rule.is_robust:
-                return robust_weight(weights)
-            return sum(weights) + sum(one.weight for one in current.late.values())
-
-    def due(self) -> int | None:
-        """The round of which something waits for the server above; None where there is none."""
-        with self.changed:
-            newest = max(self._rounds)
-            return newest if self.ups(newest, 0)[1] else None
-
     def finish(self, number: int, chunk: int, data: Buffer | Packet) -> None:
         """Takes the result of a chunk from the server above; the first one counts."""
         packet = np.frombuffer(data, np.uint8)
@@ -442,67 +361,6 @@ class Store:
             current.ups.pop(chunk, None)
             self._tell(current, chunk, packet)
             self.changed.notify_all()
-
-    def refusals(self, number: int) -> list[str]:
-        """Why chunks of round `number` had to be delivered anew, oldest first."""
-        with self.changed:
-            if self.is_past(number):
-                return []
-            durable = self._recorder.durable
-            refusals = self._get(number).refusals
-            return [text for position, text in refusals if position <= durable]
-
-    def has_refused(self, number: int) -> bool:
-        """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""
-        with self.changed:
-            return not self.is_past(number) and bool(self._get(number).refusals)
-
-    def delivered(self, number: int, child: int) -> frozenset[int]:
-        """The chunks that `child` has delivered in round `number`."""
-        with self.changed:
-            if self.partial is not None and self.partial.has_missed(number, child):
-                return self.partial.delivered(number, child)
-            if self.is_past(number):
-                return self._is_here
-            return frozenset(self._get(number).delivered[child])
-
-    def awaits(self, number: int, child: int) -> bool:
-        """Whether `child` gets results of a round when its late update is complete."""
-        with self.changed:
-            durable = self._recorder.durable
-            return self.partial is not None and self.partial.awaits(number, child, durable)
-
-    def progress(self, child: int) -> tuple[int, int]:
-        """The newest round of which `child` has delivered a chunk, and how many it has.
-
-        The round before the first where it has delivered none.
-        """
-        with self.changed:
-            for number in sorted(self._rounds, reverse=True):
-                delivered = len(self._rounds[number].delivered[child])
-                if delivered:
-                    return number, delivered
-            return min(self._rounds) - 1, 0
-
-    def is_merged(self, number: int) -> bool:
-        """Whether all chunks of round `number` are merged and may be told."""
-        with self.changed:
-            if self.is_past(number):
-                return True
-            current = self._get(number)
-            if current.num_merged < len(self.chunks):
-                return False
-            return not self._recorder.is_keeping or (
-                max(current.positions, default=0) <= self._recorder.durable
-            )
-
-    def missing(self, number: int) -> dict[str, int]:
-        """Children that owe chunks of round `number`, by name, with how many have come."""
-        with self.changed:
-            if self.is_past(number) or self._get(number).counted is not None:
-                return {}
-            counts = zip(self._sites, self._get(number).delivered, strict=True)
-            return {site: len(got) for site, got in counts if len(got) < len(self.chunks)}
 
     def hold(self) -> tuple[int, list[tuple[int, Packet]]]:
         """Holds merges back until `release`; a round has begun, and nothing of it is merged.
@@ -551,14 +409,6 @@ class Store:
     def _ordered(self, finished: Round) -> list[tuple[int, Packet]]:
         results = [(chunk, finished.results[chunk]) for chunk in finished.order]
         return [(chunk, packet) for chunk, packet in results if packet is not None]
-
-    def _get(self, number: int) -> Round:
-        if number not in self._rounds:
-            raise ProtocolError(
-                f"Rounds {min(self._rounds)} to {max(self._rounds)} are kept. Received: "
-                f"round {number}"
-            )
-        return self._rounds[number]
 
     def _merge(self, current: Round, chunk: int, packets: dict[int, Packet]) -> None:
         result: Packet | None = None

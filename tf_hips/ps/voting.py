@@ -8,9 +8,9 @@
 Who sits with whom comes from a secret of this server and the round, so it is never stored. A group
 whose members do not agree is dropped, and the rule counts it as a bad row.
 
-Whoever is asked and sends nothing for some seconds, or hangs up, is asked beside the next of those
-who agree. Where rounds wait for all children, a group waits for one of them; with a quorum it is
-dropped when all of them are silent or lost.
+Whoever is asked and sends nothing for some seconds, hangs up, or has hung up before it could hear
+that, is asked beside the next of those who agree. Where rounds wait for all children, a group waits
+for one of them; with a quorum it is dropped when all of them are silent or lost.
 
 Invariants:
 - A result depends on ballots and packets, and on which groups were dropped; all three are recorded
@@ -29,7 +29,7 @@ from tf_hips.errors import NonFiniteError, PacketError
 from tf_hips.ps.ballots import Ballots, Group, digest_of
 from tf_hips.ps.combining import Floats
 from tf_hips.ps.partial import Key
-from tf_hips.ps.quorum import Clock
+from tf_hips.ps.quorum import RETURN_S, Clock
 from tf_hips.ps.recorder import Kind
 from tf_hips.ps.rounds import Packet
 from tf_hips.ps.rules.votes import TOLERANT, Votes
@@ -44,6 +44,8 @@ Tell = Callable[..., None]
 ASK_S = 5.0
 # How many times as long somebody may be sending, alone.
 ASK_TIMES = 12
+# And as long as it is waited for where rounds go on without some: a byte now and then is no row.
+MOST_TIMES = 120
 
 
 @dataclasses.dataclass
@@ -118,6 +120,7 @@ class VotingStore(Store):
         self._ballots: dict[int, Ballots] = {}
         self._newest: dict[int, int] = {}  # position of the newest record, by round
         self._silent: set[Key] = set()  # children and rounds, of those who were asked
+        self._timers: dict[Key, Callable[[], None]] = {}  # what stops them, of the same
 
     @property
     def is_by_digest(self) -> bool:
@@ -157,30 +160,29 @@ class VotingStore(Store):
         with self.changed:
             return self.is_by_digest and self._takes(number, child)
 
-    def told(
-        self, number: int, child: int, received: Callable[[], int], patience: int = ASK_TIMES
-    ) -> None:
+    def told(self, number: int, child: int, received: Callable[[], int], times: int = 1) -> None:
         """Notes that a child has heard that it is asked.
 
         Args:
             number: the round.
             child: who was asked.
             received: counts the bytes that come of it.
-            patience: how often it may have sent too little, before the next is asked, too.
+            times: how often it will have been looked at.
         """
         seen = received()
 
         def look() -> None:
             is_silent = received() == seen
-            if is_silent or patience == 1:
-                self.passes_over(number, child, is_lost=is_silent)
-            if not is_silent:
-                self.told(number, child, received, max(0, patience - 1))
+            is_lost = is_silent or times == MOST_TIMES
+            if is_lost or times == ASK_TIMES:
+                self.passes_over(number, child, is_lost=is_lost)
+            if not is_lost:
+                self.told(number, child, received, times + 1)
 
         with self.changed:
             if self._takes(number, child):
                 self._silent.discard((child, number))
-                self._clock.after(ASK_S, look)
+                self._look_later(number, child, look)
 
     def passes_over(self, number: int, child: int, *, is_lost: bool = True) -> None:
         """Asks the next of a group, as `child` does not send what it was asked for.
@@ -197,7 +199,7 @@ class VotingStore(Store):
             group = ballots.group_of(child)
             if is_lost:
                 self._silent.add((child, number))
-            self._ask(ballots, group)
+            self._ask(number, ballots, group)
             asked_in_vain = all(
                 one in ballots.proven or (one, number) in self._silent for one in group.asked
             )
@@ -256,6 +258,11 @@ class VotingStore(Store):
         """All records are done: from now on rounds are decided as they come."""
         self._catch_up()
         self.is_restoring = False
+        with self.changed:
+            number = self.round
+            for group in () if self._is_decided(number) else self._of(number).groups:
+                for child in group.asked:  # who hears it now begins anew
+                    self._expect(number, child, ASK_S + RETURN_S)
 
     def _catch_up(self) -> None:
         """Decides the newest round, if that had been done, and the record of it was lost."""
@@ -351,23 +358,33 @@ class VotingStore(Store):
         with self.changed:
             if self._is_decided(number):
                 return
-            ballots = self._of(number)
-            group = ballots.group_of(child)
-            if not self.is_by_digest:
-                ballots.say(child, digest)
-            is_true = ballots.said.get(child) == digest
-            may_win = is_true and not group.is_settled and child in ballots.agreed(group)
-        why = self._why_unusable(number, child, packets) if may_win else None
-        with self.changed:
-            if self._is_decided(number):
-                return
-            if why is not None:
-                group.drop(why)
-            elif self.votes.vote != TOLERANT and not ballots.deliver(child, digest):
-                for one in self.chunks:
-                    self._get(number).packets[one].pop(child, None)
-            jobs = self._look(number)
+            if not self.is_by_digest and not self._of(number).say(child, digest):
+                return  # the round was closed while the last of them came
+        why, is_looked_at = None, False
+        while True:
+            with self.changed:
+                if self._is_decided(number):
+                    return
+                ballots = self._of(number)
+                group = ballots.group_of(child)
+                is_true = ballots.said.get(child) == digest
+                may_win = is_true and not group.is_settled and child in ballots.agreed(group)
+                if is_looked_at or not may_win:
+                    jobs = self._take(number, child, digest, why)
+                    break
+            # The lock is free meanwhile. What has not been looked at never wins.
+            why, is_looked_at = self._why_unusable(number, child, packets), True
         self._merge_quietly(jobs)
+
+    def _take(self, number: int, child: int, digest: bytes, why: str | None) -> list[Job]:
+        """Takes what is whole and was looked at, with the lock held; `why` it is of no use."""
+        ballots = self._of(number)
+        if why is not None:
+            ballots.group_of(child).drop(why)
+        elif self.votes.vote != TOLERANT and not ballots.deliver(child, digest):
+            for one in self.chunks:
+                self._get(number).packets[one].pop(child, None)
+        return self._look(number)
 
     def _why_unusable(self, number: int, child: int, packets: Sequence[Packet]) -> str | None:
         """What is wrong with what most of a group say, if anything is."""
@@ -391,7 +408,7 @@ class VotingStore(Store):
                 for child in group.asked
             )
             if self.is_by_digest and not waits:
-                self._ask(ballots, group)
+                self._ask(number, ballots, group)
         self.changed.notify_all()
         # While a server is restored, what was decided is in a record, or nobody was told.
         is_due = ballots.is_settled and not self.is_restoring
@@ -413,15 +430,36 @@ class VotingStore(Store):
             return
         group.near, group.winner = alike.agreed, alike.agreed[0]
 
-    def _ask(self, ballots: Ballots, group: Group) -> None:
+    def _ask(self, number: int, ballots: Ballots, group: Group) -> None:
         child = ballots.next_to_ask(group)
         if child is not None:
             group.asked.append(child)
+            if not self.is_restoring:
+                self._expect(number, child, ASK_S)
             self.changed.notify_all()
+
+    def _expect(self, number: int, child: int, seconds: float) -> None:
+        """Passes over a child that has no call over which it hears that it is asked."""
+        if self._takes(number, child):
+            self._look_later(number, child, lambda: self.passes_over(number, child), seconds)
+
+    def _look_later(
+        self, number: int, child: int, look: Callable[[], None], seconds: float = ASK_S
+    ) -> None:
+        """Calls `look`, and not what was to be called for this child before."""
+        key = child, number
+        if key in self._timers:
+            self._timers.pop(key)()
+        self._timers[key] = self._clock.after(seconds, look)
+
+    def _stop_timers(self, number: int) -> None:
+        for key in [key for key in self._timers if key[1] == number]:
+            self._timers.pop(key)()
 
     def _decide(self, number: int, ballots: Ballots) -> list[Job]:
         """All groups are settled: who is in the round, with the lock held."""
         current = self._get(number)
+        self._stop_timers(number)
         winners = ballots.winners()
         dropped = [k for k, group in enumerate(ballots.groups) if group.is_dropped]
         self._record(number, Kind.TALLIED, winners=list(winners.items()), dropped=dropped)
@@ -489,7 +527,7 @@ class VotingStore(Store):
 
     def _is_decided(self, number: int) -> bool:
         """Whether nothing that comes changes a round any more, with the lock held."""
-        if self.is_past(number):
+        if self.is_past(number) or number < min(self._rounds):
             return True
         current = self._get(number)
         return current.counted is not None or current.num_merged == len(self.chunks) > 0

@@ -1,19 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which compressors go with which rules: rows that rules look at must say something everywhere."""
 
+import re
+
 from tf_hips.ops.compressor import Compressor
 from tf_hips.robust.aggregator import Aggregator
 
-SPARSE = frozenset({"bisparse", "dgc", "graddrop", "randomk", "topk"})
-"""Codecs that send few elements, each sender others."""
-_OF_COORDINATES = frozenset({"median", "trimmed_mean", "meamed", "majority", "bulyan"})
+# Codecs that send few elements, each sender others: most values of a coordinate are 0 then, and
+# their median is; and a row of zeros is nearer to each of them than they are to each other.
+_SPARSE = re.compile(r"\b(?:bisparse|dgc|graddrop|randomk|topk)\b")
+# All rows are in their results, each with a bounded part, so one of zeros has no more than others.
+_BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
+
+
+def why_not_sparse(
+    rule: Aggregator, compression: str, *, name: str | None = None, sender: str = "child"
+) -> str | None:
+    """Why a rule cannot bear rows of few elements; None: it can, or they are of all.
+
+    Args:
+        rule: any.
+        compression: text of what each row was encoded with.
+        name: what the rule is called; None: by its text.
+        sender: what one is called who sends a row.
+    """
+    mixes = any(step.name == "nnm" for step in rule.steps)
+    bears_sparse = rule.rule.name in _BEAR_SPARSE and not mixes
+    if bears_sparse or not _SPARSE.search(compression):
+        return None
+    return (
+        f"Rule {name or rule} needs packets of all elements: where each {sender} sends others, "
+        f"most values are 0. Received: {compression}"
+    )
 
 
 def why_not(rule: Aggregator, compressor: Compressor) -> str | None:
-    """Why a rule cannot be applied to rows that were encoded so; None: it can.
+    """Why a rule cannot be applied to rows of ranks that were encoded so; None: it can.
 
-    Where each row holds other elements, most values of a coordinate are 0, and so is their median.
-    Rules that end in a mean of rows may have them. What makes no packets has no rows.
+    What makes no packets has no rows.
 
     Args:
         rule: any.
@@ -24,9 +48,4 @@ def why_not(rule: Aggregator, compressor: Compressor) -> str | None:
             f"Rule {rule} needs packets, one of each rank: sums of low rank are made by all "
             f"together. Received: {compressor.text}"
         )
-    if rule.rule.name in _OF_COORDINATES and compressor.codec.name in SPARSE:
-        return (
-            f"Rule {rule} needs packets of all elements: where each rank sends others, most "
-            f"values are 0. Received: {compressor.text}"
-        )
-    return None
+    return why_not_sparse(rule, compressor.text, sender="rank")

@@ -14,10 +14,10 @@ from tf_hips import log
 from tf_hips.comm import watchdog
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps import parcel
-from tf_hips.ps.client import Welcome
 from tf_hips.ps.parcel import Intake
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import Connection
+from tf_hips.ps.welcome import Welcome
 from tf_hips.strategies.grouped import GroupedStrategy
 
 

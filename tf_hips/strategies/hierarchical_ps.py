@@ -50,9 +50,9 @@ from tf_hips.ops.compressor import (
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps import exits
 from tf_hips.ps import rules as update_rules
-from tf_hips.ps.client import Welcome
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import connect
+from tf_hips.ps.welcome import Welcome
 from tf_hips.robust import Aggregator
 from tf_hips.robust.detox import Detox
 from tf_hips.strategies.connected import ConnectedStrategy

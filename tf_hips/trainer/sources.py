@@ -152,7 +152,16 @@ def scaled(dataset: tf.data.Dataset, data: sets.DataSet) -> tf.data.Dataset:
     ).prefetch(2)
 
 
-def _parties(strategy: Any, groups: int) -> tuple[int, ...]:
-    """Workers of each party."""
+def num_workers(strategy: Any) -> int:
+    """Workers of all parties; where groups of them have the same batches, more than batches."""
     welcome = getattr(strategy, "_welcome", None)
-    return (groups,) if welcome is None else tuple(welcome.workers)
+    return strategy.sample_group()[1] if welcome is None else sum(welcome.workers)
+
+
+def _parties(strategy: Any, groups: int) -> tuple[int, ...]:
+    """Workers of each party that has rows of its own: of parties in a group that stays, of one."""
+    if groups == num_workers(strategy):
+        welcome = getattr(strategy, "_welcome", None)
+        return (groups,) if welcome is None else tuple(welcome.workers)
+    each = strategy._welcome.workers[0]  # those that vote have equally many
+    return (each,) * (groups // each)

@@ -89,7 +89,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         site = told.uplink.site if told.uplink is not None else "local"
         strategy._events.listen(Board(settings.tensorboard, site, primitives.rank()).hear)
     write_event, rank = strategy.write_event, strategy.global_rank
-    workers = strategy.sample_group()[1]
+    workers = sources.num_workers(strategy)
     if way.crowd is None:
         lone = _lone(settings, strategy, told)
         flips = lone is not None and lone.flips_labels

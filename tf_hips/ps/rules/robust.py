@@ -7,7 +7,6 @@ row.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,12 +22,8 @@ from tf_hips.ps.rules import votes
 from tf_hips.ps.rules.value import parse
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
+from tf_hips.robust.codecs import why_not_sparse
 
-# Codecs that send few elements, each child others: most values of a coordinate are 0 then, and
-# their median is; and a row of zeros is nearer to each of them than they are to each other.
-_SPARSE = re.compile(r"\b(?:bisparse|dgc|graddrop|randomk|topk)\b")
-# All rows are in their results, each with a bounded part, so one of zeros has no more than others.
-_BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
 OWN_REFUSAL = "it has refused its own update"
 _RULES = {
     "median": CoordinateRule.MEDIAN,
@@ -148,14 +143,7 @@ def why_not(
             f"Rule {rule} needs late={DROP}: what comes late is added to a result, past the rule. "
             f"Received: late={quorum.late}"
         )
-    mixes = any(step.name == "nnm" for step in robust.steps)
-    bears_sparse = robust.rule.name in _BEAR_SPARSE and not mixes
-    if compression is not None and not bears_sparse and _SPARSE.search(compression):
-        return (
-            f"Rule {rule} needs packets of all elements: where each child sends others, most "
-            f"values are 0. Received: {compression}"
-        )
-    return None
+    return None if compression is None else why_not_sparse(robust, compression, name=rule.text)
 
 
 def _bad(f: int | None, children: int) -> int:

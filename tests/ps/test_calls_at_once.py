@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child that opens calls without end takes no threads but its own."""
+
+import contextlib
+
+import grpc
+import pytest
+
+from tests.ps.parties import DEADLINE_S, Certificates, parties, raw_channel, serving, train_all
+from tf_hips.ps import wire
+from tf_hips.ps.calls_at_once import MAX_CALLS, CallsAtOnce, CrowdedError
+
+
+def test_the_call_too_many_is_refused_and_told_once() -> None:
+    calls = CallsAtOnce(("a", "b"))
+    with contextlib.ExitStack() as open_calls:
+        for _ in range(MAX_CALLS):
+            open_calls.enter_context(calls.taking(0))
+        for is_news in (True, False, False):
+            with (
+                pytest.raises(CrowdedError, match=r"may have 16 calls at once.*site `a`") as caught,
+                calls.taking(0),
+            ):
+                pass
+            assert caught.value.is_news == is_news
+        with calls.taking(1):
+            pass
+    with contextlib.ExitStack() as open_calls:
+        for _ in range(MAX_CALLS):
+            open_calls.enter_context(calls.taking(0))
+        with pytest.raises(CrowdedError) as caught, calls.taking(0):
+            pass
+        assert caught.value.is_news  # there was room in between
+
+
+def test_a_child_that_opens_calls_without_end_hinders_itself_alone(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(certificates) as server, parties(server, certificates) as (a, b):
+        train_all((a, b), 0, 0)
+        identity = ((wire.METADATA_KEY, b.call(0).to_text()),)
+        with (
+            caplog.at_level("WARNING"),
+            raw_channel(server.address, certificates.party("b")) as channel,
+        ):
+            watch = channel.unary_stream(f"/{wire.SERVICE}/Watch")
+            watches = [watch(b"", metadata=identity) for _ in range(MAX_CALLS)]
+            for one in watches:
+                one.initial_metadata()  # it was heard, or refused: `b` watches already
+            for _ in range(3):
+                with pytest.raises(grpc.RpcError) as caught:
+                    channel.unary_unary(f"/{wire.SERVICE}/Terms")(
+                        b"", timeout=DEADLINE_S, metadata=identity
+                    )
+                assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "A site may have 16 calls at once" in caught.value.details()
+            lines = [one for one in caplog.records if "calls at once" in one.getMessage()]
+            assert len(lines) == 1
+            with raw_channel(server.address, certificates.party("a")) as other:
+                other.unary_unary(f"/{wire.SERVICE}/Terms")(
+                    b"",
+                    timeout=DEADLINE_S,
+                    metadata=((wire.METADATA_KEY, a.call(0).to_text()),),
+                )
+        train_all((a, b), 1, 1)  # it tries again until its calls have ended
