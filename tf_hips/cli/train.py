@@ -36,9 +36,7 @@ REPLACED: Mapping[tuple[str, ...], str] = {
     ("--hostfile",): "hosts are the launcher's; see `tf-hips party --hostfile`",
     ("--comm-type",): "it had no effect; see --mode and --compression",
     ("--gather-type",): "it had no effect; see --mode",
-    (
-        "--num-aggregate",
-    ): "it had no effect; a server that goes on without the last is --mode async",
+    ("--num-aggregate",): "it had no effect; see `tf-hips server --close-at`",
     ("--kill-threshold",): "it had no effect; see `tf-hips run --deadline`",
     ("--compress-grad",): "see --compression",
     ("--log-interval",): "there is a line after each test; see --eval-duration",
