@@ -94,6 +94,7 @@ def found(tmp_path_factory):
     return runs.read_all([root])
 
 
+@pytest.mark.heavy
 def test_both_figures_have_room_for_all_their_words(found):
     drawn = peer_figures.draw(found)
     assert set(drawn) == {"peers", "peers-rounds"}
@@ -128,6 +129,7 @@ def test_too_many_peers_are_counted_and_said(found):
     assert axes.get_xlabel() == "times; 10 more are not shown"
 
 
+@pytest.mark.heavy
 def test_the_page_and_the_numbers_have_them(found, tmp_path):
     page.write(found, tmp_path, "Peers")
     text = (tmp_path / "report.html").read_text()
