@@ -23,12 +23,9 @@ from tf_hips.ps.rules import votes
 from tf_hips.ps.rules.value import parse
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
+from tf_hips.robust.codecs import SPARSE, bears_sparse
 
-# Codecs that send few elements, each child others: most values of a coordinate are 0 then, and
-# their median is; and a row of zeros is nearer to each of them than they are to each other.
-_SPARSE = re.compile(r"\b(?:bisparse|dgc|graddrop|randomk|topk)\b")
-# All rows are in their results, each with a bounded part, so one of zeros has no more than others.
-_BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
+_SPARSE = re.compile(rf"\b(?:{'|'.join(sorted(SPARSE))})\b")
 OWN_REFUSAL = "it has refused its own update"
 _RULES = {
     "median": CoordinateRule.MEDIAN,
@@ -148,9 +145,7 @@ def why_not(
             f"Rule {rule} needs late={DROP}: what comes late is added to a result, past the rule. "
             f"Received: late={quorum.late}"
         )
-    mixes = any(step.name == "nnm" for step in robust.steps)
-    bears_sparse = robust.rule.name in _BEAR_SPARSE and not mixes
-    if compression is not None and not bears_sparse and _SPARSE.search(compression):
+    if compression is not None and _SPARSE.search(compression) and not bears_sparse(robust):
         return (
             f"Rule {rule} needs packets of all elements: where each child sends others, most "
             f"values are 0. Received: {compression}"
