@@ -29,7 +29,7 @@ build: set-up-quietly ## generate the kernels and build the libraries (Bazel); C
 	@tools/build.sh
 	@if [ "$(CUDA)" = 1 ]; then $(BIN)/python tools/build_cuda.py; fi
 
-check: build ## format, lint, types, import contracts, quick tests; four minutes on 2 cores
+check: build ## format, lint, types, import contracts, quick tests: no TensorFlow, hardly any server or compiler
 	@tools/check.sh
 
 fix: set-up-quietly ## format, and mend what the linter can mend

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that can be said about the tree without running TensorFlow. Runs every check even if one fails, and says at
-# the end which did.
+# What can be said about the tree soon: the quick tests leave TensorFlow, and most that starts servers, processes and
+# compilers, to `make test`. Runs every check even if one fails, and says at the end which did.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 bin=.venv/bin

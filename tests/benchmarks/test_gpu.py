@@ -15,6 +15,8 @@ from tests.robust import emulated
 from tests.robust.test_kernels import rows_of
 from tf_hips.ops import native_robust
 
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
 ROOT = machine.ROOT
 
 

@@ -67,6 +67,7 @@ def test_rules_that_are_measured_are_rules(n: int) -> None:
         rules.parse(robust.text_of(rule, n))
 
 
+@pytest.mark.heavy
 def test_a_small_run_prints_and_stores_nothing() -> None:
     before = set(harness.RESULTS.iterdir())
     done = subprocess.run(
@@ -86,6 +87,7 @@ def test_a_small_run_prints_and_stores_nothing() -> None:
     assert set(harness.RESULTS.iterdir()) == before
 
 
+@pytest.mark.heavy
 def test_gradients_of_digits_are_those_of_differences() -> None:
     data = robust_accuracy.digits()
     generator = np.random.default_rng(0)

@@ -31,6 +31,8 @@ from tf_hips.ops import native
 from tf_hips.ps import rules
 from tf_hips.ps.client import Client
 
+pytestmark = pytest.mark.heavy  # trainings
+
 MEDIAN = Cell("median", "global", "onebit", "alie")
 
 

@@ -337,6 +337,7 @@ def test_info_has_a_line_for_everything() -> None:
         assert name in names
 
 
+@pytest.mark.heavy
 def test_certs_are_made_once_and_renewed(tmp_path: Path) -> None:
     folder = tmp_path / "certificates"
     assert tf_hips("certs", "init", str(folder)).returncode == 0

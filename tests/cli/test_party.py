@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
+
 TELL = """
 import json, os, sys
 from tf_hips import config

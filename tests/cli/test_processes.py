@@ -16,6 +16,8 @@ import pytest
 
 from tf_hips.cli.processes import Failure, Job
 
+pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
+
 DEADLINE_S = 20.0
 
 

@@ -13,6 +13,8 @@ from tests.support import children
 from tf_hips import config
 from tf_hips.cli import worker
 
+pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
+
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 STAYS = (
     "import threading\nimport os\nprint(os.getpid(), flush=True)\n"
@@ -34,14 +36,8 @@ def start(script: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        pytest.param("", id="polite"),
-        # It waits for the grace that the other does not use.
-        pytest.param(STUBBORN, id="stubborn", marks=pytest.mark.heavy),
-    ],
-)
+# The stubborn one waits for the grace that the other does not use.
+@pytest.mark.parametrize("before", ["", STUBBORN], ids=["polite", "stubborn"])
 def test_a_worker_ends_when_nobody_reads_it(before: str, tmp_path: Path) -> None:
     process = start(before + STAYS, tmp_path)
     assert process.stdout is not None

@@ -40,6 +40,7 @@ def test_a_slow_link_is_worth_compressing() -> None:
     assert plan.facts["candidates"] == ONEBIT
 
 
+@pytest.mark.heavy
 def test_a_fast_link_is_not() -> None:
     costs = profile(4, 50e9)
     plan = make_plan(costs, named(VGG19))
@@ -47,6 +48,7 @@ def test_a_fast_link_is_not() -> None:
     assert plan.predicted_seconds == exact_seconds(costs, named(VGG19))
 
 
+@pytest.mark.heavy
 def test_a_backward_pass_that_hides_the_sums_leaves_nothing_to_gain() -> None:
     costs = profile(4, 2e9)
     assert compressed(make_plan(costs, named(VGG19)))
@@ -74,6 +76,7 @@ def test_the_plan_of_equal_input_is_equal() -> None:
     assert plans[0] == plans[1]
 
 
+@pytest.mark.heavy
 def test_hosts_of_several_ranks() -> None:
     """Where links inside of hosts are fast and those between are slow, sums inside are exact."""
     flat = profile(8, 100 * MBIT)

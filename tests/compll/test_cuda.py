@@ -21,6 +21,8 @@ from compll.passes import optimise
 from tests.compll.emulation import ADD, FINE, RESIDUAL, Emulated
 from tests.compll.support import SPECS, assert_same_floats, gradients, spec
 
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
 EVERY = sorted(path.stem for path in SPECS.glob("*.pse"))
 NAMES = [name for name in EVERY if not spec(name).state_names]
 # One of each kind: sums, noise, blocks with fused scales, odd widths, and what is kept.

@@ -18,6 +18,8 @@ from compll.cli import main
 from tests.compll import fuzzing
 from tests.compll.support import SPECS, assert_same_floats
 
+pytestmark = pytest.mark.heavy  # hundreds of examples each
+
 ANY = settings(suppress_health_check=list(HealthCheck))
 CHOICES = st.randoms(use_true_random=False)
 

@@ -11,6 +11,8 @@ from compll.backends import tf_op
 from compll.frontend.interface import RESERVED
 from tests.compll.support import compiled, encoder, spec
 
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
 X = np.arange(1, 10, dtype=np.float32)
 
 

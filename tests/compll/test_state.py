@@ -20,6 +20,8 @@ from compll.ir.verify import IrError, verify
 from compll.passes import optimise
 from tests.compll.support import SPECS, compiled, encoder, gradients
 
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
 FILE = Path(__file__).parent / "momentum.pse"
 STATES = "state Foo { float* kept; }\n"
 

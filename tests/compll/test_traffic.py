@@ -6,6 +6,8 @@ import pytest
 from tests.compll.emulation.traffic import row
 from tests.compll.support import SPECS
 
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
 TABLE = (SPECS.parents[2] / "docs/gpu.md").read_text(encoding="utf-8").splitlines()
 QUICK = ("onebit",)
 

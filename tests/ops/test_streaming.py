@@ -7,6 +7,8 @@ import pytest
 from tests.ops.codecs import variants
 from tf_hips.ops import CHUNK, Compressor, chunk_sizes, native
 
+pytestmark = pytest.mark.heavy  # packets of many chunks, for every codec
+
 # More than 2^21 floats are written so; the last chunk and the last tile are not whole.
 N = 2 * CHUNK + 4099
 KEY = native.Key(5, 6, 7)

@@ -30,6 +30,8 @@ from tf_hips.ps.recorder import Kind, from_payload
 from tf_hips.ps.records import Reader
 from tf_hips.ps.rules import arrivals
 
+pytestmark = pytest.mark.heavy  # servers start, and are killed after any record
+
 TEXTS = (FEEDBACK, NOISE)
 RULES = (
     "dc_asgd(0.1, 0.5, adaptive=True, decay=0.9)",

@@ -28,6 +28,8 @@ from tf_hips.ps import wire
 from tf_hips.ps.model import Model
 from tf_hips.ps.wire import HEADER, Call
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 WRONG = grpc.StatusCode.FAILED_PRECONDITION
 

@@ -14,6 +14,8 @@ from tf_hips.errors import ConfigError, PeerError
 from tf_hips.ps import authority, revocation, tls
 from tf_hips.ps.revocation import Revocations
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 MARK = "ab" * 32
 
 

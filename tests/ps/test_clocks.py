@@ -14,6 +14,8 @@ from tf_hips.config import Tls
 from tf_hips.errors import PeerError
 from tf_hips.ps import authority
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 WRONG = datetime.timedelta(hours=5)
 
 

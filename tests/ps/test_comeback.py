@@ -27,6 +27,8 @@ from tests.support.certs import Certificates
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.server import Server
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 
 @dataclasses.dataclass
 class Backup:

@@ -119,6 +119,7 @@ def test_gathers_go_on_where_they_were(tmp_path: Path) -> None:
             second.gather(3, 1, b"other", wait=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("texts", [(FEEDBACK, FEEDBACK), ("fp32", NOISE)], ids=["onebit", "noise"])
 def test_a_server_killed_after_any_record_gives_the_same_rounds(
     tmp_path: Path, texts: tuple[str, str]

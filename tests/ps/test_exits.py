@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 _BEGIN = """
 import atexit, sys
 from tf_hips.ps import exits

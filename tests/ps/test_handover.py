@@ -21,6 +21,8 @@ from tf_hips.ps.news import Request
 from tf_hips.ps.parcel import Intake
 from tf_hips.ps.server import Server
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 NUM_BYTES = (5 << 20) + 17
 
 

@@ -87,6 +87,7 @@ def test_files_are_private(folder: Folder) -> None:
     assert modes == {"lock": 0o600, "journal-000001": 0o600}
 
 
+@pytest.mark.heavy
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_journal_that_is_cut_anywhere_has_the_records_before(
@@ -105,6 +106,7 @@ def test_a_journal_that_is_cut_anywhere_has_the_records_before(
         assert content(copy) == [*expected, (9, b"after")]
 
 
+@pytest.mark.heavy
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_flipped_bit_is_refused_and_never_read(

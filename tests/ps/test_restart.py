@@ -37,6 +37,8 @@ from tf_hips.ps.recorder import Kind, from_payload
 from tf_hips.ps.records import Reader
 from tf_hips.ps.server import Server, ServerConfig
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 NUM_CHUNKS = len(Model(SHAPES).chunks)
 
 

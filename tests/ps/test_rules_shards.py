@@ -11,6 +11,8 @@ from tests.support.certs import Certificates
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import CHUNK
 
+pytestmark = pytest.mark.heavy  # many rounds of every rule
+
 SHAPES = ((5, 3), (CHUNK + 3,), (), (300, 7), (11,), (64,))
 MIXED = "mixed(error_feedback(onebit), below=100)"
 

@@ -35,6 +35,8 @@ from tf_hips.ps.server import ServerConfig
 from tf_hips.ps.serving import serve
 from tf_hips.ps.sockets import WireBytes
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 WARMUPS = (
     "warmup(error_feedback(topk(ratio=0.1)), steps=3, stages=2)",
     "warmup(error_feedback(onebit), steps=2)",
@@ -369,7 +371,6 @@ def wait_for(path: Path) -> str:
     raise AssertionError("the server did not announce its address")
 
 
-@pytest.mark.heavy
 def test_a_budget_is_chosen_when_the_model_is_known(certificates: Certificates) -> None:
     text = "budget(wan_mbps=0.002, max_sync_s=2)"  # 500 bytes, up and down
     chosen = compressors.parse(text).for_sizes([72, 8, 720, 10])

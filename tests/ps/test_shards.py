@@ -39,6 +39,8 @@ from tf_hips.ps.server import Server
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.shards import ShardedClient, connect
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 LARGE = ((5, 3), (CHUNK + 3,), (), (300, 7), (11,), (CHUNK // 4,), (64,))
 CODECS = (
     ("fp32", "same"),

@@ -16,6 +16,8 @@ from tf_hips.ps.assignment import Shard
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Kind
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 
 class ShardProcess(ServerProcess):
     """`tf-hips server --shard --state`, which can be killed and started again."""

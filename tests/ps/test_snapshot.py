@@ -79,6 +79,7 @@ def test_a_snapshot_is_the_state(tmp_path: Path, texts: tuple[str, str]) -> None
     assert (restored["event"], restored["round"], restored["cut_bytes"]) == ("restored", 4, 0)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("eager")
 def test_a_kill_between_any_two_steps_of_a_snapshot_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +164,7 @@ def test_merges_wait_for_a_snapshot_and_packets_do_not(
             assert second.train(2, 2) == expected[2:]
 
 
+@pytest.mark.heavy
 def test_a_journal_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 4000)
     with Served(tmp_path) as first:

@@ -25,6 +25,8 @@ from tf_hips.ps import state_server as module
 from tf_hips.ps.state_client import StateClient
 from tf_hips.ps.state_server import StateServer, StateServerConfig
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 
 class Clock:
     """Seconds that a test sets."""

@@ -19,6 +19,8 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ps.diagnosis import own_identity
 from tf_hips.ps.tls import Identity
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 
 def options_of(identity: Tls) -> list[str]:
     return [

@@ -30,6 +30,8 @@ from tf_hips.ps import authority, wire
 from tf_hips.ps.client import Client
 from tf_hips.ps.tls import Identity
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 
 @contextlib.contextmanager
 def undisturbed(certificates: Certificates, **settings: object) -> Iterator[str]:

@@ -23,6 +23,8 @@ from tf_hips.ps.model import Model
 from tf_hips.ps.passing import Batch
 from tf_hips.ps.server import Server, ServerConfig
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 TWO = Node("", (Node("west", ("a", "b")), Node("east", ("c", "d"))), sends=FEEDBACK)
 MIXED = Node("", (Node("west", ("a", "b")), "c"), sends=FEEDBACK)
 NOISE = "error_feedback(terngrad(bitwidth=2))"

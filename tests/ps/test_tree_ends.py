@@ -21,6 +21,8 @@ from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.server import Server
 from tf_hips.ps.session import Session
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 MIXED = Node("", (Node("west", ("a", "b")), "c"), sends=FEEDBACK)
 
 

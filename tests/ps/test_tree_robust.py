@@ -20,6 +20,8 @@ from tf_hips.ps.rules.robust import robust_weight
 from tf_hips.ps.server import Server
 from tf_hips.ps.settings import ServerConfig, terms_of
 
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
 SHAPES = ((40, 7), (8,))
 MODEL = Model(SHAPES)
 FP32 = compressors.parse("fp32")

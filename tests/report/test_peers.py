@@ -59,6 +59,25 @@ def test_lines_by_hand():
     assert lines["worker 0", "outvoted"].by.startswith("the majority of its group")
 
 
+def test_a_robust_rule_over_ranks_tells_of_each_rank():
+    # As `strategies.refusals` writes it: one event of a step for all who are refused.
+    first = {"rank": 1, "reason": "NaN or infinity in gradient 0 (kernel) and 1 more"}
+    events = [
+        *trained(),
+        event(20, "refused", step=4, rule="median(f=2)", rows=[first]),
+        event(
+            21, "refused", step=5, rule="median(f=2)", rows=[first, {"rank": 3, "reason": "long"}]
+        ),
+    ]
+    lines = {one.peer: one for one in peers.lines(peers.marks(events))}
+    assert set(lines) == {"rank 1", "rank 3"}
+    assert {one.kind for one in lines.values()} == {"row refused"}
+    assert (lines["rank 1"].times, lines["rank 1"].rounds) == (2, (4, 5))
+    assert lines["rank 1"].reason.startswith("NaN or infinity in gradient 0")
+    assert (lines["rank 3"].times, lines["rank 3"].reason) == (1, "long")
+    assert all(one.by.startswith("a robust rule") for one in lines.values())
+
+
 def test_a_run_without_such_events_has_none(tmp_path):
     [run] = runs.read(write_events(tmp_path / "a", trained()))
     assert run.marks == ()
@@ -75,6 +94,7 @@ def found(tmp_path_factory):
     return runs.read_all([root])
 
 
+@pytest.mark.heavy
 def test_both_figures_have_room_for_all_their_words(found):
     drawn = peer_figures.draw(found)
     assert set(drawn) == {"peers", "peers-rounds"}
@@ -109,6 +129,7 @@ def test_too_many_peers_are_counted_and_said(found):
     assert axes.get_xlabel() == "times; 10 more are not shown"
 
 
+@pytest.mark.heavy
 def test_the_page_and_the_numbers_have_them(found, tmp_path):
     page.write(found, tmp_path, "Peers")
     text = (tmp_path / "report.html").read_text()

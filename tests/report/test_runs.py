@@ -259,6 +259,7 @@ def found(tmp_path_factory):
     return runs.read_all([root])
 
 
+@pytest.mark.heavy
 def test_every_figure_has_labels_units_and_room(found):
     drawn = figures.draw(found)
     assert set(drawn) == {
@@ -301,6 +302,7 @@ def test_only_what_was_measured_is_drawn(tmp_path):
     assert set(figures.draw(single)) == {"accuracy-iid", "throughput"}
 
 
+@pytest.mark.heavy
 def test_a_page_needs_no_network(found, tmp_path):
     files = page.write(found, tmp_path / "out", "A <title> & more")
     names = {path.name for path in files}
@@ -322,6 +324,7 @@ def test_a_page_needs_no_network(found, tmp_path):
     assert again == (tmp_path / "out/traffic.svg").read_text()
 
 
+@pytest.mark.heavy
 def test_the_commands(tmp_path):
     write_events(tmp_path / "a", trained())
     write_tree(tmp_path / "host1/gpu0")

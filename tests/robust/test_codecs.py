@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of few elements: a server and the ranks of a job refuse them with the same rules."""
 
+import numpy as np
 import pytest
 
 from tf_hips import robust
@@ -42,3 +43,14 @@ def test_who_sends_and_what_came_is_said() -> None:
     )
     told = rules.why_not("median", 3, "topk")
     assert told is not None and "each child sends others" in told
+
+
+@pytest.mark.parametrize("text", ["krum(f=1)", "cge(f=1)", "multi_krum(f=1, m=1)"])
+def test_why_rules_that_choose_rows_must_refuse_them(text: str) -> None:
+    # Ten honest rows of as many elements each, no two at the same places, and a liar's zeros.
+    rows = np.zeros((11, 100), np.float32)
+    for row in range(10):
+        rows[row, 10 * row : 10 * row + 10] = 1
+    found = robust.parse(text).run(rows)
+    assert 10 in (found.selected or ())
+    assert robust.parse("geometric_median").run(rows).vector.any()

@@ -55,6 +55,23 @@ def test_there_and_back_again(alone, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_files_of_another_run_do_not_stay_in_a_tree(tmp_path, goes_on):
+    from tf_hips.comm import primitives
+    from tf_hips.trainer import training
+
+    primitives.init()
+    old = tmp_path / "here/local/cpu/iter-7.txt"
+    old.parent.mkdir(parents=True)
+    old.write_text("of a run before")
+    # The weights are of the tree that is written to, or of another one.
+    meta = tmp_path / ("here" if goes_on else "there") / "party0/net.meta"
+    settings = Training("lenet", "digits", tree_dir=str(tmp_path / "here"), resume_from=str(meta))
+    assert training._tree(settings, config.Run()) == old.parent
+    assert old.exists() == goes_on
+    assert old.parent.is_dir()
+
+
 def write(path, **told):
     path.write_text(json.dumps({"test_acc": 0.7, **told}))
     return path

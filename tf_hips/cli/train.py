@@ -36,9 +36,7 @@ REPLACED: Mapping[tuple[str, ...], str] = {
     ("--hostfile",): "hosts are the launcher's; see `tf-hips party --hostfile`",
     ("--comm-type",): "it had no effect; see --mode and --compression",
     ("--gather-type",): "it had no effect; see --mode",
-    (
-        "--num-aggregate",
-    ): "it had no effect; a server that goes on without the last is --mode async",
+    ("--num-aggregate",): "it had no effect; see `tf-hips server --close-at`",
     ("--kill-threshold",): "it had no effect; see `tf-hips run --deadline`",
     ("--compress-grad",): "see --compression",
     ("--log-interval",): "there is a line after each test; see --eval-duration",
@@ -182,7 +180,10 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         "--momentum", type=arguments.number, metavar="M", default=0.0, help="of SGD (default 0)"
     )
     parser.add_argument(
-        "--optimizer", choices=OPTIMIZERS, default="sgd", help="of modes without one on the server"
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="sgd",
+        help="of modes without one on the server (default sgd)",
     )
     parser.add_argument(
         "--compression",
@@ -220,7 +221,11 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         default="worker",
         help="whether every worker or every party gets such a part (default worker)",
     )
-    parser.add_argument("--seed", type=arguments.seed, help="of everything that is random")
+    parser.add_argument(
+        "--seed",
+        type=arguments.seed,
+        help="of everything that is random (default: the launcher's, or 0)",
+    )
     parser.add_argument(
         "--steps-per-execution",
         type=arguments.count,

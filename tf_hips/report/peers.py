@@ -3,8 +3,9 @@
 
 `KINDS` says which events of a log tell of such a thing. An event names whom it is about by `who`,
 `sites` or `child_site` (a name, or several), else by the address it came from; the round by `round`
-or `number`; the reason by `reason` or `text`. Several processes may tell of one thing: it counts
-once. What has no round counts each time.
+or `number`; the reason by `reason` or `text`. One that tells of several ranks has `rows`, of each
+its `rank` and its `reason`. Several processes may tell of one thing: it counts once. What has no
+round counts each time.
 """
 
 import collections
@@ -41,7 +42,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     }
 )
 """By the name of an event."""
-# A server's `refused` is another thing than a loop's, and is told apart by its `code`.
+# Three events are called `refused`: a server's has a `code`, that of a robust rule over the ranks
+# of a job (`CompressedRing(robust=...)`) has `rows`; else it is a loop's.
 CALL = Kind("call refused", "a server: a call or packet that is not what it must be")
 
 
@@ -93,10 +95,10 @@ def marks(events: Iterable[Event]) -> tuple[Mark, ...]:
         if kind is None:
             continue
         place = _round(event)
-        for peer in _who(event):
+        for peer, reason in _who(event):
             key = (peer, kind.name, number if place is None else place)
             teller = f"{event.get('role', '?')} {event.get('site', '')}".strip()
-            mark = Mark(peer, kind.name, place, f"{kind.by} ({teller})", _reason(event))
+            mark = Mark(peer, kind.name, place, f"{kind.by} ({teller})", reason)
             found.setdefault(key, mark)
     return tuple(found.values())
 
@@ -142,20 +144,27 @@ def rounds_text(rounds: Sequence[int]) -> str:
 def _kind(event: Event) -> Kind | None:
     if event["event"] == "refused" and "code" in event:
         return CALL
+    if event["event"] == "refused" and "rows" in event:
+        return KINDS["row_refused"]
     return KINDS.get(event["event"])
 
 
-def _who(event: Event) -> list[str]:
+def _who(event: Event) -> list[tuple[str, str]]:
+    """Names, and of each the reason."""
+    reason = _reason(event)
+    if isinstance(rows := event.get("rows"), list):
+        told = [row for row in rows if isinstance(row, Mapping)]
+        return [(f"rank {row.get('rank', '?')}", _reason(row)) for row in told]
     for name in ("who", "sites", "child_site"):
         value = event.get(name)
         if isinstance(value, str) and value:
-            return [value]
+            return [(value, reason)]
         if isinstance(value, list) and value:
-            return [str(one) for one in value]
+            return [(str(one), reason) for one in value]
     if isinstance(peer := event.get("peer"), str):
         # "ipv4:127.0.0.1:40312": each connection has another port.
-        return [f"calls from {peer.partition(':')[2].rpartition(':')[0] or peer}"]
-    return ["a peer without a name"]
+        return [(f"calls from {peer.partition(':')[2].rpartition(':')[0] or peer}", reason)]
+    return [("a peer without a name", reason)]
 
 
 def _round(event: Event) -> int | None:

@@ -32,6 +32,11 @@ class Resumed:
     weights: Path
 
 
+def is_of(path: str | Path, tree: str | Path) -> bool:
+    """Whether a `net.meta`, or a folder with one, lies in a tree."""
+    return Path(path).resolve().is_relative_to(Path(tree).resolve())
+
+
 def find(path: str | Path) -> Resumed:
     """What a `net.meta`, or a folder with one, has to go on from.
 

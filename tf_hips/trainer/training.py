@@ -261,7 +261,7 @@ def _backup(directory: str, rounds: Rounds | None) -> callbacks.BackupAndRestore
 
 
 def _tree(settings: Training, told: config.Run) -> Path | None:
-    """The folder of this worker's tree, emptied of an older run's files, unless it goes on."""
+    """The folder of this worker's tree, emptied of an older run's files, unless that goes on."""
     if settings.tree_dir is None:
         return None
     site = told.uplink.site if told.uplink is not None else "local"
@@ -269,10 +269,13 @@ def _tree(settings: Training, told: config.Run) -> Path | None:
     local = primitives.local_rank()
     folder = Path(settings.tree_dir) / site.replace("/", "-")
     folder /= device if device != "cpu" or not local else f"cpu-{local}"
+    goes_on = settings.resume_from is not None and resuming.is_of(
+        settings.resume_from, settings.tree_dir
+    )
     try:
-        if settings.resume_from is None:
+        if not goes_on:
             shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=settings.resume_from is not None)
+        folder.mkdir(parents=True, exist_ok=goes_on)
     except OSError as error:
         raise ConfigError(
             f"Logs cannot be written to {folder}: {error.strerror or error}"
