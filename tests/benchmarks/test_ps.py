@@ -33,7 +33,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     named |= {f"ps-memory-{name}" for name in ("dense", "onebit")}
     named |= {"ps-faster-flower", "ps-faster-flower-100", "ps-start-seconds", "ps-load-flat"}
     named |= {f"ps-bytes-{name}" for name in ("computed", "onebit", "two-level")}
-    named |= {"ps-accuracy-faster-10", "ps-accuracy-points"}
+    named |= {f"ps-accuracy-{name}" for name in ("faster-10", "points", "onebit")}
     known = {one["id"] for one in TARGETS["target"] if one["command"] == ps.COMMAND}
     assert known == named
     folder = Path(ps.__file__).parent
@@ -45,7 +45,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
 
 def test_targets_are_those_of_the_command() -> None:
     rows = closing.targets([], ps.COMMAND)
-    assert len(rows) == 14
+    assert len(rows) == 15
     assert {row["met"] for row in rows} == {"no"}
     assert not {row["id"] for row in rows} & {
         row["id"] for row in closing.targets([], collectives.COMMAND)
@@ -78,7 +78,7 @@ def test_flower_is_pinned_and_no_dependency_of_ours() -> None:
 
 
 def test_gradients_of_the_accuracy_part_are_those_of_its_loss() -> None:
-    trainer = ps_accuracy.Trainer(0, 0, "fp32")
+    trainer = ps_accuracy.Trainer(0, 0, "fp32", ps_accuracy.STEPS)
     x, y = trainer._data
     picked = np.random.default_rng((0, 0)).integers(0, len(x), ps_accuracy.BATCH)
 
