@@ -20,20 +20,20 @@ def rule_of(text: str) -> str | None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("--approach detox", "detox(r=3) >> mean"),
-        ("--approach detox --mode coord-median", "detox(r=3) >> median"),
-        ("--approach draco_lite --mode sign-sgd --vote exact", "detox(3, exact) >> majority"),
-        ("--approach maj_vote --group-size 5", "detox(r=5) >> mean"),
+        ("--approach detox", "detox(r=5) >> mean"),
+        ("--approach detox --mode coord-median --group-size 3", "detox(r=3) >> median"),
+        ("--approach draco_lite --mode sign-sgd --vote exact", "detox(5, exact) >> majority"),
+        ("--approach maj_vote --group-size 7", "detox(r=7) >> mean"),
         (
-            "--approach draco-lite --mode multi-krum --worker-fail 5 --fixed-groups",
+            "--approach draco-lite --mode multi-krum --worker-fail 5 --fixed-groups --group-size 3",
             "detox(r=3, fixed=True) >> multi_krum(f=2)",
         ),
         (
-            "--approach detox --mode bulyan --worker-fail 2 --fixed-groups",
+            "--approach detox --mode bulyan --worker-fail 2 --fixed-groups --group-size 3",
             "detox(r=3, fixed=True) >> bulyan(f=1, compat=True)",
         ),
-        ("--approach detox --mode krum(f=2) --bucket-size 7", "detox(3, buckets=7) >> krum(f=2)"),
-        ("--approach detox --vote tolerant", "detox(r=3, vote=tolerant) >> mean"),
+        ("--approach detox --mode krum(f=2) --bucket-size 7", "detox(5, buckets=7) >> krum(f=2)"),
+        ("--approach detox --vote tolerant", "detox(r=5, vote=tolerant) >> mean"),
         ("--approach baseline --mode coord-median", "median"),
         ("--rule median", "median"),
     ],

@@ -69,7 +69,7 @@ def test_every_mode_of_detox_is_a_rule_of_simulated_workers(mode, settings):
         ([], None),
         (["--rule", "median"], "median(f=auto)"),
         (["--rule", "trimmed_mean(f=1)"], "trimmed_mean(f=1)"),
-        (["-m", "coord-median"], "median(f=0)"),
+        (["-m", "coord-median"], "median(f=auto)"),
         (["-m", "coord-median", "--approach", "baseline", "--worker-fail", "2"], "median(f=2)"),
         (["--approach", "baseline"], "mean"),
         (["-m", "sign-sgd", "--worker-fail", "1"], "majority(f=1)"),

@@ -6,7 +6,7 @@ import argparse
 from tf_hips.cli import arguments
 
 _DESTS = ("mode", "group_size", "worker_fail", "bucket_size", "vote", "fixed_groups")
-_GROUP_SIZE = 3
+_GROUP_SIZE = 5  # `robust.detox.GROUP_SIZE`, which is not imported for `--help`
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -73,19 +73,17 @@ def rule_of(options: argparse.Namespace) -> str | None:
     import dataclasses
 
     from tf_hips.ps import rules
-    from tf_hips.robust import detox, parse
+    from tf_hips.robust import detox
 
     try:
         chosen = detox.approach(
             options.approach,
             options.mode or "normal",
             group_size=options.group_size or _GROUP_SIZE,
-            worker_fail=options.worker_fail or 0,
+            worker_fail=options.worker_fail,
             bucket_size=options.bucket_size or 0,
             compat=options.fixed_groups,
         )
-        if options.worker_fail is None and "(" not in (options.mode or ""):
-            chosen = dataclasses.replace(chosen, then=parse(chosen.then.rule.name))
         if options.approach == "baseline":
             return rules.resolve(chosen.then).text
         return rules.resolve(dataclasses.replace(chosen, vote=options.vote or "digest")).text

@@ -34,6 +34,7 @@ from tf_hips.robust.rows import Limits, Rows, as_rows
 from tf_hips.robust.value import ALIASES
 
 VOTES = ("digest", "exact", "tolerant")
+GROUP_SIZE = 5  # of the authors' code
 APPROACHES = ("baseline", "maj_vote", "detox")
 _APPROACH_ALIASES = {"draco_lite": "detox", "draco-lite": "detox", "maj-vote": "maj_vote"}
 
@@ -311,8 +312,8 @@ def approach(
     name: str,
     mode: str = "normal",
     *,
-    group_size: int = 5,
-    worker_fail: int = 0,
+    group_size: int = GROUP_SIZE,
+    worker_fail: int | None = None,
     bucket_size: int = 0,
     compat: bool = False,
 ) -> Detox:
@@ -325,7 +326,8 @@ def approach(
             included; of "maj_vote" also "maj_vote".
         group_size: r.
         worker_fail: how many of all workers lie; the rule's f is how many groups they can own at
-            worst, floor(worker_fail / ceil(r / 2)), unless the mode says its own.
+            worst, floor(worker_fail / ceil(r / 2)), unless the mode says its own. None: the rule
+            bears as many as it can.
         bucket_size: how many buckets; 0: none.
         compat: fixed groups, and their form of Bulyan.
 
@@ -344,7 +346,7 @@ def approach(
     text = ALIASES.get(mode, mode)
     then = parse(text)
     if then.rule.f is not None and "(" not in text:
-        f = worker_fail // (r // 2 + 1)
+        f = "auto" if worker_fail is None else worker_fail // (r // 2 + 1)
         is_theirs = compat and then.rule.name == "bulyan"
         more = ", compat=True" if is_theirs else ""
         then = parse(f"{text}(f={f}{more})")

@@ -13,9 +13,8 @@ from tf_hips.ops.native import derive_seed
 from tf_hips.robust import detox
 from tf_hips.robust import parse as parse_robust
 from tf_hips.robust.adversary import LABEL_FLIP, Adversary, parse
-from tf_hips.robust.detox import Detox
+from tf_hips.robust.detox import GROUP_SIZE, Detox
 
-GROUP_SIZE = 5
 # In which what a worker sends can be a lie.
 _MODES = ("sync", "async", "dcasgd", "fedavg", "esync", "hfa", "diloco", "simulated")
 _IN_EVERY_STEP = ("sync", "async", "dcasgd")
@@ -32,7 +31,7 @@ class Robust:
         group_size: workers of a group that votes; None: 5.
         bucket_size: how many means of votes the rule gets; 0: the votes themselves.
         err_mode: text of an attack, or `label_flip`; None: nobody lies.
-        worker_fail: how many lie; with `approach` also what the rule must bear.
+        worker_fail: how many lie; with `approach` also what the rule must bear, 0: all that it can.
         redraw: whether others lie in each step.
         simulated_workers: workers that this one process plays; None: it is one itself.
     """
@@ -128,7 +127,7 @@ class Robust:
                 self._approach,
                 self.aggregation or "normal",
                 group_size=self.group_size or GROUP_SIZE,
-                worker_fail=self.worker_fail,
+                worker_fail=self.worker_fail or None,
                 bucket_size=self.bucket_size,
             )
         except ValueError as error:
