@@ -169,6 +169,7 @@ def test_a_run_stopped_between_epochs_goes_on_with_the_next(tmp_path, uninterrup
     assert done == [(3, step) for step in range(STEPS)]
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_moment_of_a_backup_leaves_the_one_before(tmp_path, monkeypatch):
     import os
     from pathlib import Path

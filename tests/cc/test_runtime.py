@@ -15,9 +15,9 @@ QUICK = ("dgc", "int8", "terngrad")
 FLAGS = ["-std=c++17", "-O0", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("is_full", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_full", [False, True])
 def test_runtime_under_sanitizers(tmp_path: Path, is_full: bool) -> None:
     specs = sorted((ROOT / "tf_hips/ops/specs").glob("*.pse"))
     specs = [spec for spec in specs if is_full or spec.stem in QUICK]

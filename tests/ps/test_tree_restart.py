@@ -258,6 +258,7 @@ def test_a_run_that_is_over_below_is_told_above_by_the_next_process(
             server.check_end()
 
 
+@pytest.mark.slow
 def test_a_party_server_below_several_comes_back_to_all(
     certificates: Certificates, tmp_path: Path
 ) -> None:

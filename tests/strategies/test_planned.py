@@ -18,6 +18,7 @@ def _plan(ways):
     return Plan(2, tuple(Choice("", size, *way) for size, way in zip(SIZES, ways, strict=True)))
 
 
+@pytest.mark.slow
 @ranks(2, deadline_s=240)
 def test_two_ranks_obey(tmp_path):
     import functools

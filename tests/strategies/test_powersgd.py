@@ -23,6 +23,7 @@ def _make(compression, optimizer="sgd", **options):
         return strategy, training.build(keras.optimizers.get(optimizer))
 
 
+@pytest.mark.slow
 @ranks(2, deadline_s=240)
 def test_it_trains_as_exact_sums_do_and_goes_on_where_it_stopped(tmp_path):
     import numpy as np

@@ -139,7 +139,7 @@ class Counter:
         return self.bytes - before
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @ranks(2, deadline_s=240.0)
 def test_two_ranks_equal_one_process_on_the_joined_batch():
     import keras
