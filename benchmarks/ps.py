@@ -9,6 +9,7 @@
     load         64 children on one server for 1,000 rounds: memory, and how long rounds take
     bytes        what the interface counts beside what is computed, beside dense, beside a flat tree
     accuracy     time to an accuracy on digits at 1, 10, 100 Mbit/s and without limit
+    longer       what onebit both ways costs in the end, after twice as many steps
 
 Children are NumPy processes, and a round lasts from the gradients to the decoded sums: a child
 encodes, sends, receives and decodes; Flower's clients serialise and parse. Models, rates and what
@@ -40,6 +41,7 @@ PARTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "load": ps_server.load,
     "bytes": ps_bytes.measured,
     "accuracy": ps_accuracy.measured,
+    "longer": ps_accuracy.longer,
 }
 NEED_ROOT = ("slow", "bytes", "accuracy")
 
