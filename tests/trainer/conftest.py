@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of `tf-hips train` share."""
 
+import re
+
 import pytest
 
 from tests.trainer.test_command import WHAT, Became
@@ -28,3 +30,19 @@ def settings(monkeypatch):
         return became.pop()
 
     return run
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Says that a command line is refused in one line that has a message in it."""
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    monkeypatch.setattr(train, "become", lambda *_: pytest.fail("it was accepted"))
+
+    def check(words, message):
+        options = parser.parse_args(["train", *WHAT, *words])
+        with pytest.raises(arguments.UsageError, match=re.escape(message)) as caught:
+            options.run(options)
+        assert "\n" not in str(caught.value)
+
+    return check
