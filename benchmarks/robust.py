@@ -47,6 +47,7 @@ from benchmarks.collectives_jobs import Row, ratio_row
 COMMAND = "make bench-robust"
 THREADS = 2
 ROUNDS = 9
+SETTLE_S = 0.1  # before a call, where the other one's threads may still look for work
 COUNTS = (5, 10, 15, 16, 23, 45, 100)
 LENGTHS = (100_000, 1_000_000, 10_000_000, 25_000_000)
 PEER_COUNTS = (15, 45)
@@ -148,7 +149,9 @@ def about(part: str, rule: str, n: int, d: int) -> str:
         return f"{stem}-45" if n == 45 and rule in ("median", "trimmed_mean") else ""
     if part == "sort":
         return f"robust-sort-{16 if n <= 16 else 45}"
-    return "robust-byzfl-krum" if rule == "krum" else ""
+    if rule != "krum":
+        return ""
+    return "robust-byzfl-krum" if n <= 16 else "robust-byzfl-krum-45"
 
 
 def read(rounds: int, most: int) -> Iterator[Row]:
@@ -193,7 +196,7 @@ def sort(rounds: int, most: int) -> Iterator[Row]:
             for way in ways:
                 way()
             theirs = min(ways, key=_seconds)
-            times = _by_turns(_ours("median", rows), theirs, rounds)
+            times = _by_turns(_ours("median", rows), theirs, rounds, settles=True)
             ratios = [other / mine for mine, other in times]
             yield _row("sort", "median", n, d, ratios, times, "tf.sort")
 
@@ -208,10 +211,10 @@ def byzfl(rounds: int, most: int) -> Iterator[Row]:
                 rows = _noise(n, d)
                 for rule in _BYZFL:
                     f = (n - 3) // 2 if rule == "krum" else (n - 1) // 2
-                    order = {"rule": rule, "n": n, "d": d, "f": f}
+                    order = {"rule": rule, "n": n, "d": d, "f": f, "settle_s": SETTLE_S}
                     ours = _ours(rule, rows)
                     ours(), ask(order)
-                    times = [(_seconds(ours), ask(order)) for _ in range(min(rounds, 5))]
+                    times = [(_settled(ours), ask(order)) for _ in range(min(rounds, 5))]
                     ratios = [theirs / mine for mine, theirs in times]
                     yield _row("byzfl", rule, n, d, ratios, times, "ByzFL")
 
@@ -259,11 +262,23 @@ def _ours(rule: str, rows: np.ndarray) -> Callable[[], object]:
 
 
 def _by_turns(
-    ours: Callable[[], object], other: Callable[[], object], rounds: int
+    ours: Callable[[], object], other: Callable[[], object], rounds: int, *, settles: bool = False
 ) -> list[tuple[float, float]]:
-    """Seconds of both, once each per round, after one that is not counted."""
+    """Seconds of both, once each per round, after one that is not counted.
+
+    Args:
+        ours, other: what is called.
+        rounds: how often.
+        settles: whether either has threads of its own, which look for more work for a while.
+    """
     ours(), other()
-    return [(_seconds(ours), _seconds(other)) for _ in range(rounds)]
+    timed = _settled if settles else _seconds
+    return [(timed(ours), timed(other)) for _ in range(rounds)]
+
+
+def _settled(call: Callable[[], object]) -> float:
+    time.sleep(SETTLE_S)
+    return _seconds(call)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -37,6 +37,7 @@ def main() -> int:
             "multi_krum": lambda f: byzfl.MultiKrum(f=f),
             "geometric_median": lambda f: byzfl.GeometricMedian(),
         }[order["rule"]](order["f"])
+        time.sleep(order["settle_s"])
         began = time.perf_counter()
         rule(rows)
         print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)

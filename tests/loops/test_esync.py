@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import math
 
 import pytest
 
@@ -215,6 +216,66 @@ def test_what_a_member_counts_for_its_steps(averaging, member, factor):
     )
     [sent] = loop.outgoing([tf.constant([0.0])], idle, (1, 0))
     assert sent.numpy().tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "gain"),
+    [
+        ((1.0, 1.0, 1.0), 1.0),
+        ((4.0, 1.0, 1.0), 2.0),
+        ((4.0, 0.0, 4.0), math.sqrt(3)),  # the others' mean is (2 * 0 + 1 * 4) / 3
+        ((1.0, 4.0, 4.0), 1.0),
+        ((99.0, 1.0, 1.0), 4.0),
+        ((1.0, 0.0, 0.0), 4.0),
+        ((None, 1.0, 1.0), 1.5),
+        ((1.0, None, 1.0), 1.5),
+        ((1.0, -1.0, 9.0), 1.5),
+    ],
+)
+def test_a_greater_loss_lets_a_member_count_for_more(losses, gain):
+    from tf_hips.loops.esync import most_gain
+    from tf_hips.loops.meeting import Told
+
+    told = [Told(1, 8, words={"loss": loss}) for loss in losses]
+    members = list(zip((0.25, 0.5, 0.25), told, strict=True))
+    assert most_gain(members, 0) == pytest.approx(gain)
+    # Who stands for nothing has no say.
+    assert most_gain([*members, (0.0, Told(1, 8, words={"loss": 1e9}))], 0) == pytest.approx(gain)
+
+
+def test_the_loss_of_a_local_phase_is_that_of_its_rows():
+    import keras
+    import numpy as np
+
+    from tf_hips.loops.losses import PhaseLoss
+
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    x, y = np.ones((12, 2), np.float32), np.arange(12, dtype=np.float32)[:, None]
+    each = np.square(model.predict(x, verbose=0) - y)[:, 0]
+    phase, found = PhaseLoss(model), []
+    assert phase.mean is None
+
+    class Meets(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            phase.begin_epoch()
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                found.append(phase.mean)
+                phase.begin()
+            if batch == 2:
+                phase.end_epoch()
+
+    model.fit(
+        *(x, y), batch_size=4, epochs=2, shuffle=False, verbose=0,
+        callbacks=[Meets()], validation_data=(x[:2], y[:2] + 9),
+    )  # fmt: skip
+    # Two batches; then the third and, beyond a validation, two of the next epoch.
+    wanted = [each[:8].mean(), np.concatenate([each[8:], each[:8]]).mean()]
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert phase.mean == pytest.approx(each[8:].mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,19 @@
 A round of child i lasts o_i + n_i c_i: o_i seconds of transfer, n_i steps of c_i seconds. All of
 them are to end together, at B. With m steps of the slowest, margin e and link share r:
 
-    B   = max( max_i (o_i + m c_i),  max_i o_i / r )
-    n_i = max( m, floor( ((1 - e) B - o_i) / c_i ) )
+    L   = max_i o_i / r
+    m'  = max( m, min_i floor( (L - o_i) / c_i ) )
+    B   = max_i ( o_i + m' c_i )
+    n_i = max( m', floor( ((1 - e) B - o_i) / c_i ) )
 
 One step of the slowest is too coarse where devices differ mildly (1 s and 0.7 s would stay in
 step), so m grows from `slowest_steps` until the mean idle share that is expected falls to
-`idle_share`, at most to `most_slowest_steps`. B also grows until no link is busy for more than
-`link_share` of it.
+`idle_share`, at most to `most_slowest_steps`. Slow links make rounds longer, up to about L, by
+whole steps of all: in a round of L itself the slowest would wait wherever no step fits any more.
 
 Invariants: n_i >= m >= 1, unless `max_steps` cuts it; a round of n_i steps ends by B, so nobody
-makes the slowest wait; who is at least as fast with its link as another takes at least as many
-steps.
+makes the slowest wait; no link is busy for more than 2 r of B; who is at least as fast with its
+link as another takes at least as many steps.
 
 After ESync (Li et al., IEEE TSC, 2020), which has m = 1, no transfer and an absolute margin.
 """
@@ -36,7 +38,8 @@ class Pace:
         slowest_steps: least number of steps of the slowest child in a round.
         most_slowest_steps: how far that may grow to make use of mild differences.
         idle_share: expected idle share of a round, in [0, 1), from which on it need not grow.
-        link_share: greatest share of a round, in (0, 1], in which a child's link is busy.
+        link_share: share of a round, in (0, 1], in which a child's link may be busy; at most twice
+            that, where a step of the slowest is longer than what is left of such a round.
         margin: share of a round, in [0, 1), by which others arrive before the slowest.
         smoothing: weight, in (0, 1], of the newest times in the average of each child.
         deadline: times the expected length of a round after which children are late: they begin no
@@ -182,14 +185,16 @@ def _candidates(least: int, most: int) -> list[int]:
 
 
 def _plan(times: Sequence[Times], pace: Pace, slowest_steps: int) -> Plan:
+    patient_s = max(one.transfer_s for one in times) / pace.link_share
+    # Bounded before it is made whole: a step may be so short that the quotient is infinite.
+    fitting = min((patient_s - one.transfer_s) / one.step_s for one in times) * (1 + _ROUNDING)
+    slowest_steps = max(slowest_steps, math.floor(min(fitting, pace.max_steps)))
     longest_s = max(one.transfer_s + slowest_steps * one.step_s for one in times)
-    longest_s = max(longest_s, max(one.transfer_s for one in times) / pace.link_share)
     ready_s = (1 - pace.margin) * longest_s
     steps = []
     idle_s = 0.0
     for one in times:
         fitting = (ready_s - one.transfer_s) / one.step_s
-        # Bounded before it is made whole: a step may be so short that the quotient is infinite.
         number = math.floor(min(fitting * (1 + _ROUNDING), pace.max_steps))
         number = min(max(slowest_steps, number), pace.max_steps)
         steps.append(number)

@@ -13,14 +13,18 @@ docs/esync.md.
 Averaging, with p_i the shares, a_i what the steps of member i weigh (n_i for plain SGD), and
 t = sum p_j a_j:
 
-    bounded      x = sum p_i x_i min(max(t / a_i, 1), 1.5)  normalised as far as that is stable
+    bounded      x = sum p_i x_i min(max(t / a_i, 1), b_i)  normalised as far as its loss asks for
     normalised   x = sum p_i x_i t / a_i                    no member's data count for its speed
     uniform      x = sum p_i x_i                            the paper's
+
+b_i is the square root of the loss of member i over that of the others, from 1 to 4: what the quick
+ones learn of data like its own lowers its loss, and of other data it does not.
 
 Invariant: steps differ, rounds do not: all meet equally often and are equal afterwards.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -32,7 +36,8 @@ from tf_hips.esync.pacer import Report
 from tf_hips.esync.rule import Pace
 from tf_hips.loops import methods
 from tf_hips.loops.engine import Loop
-from tf_hips.loops.meeting import UNIFORM, WORKERS, Meeting
+from tf_hips.loops.losses import PhaseLoss
+from tf_hips.loops.meeting import UNIFORM, WORKERS, Meeting, Told
 from tf_hips.loops.paced import Asked, Paced
 from tf_hips.loops.timing import Stopwatch
 from tf_hips.ps.pacing import PaceClient
@@ -43,8 +48,32 @@ RULES = ("default", "compat")
 BOUNDED, NORMALISED, AVERAGED = "bounded", "normalised", "uniform"
 AVERAGINGS = (BOUNDED, NORMALISED, AVERAGED)
 # One step of a member that is 100 times slower would be made 50 times as long by t / a_i: the step
-# of an optimizer whose learning rate nobody has chosen, which diverges. See docs/decisions/0041.
-MOST_GAIN = 1.5
+# of an optimizer whose learning rate nobody has chosen, which diverges. See docs/decisions/0049.
+MOST_GAIN = 4.0
+GAIN_WITHOUT_LOSS = 1.5
+
+
+def most_gain(members: Sequence[tuple[float, Told]], number: int) -> float:
+    """How much longer the movement of a member may be made.
+
+    The square root is q = 1/2 of q-FFL (Li et al., Fair Resource Allocation in Federated Learning,
+    ICLR 2020), where who has the greater loss weighs more.
+
+    Args:
+        members: shares in the mean, and what each member says; `loss` is its mean training loss.
+        number: which member.
+
+    Returns:
+        From 1 to `MOST_GAIN`; `GAIN_WITHOUT_LOSS` where a loss is not known or negative.
+    """
+    known = [(share, one.words.get("loss")) for share, one in members]
+    own = known.pop(number)[1]
+    others = [(share, loss) for share, loss in known if share > 0]
+    if own is None or not others or any(loss is None or loss < 0 for _, loss in others):
+        return GAIN_WITHOUT_LOSS
+    total = sum(share * loss for share, loss in others)
+    ratio = own * sum(share for share, _ in others) / total if total > 0 else math.inf
+    return min(max(math.sqrt(max(ratio, 0.0)), 1.0), MOST_GAIN)
 
 
 class ESync(Loop):
@@ -136,6 +165,7 @@ class ESync(Loop):
                 f"worker below a server. Received: {primitives.size()} workers in this party"
             )
         self._watch = Stopwatch()
+        self._loss = PhaseLoss(model)
         # Workers of a party that keep step may not decide alone when a local phase ends.
         self._is_alone = self._loan.level == WORKER or primitives.size() == 1
         self._asked: Asked | None = None
@@ -169,6 +199,16 @@ class ESync(Loop):
         if self._paced is not None:
             self._paced.close()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Takes up a backup's place before the first step."""
+        super().on_epoch_begin(epoch, logs)
+        self._loss.begin_epoch()
+
+    def close_epoch(self) -> None:
+        """Called when the steps of an epoch are over, before its validation."""
+        self._loss.end_epoch()
+        super().close_epoch()
+
     def plan(self, number: int) -> int | None:
         """What was assigned; None with the paper's rule, which is asked after each step."""
         steps = None
@@ -177,6 +217,7 @@ class ESync(Loop):
         if self._paced is not None:
             steps = self._paced.begin(is_shared=not self._is_alone)
         self._watch.begin()
+        self._loss.begin()
         self._paused_s = 0.0
         return steps
 
@@ -215,6 +256,7 @@ class ESync(Loop):
             "step_s": report.step_s,
             "effective": methods.effective_steps(self.steps, momentum),
             "local_s": report.busy_s,
+            "loss": self._loss.mean,
         }
         if self._paced is not None:
             self._told["pace"] = self._paced.pace.text
@@ -250,10 +292,13 @@ class ESync(Loop):
         own = meeting.parties[party][worker]
         if self._averaging == AVERAGED or not own.counts:
             return moved
-        mean = sum(share * one.words.get("effective", 0.0) for share, one in meeting.members)
+        members = meeting.members
+        mean = sum(share * one.words.get("effective", 0.0) for share, one in members)
         factor = mean / own.words["effective"]
         if self._averaging == BOUNDED:
-            factor = min(max(factor, 1.0), MOST_GAIN)
+            # Workers of a party send the same, so its first one's loss counts.
+            number = party if meeting.is_equal or len(meeting.parties) > 1 else worker
+            factor = min(max(factor, 1.0), most_gain(members, number))
         return [one * tf.cast(factor, one.dtype) for one in moved]
 
     def facts(self) -> dict[str, Any]:
