@@ -17,8 +17,8 @@ t = sum p_j a_j:
     normalised   x = sum p_i x_i t / a_i                    no member's data count for its speed
     uniform      x = sum p_i x_i                            the paper's
 
-b_i is the square root of the loss of member i over that of the others, from 1 to 4: what the quick
-ones learn of data like its own lowers its loss, and of other data it does not.
+b_i is the loss of member i over that of the others, from 1 to 2: where its data are like theirs,
+what they learn lowers it as well.
 
 Invariant: steps differ, rounds do not: all meet equally often and are equal afterwards.
 """
@@ -49,15 +49,15 @@ BOUNDED, NORMALISED, AVERAGED = "bounded", "normalised", "uniform"
 AVERAGINGS = (BOUNDED, NORMALISED, AVERAGED)
 # One step of a member that is 100 times slower would be made 50 times as long by t / a_i: the step
 # of an optimizer whose learning rate nobody has chosen, which diverges. See docs/decisions/0049.
-MOST_GAIN = 4.0
+MOST_GAIN = 2.0
 GAIN_WITHOUT_LOSS = 1.5
 
 
 def most_gain(members: Sequence[tuple[float, Told]], number: int) -> float:
     """How much longer the movement of a member may be made.
 
-    The square root is q = 1/2 of q-FFL (Li et al., Fair Resource Allocation in Federated Learning,
-    ICLR 2020), where who has the greater loss weighs more.
+    That who has the greater loss weighs more is q-FFL (Li et al., Fair Resource Allocation in
+    Federated Learning, ICLR 2020), with q = 1.
 
     Args:
         members: shares in the mean, and what each member says; `loss` is its mean training loss.
@@ -73,7 +73,7 @@ def most_gain(members: Sequence[tuple[float, Told]], number: int) -> float:
         return GAIN_WITHOUT_LOSS
     total = sum(share * loss for share, loss in others)
     ratio = own * sum(share for share, _ in others) / total if total > 0 else math.inf
-    return min(max(math.sqrt(max(ratio, 0.0)), 1.0), MOST_GAIN)
+    return min(max(ratio, 1.0), MOST_GAIN)
 
 
 class ESync(Loop):
