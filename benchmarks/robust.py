@@ -7,6 +7,8 @@
     byzfl     rules of ByzFL (PyPI, PyTorch on the CPU, `byzfl/app.py`) over ours
     step      a step over ranks on links of 1 Gbit/s with a rule, over one with a mean
               (robust_step.py); needs root
+    server    a round of a server with a rule, over one with a mean, on such links
+              (robust_server.py); needs root
     votes     what a server of children that vote receives, by digest (robust_votes.py)
     accuracy  digits under attack, and what DETOX is worth (robust_accuracy.py)
     table     the same with two levels of servers and codecs (robust_table.py); takes longest
@@ -14,7 +16,8 @@
 A rule is a whole call, with the look for NaN and absurd norms; the result goes to memory that is
 there. f is the greatest that the rule bears with n rows, but for NNM and multi-Krum, where it is
 n // 5. Everything has 2 threads. Rows are normal noise. What is compared alternates, round by
-round; a ratio is the median of the rounds', and `interval` holds the median of other rounds in nine
+round (beside peers the second of two calls counts: meanwhile caches have held the other's rows); a
+ratio is the median of the rounds', and `interval` holds the median of other rounds in nine
 cases of ten. Targets count the worst figure of d >= 1e7 beside one read, and of d >= 1e6 beside
 peers: smaller rows stay in caches, where reading costs next to nothing. Without FULL=1, n d is at
 most 4.5e8 for our rules and 1.7e8 for the peers.
@@ -38,6 +41,7 @@ from benchmarks import (
     closing,
     codecs,
     robust_accuracy,
+    robust_server,
     robust_step,
     robust_table,
     robust_votes,
@@ -47,7 +51,7 @@ from benchmarks.collectives_jobs import Row, ratio_row
 COMMAND = "make bench-robust"
 THREADS = 2
 ROUNDS = 9
-SETTLE_S = 0.1  # before a call, where the other one's threads may still look for work
+SETTLE_S = 0.05  # before a call, where the other one's threads may still look for work
 COUNTS = (5, 10, 15, 16, 23, 45, 100)
 LENGTHS = (100_000, 1_000_000, 10_000_000, 25_000_000)
 PEER_COUNTS = (15, 45)
@@ -224,6 +228,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
     "sort": sort,
     "byzfl": byzfl,
     "step": lambda rounds, _: robust_step.measured(min(rounds, 9)),
+    "server": lambda rounds, _: robust_server.measured(min(rounds, robust_server.ROUNDS)),
     "votes": lambda *_: robust_votes.measured(),
     "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, 3)),
     "table": lambda rounds, _: robust_table.measured(min(rounds, robust_table.SEEDS)),
@@ -277,7 +282,9 @@ def _by_turns(
 
 
 def _settled(call: Callable[[], object]) -> float:
+    """Seconds of a call behind one that is not counted: the other one has used the caches."""
     time.sleep(SETTLE_S)
+    call()
     return _seconds(call)
 
 

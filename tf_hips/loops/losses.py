@@ -29,7 +29,7 @@ class PhaseLoss:
         self._seen = self._read()
 
     def end_epoch(self) -> None:
-        """The steps of an epoch are over; a validation may follow, which has the mean of its own."""
+        """The steps of an epoch are over; a validation that follows has a mean of its own."""
         total, rows = self._read()
         if rows > self._seen[1]:
             self._total += total - self._seen[0]
