@@ -2,11 +2,11 @@
 """What a rule in a server costs beside a mean there, on links of 1 Gbit/s.
 
 Server and children are hosts of `benchmarks.network`, and the server's link is as fast as one of a
-child: it is what a round waits for. Both servers keep their runs on disk and speak mutual TLS, packets are
-float32, and rounds of both take turns. A round lasts from the first child's encoding to the last
-one's decoding; there is no backward pass that would hide a part of it. Rules of coordinates merge
-what has come of all children while more comes; rules of whole rows begin when all has come, so
-what goes down no longer goes beside what comes up (decision 0037).
+child: it is what a round waits for. Both servers keep their runs on disk and speak mutual TLS,
+packets are float32, and rounds of both take turns. A round lasts from the first child's encoding to
+the last one's decoding; there is no backward pass that would hide a part of it. Rules of
+coordinates merge what has come of all children while more comes; rules of whole rows begin when all
+has come, so what goes down no longer goes beside what comes up (decision 0037).
 """
 
 import contextlib

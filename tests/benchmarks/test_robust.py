@@ -9,7 +9,15 @@ import tomllib
 import numpy as np
 import pytest
 
-from benchmarks import closing, harness, robust, robust_accuracy, robust_step, robust_votes
+from benchmarks import (
+    closing,
+    harness,
+    robust,
+    robust_accuracy,
+    robust_server,
+    robust_step,
+    robust_votes,
+)
 from tf_hips import robust as rules
 from tf_hips.comm import robust_rows
 from tf_hips.robust import attacks
@@ -38,6 +46,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
         f"robust-table-{what}" for what in ("run", "minutes", "processes")
     }
     others = {robust_step.TARGET, robust_votes.ABOUT}
+    others |= {case.about for case in robust_server.CASES}
     assert known == measured - {""} | of_digits | others
 
 
