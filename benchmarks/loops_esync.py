@@ -41,6 +41,8 @@ RATE = 0.05
 SKEW_S = 5.0
 SKEW_LEVEL = 100  # below it the paper's rule has one step each with any clock
 SECONDS = {1: 15.0, 4: 25.0, 20: 50.0, 100: 50.0}  # of a training, at most
+SYNC_SECONDS = 90.0  # of a meeting after each step where a target is about it
+SYNC_LEVEL = 20
 MEETINGS = 9  # before a training may end: six of them count
 METHODS: dict[str, dict[str, Any]] = {
     "sync": {"kind": "fedavg", "local_steps": 1, "weighting": "uniform"},
@@ -76,6 +78,11 @@ class Case:
         return self.data, self.split, self.level
 
     @property
+    def is_about_sync(self) -> bool:
+        """Whether ours is compared with it as with a meeting after each step."""
+        return (self.method, self.level, self.split) == ("sync", SYNC_LEVEL, "iid")
+
+    @property
     def training(self) -> Training:
         """What is trained."""
         waits = self.method in REPEATED
@@ -89,7 +96,7 @@ class Case:
             seed=self.seed,
             skew_s=self.skew_s,
             goal=GOAL,
-            seconds=SECONDS[self.level],
+            seconds=SYNC_SECONDS if self.is_about_sync else SECONDS[self.level],
             least_meetings=MEETINGS if waits and not self.seed else 0,
             rate=RATE,
         )
@@ -174,7 +181,7 @@ def concluded(found: dict[Case, Trained]) -> Iterator[Row]:
         yield row("esync", f"{on}: time of compat over ours", statistics.median(ratios), "x",
                   against=", ".join(f"{one:.3g}" for one in ratios),
                   about="loops-esync-compat")  # fmt: skip
-        if level == 20:
+        if level == SYNC_LEVEL:
             [case] = of("sync")
             ours_s = statistics.median(_time(one, found[one]) for one in of("ours"))
             # By class nobody but the slow party knows half of the classes, and it makes no more
