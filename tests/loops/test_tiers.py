@@ -185,7 +185,9 @@ def test_tiers(tmp_path):
     _check_hfa([_arrays(one[0]) for one in told])
     _check_compat([_arrays(one[1]) for one in told])
     assert len({one[2] for one in told}) == 1
-    refused = [one for one in log.read_events(tmp_path / "uneven") if one["event"] == "refused"]
+    refused = [
+        one for one in log.read_events(tmp_path / "uneven") if one["event"] == "update_refused"
+    ]
     assert {(one["number"], one["who"]) for one in refused} == {(1, "party `south`")}
     assert {one["site"] for one in refused} == set(SITES)
 

@@ -28,10 +28,15 @@ def marked():
         of_server(26, "row_refused", child=0, child_site="west", round=3, reason="norm 9e9"),
         of_server(26, "proven", sites=["west", "east"], round=4),
         # Every worker tells of the refusal of a loop; it is one.
-        *(event(27, "refused", site, number=12, who="party `east`") for site in ("west", "east")),
-        event(28, "refused", "west", number=13, who="party `east`"),
-        of_server(29, "refused", code="INVALID", reason="too long", peer="ipv4:10.0.0.7:5531"),
-        of_server(30, "refused", code="INVALID", reason="too short", peer="ipv4:10.0.0.7:5532"),
+        *(
+            event(27, "update_refused", site, number=12, who="party `east`")
+            for site in ("west", "east")
+        ),
+        event(28, "update_refused", "west", number=13, who="party `east`"),
+        of_server(29, "call_refused", code="INVALID", reason="too long", peer="ipv4:10.0.0.7:5531"),
+        of_server(
+            30, "call_refused", code="INVALID", reason="too short", peer="ipv4:10.0.0.7:5532"
+        ),
         of_server(31, "turned_away", who="10.0.0.7"),
         of_server(32, "round", round=3, child=0, child_site="west"),
     ]
@@ -64,9 +69,13 @@ def test_a_robust_rule_over_ranks_tells_of_each_rank():
     first = {"rank": 1, "reason": "NaN or infinity in gradient 0 (kernel) and 1 more"}
     events = [
         *trained(),
-        event(20, "refused", step=4, rule="median(f=2)", rows=[first]),
+        event(20, "rows_refused", step=4, rule="median(f=2)", rows=[first]),
         event(
-            21, "refused", step=5, rule="median(f=2)", rows=[first, {"rank": 3, "reason": "long"}]
+            21,
+            "rows_refused",
+            step=5,
+            rule="median(f=2)",
+            rows=[first, {"rank": 3, "reason": "long"}],
         ),
     ]
     lines = {one.peer: one for one in peers.lines(peers.marks(events))}
@@ -90,7 +99,9 @@ def test_a_run_without_such_events_has_none(tmp_path):
 def found(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     write_events(root / "a", marked())
-    write_events(root / "b", [*trained("async"), event(27, "refused", number=3, who="party `w`")])
+    write_events(
+        root / "b", [*trained("async"), event(27, "update_refused", number=3, who="party `w`")]
+    )
     return runs.read_all([root])
 
 

@@ -131,7 +131,7 @@ def test_nan_in_a_loop_is_refused_by_its_meeting(tmp_path):
     tf_hips.FedAvg(model, strategy, local_steps=2).fit(
         ROWS, LABELS, batch_size=4, shuffle=False, verbose=0
     )
-    refused = [one for one in log.read_events(tmp_path) if one["event"] == "refused"]
+    refused = [one for one in log.read_events(tmp_path) if one["event"] == "update_refused"]
     assert [one["number"] for one in refused] == [0, 1, 2]
     for one, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -188,4 +188,4 @@ def test_three_parties_one_of_whom_lies(tmp_path, words, least, most):
     liars = [one for one in events if one["event"] == "lies"]
     assert len(liars) == (3 if "--redraw" in words else 1)
     if "nan" in words:
-        assert {one["event"] for one in events} >= {"refused"}
+        assert {one["event"] for one in events} >= {"update_refused"}

@@ -76,7 +76,7 @@ def test_a_fit_goes_on_without_a_rank_of_nan(tmp_path):
     training.assert_same_on_all_ranks(model)
     assert np.isfinite(model.get_weights()[0]).all()
     assert (model(x).numpy().argmax(1) == y.argmax(1)).mean() > 0.7
-    events = [one for one in log.read_events(tmp_path) if one["event"] == "refused"]
+    events = [one for one in log.read_events(tmp_path) if one["event"] == "rows_refused"]
     assert {one["rank"] for one in events} == {0}
     assert [one["step"] for one in events] == list(range(20))
     [row] = events[0]["rows"]

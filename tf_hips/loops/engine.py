@@ -489,7 +489,7 @@ class Loop(keras.callbacks.Callback):
                 if one.is_finite:
                     continue
                 name = f"worker {number} of {names[place]}" if len(told) > 1 else names[place]
-                self._strategy.write_event("refused", number=self.round, who=name)
+                self._strategy.write_event("update_refused", number=self.round, who=name)
                 log.warning(
                     "Round %d goes on without the update of %s: its weights hold NaN or infinity, "
                     "as after a loss that is no number. It goes on with those of the others.",

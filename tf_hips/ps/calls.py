@@ -188,7 +188,7 @@ class Calls:
     def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
         text = text[:2000]  # gRPC bounds a call's metadata to 8 KiB
         self._traffic.refused()
-        self._events.write("refused", code=code.name, reason=text, peer=context.peer())
+        self._events.write("call_refused", code=code.name, reason=text, peer=context.peer())
         log.warning("Refused a call of %s: %s", context.peer(), text)
         who = self._admission.note(context, code)
         if who is not None:

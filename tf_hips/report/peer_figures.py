@@ -108,5 +108,4 @@ def _finish(axes: Any, rows: _Rows, known: Sequence[str]) -> None:
 
 def _place(kind: str) -> int:
     """The colour of a kind, the same in every report."""
-    known = [*(one.name for one in peers.KINDS.values()), peers.CALL.name]
-    return known.index(kind) % len(canvas.COLOURS)
+    return peers.NAMES.index(kind) % len(canvas.COLOURS)

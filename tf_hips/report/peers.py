@@ -37,14 +37,19 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "proven": Kind("proven to lie", "its own digest, which is not that of what it sent"),
         "dropped": Kind("group without majority", "its group: no answer had more than half"),
         "absent": Kind("absent", "the others of its round, which closed without it"),
-        "refused": Kind("update refused", "the meeting of a loop: its weights are not finite"),
+        "rows_refused": Kind("row refused", "a robust rule: not finite, or an absurd norm"),
+        "update_refused": Kind(
+            "update refused", "the meeting of a loop: its weights are not finite"
+        ),
+        "call_refused": Kind(
+            "call refused", "a server: a call or packet that is not what it must be"
+        ),
         "turned_away": Kind("turned away", "a server: too many calls refused in a minute"),
     }
 )
 """By the name of an event."""
-# Three events are called `refused`: a server's has a `code`, that of a robust rule over the ranks
-# of a job (`CompressedRing(robust=...)`) has `rows`; else it is a loop's.
-CALL = Kind("call refused", "a server: a call or packet that is not what it must be")
+NAMES = tuple(dict.fromkeys(kind.name for kind in KINDS.values()))
+"""Those of the kinds, in the order of tables and legends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +96,7 @@ def marks(events: Iterable[Event]) -> tuple[Mark, ...]:
     """What the events of one run tell of peers, in order of time."""
     found: dict[Any, Mark] = {}
     for number, event in enumerate(events):
-        kind = _kind(event)
+        kind = KINDS.get(event["event"])
         if kind is None:
             continue
         place = _round(event)
@@ -124,8 +129,7 @@ def lines(found: Sequence[Mark]) -> list[Line]:
 
 def kinds(found: Sequence[Mark]) -> list[str]:
     """Names of the kinds that there are, in the order of the table."""
-    known = [*(kind.name for kind in KINDS.values()), CALL.name]
-    return [name for name in known if any(mark.kind == name for mark in found)]
+    return [name for name in NAMES if any(mark.kind == name for mark in found)]
 
 
 def names(found: Sequence[Mark]) -> list[str]:
@@ -139,14 +143,6 @@ def rounds_text(rounds: Sequence[int]) -> str:
     if not rounds:
         return "-"
     return str(rounds[0]) if len(set(rounds)) == 1 else f"{rounds[0]} to {rounds[-1]}"
-
-
-def _kind(event: Event) -> Kind | None:
-    if event["event"] == "refused" and "code" in event:
-        return CALL
-    if event["event"] == "refused" and "rows" in event:
-        return KINDS["row_refused"]
-    return KINDS.get(event["event"])
 
 
 def _who(event: Event) -> list[tuple[str, str]]:

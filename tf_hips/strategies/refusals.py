@@ -51,7 +51,7 @@ class Refusals:
         """
         rows = [{"rank": one.rank, "reason": self._reason(one)} for one in refused]
         if self._rank == 0:
-            self._write_event("refused", step=step, rule=self._rule.text, rows=rows)
+            self._write_event("rows_refused", step=step, rule=self._rule.text, rows=rows)
         named = "; ".join(f"rank {row['rank']}: {row['reason']}" for row in rows)
         if error is not None:
             raise ToleranceError(f"{error}, in step {step}: {named}")
