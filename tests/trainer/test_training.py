@@ -17,6 +17,7 @@ from tf_hips.callbacks.checkpoint_folder import CheckpointFolder
 from tf_hips.data import sets
 from tf_hips.errors import ConfigError
 from tf_hips.report import runs, trees
+from tf_hips.trainer.robustness import Robust
 from tf_hips.trainer.settings import Training
 
 pytestmark = pytest.mark.tf
@@ -136,6 +137,11 @@ def test_a_run_that_fails_says_so_and_takes_its_bar_away(alone, tmp_path, monkey
         ({"dataset": "mnist", "data_dir": "nowhere"}, "mnist is not under nowhere"),
         ({"batch_size": 2000}, "Received: 1438 rows"),
         ({"mode": "async"}, "needs a server"),
+        (
+            {"mode": "sync", "robust": Robust(rule="median")},
+            "needs the gradients of several workers",
+        ),
+        ({"mode": "sync", "robust": Robust(rule="median >> fedadam")}, "need a server"),
         ({"optimizer_options": {"beta": 3}}, "must be those of Keras' sgd"),
         ({"needs_gpu": True}, "need a GPU that TensorFlow can use"),
     ],
@@ -324,8 +330,9 @@ def test_two_parties_and_an_evaluator(tmp_path):
         (["-l", "0.05", "--momentum", "0.5"], ["--parties", "1"], 0.5),
         (["-m", "sync"], ["--rule", "momentum(learning_rate=0.05, momentum=0.5)"], 0.5),
         (["-l", "0.05"], ["--intra", "ps"], 0.5),
+        (["-l", "0.05", "--momentum", "0.5", "--rule", "median"], ["--parties", "1"], 0.5),
     ],
-    ids=["asgd", "dcasgd", "ring", "rule of the server", "servers of parties"],
+    ids=["asgd", "dcasgd", "ring", "rule of the server", "servers of parties", "rule of ranks"],
 )
 def test_every_mode_learns(tmp_path, mode, launcher, least):
     output = launched(

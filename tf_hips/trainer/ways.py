@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from tf_hips import config
+from tf_hips import config, robust
 from tf_hips.errors import ConfigError
 from tf_hips.ps import rules as update_rules
 from tf_hips.trainer.robustness import server_rule
@@ -47,8 +47,11 @@ def synchronous(settings: Training, run: config.Run) -> Way:
     import tf_hips
 
     if run.uplink is None:
-        check_has_server(settings, run)
-        ring = tf_hips.CompressedRing(settings.compression, config=run)
+        rule = _rule_over_ranks(settings, run)
+        try:
+            ring = tf_hips.CompressedRing(settings.compression, config=run, robust=rule)
+        except ValueError as error:
+            raise ConfigError(f"The rule of a job without a server: {error}") from error
         with ring.scope():
             return Way(ring, local_optimizer(settings))
     parties = parties_of(settings, run)
@@ -146,13 +149,35 @@ def parties_of(settings: Training, run: config.Run, downlink: str | None = "same
     return tf_hips.HierarchicalPS(settings.compression, downlink, config=run, rule=rule)
 
 
+def _rule_over_ranks(settings: Training, run: config.Run) -> str | None:
+    """What is made of all workers' gradients where there is no server; None: the mean.
+
+    Raises:
+        ConfigError: only a server has the rule, or there is one worker only.
+    """
+    rule = server_rule(settings.robust)
+    if rule in (None, "mean"):
+        return None
+    try:
+        robust.parse(rule)
+    except ValueError:
+        check_has_server(settings, run)
+    if int(os.environ.get(WORKERS_VARIABLE, "1")) == 1:
+        raise ConfigError(
+            "`rule` needs the gradients of several workers: `horovodrun`, `tf-hips run`, or "
+            f"--simulated-workers N. Received: {rule} of one worker"
+        )
+    return rule
+
+
 def check_has_server(settings: Training, run: config.Run) -> None:
     """Raises a ConfigError where a rule is asked for and there is nobody to apply it."""
     rule = server_rule(settings.robust)
     if run.uplink is None and rule not in (None, "mean"):
         raise ConfigError(
-            "`rule`, `approach` and DETOX's modes need a server (`tf-hips run`, `tf-hips party "
-            f"--server`), or --simulated-workers N. Received: {rule} without a server"
+            "Votes, rules behind which an optimizer stands, and rules over local steps need a "
+            "server (`tf-hips run`, `tf-hips party --server`), or --simulated-workers N. Received: "
+            f"{rule} without a server"
         )
 
 
