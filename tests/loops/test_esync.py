@@ -275,6 +275,14 @@ def test_the_loss_of_a_local_phase_is_that_of_its_rows():
     wanted = [each[:8].mean(), np.concatenate([each[8:], each[:8]]).mean()]
     assert found == pytest.approx(wanted, rel=1e-5)
     assert phase.mean == pytest.approx(each[8:].mean(), rel=1e-5)
+    assert phase.smoothed() == pytest.approx(each[8:].mean(), rel=1e-5)
+    phase.begin()
+    model.fit(x[:4], y[:4], batch_size=4, verbose=0, callbacks=[Meets()])
+    both = 0.8 * each[8:].mean() + 0.2 * each[:4].mean()
+    assert phase.smoothed() == pytest.approx(both, rel=1e-5)
+    # A phase without a step changes nothing.
+    phase.begin()
+    assert phase.smoothed() == pytest.approx(both, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ class ESync(Loop):
             "step_s": report.step_s,
             "effective": methods.effective_steps(self.steps, momentum),
             "local_s": report.busy_s,
-            "loss": self._loss.mean,
+            "loss": self._loss.smoothed(),
         }
         if self._paced is not None:
             self._told["pace"] = self._paced.pace.text

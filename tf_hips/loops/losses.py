@@ -3,12 +3,16 @@
 
     phase begins ... epoch ends, Keras begins a new mean ... phase ends
 
-Nothing is computed for it, and it is read twice in an epoch or a phase.
+Nothing is computed for it, and it is read twice in an epoch or a phase. Of a member that makes one
+step in a round it is the loss of one batch, so what is told is smoothed over the rounds.
 """
 
 import math
 
 import keras
+
+# Of the newest phase in what is told; all members smooth alike, so all lag behind alike.
+_NEWEST = 0.2
 
 
 class PhaseLoss:
@@ -17,6 +21,7 @@ class PhaseLoss:
     def __init__(self, model: keras.Model) -> None:
         """Begins a phase."""
         self._model = model
+        self._smoothed: float | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -42,6 +47,13 @@ class PhaseLoss:
         self.end_epoch()
         mean = self._total / self._rows if self._rows > 0 else math.nan
         return mean if math.isfinite(mean) else None
+
+    def smoothed(self) -> float | None:
+        """Ends a phase: the mean of the phases so far, the newest ones first; None: not known."""
+        mean, before = self.mean, self._smoothed
+        if mean is not None:
+            self._smoothed = mean if before is None else before + _NEWEST * (mean - before)
+        return self._smoothed
 
     def _read(self) -> tuple[float, float]:
         mean = getattr(self._model, "_loss_tracker", None)
