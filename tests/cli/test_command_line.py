@@ -196,7 +196,7 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--compression", "onebit", "--downlink", "same", "--join-timeout", "7"]
     options += ["--round-timeout", "8", "--lost-after", "9", "--max-model-mb", "2"]
     options += ["--max-gather-mb", "3", "--state", "kept", "--rule", "fedavgm(0.5)"]
-    options += ["--shard", "1/3"]
+    options += ["--shard", "1/3", "--lead", "127.0.0.1:7071"]
     with pytest.raises(SystemExit) as ended:
         cli.main(["server", "--parties", "a,b", "--insecure", *options])
     assert ended.value.code == 0
@@ -206,7 +206,7 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.max_model_bytes == 2 << 20
     assert config.max_gather_bytes == 3 << 20
     assert config.state_dir == "kept"
-    assert config.shard == (1, 3)
+    assert (config.shard, config.lead) == ((1, 3), "127.0.0.1:7071")
     assert config.rule == "fedavgm(learning_rate=0.5, momentum=0.9)"
 
 
@@ -279,6 +279,8 @@ def test_several_servers_are_started_and_told_to_all(
     for index in range(3):
         command = job.commands[f"server{index}"]
         assert command[command.index("--shard") + 1] == f"{index}/3"
+        lead = command[command.index("--lead") + 1] if "--lead" in command else None
+        assert lead == (None if index == 0 else "127.0.0.1:0")
     uplink = job.told["party0/worker0"].uplink
     assert uplink is not None
     assert uplink.server == "127.0.0.1:0,127.0.0.1:1,127.0.0.1:2"

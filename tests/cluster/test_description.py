@@ -207,11 +207,12 @@ def test_several_servers_are_shards(folder: Path) -> None:
         for number in range(3)
     ]
     cluster = load(folder, servers=servers)
-    shards = [
-        layout.server_options(cluster, one, layout.on_machine(cluster, one))["shard"]
+    told = [
+        layout.server_options(cluster, one, layout.on_machine(cluster, one))
         for one in cluster.servers
     ]
-    assert shards == ["0/3", "1/3", "2/3"]
+    assert [one["shard"] for one in told] == ["0/3", "1/3", "2/3"]
+    assert [one.get("lead") for one in told] == [None, "h0:1", "h0:1"]
     assert "--server=h0:1,h1:1,h2:1" in layout.party_on_machine(cluster, cluster.parties[0])
 
 

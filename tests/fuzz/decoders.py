@@ -19,10 +19,12 @@ from tf_hips.ps import gather, wire
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import from_payload
 from tf_hips.ps.records import VERSION, Facts, Header, Reader, to_mark, to_record
+from tf_hips.ps.rules.joint import Report, Verdict
 
 LIMITS = (5, 100, 4096, 1 << 20)
 _FRONT = struct.Struct("<8sIII")
 _FACTS = Facts("job", ("a", "b"), None, "fp32")
+_MODEL = Model(((3, 5), (), (70,)))
 # A file in memory, where there is such a folder.
 _FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -89,6 +91,16 @@ def payloads(data: bytes) -> None:
         from_payload(data)
 
 
+def verdicts(data: bytes) -> None:
+    """What shards tell each other about a round: any bytes, and any JSON before any numbers."""
+    first, *rest = [*_pieces(data), b""]
+    for payload in (data, struct.pack("<I", len(first)) + first + b"".join(rest)):
+        with contextlib.suppress(ProtocolError):
+            Report.from_bytes(payload, _MODEL, 3)
+        with contextlib.suppress(ProtocolError):
+            Verdict.from_bytes(payload, 3)
+
+
 def files(data: bytes) -> None:
     """Any bytes as a file of a state."""
     _read(data)
@@ -122,6 +134,7 @@ TARGETS: tuple[Callable[[bytes], None], ...] = (
     texts,
     gathers,
     payloads,
+    verdicts,
     files,
     headers,
     journals,

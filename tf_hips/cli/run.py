@@ -207,13 +207,20 @@ def _start_servers(
     server += ["--rule", options.rule] if options.rule else []
     number = options.servers or 1
     files = [folder / f"address{index}" for index in range(number)]
+    lead: str | None = None
     for index, file in enumerate(files):
         command = [*server, "--announce", str(file), "--shard", f"{index}/{number}"]
         command += ["--state", str(folder / f"state{index}")] if options.max_restarts else []
+        command += ["--lead", lead] if lead is not None else []
         role = _SERVER if number == 1 else f"{_SERVER}{index}"
         # One that ends with an error has ended the run.
         start = party_servers.starting(job, role, command, environment, file)
         job.start_group(role, start, options.max_restarts, only_killed=True)
+        if index == 0 and number > 1:  # the others are told where it is
+            found = party_servers.wait_for(job, files[:1])
+            if found is None:
+                return None
+            [lead] = found
     addresses = party_servers.wait_for(job, files)
     if addresses is None:
         return None

@@ -97,6 +97,13 @@ def add(commands: Any) -> None:
         help="hold a part of the model: this is server I, from 0, of N that share it (default 0/1)",
     )
     parser.add_argument(
+        "--lead",
+        type=arguments.endpoint,
+        metavar="HOST:PORT",
+        help="with --shard from 1 on, where shard 0 is: it says whose updates count in a round, by "
+        "a rule that looks at whole rows, as krum(f=1)",
+    )
+    parser.add_argument(
         "--past-mb",
         type=arguments.count,
         metavar="N",
@@ -159,6 +166,7 @@ def run(options: argparse.Namespace) -> int:
         log_dir=options.log_dir,
         state_dir=options.state,
         shard=options.shard or (0, 1),
+        lead=options.lead,
         uplink=uplink,
         uplink_compression=options.uplink_compression,
         **quorums.of(options),

@@ -14,7 +14,7 @@ from tf_hips.errors import ConfigError
 VERSION = 1
 # Keys of `server` and `party` that follow from the rest of the file.
 SERVER_DERIVED = (
-    *("parties", "bind", "run", "shard", "announce"),
+    *("parties", "bind", "run", "shard", "lead", "announce"),
     *("authority", "certificate", "key", "revoked", "insecure"),
     *("uplink", "site", "uplink_role"),
     *("uplink_authority", "uplink_certificate", "uplink_key"),

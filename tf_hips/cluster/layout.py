@@ -100,6 +100,8 @@ def server_options(cluster: Cluster, server: ServerSite, place: Place) -> dict[s
         return _party_server_options(cluster, server, place)
     shard = cluster.servers.index(server)
     own = {"shard": f"{shard}/{len(cluster.servers)}"} if len(cluster.servers) > 1 else {}
+    if shard > 0:
+        own["lead"] = cluster.servers[0].address
     return {
         "parties": list(cluster.sites),
         "run": cluster.run,

@@ -86,8 +86,24 @@ class Admission:
                 f"The site must be one of {', '.join(self._config.parties)}. Received: "
                 f"`{call.site}`"
             )
-        if call.run != self._config.run:
-            _refuse(f"The run must be `{self._config.run}`. Received: `{call.run}`")
+        self._check_run(call)
+
+    def check_shard(self, context: grpc.ServicerContext, call: Call) -> None:
+        """Finds out whether a call comes from another global server of the run.
+
+        Raises:
+            RefusedError: it does not, or its certificate is revoked.
+        """
+        if self._config.tls is not None:
+            names = _names(context)
+            held = tls.Identity.parse(names[0]) if len(names) == 1 else None
+            if held is None or held.role != tls.SERVER_ROLE:
+                _refuse(
+                    f"The certificate must be of role `{tls.SERVER_ROLE}`. Received: "
+                    f"`{', '.join(names)[:100]}`"
+                )
+            self._check_revoked(context, held)
+        self._check_run(call)
 
     def note(self, context: grpc.ServicerContext, code: grpc.StatusCode) -> str | None:
         """Counts a refused call; who is turned away from now on, if this was the last one."""
@@ -106,12 +122,19 @@ class Admission:
         is_operator = may_operate and held == tls.Identity(tls.OPERATOR_ROLE, call.site)
         if held is None or (held != wanted and not is_operator):
             _refuse(f"The certificate must be `{wanted}`. Received: `{', '.join(names)[:100]}`")
+        self._check_revoked(context, held)
+        return is_operator
+
+    def _check_revoked(self, context: grpc.ServicerContext, held: tls.Identity) -> None:
         if self._revocations is not None:
             found = self._revocations.find(_fingerprint(context))
             if found is not None:
                 reason = f": {found.reason}" if found.reason else ""
                 _refuse(f"The certificate of `{held}` was revoked on {found.day}{reason[:200]}.")
-        return is_operator
+
+    def _check_run(self, call: Call) -> None:
+        if call.run != self._config.run:
+            _refuse(f"The run must be `{self._config.run}`. Received: `{call.run}`")
 
     def _peer(self, context: grpc.ServicerContext) -> str:
         """Who is counted: a certificate, so that one cannot be shut out by another of its name.

@@ -12,6 +12,7 @@
     Status                                      what the run is doing, JSON; also for operators
     Pace                                        how many local steps to take (`pacing`), JSON
     Seat, Replica                               of children that vote (`seats`), JSON
+    Measure, Moving                             of another shard of the run (`judging`), raw bytes
     Watch                                       open for as long as a child takes part; brings the
                                                 reason when the run ends for one
 
@@ -39,6 +40,7 @@ from tf_hips.ps import wire
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.asked import REPLICA, SEAT
 from tf_hips.ps.calls_at_once import CallsAtOnce, CrowdedError
+from tf_hips.ps.judging import MEASURE, MOVING, Lead
 from tf_hips.ps.members import Caller
 from tf_hips.ps.news import news_to_message
 from tf_hips.ps.pacing import METHOD, PaceServer
@@ -66,6 +68,13 @@ class Host(Protocol):
 
     def session_of(self, *, is_join: bool) -> Session:
         """The session that a call belongs to; a new one where a process joins after the end."""
+
+    def lead_of(self) -> tuple[Lead, Session]:
+        """Who rules on rounds for all shards, and the session that it does it for.
+
+        Raises:
+            ProtocolError: this server has all of the model, or is not the first shard of it.
+        """
 
     def snapshot(self) -> dict[str, Any]:
         """What there is to tell of the run (`status.snapshot`)."""
@@ -127,6 +136,8 @@ class Calls:
             METHOD: grpc.unary_stream_rpc_method_handler(self._stream(self._pacing.serve)),
             "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
+            MEASURE: grpc.stream_stream_rpc_method_handler(self._measure),
+            MOVING: grpc.unary_unary_rpc_method_handler(self._moving),
         }
 
     def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -138,6 +149,27 @@ class Calls:
             self._admission.check(context, call, may_operate=True)
             return wire.to_json(**self._host.snapshot())
         raise AssertionError("abort returned")
+
+    def _measure(self, messages: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Not one of a child's calls: another shard has measured a round."""
+        with self._translated(context):
+            call, lead, session = self._identify_shard(context)
+            with _settling(session):
+                yield from lead.answer(call.number, messages, context)
+
+    def _moving(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Not one of a child's calls: bytes of a round come in at another shard."""
+        del request
+        with self._translated(context):
+            self._identify_shard(context)[1].note_moved()
+            return b""
+        raise AssertionError("abort returned")
+
+    def _identify_shard(self, context: grpc.ServicerContext) -> tuple[Call, Lead, Session]:
+        metadata = dict(context.invocation_metadata() or ())
+        call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
+        self._admission.check_shard(context, call)
+        return call, *self._host.lead_of()
 
     def _unary(
         self, handle: Callable[[Any, Call, Caller, Session], bytes]

@@ -189,14 +189,31 @@ class Combining:
         present = [child for child in children if weights.get(child, 1.0) > 0]
         if whole is None or not present:
             return None
+        missing = {child: OWN_REFUSAL for child in children if is_refused(weights.get(child, 1.0))}
+        return whole.decide(self.whole_round(number, packets, present, missing))
+
+    def whole_round(
+        self,
+        number: int,
+        packets: Mapping[int, Mapping[int, Packet]],
+        present: Sequence[int],
+        missing: Mapping[int, str],
+    ) -> WholeRound:
+        """A round as rules of whole rounds see it.
+
+        Args:
+            number: the round.
+            packets: by chunk, each by child.
+            present: children that take part, in order.
+            missing: as of `WholeRound`.
+        """
 
         def decode(chunk: int, packet: Packet, out: Floats) -> None:
             native.decode(self._uplink_of(number, chunk), packet, out.size, out=out)
 
-        missing = {child: OWN_REFUSAL for child in children if is_refused(weights.get(child, 1.0))}
         sizes = {chunk: self._model.chunks[chunk].size for chunk in packets}
         reference = self.updates.reference
-        return whole.decide(WholeRound(number, present, packets, sizes, decode, reference, missing))
+        return WholeRound(number, present, packets, sizes, decode, reference, missing)
 
     def _with_late(
         self,

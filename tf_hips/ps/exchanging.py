@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ps.closing import Closing
+from tf_hips.ps.jointly import JointStore
 from tf_hips.ps.members import Caller, Child
 from tf_hips.ps.recorder import Entry
 from tf_hips.ps.rounds import Packet, Rounds
@@ -143,9 +144,12 @@ class Exchanging:
                 missing = [members.terms.parties.index(site) for site in store.missing(number)]
                 return missing if self._closing is None else self._closing.needed(missing)
 
-            late = "the server's disk is late"
-            if members.place is not None:
-                late = "the server above has not answered"
+            def late() -> str:
+                if members.place is not None:
+                    return "the server above has not answered"
+                awaited = store.awaited() if isinstance(store, JointStore) else ""
+                return awaited or "the server's disk is late"
+
             self._waiting.until(
                 caller,
                 Wait(
@@ -158,7 +162,7 @@ class Exchanging:
                                 f"site `{site}` ({count} of {len(store.chunks)} chunks came)"
                                 for site, count in store.missing(number).items()
                             )
-                            or f"none; {late}"
+                            or f"none; {late()}"
                         )
                     ),
                     needs,

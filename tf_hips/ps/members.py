@@ -51,6 +51,7 @@ class Terms:
     quorum: Quorum | None = None  # None: rounds wait for all
     period: int | None = None  # updates of a chunk between ways up; None: one of each child
     robust: str | None = None  # by which it merges for the server above; None: by sums or means
+    is_led: bool = False  # whether shards can decide together: it is shard 0, or knows it
 
     def check_bytes(self, what: str, num_bytes: int) -> None:
         """Raises ProtocolError if a model's gradients or weights have more bytes than allowed."""
@@ -261,7 +262,9 @@ class Members:
 
     def _check_bears(self, rule: str, uplink: str) -> None:
         terms = self.terms
-        why_not = rules.why_not(rule, len(terms.parties), uplink, terms.quorum, terms.shard)
+        why_not = rules.why_not(
+            rule, len(terms.parties), uplink, terms.quorum, terms.shard, is_led=terms.is_led
+        )
         if why_not is not None:
             raise ProtocolError(why_not)
 

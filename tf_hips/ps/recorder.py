@@ -46,6 +46,8 @@ class Kind(enum.IntEnum):
     VOTED = 40  # what one child says its packets are, in a round
     TALLIED = 41  # whose packets are in a round, and which groups are not
     REPLICA = 42  # what decides on the bits of one child
+    # Of a shard whose rule looks at whole rows:
+    RULED = 50  # a round, by the verdict of shard 0
     # Of a server with one above it, what that one has answered:
     PASSED_DOWN = 30  # a chunk of a round
     ANSWERED = 31  # a gather, the payloads of all leaves

@@ -18,13 +18,14 @@ import grpc
 
 from tf_hips import log
 from tf_hips.config import Tls
-from tf_hips.errors import ConfigError, PeerError
+from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ps import tls, wire
 from tf_hips.ps.admission import Admission
 from tf_hips.ps.calls import Calls
 from tf_hips.ps.calls_at_once import MAX_CALLS
 from tf_hips.ps.diagnosis import check_server
 from tf_hips.ps.durable import Keeper
+from tf_hips.ps.judging import Judge, Lead, judge_of
 from tf_hips.ps.listening import SERVER_OPTIONS, check_free, keepalive
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig, terms_of
@@ -61,6 +62,7 @@ class Server:
         self._session = Session(self._terms, tell=self._events.write_later)
         self._waits = Waits(config)
         self._upper: Upper | None = None
+        self._judge: Judge | None = None
         self._admission = Admission(config, self._tell)
         self._traffic = Traffic(len(config.parties))
         self._metrics: Metrics | None = None
@@ -104,6 +106,7 @@ class Server:
         try:
             if self._keeper is not None:
                 self._session = self._keeper.restore() or self._keeper.begin()
+            self._judge = judge_of(self._config, self._session)
             if self._config.metrics is not None:
                 self._metrics = Metrics(self._config.metrics, self.snapshot)
             self._listen()
@@ -174,6 +177,9 @@ class Server:
         if self._upper is not None:
             self._upper.close()
             self._upper = None
+        if self._judge is not None:
+            self._judge.close()
+            self._judge = None
         if self._pool is not None:
             self._pool.shutdown(wait=False)
         self._stop_metrics()
@@ -184,16 +190,19 @@ class Server:
 
     def _listen(self) -> None:
         children = len(self._config.parties)
+        # A call of each other shard waits at the first one for the end of a round.
+        shard = self._terms.shard
+        shards = shard.count - 1 if shard.index == 0 else 0
         # Beside what children may have at once: for who is refused, and for operators.
         self._pool = concurrent.futures.ThreadPoolExecutor(
-            MAX_CALLS * children + 4, thread_name_prefix="tf_hips-server"
+            MAX_CALLS * children + shards + 4, thread_name_prefix="tf_hips-server"
         )
         calls = Calls(self._config, self._waits, self._admission, self._traffic, self._events, self)
         server = grpc.server(
             self._pool,
             handlers=(grpc.method_handlers_generic_handler(wire.SERVICE, calls.handlers()),),
             options=(*SERVER_OPTIONS, *keepalive(self._config.lost_after_s)),
-            maximum_concurrent_rpcs=MAX_CALLS * children + 8,
+            maximum_concurrent_rpcs=MAX_CALLS * children + shards + 8,
         )
         try:
             if self._config.tls is None:
@@ -235,10 +244,13 @@ class Server:
             if self._keeper
             else Session(self._terms, tell=self._events.write_later)
         )
+        self._judge = judge_of(self._config, self._session)
         self._pass_up()
 
     def _pass_up(self) -> None:
-        """Takes the session to the server above, if there is one."""
+        """Takes the session to the server above, and to the other shards, if there are any."""
+        if self._judge is not None:
+            self._judge.start()
         if self._waits.uplink is not None:
             uplink, waits = self._waits.uplink, self._waits
             self._upper = Upper(
@@ -269,6 +281,20 @@ class Server:
             if is_join:
                 self._renew()
             return self._session
+
+    def lead_of(self) -> tuple[Lead, Session]:
+        """Who rules on rounds for all shards, and the session that it does it for.
+
+        Raises:
+            ProtocolError: this server has all of the model, or is not the first shard of it.
+        """
+        with self._lock:
+            if not isinstance(self._judge, Lead):
+                raise ProtocolError(
+                    "`lead` must be the address of shard 0 of several. Received: that of "
+                    f"{self._terms.shard}"
+                )
+            return self._judge, self._session
 
     def has_failed(self, session: Session, site: str, text: str) -> None:
         """A step of a child ended with an error."""

@@ -98,7 +98,7 @@ class Session(Departing):
                 tell if tell is not None else _tell_nobody,
             )
             self._waiting.lets_go = self._let_go
-        moves = Moves()
+        moves = self.moves = Moves()
         self.note_moved = moves.note
         self._comeback = Comeback(self._state, self._presence, self._waiting, self._joined)
         self.back_up = self._comeback.back_up

@@ -53,6 +53,8 @@ class ServerConfig:
         state_dir: folder in which the run is kept, so that a server that was killed goes on with it
             when it is started again; None: in memory only.
         shard: which of how many servers share the model, from 0 (assignment.py).
+        lead: `host:port` of shard 0, which the other shards ask what becomes of a round where the
+            rule looks at whole rows; None: such rules are refused there.
         past_bytes: limit of what is kept of rounds that are over, for parties that come back from
             an older backup; None: 4 GiB in a `state_dir`, else 256 MiB of memory.
         uplink: the server above this one, and as which party this one joins it; then it is the
@@ -93,6 +95,7 @@ class ServerConfig:
     log_dir: str | None = None
     state_dir: str | None = None
     shard: tuple[int, int] = (0, 1)
+    lead: str | None = None
     past_bytes: int | None = None
     uplink: Uplink | None = None
     uplink_compression: str | None = None
@@ -114,6 +117,8 @@ class ServerConfig:
             host, _ = split_address(self.bind)
             if self.metrics is not None:
                 split_address(self.metrics)
+            if self.lead is not None:
+                split_address(self.lead)
             wire.check_name("run", self.run)
             for site in self.parties:
                 wire.check_name("parties", site)
@@ -157,6 +162,7 @@ class ServerConfig:
                 "A party has one server, so `uplink` excludes `shard`. Received: "
                 f"shard={self.shard}"
             )
+        _check_lead(self.lead, self.shard, insecure=self.insecure)
         if self.uplink is None and self.uplink_compression is not None:
             raise ConfigError(
                 "`uplink_compression` needs `uplink`. Received: "
@@ -220,7 +226,10 @@ def terms_of(config: ServerConfig) -> Terms:
     is_robust = rule is not None and rules.parse(rule).is_robust
     if rule is not None and (config.uplink is None or is_robust):
         shard = Shard.from_numbers(config.shard)
-        why_not = rules.why_not(rule, len(config.parties), compression, _quorum(config), shard)
+        is_led = _is_led(config)
+        why_not = rules.why_not(
+            rule, len(config.parties), compression, _quorum(config), shard, is_led=is_led
+        )
         if why_not is not None:
             raise ValueError(why_not)
     return Terms(
@@ -238,7 +247,25 @@ def terms_of(config: ServerConfig) -> Terms:
         _quorum(config),
         config.period,
         rule if config.uplink is not None and is_robust else None,
+        _is_led(config),
     )
+
+
+def _is_led(config: ServerConfig) -> bool:
+    return config.shard[0] == 0 or config.lead is not None
+
+
+def _check_lead(lead: str | None, shard: tuple[int, int], *, insecure: bool) -> None:
+    """Raises ConfigError where a server cannot ask `lead` for anything."""
+    if lead is None:
+        return
+    if shard[0] == 0:
+        raise ConfigError(
+            "`lead` is for the shards from 1 on: it is the address of shard 0. Received: "
+            f"lead={lead!r}, shard={shard}"
+        )
+    if insecure and not is_loopback(split_address(lead)[0]):
+        raise ConfigError(f"`insecure` is for loopback only. Received: lead={lead!r}")
 
 
 def _quorum(config: ServerConfig) -> Quorum | None:

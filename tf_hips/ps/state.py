@@ -10,10 +10,11 @@ Not thread-safe: the session's lock guards it.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tf_hips.ps import tree
 from tf_hips.ps.asynchronous import AsynchronousStore
 from tf_hips.ps.electing import Electing
 from tf_hips.ps.gather import Gathers
+from tf_hips.ps.jointly import JointStore
 from tf_hips.ps.members import Child, Members, Terms
 from tf_hips.ps.model import Model
 from tf_hips.ps.partial import Partial
@@ -32,9 +34,10 @@ from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.rejections import Rejections
 from tf_hips.ps.rounds import Rounds
 from tf_hips.ps.rules import parse
+from tf_hips.ps.rules.joint import Verdict
 from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.updates import Updates
-from tf_hips.ps.rules.whole import rule_of
+from tf_hips.ps.rules.whole import Distances, rule_of
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import Place
 from tf_hips.ps.voting import VotingStore
@@ -283,6 +286,7 @@ class State:
             for chunk, packet in results
         ]
         small += _partial_entries(store.partial)
+        small += store.entries() if isinstance(store, JointStore) else ()
         return itertools.chain(
             small,
             (
@@ -314,6 +318,8 @@ class State:
                 store.restore(kind, fields, data)
             case Kind.VOTED | Kind.TALLIED if isinstance(store, VotingStore):
                 store.redo(kind, fields, data)
+            case Kind.RULED if isinstance(store, JointStore):
+                store.rule(fields["round"], Verdict.from_bytes(bytes(data), store.num_children))
             case Kind.CLOSED:
                 late = [(child, number) for child, number in fields["late"]]
                 store.merge(store.close(fields["round"], fields["children"], late))
@@ -400,7 +406,10 @@ class State:
                 **common,
             )
         whole = rule_of(rule, self.members.terms.parties, child.seed)
-        return Store(
+        make: Callable[..., Store] = Store
+        if isinstance(whole, Distances) and not self.members.terms.shard.is_whole:
+            make = functools.partial(JointStore, joint=whole)
+        return make(
             *terms,
             first_round=first_round,
             updates=Updates(sizes, rule, shares, whole),

@@ -333,6 +333,10 @@ class Store(Telling):
         if self._deciding is not None and jobs:
             packets = {chunk: held for _, chunk, held in jobs}
             self._deciding.decide(jobs[0][0], packets, len(self._sites))
+        self._merge_each(jobs)
+
+    def _merge_each(self, jobs: Sequence[Job]) -> None:
+        """Merges chunks of a round that is decided, where that must be; errors as before."""
         refusal: NonFiniteError | None = None
         for job in jobs:
             try:

@@ -19,7 +19,7 @@ from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.rules import votes
-from tf_hips.ps.rules.value import parse
+from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
 from tf_hips.robust.codecs import why_not_sparse
@@ -106,6 +106,8 @@ def why_not(
     compression: str | None,
     quorum: Quorum | None = None,
     shard: Shard = WHOLE,
+    *,
+    is_led: bool = False,
 ) -> str | None:
     """Why a rule cannot bear what it is told to with so many children; None: it can.
 
@@ -115,6 +117,7 @@ def why_not(
         compression: what they send is encoded with; None: not known yet.
         quorum: when a round closes without some; None: it waits for all.
         shard: which part of the model the server has.
+        is_led: whether a shard is the first one, or knows where that is.
     """
     rule = parse(text)
     robust = rule.robust
@@ -123,11 +126,9 @@ def why_not(
     n = children if quorum is None else quorum.least
     if rule.is_whole:
         if not shard.is_whole:
-            return (
-                f"Rule {rule} looks at whole rows, so one server must have all of the model; "
-                "median, trimmed_mean, meamed and majority can do with shards. Received: "
-                f"{shard}"
-            )
+            found = _why_not_in_shards(rule, quorum, shard, is_led=is_led)
+            if found is not None:
+                return found
         try:
             if rule.votes is not None:
                 votes.check(rule.votes, robust, children, compression)
@@ -144,6 +145,30 @@ def why_not(
             f"Received: late={quorum.late}"
         )
     return None if compression is None else why_not_sparse(robust, compression, name=rule.text)
+
+
+def _why_not_in_shards(
+    rule: UpdateRule, quorum: Quorum | None, shard: Shard, *, is_led: bool
+) -> str | None:
+    """Why a rule of whole rows cannot do with a part of the model; None: it can."""
+    if rule.votes is not None:
+        return (
+            f"Rule {rule} votes on all packets of a round, so one server must have all of the "
+            f"model. Received: {shard}"
+        )
+    if quorum is not None:
+        return (
+            f"Rule {rule} looks at whole rows, so where servers share a model a round waits for "
+            f"all children: no `quorum` and no `close_at`. Received: {shard}, a quorum of "
+            f"{quorum.least}"
+        )
+    if not is_led:
+        return (
+            f"Rule {rule} looks at whole rows, so servers that share a model decide together: "
+            "each but shard 0 must be told where that is, `lead` (--lead HOST:PORT). Received: "
+            f"{shard} without it"
+        )
+    return None
 
 
 def _bad(f: int | None, children: int) -> int:

@@ -129,6 +129,18 @@ class Distances:
 
     def decide(self, round: WholeRound) -> Ruling:
         """As of `RoundRule`."""
+        measures, with_reference = self.measure(round)
+        decision = self.judge(
+            round.number, measures, round.children, round.missing, with_reference=with_reference
+        )
+        return self.ruling(decision, round)
+
+    def measure(self, round: WholeRound) -> tuple[Measures, bool]:
+        """What `judge` must know of the chunks that are here.
+
+        Returns:
+            The measures, by chunk, and whether the last row of them is the reference.
+        """
         parts, with_reference = [], False
         for chunk in round.chunks:
             before = round.reference(chunk)
@@ -142,27 +154,54 @@ class Distances:
             np.concatenate([one.squares for one in parts]),
             np.concatenate([one.pairs for one in parts]),
         )
+        return measures, with_reference
+
+    def judge(
+        self,
+        number: int,
+        measures: Measures,
+        children: Sequence[int],
+        missing: Mapping[int, str],
+        *,
+        with_reference: bool,
+    ) -> Decision:
+        """Which rows take part in a round, and with which weights.
+
+        Args:
+            number: the round.
+            measures: of all chunks of the model.
+            children: whose rows they are of, in their order.
+            missing: as of `WholeRound`.
+            with_reference: whether the last row of `measures` is the reference.
+
+        Raises:
+            ToleranceError: as of `RoundRule.decide`.
+            NonFiniteError: the reference is not finite.
+        """
         try:
-            decision = self._rule.decide(
+            return self._rule.decide(
                 measures,
                 # Packets are finite: whoever is refused is so for its norm.
-                rows=[np.empty(0, np.float32)] * len(round.children),
+                rows=[np.empty(0, np.float32)] * len(children),
                 seed=self._seed,
-                step=round.number,
-                missing=len(round.missing),
+                step=number,
+                missing=len(missing),
                 with_reference=with_reference,
             )
         except ToleranceError as error:
-            raise ToleranceError(f"{error}{self._whose(round)}") from None
+            raise ToleranceError(f"{error}{self._whose(children, missing)}") from None
+
+    def ruling(self, decision: Decision, round: WholeRound) -> Ruling:
+        """What is left to do with a round, or with the part of it that is here."""
         return _Weighted(self._rule, decision, round)
 
-    def _whose(self, round: WholeRound) -> str:
+    def _whose(self, children: Sequence[int], missing: Mapping[int, str]) -> str:
         rows = ", ".join(
-            f"row {row} is site `{self._sites[child]}`" for row, child in enumerate(round.children)
+            f"row {row} is site `{self._sites[child]}`" for row, child in enumerate(children)
         )
         gone = "; ".join(
             f"site `{self._sites[child]}` is missing: {why}"
-            for child, why in sorted(round.missing.items())
+            for child, why in sorted(missing.items())
         )
         return f" ({rows}{'; ' if gone else ''}{gone})"
 
