@@ -35,6 +35,7 @@ from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.store import Store
 from tf_hips.ps.wire import REFUSED_WEIGHT
 
+RULES = (*WHOLE, CLIPPING, f"{CLIPPING} >> fedadam(0.1)")
 Rows = Sequence[Sequence[Floats]]
 
 
@@ -83,8 +84,20 @@ def of_one(store: Store, number: int) -> list[bytes]:
     return [found.tobytes() for _, found in sorted(store.results(number, 0)[1])]
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("text", [*WHOLE, CLIPPING, f"{CLIPPING} >> fedadam(0.1)"])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (CLIPPING, 5),
+        (CLIPPING, 2),
+        *((text, 3) for text in RULES),
+        *(
+            pytest.param(text, count, marks=pytest.mark.slow)
+            for text in RULES
+            for count in (2, 5)
+            if text != CLIPPING
+        ),
+    ],
+)
 def test_shards_have_the_bits_of_one_server(text: str, count: int) -> None:
     """Of five shards the last has no chunk."""
     alone, stores = store_of(text), stores_of(text, count)
@@ -303,7 +316,7 @@ KILLED = ("centred_clipping(f=1, tau=0.5) >> fedavgm(0.5)", "error_feedback(oneb
 DOWN = "error_feedback(terngrad(bitwidth=2))"
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("is_eager", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_who_is_killed_at_any_point_of_a_round_does_as_it_would_have(
     tmp_path: Path, is_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
