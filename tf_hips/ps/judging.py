@@ -114,7 +114,10 @@ class _Judge(abc.ABC):
 
     @property
     def _is_done(self) -> bool:
-        return self._is_closed or self._session.is_over
+        """Whether nothing is to be done any more, or each shard merges by itself."""
+        store = self._session.store
+        is_needless = store is not None and not isinstance(store, JointStore)
+        return self._is_closed or is_needless or self._session.is_over
 
     @property
     def _store(self) -> JointStore | None:
