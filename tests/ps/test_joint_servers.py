@@ -21,6 +21,7 @@ from tests.ps.parties import (
     together,
     train_all,
 )
+from tests.ps.test_comeback import Backup
 from tests.ps.test_restart import Later, ServerProcess, wait_for
 from tests.support.certs import Certificates
 from tf_hips import log
@@ -344,6 +345,37 @@ def test_a_report_leaves_when_what_was_measured_is_durable(
         goes_on.set()
         found = training[0].result()
         assert all(one.result() == found for one in training)
+
+
+def test_a_party_that_was_killed_between_two_shards_comes_back(certificates: Certificates) -> None:
+    """It has sent all of round 3 to shard 1, and nothing to shard 0; its backup is of round 2."""
+    rule = RULES[0]
+    expected = trained(certificates, 1, rule, 4)
+    with (
+        servers_of(certificates, 2, rule) as (servers, address),
+        joined(certificates, address) as members,
+    ):
+        assert train_all(members, 0, 1) == expected[:2]
+        backup = Backup.of(members[4], 2)
+        for one in members[:4]:
+            Backup.of(one, 1)
+        assert train_all(members, 2, 2) == expected[2:3]
+        early = [Later(lambda one=one: one.train(3, 3)) for one in members[:4]]
+        store: Any = servers[1]._session.store
+        clients = members[4].client._clients
+        passage = clients[0].open_round(3, members[4].packets(3))
+        cut = Later(lambda: clients[1].transfer(passage))
+        wait_for(lambda: store.unruled == 3)
+        members[4].client.close()
+        with pytest.raises(PeerError):
+            cut.result()
+        back = Party(address, "e", certificates.party("e"), first_round=backup.number)
+        back.residuals = [one.copy() for one in backup.residuals]
+        members[4] = back  # closed at the end
+        back.join()
+        assert back.train(2, 3) == expected[2:4]
+        assert all(one.result() == expected[3:4] for one in early)
+        assert train_all(members, 4, 4) == expected[4:]
 
 
 class JointProcess(ServerProcess):
