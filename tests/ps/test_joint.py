@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.ps.joint import Shards, bring, merged, mutations, rule_on, tell
+from tests.ps.test_restart import free_port
 from tests.ps.test_rules_whole import (
     CLIPPING,
     FP32,
@@ -24,9 +25,10 @@ from tests.ps.test_rules_whole import (
 from tf_hips import robust
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import compressor as compressors
-from tf_hips.ps import durable, rules
+from tf_hips.ps import durable, link, rules
 from tf_hips.ps.assignment import Shard
 from tf_hips.ps.jointly import JointStore
+from tf_hips.ps.judging import Follower, judge_of
 from tf_hips.ps.model import Model
 from tf_hips.ps.rules.joint import Report, Verdict, of_rows
 from tf_hips.ps.rules.updates import Updates
@@ -370,6 +372,36 @@ def test_a_verdict_is_told_when_it_is_durable(
         monkeypatch.undo()
         run.sessions[0].settle()
         assert lead.verdict(0) is not None and len(lead.results(0, 0)[1]) == len(lead.chunks)
+
+
+@pytest.mark.parametrize(
+    ("is_restored", "tried"), [(True, "Tried for 1 s"), (False, "Tried for 0")]
+)
+def test_a_lead_of_a_run_that_goes_on_is_looked_for_as_one_that_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_restored: bool, tried: str
+) -> None:
+    monkeypatch.setattr(link, "_FIRST_CONTACT_S", 0.0)
+    with Shards(tmp_path, 2, "krum(f=1)", "fp32", "fp32") as run:
+        session = run.sessions[1]
+        nobody = f"127.0.0.1:{free_port()}"
+        config = ServerConfig(
+            parties=tuple("abcde"),
+            insecure=True,
+            shard=(1, 2),
+            lead=nobody,
+            round_timeout_s=1.0,
+        )
+        found = judge_of(config, session)
+        assert isinstance(found, Follower)
+        found._link._has_connected = is_restored and found._link._has_connected
+        found.start()
+        with session.changed:
+            assert session.changed.wait_for(lambda: session.is_over, 20.0)
+        found.close()
+        assert f"the lead, cannot be asked. Moving: Nothing listens at {nobody}" in str(
+            session.ended
+        )
+        assert tried in str(session.ended)
 
 
 def test_what_shards_cannot_do_together_is_refused() -> None:

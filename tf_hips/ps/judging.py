@@ -38,7 +38,8 @@ MEASURE = "Measure"
 """The call of a shard that brings its measures of a round, and gets the verdict."""
 
 MOVING = "Moving"
-"""The call of a shard that says that bytes of a round come in there, while others wait for it."""
+"""The call of a shard that says that bytes of a round come in there, while others wait for it; by
+the first one it finds out whether that is the lead."""
 
 # Of `round_timeout_s`, after which children give up: how long the lead waits for other shards, and
 # how long these wait for the lead, while nothing moves.
@@ -227,6 +228,9 @@ class Follower(_Judge):
         process = uuid.uuid4().hex[:8]
         self._patience_s = patience_s
         self._link = Link(uplink, split_address(lead), credentials, config.run, process)
+        if session.store is not None:
+            self._link.expect()  # a run goes on that has had a lead
+        self._is_known = False  # whether the lead has answered
         # What is going on over the link ends with the session.
         self._closer = threading.Thread(
             target=self._close_link, name="tf_hips-judge-end", daemon=True
@@ -245,6 +249,10 @@ class Follower(_Judge):
 
     def _next(self) -> JointStore | None:
         """As of `_Judge`; the lead hears now and then that a round is on its way."""
+        if not self._is_known and self._wait(lambda store: True) is not None:
+            with self._naming_lead("cannot be asked"):
+                self._link.control(MOVING, b"", self._patience_s)
+            self._is_known = True
         moves = self._session.moves
         while not self._is_done:
             moved = moves.count
@@ -277,12 +285,18 @@ class Follower(_Judge):
                 payload = _joined(self._going_on(stream, patience), limit, "a verdict")
             return Verdict.from_bytes(payload, store.num_children)
 
-        try:
+        with self._naming_lead("has not ruled"):
             return self._link.persist(MEASURE, self._patience_s, call)
+
+    @contextlib.contextmanager
+    def _naming_lead(self, what: str) -> Iterator[None]:
+        """An error of the connection says whose it is."""
+        try:
+            yield
         except PeerError as error:
-            if ENDED in str(error) or self._is_done:
+            if ENDED in str(error):
                 raise
-            raise PeerError(f"shard {LEAD}, the lead, has not ruled. {error}") from None
+            raise PeerError(f"shard {LEAD}, the lead, {what}. {error}") from None
 
     def _going_on(self, messages: Iterable[bytes], patience: Patience) -> Iterator[bytes]:
         """The messages of the lead; children that wait here hear that others go on."""

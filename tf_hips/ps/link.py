@@ -166,6 +166,10 @@ class Link:
         self._wake.set()
         self._disconnect()
 
+    def expect(self) -> None:
+        """The server was there before: it is looked for as long as one that was lost."""
+        self._has_connected = True
+
     def stub(self, kind: str, method: str, timeout_s: float) -> Callable[..., Any]:
         """The callable of one method, over a connection that is made if there is none.
 
