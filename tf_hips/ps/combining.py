@@ -190,7 +190,8 @@ class Combining:
         if whole is None or not present:
             return None
 
-        def decode(chunk: int, packet: Packet, out: Floats) -> None:
+        def decode(chunk: int, child: int, packet: Packet, out: Floats) -> None:
+            del child  # all have encoded with the same
             native.decode(self._uplink_of(number, chunk), packet, out.size, out=out)
 
         missing = {child: OWN_REFUSAL for child in children if is_refused(weights.get(child, 1.0))}
