@@ -25,7 +25,7 @@ def accuracy(folder, way, before="", liar=()):
     output = launched(
         folder,
         *("train", "--cpu", "-m", mode, "-n", "lenet", "-dt", "digits", "-b", "16"),
-        *("--max-steps", "120", *rate, *words, *liar),
+        *("--max-steps", "240", *rate, *words, *liar),
         launcher=[
             *("--parties", "5", "--workers", "1", "--rule", before + rule),
             *("--log-dir", str(folder / "events")),

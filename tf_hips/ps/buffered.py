@@ -7,9 +7,9 @@
 Invariants, beside those of `asynchronous`:
 - A child has one row in a step, its newest; an answer never waits for a step.
 - Under a rule of whole rows all chunks have one turn: packets are applied in the order of their
-  records, whatever chunk they are of, and a step is made with the packet that completes it. So a
-  server that is restored decides the same, of the same rows.
-- A row that was refused is gone; the others wait on. A step is there in all chunks or in none.
+  records, whatever chunk they are of, and a step is made in all of them with the packet that
+  completes it. So a server that is restored decides the same, of the same rows.
+- A row that was refused is gone; the others wait on.
 
 Memory, beside that of `asynchronous`: the packets of one update of each child, as they came, and of
 one more that is coming; in a step a chunk of float32 for each row, and with a rule of whole rows
