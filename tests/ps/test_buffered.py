@@ -261,6 +261,21 @@ def test_with_fewer_children_a_step_needs_fewer_rows_if_the_rule_bears_it(
     assert "needs rows of 3 children, and 2 are left" in record.getMessage()
 
 
+def test_who_was_there_when_an_update_was_recorded_counts() -> None:
+    left = [3]
+    store = store_of("mean", k=2, present=lambda: left[0])
+    entries = store.capture()  # from now on updates are recorded, and wait
+    lane = store.of(0)
+    assert lane.add(0, 0, [(chunk, packet_of("fp32", 0, 0, chunk)) for chunk in CHUNKS]) == 4
+    left[0] = 1
+    assert len(list(entries)) == len(SITES) + len(CHUNKS)  # rounds and totals
+    store.release()
+    assert len(lane.results(0, 0)[1]) == 4
+    assert steps(store) == {0}
+    send(store, 0, 1)
+    assert steps(store) == {1}
+
+
 @pytest.mark.parametrize("text", ["median(f=2)", "krum(f=1)", "krum", "median"])
 def test_a_buffer_is_never_less_than_what_bears_f_of_k(text: str) -> None:
     store = store_of(text, present=lambda: 1)
