@@ -10,6 +10,7 @@ import pytest
 
 from tests.ps.buffering import Floats, Oracle, Packet, schedule
 from tests.ps.parties import Party, serving, together
+from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
 from tf_hips import robust
 from tf_hips.config import Uplink
@@ -30,6 +31,7 @@ MODEL = Model(((3, 5), (), (0,), (70,), (9,)))
 CHUNKS = range(len(MODEL.chunks))
 SITES = tuple("abcdef")
 SEED = 7
+SMALL = ((3, 3, 1, 8), (8,))
 K = 5
 COORDINATES = ("median", "trimmed_mean(f=1)", "meamed(f=1)", "majority")
 WHOLE = (
@@ -103,6 +105,23 @@ def steps(store: BufferedStore) -> set[int]:
 
 def row_of(child: int, number: int) -> Floats:
     return np.concatenate([values_of(child, number, chunk) for chunk in CHUNKS])
+
+
+def whole(member: Party, number: int) -> Floats:
+    draw = np.random.default_rng((member.child, number))
+    return draw.standard_normal(sum(member.sizes), np.float32)
+
+
+def exchanged(member: Party, number: int, factor: float = 1.0) -> Floats:
+    """What comes down for one update, in one row."""
+    row = np.float32(factor) * whole(member, number)
+    sent = [packet(part) for part in np.split(row, np.cumsum(member.sizes)[:-1])]
+    down = member.client.exchange(number, np.concatenate(sent))
+    found = np.split(down, np.cumsum([len(one) for one in sent])[:-1])
+    fp32 = compressors.parse("fp32")
+    return np.concatenate(
+        [native.decode(fp32, one, n) for one, n in zip(found, member.sizes, strict=True)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -421,30 +440,13 @@ def test_children_over_sockets_wait_for_nobody_and_a_liar_is_named(
         ]
         together(*(one.join for one in members))
 
-        def exchanged(one: Party, number: int, factor: float = 1.0) -> Floats:
-            """What comes down for what it sends, factor times that of its round 0."""
-            up = [packet(np.float32(factor) * values) for values in drawn(one)]
-            return decoded(one.client.exchange(number, np.concatenate(up)))
-
-        def drawn(one: Party) -> list[Floats]:
-            generator = np.random.default_rng(one.child)
-            return [generator.standard_normal(n).astype(np.float32) for n in one.sizes]
-
-        def decoded(packets: Packet) -> Floats:
-            found, at = [], 0
-            for n in members[0].sizes:
-                length = len(packet(np.zeros(n, np.float32)))
-                found.append(native.decode(compressors.parse("fp32"), packets[at : at + length], n))
-                at += length
-            return np.concatenate(found)
-
         # Nobody else has sent anything, and it is answered all the same.
         for number in range(3):
             assert not exchanged(members[0], number, factor=1e9).any()
         for one in members[1:4]:
             assert not exchanged(one, 0).any()
         exchanged(members[4], 0)
-        rows = [np.concatenate(drawn(one)) for one in members[1:5]]
+        rows = [whole(one, 0) for one in members[1:5]]
         wanted = np.float32(0.5) * robust.krum(f=0)(rows)
         np.testing.assert_allclose(exchanged(members[5], 0), wanted, rtol=1e-5)
         children = server.snapshot()["children"]
@@ -452,3 +454,21 @@ def test_children_over_sockets_wait_for_nobody_and_a_liar_is_named(
         assert server.snapshot()["rule"].startswith("krum(f=1) >> fedbuff(k=5")
         for one in members:
             one.client.close()
+
+
+def test_a_party_server_without_a_rule_is_one_row(certificates: Certificates) -> None:
+    """It averages its children by their workers, which are 1 and 2 here."""
+    west = Node("west", ("a", "b"), sends="fp32", up="fp32")
+    node = Node("", (west, "c", "d"), sends="fp32", up="fp32")
+    with (
+        serving_tree(certificates, node, rule="median(f=1) >> fedbuff(3, 0.5)") as servers,
+        leaves_of(certificates, node, addresses_of(servers), shapes=SMALL) as (a, b, c, d),
+    ):
+        down = together(*(lambda one=one: exchanged(one, 0) for one in (a, b)))
+        assert not np.concatenate(down).any()
+        assert not exchanged(c, 0).any()
+        first, second, third, fourth = (whole(one, 0) for one in (a, b, c, d))
+        mean = np.float32(1 / 3) * first + np.float32(2 / 3) * second
+        wanted = np.float32(0.5) * np.median([mean, third, fourth], axis=0)
+        np.testing.assert_array_equal(exchanged(d, 0), wanted)
+        together(*(one.client.leave for one in (a, b, c, d)))
