@@ -115,7 +115,14 @@ def test_a_weight_is_that_of_most() -> None:
 
 
 @pytest.mark.parametrize(
-    "above", ["sum", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sgd(0.1)", "asgd"))]
+    "above",
+    [
+        "sum",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("sgd(0.1)", "asgd", "median >> fedbuff(1)")
+        ),
+    ],
 )
 def test_the_server_above_must_take_means(certificates: Certificates, above: str) -> None:
     node = Node("", (Node("west", ("a", "b", "c"), up="fp32"),), up="fp32")

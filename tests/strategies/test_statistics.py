@@ -64,5 +64,7 @@ def test_what_rules_make_of_movements():
     assert factor_of(rules.parse("dc_asgd(0.25)"), 4) == 1.0
     assert factor_of(rules.parse("momentum(0.5, 0.5, asynchronous=True)"), 2) == 0.5
     assert factor_of(rules.parse("fedbuff(k=3, learning_rate=0.5)"), 4) == 2.0
+    assert factor_of(rules.parse("median >> fedbuff(k=3, learning_rate=0.5)"), 4) == 2.0
+    assert factor_of(rules.parse("majority >> fedbuff(k=3)"), 4) is None
     assert factor_of(rules.parse("fedasync"), 4) == 1.0
     assert factor_of(rules.parse("adam(asynchronous=True)"), 4) is None

@@ -121,7 +121,7 @@ class FedAvg(Loop):
                 "SCAFFOLD and FedNova are for rounds in which all wait for each other. Received: "
                 f"the server's rule {rule}"
             )
-        if rule.robust is not None:
+        if rule.robust is not None and not rule.is_asynchronous:
             count = self._least_parties()
             try:
                 rule.robust.check(count)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous rounds: each child has rounds of its own, and waits for nobody.
+"""Asynchronous rounds: each child has rounds of its own (`lanes`), and waits for nobody.
 
     packet of a child -> decode -> rule -> total of all steps
                                              |
@@ -28,254 +28,24 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from tf_hips.errors import NonFiniteError, PacketError, ProtocolError
+from tf_hips.errors import NonFiniteError, PacketError
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.assignment import WHOLE, Shard
+from tf_hips.ps.lanes import Arrival, Floats, Lane, LaneRound
 from tf_hips.ps.model import Model
-from tf_hips.ps.past import MOST_IN_MEMORY, Past
+from tf_hips.ps.past import MOST_IN_MEMORY
 from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.rounds import Packet
 from tf_hips.ps.rules import UpdateRule, arrivals
 from tf_hips.ps.rules.arrivals import Moved
 from tf_hips.ps.rules.steps import Slots
 from tf_hips.ps.wire import Buffer
-
-Floats = npt.NDArray[np.float32]
-
-
-class _Round:
-    """One round of one child: what has come of it, and the answers."""
-
-    def __init__(self, number: int, num_chunks: int) -> None:
-        self.number = number
-        self.delivered: set[int] = set()
-        self.results: list[Packet | None] = [None] * num_chunks
-        self.positions = [0] * num_chunks  # of each packet's record
-        self.order: list[int] = []  # chunk numbers in the order of their answers
-        self.refusals: list[tuple[int, str]] = []  # each with the packet's position
-
-
-class Lane:
-    """The rounds of one child. Its lock is the store's."""
-
-    def __init__(
-        self,
-        store: "AsynchronousStore",
-        child: int,
-        site: str,
-        *,
-        seed: int,
-        first_round: int,
-        past_bytes: int,
-    ) -> None:
-        """A child that has got nothing."""
-        self.first_round = first_round
-        self.model = store.model
-        self.site = site
-        self.seed = native.derive_seed(seed, f"server/{site}")
-        self.chunks = store.chunks
-        num_chunks = len(self.model.chunks)
-        self.current = _Round(first_round, num_chunks)
-        self.received: list[Floats | None] = [None] * num_chunks  # None: zeros
-        self.seen = [0] * num_chunks  # versions of the answers
-        self.past = Past(past_bytes)
-        self._store = store
-        self._child = child
-        self._changed = store.changed
-
-    def packet_limits(self, number: int) -> tuple[int, ...]:
-        """Greatest length of a packet of round `number` in bytes, by chunk number."""
-        return self._store.packet_limits(number)
-
-    def begin(self, number: int) -> bool:
-        """Makes round `number` ready for packets; one that is there already is left as it is.
-
-        Returns:
-            Whether it is new.
-
-        Raises:
-            ProtocolError: it is neither the child's newest round nor the next one, or that one is
-                not answered yet.
-        """
-        with self._changed:
-            newest = self.current.number
-            if number == newest or self.past.has(number):
-                return False
-            if number != newest + 1:
-                raise ProtocolError(
-                    f"The round of site `{self.site}` must be one of {self.oldest} to "
-                    f"{newest + 1}. Received: round {number}"
-                )
-            num_chunks = len(self.chunks)
-            if len(self.current.order) < num_chunks:
-                raise ProtocolError(
-                    f"Round {number} cannot begin before round {newest} is answered: "
-                    f"{len(self.current.order)} of {num_chunks} chunks are."
-                )
-            self.replace(number)
-            return True
-
-    def replace(self, number: int) -> None:
-        """Makes `number` the newest round, and the one before it past; with the lock held."""
-        before = self.current
-        if len(before.order) == len(self.chunks):
-            self.past.append(before.number, self._ordered(before))
-        self.current = _Round(number, len(self.model.chunks))
-
-    @property
-    def round(self) -> int:
-        """The newest round of the child."""
-        return self.current.number
-
-    @property
-    def oldest(self) -> int:
-        """The oldest round whose answers are kept."""
-        with self._changed:
-            older = self.past.oldest
-            return self.current.number if older is None else older
-
-    def is_past(self, number: int) -> bool:
-        """Whether round `number` is over, and nothing of it is taken in any more."""
-        with self._changed:
-            return number != self.current.number and self.past.has(number)
-
-    def past_results(self, number: int) -> list[tuple[int, Packet]]:
-        """The answers of a round that is over: pairs of chunk number and packet.
-
-        Raises:
-            ProtocolError: they are no longer kept.
-        """
-        try:
-            return list(self.past.results(number))
-        except KeyError as error:
-            raise self._not_kept(number) from error
-
-    def weigh(self, number: int, child: int, weight: float) -> bool:
-        """Refuses weights: updates that come one by one are not averaged."""
-        raise ProtocolError(
-            f"Rule {self._store.rule} takes no weights of children. Received: {weight:g} from "
-            f"site `{self.site}`"
-        )
-
-    def add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
-        """Takes packets of round `number`: pairs of chunk number and packet.
-
-        Returns:
-            How many of them were new.
-
-        Raises:
-            PacketError: a packet is cut off, too long or of another codec; those before it are
-                taken.
-            NonFiniteError: a packet, or what it makes of the weights, holds NaN or an infinity.
-            ProtocolError: the round was not begun.
-        """
-        try:
-            return sum(self._store.take(self, number, *packet) for packet in packets)
-        finally:
-            with self._changed:
-                self._changed.notify_all()
-
-    def results(self, number: int, after: int) -> tuple[int, list[tuple[int, Packet]]]:
-        """The answers of round `number`, in their order, after the first `after`.
-
-        Returns:
-            The value for `after` next time, and pairs of chunk number and packet.
-        """
-        with self._changed:
-            current = self.get(number)
-            durable = self._store.recorder.durable
-            news: list[tuple[int, Packet]] = []
-            for chunk in current.order[after:]:
-                result = current.results[chunk]
-                if current.positions[chunk] > durable or result is None:
-                    break
-                after += 1
-                news.append((chunk, result))
-            return after, news
-
-    def refusals(self, number: int) -> list[str]:
-        """Why chunks of round `number` had to be delivered anew, oldest first."""
-        with self._changed:
-            if self.is_past(number):
-                return []
-            durable = self._store.recorder.durable
-            return [text for position, text in self.get(number).refusals if position <= durable]
-
-    def has_refused(self, number: int) -> bool:
-        """Whether chunks of round `number` have to be delivered anew, also if nobody may know."""
-        with self._changed:
-            return not self.is_past(number) and bool(self.get(number).refusals)
-
-    def delivered(self, number: int, child: int) -> frozenset[int]:
-        """The chunks that the child has delivered in round `number`."""
-        with self._changed:
-            if self.is_past(number):
-                return frozenset(self.chunks)
-            return frozenset(self.get(number).delivered)
-
-    def awaits(self, number: int, child: int) -> bool:
-        """Never: no update is late."""
-        return False
-
-    def is_merged(self, number: int) -> bool:
-        """Whether all chunks of round `number` are answered and may be told."""
-        with self._changed:
-            if self.is_past(number):
-                return True
-            current = self.get(number)
-            if len(current.order) < len(self.chunks):
-                return False
-            recorder = self._store.recorder
-            return not recorder.is_keeping or max(current.positions, default=0) <= recorder.durable
-
-    def missing(self, number: int) -> dict[str, int]:
-        """The child itself, if it owes chunks of round `number`, with how many have come."""
-        with self._changed:
-            if self.is_past(number):
-                return {}
-            count = len(self.get(number).delivered)
-            return {self.site: count} if count < len(self.chunks) else {}
-
-    def get(self, number: int) -> _Round:
-        """Round `number`; the store's lock must be held.
-
-        Raises:
-            ProtocolError: it is not the newest one.
-        """
-        if number != self.current.number:
-            raise self._not_kept(number)
-        return self.current
-
-    def rounds(self) -> list[tuple[int, list[tuple[int, Packet]] | _Round]]:
-        """All that is kept, oldest first: older rounds by their answers, and the newest one."""
-        numbers = range(self.oldest, self.current.number)
-        return [
-            *((number, self.past_results(number)) for number in numbers),
-            (self.current.number, self.current),
-        ]
-
-    def _not_kept(self, number: int) -> ProtocolError:
-        return ProtocolError(
-            f"Rounds {self.oldest} to {self.current.number} of site `{self.site}` are kept. "
-            f"Received: round {number}"
-        )
-
-    @staticmethod
-    def _ordered(finished: _Round) -> list[tuple[int, Packet]]:
-        answers = [(chunk, finished.results[chunk]) for chunk in finished.order]
-        return [(chunk, packet) for chunk, packet in answers if packet is not None]
-
-    @property
-    def child(self) -> int:
-        """Position of the child."""
-        return self._child
 
 
 class AsynchronousStore:
@@ -410,12 +180,12 @@ class AsynchronousStore:
                     current.positions[chunk] = self.recorder.add(
                         Kind.PACKET, packet.data, round=number, child=lane.child, chunk=chunk
                     )
+                arrival = Arrival(lane, current, chunk, packet, self._num_present())
                 if self._is_held:
-                    late = functools.partial(self._apply_late, lane, current, chunk, packet)
-                    self._waiting.append(late)
+                    self._waiting.append(functools.partial(self._apply_late, arrival))
                     return 1
                 self._num_applying += 1
-            self._apply(lane, current, chunk, gradient)
+            self._apply(arrival, gradient)
         return 1
 
     def capture(self) -> Iterator[Entry]:
@@ -430,13 +200,13 @@ class AsynchronousStore:
         return self._captured(rounds)
 
     def _captured(
-        self, rounds: list[tuple[Lane, int, list[tuple[int, Packet]] | _Round]]
+        self, rounds: list[tuple[Lane, int, list[tuple[int, Packet]] | LaneRound]]
     ) -> Iterator[Entry]:
         with self.changed:
             self.changed.wait_for(lambda: self._num_applying == 0)
         for lane, number, held in rounds:
             yield Kind.NEWEST, {"round": number, "child": lane.child}, b""
-            answers = enumerate(held.results) if isinstance(held, _Round) else held
+            answers = enumerate(held.results) if isinstance(held, LaneRound) else held
             for chunk, answer in answers:
                 if answer is not None:
                     fields = {"round": number, "chunk": chunk, "child": lane.child}
@@ -524,19 +294,22 @@ class AsynchronousStore:
             )
         return values
 
-    def _apply_late(self, lane: Lane, current: _Round, chunk: int, packet: Packet) -> None:
+    def _apply_late(self, arrival: Arrival) -> None:
         """Applies what was held back."""
-        gradient = self._decoded(lane, current.number, chunk, packet)
+        gradient = self._decoded(arrival.lane, arrival.round.number, arrival.chunk, arrival.packet)
         # The child is told of a refusal when it looks for results.
-        with contextlib.suppress(NonFiniteError), self._turns[chunk]:
-            self._apply(lane, current, chunk, gradient)
+        with contextlib.suppress(NonFiniteError), self._turns[arrival.chunk]:
+            self._apply(arrival, gradient)
 
-    def _apply(self, lane: Lane, current: _Round, chunk: int, gradient: Floats) -> None:
+    def _apply(self, arrival: Arrival, gradient: Floats) -> None:
         """Applies one update in its turn, and answers it."""
+        current, chunk = arrival.round, arrival.chunk
         answer: Packet | None = None
-        refusal = f"Site `{lane.site}`, round {current.number}, {self.model.describe(chunk)}: "
+        refusal = (
+            f"Site `{arrival.lane.site}`, round {current.number}, {self.model.describe(chunk)}: "
+        )
         try:
-            answer = self._answer(lane, current, chunk, gradient)
+            answer = self._answer(arrival, gradient)
         except NonFiniteError as error:
             refusal += (
                 f"{error}; the largest value of this gradient is {np.abs(gradient).max():.3g}"
@@ -554,14 +327,14 @@ class AsynchronousStore:
                 if self._num_applying == 0:
                     self.changed.notify_all()  # a snapshot waits for it
 
-    def _answer(self, lane: Lane, current: _Round, chunk: int, gradient: Floats) -> Packet:
-        where, number = self.model.chunks[chunk], current.number
-        before = self._moved[chunk]
+    def _answer(self, arrival: Arrival, gradient: Floats) -> Packet:
+        lane, chunk, number = arrival.lane, arrival.chunk, arrival.round.number
+        where = self.model.chunks[chunk]
         received = lane.received[chunk]
         if received is None:
             received = np.zeros(where.size, np.float32)
-        staleness = before.version - lane.seen[chunk]
-        after = arrivals.apply(self.rule, gradient, before, received, staleness)
+        changes = self._changes(arrival, gradient, received)
+        after = changes[chunk]
         codec = self.model.codec(self._downlink.at(number), chunk).codec
         room = self._scratch.owed[: where.size]
         owed = native_updates.add_scaled(after.total, received, -1.0, out=room)
@@ -570,9 +343,30 @@ class AsynchronousStore:
         )
         decoded = native.decode(codec, packet, where.size, out=room)
         got = native_updates.add_scaled(received, decoded, 1.0)
-        self._move(chunk, after, current.positions[chunk])
+        for place, one in changes.items():
+            self._move(place, one, arrival.round.positions[chunk])
         lane.received[chunk], lane.seen[chunk] = got, after.version
         return packet
+
+    def _changes(self, arrival: Arrival, gradient: Floats, received: Floats) -> Mapping[int, Moved]:
+        """What an update makes of chunks, its own among them; nothing is changed yet.
+
+        Args:
+            arrival: the update.
+            gradient: its values, which stay as they are until it is applied.
+            received: what its child has of the chunk.
+
+        Raises:
+            NonFiniteError: something of it would not be finite.
+        """
+        before = self._moved[arrival.chunk]
+        staleness = before.version - arrival.lane.seen[arrival.chunk]
+        after = arrivals.apply(self.rule, gradient, before, received, staleness)
+        return {arrival.chunk: after}
+
+    def _num_present(self) -> int:
+        """Children that may bring updates now; with the lock held."""
+        return len(self._lanes)
 
     def _move(self, chunk: int, after: Moved, position: int) -> None:
         """Takes what an update makes of a chunk, in the chunk's turn.

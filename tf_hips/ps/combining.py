@@ -208,7 +208,8 @@ class Combining:
             missing: as of `WholeRound`.
         """
 
-        def decode(chunk: int, packet: Packet, out: Floats) -> None:
+        def decode(chunk: int, child: int, packet: Packet, out: Floats) -> None:
+            del child  # all have encoded with the same
             native.decode(self._uplink_of(number, chunk), packet, out.size, out=out)
 
         sizes = {chunk: self._model.chunks[chunk].size for chunk in packets}

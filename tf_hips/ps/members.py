@@ -168,6 +168,10 @@ class Members:
         children = self.children.items()
         return {place for place, child in children if not (child.is_lost or child.has_left)}
 
+    def num_present(self) -> int:
+        """How many children have not left, as far as it is recorded."""
+        return sum(not child.has_left for child in self.children.values())
+
     def site(self, child: int) -> str:
         """The name of a child."""
         return self.terms.parties[child]

@@ -33,7 +33,8 @@ import numpy as np
 from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import Compressor
-from tf_hips.ps.asynchronous import AsynchronousStore, Lane, _Round
+from tf_hips.ps.asynchronous import AsynchronousStore
+from tf_hips.ps.lanes import Lane, LaneRound
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Entry, Kind
 from tf_hips.ps.rounds import Packet
@@ -207,7 +208,7 @@ class PeriodicStore(AsynchronousStore):
                 super().restore(kind, fields, data)
 
     def _captured(
-        self, rounds: list[tuple[Lane, int, list[tuple[int, Packet]] | _Round]]
+        self, rounds: list[tuple[Lane, int, list[tuple[int, Packet]] | LaneRound]]
     ) -> Iterator[Entry]:
         yield from super()._captured(rounds)
         for chunk, drift in self._drift.items():

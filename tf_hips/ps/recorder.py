@@ -63,6 +63,7 @@ class Kind(enum.IntEnum):
     LATE = 27  # a packet of an update that may count in a later round
     DRIFT = 28  # of a chunk, what has not gone up; asynchronous rounds below a server
     ON_WAY = 29  # a packet of a chunk that the server above has not answered
+    BUFFERED = 50  # a packet of a row that waits for others; asynchronous rounds, a robust rule
 
 
 Entry = tuple[Kind, dict[str, Any], Buffer]

@@ -41,12 +41,15 @@ class Rejections:
         finally:
             self._is_quiet = False
 
-    def note(self, number: int, refused: Mapping[int, str]) -> None:
+    def note(
+        self, number: int, refused: Mapping[int, str], rounds: Mapping[int, int] | None = None
+    ) -> None:
         """Rows of round `number` were refused.
 
         Args:
-            number: the round.
+            number: the round; of children that wait for nobody the step.
             refused: by child, why.
+            rounds: of children that have rounds of their own, which one; None: of all `number`.
         """
         if self._is_quiet:
             return
@@ -56,9 +59,11 @@ class Rejections:
             before, self._before = self._before, frozenset(refused)
         for child, reason in sorted(refused.items()):
             site = self._sites[child]
+            own = number if rounds is None else rounds[child]
             if self.tell is not None:
-                self.tell("row_refused", round=number, child=child, child_site=site, reason=reason)
+                self.tell("row_refused", round=own, child=child, child_site=site, reason=reason)
+            which = "Round" if rounds is None else "Step"
             # One line for a row of them.
             (log.debug if child in before else log.warning)(
-                "Round %d goes on without the update of site %s: %s", number, site, reason
+                "%s %d goes on without the update of site %s: %s", which, number, site, reason
             )

@@ -148,6 +148,12 @@ class ServerConfig:
                 "so with an `uplink` a synchronous `rule` must be a robust one alone, such as "
                 f"`krum(f=1)`. Received: rule={self.rule!r}"
             )
+        if own is not None and own.is_asynchronous and own.is_robust:
+            raise ConfigError(
+                "Rows wait for each other at the topmost server, so with an `uplink` a robust "
+                "`rule` must be a synchronous one, such as `krum(f=1)`. Received: "
+                f"rule={self.rule!r}"
+            )
         if self.period is not None and (own is None or not own.is_asynchronous):
             raise ConfigError(
                 "`period` needs `uplink` and an asynchronous `rule`. Received: "

@@ -22,6 +22,7 @@ import numpy as np
 from tf_hips.errors import NonFiniteError
 from tf_hips.ps import tree
 from tf_hips.ps.asynchronous import AsynchronousStore
+from tf_hips.ps.buffered import BufferedStore
 from tf_hips.ps.electing import Electing
 from tf_hips.ps.gather import Gathers
 from tf_hips.ps.jointly import JointStore
@@ -376,6 +377,9 @@ class State:
         if rule.is_asynchronous and not is_passed:
             firsts = [one.first_round for _, one in sorted(self.members.children.items())]
             common |= {"first_rounds": firsts, "past_bytes": past_bytes}
+            if place is None and rule.is_robust:
+                common |= {"present": self.members.num_present, "refuse": self.rejections.note}
+                return BufferedStore(*terms, rule, **common)
             if place is None:
                 return AsynchronousStore(*terms, rule, **common)
             above = Above(

@@ -167,7 +167,8 @@ def check(mode: str, told: Robust) -> None:
     asks_for_rule = told.rule or told.approach or told.aggregation
     if asks_for_rule and mode in ("local", "async", "dcasgd"):
         raise ConfigError(
-            f"The mode {mode} has no rule over workers. Received: "
+            f"The mode {mode} has no rule over workers; a server has that of its launcher, "
+            "`tf-hips run --rule`. Received: "
             + ", ".join(f"{name}={value}" for name, value in told.given.items())
         )
     adversary = told.adversary(0)

@@ -8,6 +8,7 @@
     steps      merged gradient and state in, step and new state out
     updates    the states of all chunks, for synchronous rounds
     arrivals   one child's gradient and the total of all steps in, the new total out
+    buffers    the same where some may lie: rows of several children first, each once
 
 Formulas, sources and memory stand in docs/rules.md. Imports no TensorFlow, opens no socket.
 """

@@ -10,16 +10,33 @@ Nothing is changed in place: an update that is refused leaves everything as it w
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
 from tf_hips.ops import native_updates
+from tf_hips.ps.past import Packet
 from tf_hips.ps.rules import steps
 from tf_hips.ps.rules.steps import Floats, Slots
 from tf_hips.ps.rules.value import CONSTANT, POLYNOMIAL, UpdateRule
 
 # In the authors' code, under the root with the mean square.
 _DC_EPSILON = 1e-7
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one child has sent of one chunk, for a rule that looks at several children at once.
+
+    Attributes:
+        packet: as it came.
+        number: the child's round, on which its codec may depend.
+        since: the version of the chunk that the child had when it made this.
+    """
+
+    packet: Packet
+    number: int
+    since: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +47,21 @@ class Moved:
         total: sum of all steps.
         version: how many updates have changed `total`.
         slots: what the rule keeps; of fedbuff what has come since, and how many.
+        rows: what waits for the rows of other children, by child (`buffers`).
+        coming: the same of updates of which not all chunks have come.
     """
 
     total: Floats
     version: int
     slots: Slots
+    rows: Mapping[int, Row] = dataclasses.field(default_factory=dict)
+    coming: Mapping[int, Row] = dataclasses.field(default_factory=dict)
 
 
 def num_slots(rule: UpdateRule) -> int:
     """Arrays of the size of the model that `rule` keeps beside the total and the references."""
+    if rule.is_robust:
+        return int(rule.keeps_reference)
     if rule.name == "dc_asgd":
         return int(bool(rule["adaptive"]) or bool(rule["compat"]))
     return 1 if rule.name == "fedbuff" else steps.num_slots(rule)
@@ -46,7 +69,9 @@ def num_slots(rule: UpdateRule) -> int:
 
 def unmoved(rule: UpdateRule, num_elements: int) -> Moved:
     """A chunk before the first update."""
-    zeros = [np.zeros(num_elements, np.float32) for _ in range(1 + num_slots(rule))]
+    # What a robust rule begins with in its next step is there when it has made one.
+    count = 0 if rule.is_robust else num_slots(rule)
+    zeros = [np.zeros(num_elements, np.float32) for _ in range(1 + count)]
     return Moved(zeros[0], 0, Slots(0, tuple(zeros[1:])))
 
 

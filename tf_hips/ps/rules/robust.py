@@ -76,13 +76,28 @@ class Rows:
         n = self._num_elements
         if not packets:
             return np.zeros(n, np.float32)  # nobody has anything to say
-        f = self._rule.check(len(packets), self._num_refused)
         rows = [native.decode(self._compressor, packets[child], n) for child in sorted(packets)]
-        kind = _RULES[self._rule.rule.name]
-        drops = kind in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST)
-        drop = f if drops else 0
-        result, _ = native_robust.coordinate(rows, kind, drop)
-        return result
+        return of_coordinates(self._rule, rows, self._num_refused)
+
+
+def of_coordinates(
+    rule: Aggregator, rows: Sequence[npt.NDArray[np.float32]], missing: int = 0
+) -> npt.NDArray[np.float32]:
+    """What a rule of coordinates makes of rows; not finite where a mean of huge values overflows.
+
+    Args:
+        rule: one of coordinates alone.
+        rows: at least one.
+        missing: bad rows that are known already and not among `rows`.
+
+    Raises:
+        ToleranceError: there are too few rows.
+    """
+    f = rule.check(len(rows), missing)
+    kind = _RULES[rule.rule.name]
+    drops = kind in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST)
+    result, _ = native_robust.coordinate(rows, kind, f if drops else 0)
+    return result
 
 
 def is_refused(weight: float) -> bool:
@@ -123,7 +138,14 @@ def why_not(
     robust = rule.robust
     if robust is None:
         return None
-    n = children if quorum is None else quorum.least
+    n, name, rows = children if quorum is None else quorum.least, "n", "children in a round"
+    if rule.is_asynchronous:
+        n, name, rows = int(rule["k"]), "k", "rows in a buffer"
+        if n > children:
+            return (
+                f"Rule {rule} takes one row of each child, so that `k` must be at most their "
+                f"number. Received: k={n}, {children} children"
+            )
     if rule.is_whole:
         if not shard.is_whole:
             found = _why_not_in_shards(rule, quorum, shard, is_led=is_led)
@@ -135,10 +157,10 @@ def why_not(
             else:
                 robust.check(n)
         except ToleranceError as error:
-            return f"Rule {rule} cannot work with {n} children in a round: {error}"
+            return f"Rule {rule} cannot work with {n} {rows}: {error}"
     f = 0 if rule.is_whole else _bad(robust.rule.f, n)
     if n < 2 * f + 1:
-        return f"Rule {rule} needs n >= 2 f + 1 children in a round. Received: n={n}, f={f}"
+        return f"Rule {rule} needs {name} >= 2 f + 1 {rows}. Received: {name}={n}, f={f}"
     if quorum is not None and quorum.late != DROP:
         return (
             f"Rule {rule} needs late={DROP}: what comes late is added to a result, past the rule. "
@@ -155,6 +177,11 @@ def _why_not_in_shards(
         return (
             f"Rule {rule} votes on all packets of a round, so one server must have all of the "
             f"model. Received: {shard}"
+        )
+    if rule.is_asynchronous:
+        return (
+            f"Rule {rule} makes a step when enough whole rows have come, so one server must have "
+            f"all of the model. Received: {shard}"
         )
     if quorum is not None:
         return (

@@ -8,6 +8,7 @@ if and only if their texts are. Holds no state and does no work.
     krum(f=1)                                     what is robust, and comes down as it is
     nnm(f=1) >> trimmed_mean(f=1)                 the same, with what is done to rows before
     krum(f=1) >> fedadam(learning_rate=0.1)       and what is made of it
+    krum(f=1) >> fedbuff(k=5)                     of children that wait for nobody
     detox(r=3, vote=digest) >> median             of the votes of groups (`votes`)
 """
 
@@ -33,6 +34,7 @@ CONSTANT, POLYNOMIAL, HINGE = range(3)
 _STALENESS = (("constant", CONSTANT), ("polynomial", POLYNOMIAL), ("hinge", HINGE))
 
 SUM, MEAN, ROBUST = "sum", "mean", "robust"
+FEDBUFF = "fedbuff"  # the one asynchronous rule that looks at several updates at once
 # How many children of a robust rule may lie; as many as it bears unless it is said.
 _F = Parameter("f", default=-1, minimum=-1, maximum=1024, words=(("auto", -1),))
 
@@ -117,7 +119,7 @@ _KINDS: dict[str, _Kind] = {
         ),
         merges=None,
     ),
-    "fedbuff": _Kind(
+    FEDBUFF: _Kind(
         (
             Parameter("k", default=10, minimum=1, maximum=1 << 16),
             _rate(1.0),
@@ -182,10 +184,11 @@ class UpdateRule:
             raise ValueError(f"`{name}` means nothing in {rest}. Received: {name}={given[name]!r}")
         chosen = tuple((name, value) for name, value in values.items() if name not in unused)
         object.__setattr__(self, "params", chosen)
-        if self.before is not None and (self._kind.merges == ROBUST or self.is_asynchronous):
+        may_stand_behind = not self.is_asynchronous or self.name == FEDBUFF
+        if self.before is not None and (self._kind.merges == ROBUST or not may_stand_behind):
             raise ValueError(
                 "Behind a robust rule there must be a synchronous one that is not robust itself, "
-                f"such as `fedavg`. Received: {self.text}"
+                f"such as `fedavg`, or `fedbuff`. Received: {self.text}"
             )
 
         if self.votes is not None and (self.is_asynchronous or self._kind.merges == SUM):
@@ -223,7 +226,12 @@ class UpdateRule:
 
     @property
     def is_mean(self) -> bool:
-        """Whether children send their means; else what they send is added up, each its share."""
+        """Whether children send their means; else what they send is added up, each its share.
+
+        Children that wait for nobody send what they have, whatever is made of it.
+        """
+        if self.is_asynchronous:
+            return False
         return self.is_robust or self._kind.merges == MEAN
 
     @property

@@ -25,8 +25,10 @@ from tf_hips.ps.rules.steps import Floats
 from tf_hips.ps.rules.value import UpdateRule
 from tf_hips.robust import Aggregator
 from tf_hips.robust.aggregator import Decision, Measures
+from tf_hips.robust.rows import Limits, refused, totals
 
-Decode = Callable[[int, Packet, Floats], None]
+# Of a chunk, what a child has sent, and where its values go.
+Decode = Callable[[int, int, Packet, Floats], None]
 Reference = Callable[[int], Floats | None]
 
 
@@ -50,7 +52,7 @@ class WholeRound:
             children: those that take part, in their order.
             packets: by chunk, each by child.
             sizes: elements, by chunk.
-            decode: writes the values of a packet of a chunk.
+            decode: writes the values of a child's packet of a chunk.
             reference: the result of the round before, by chunk; None: there was none.
             missing: children that take no part because something is wrong with them, with what.
         """
@@ -82,7 +84,8 @@ class WholeRound:
         size = self.sizes[chunk]
         wanted = range(len(self.children)) if places is None else places
         for place in wanted:
-            self._decode(chunk, self.packets[chunk][self.children[place]], self._room[place, :size])
+            child = self.children[place]
+            self._decode(chunk, child, self.packets[chunk][child], self._room[place, :size])
         return [row[:size] for row in self._room]
 
 
@@ -101,6 +104,19 @@ class Ruling(Protocol):
         """The result of a chunk, [elements], in memory of its own."""
 
 
+class Undecided(ToleranceError):
+    """Nothing can be made of the rows of a round.
+
+    Attributes:
+        refused: children whose rows a rule has refused, with the reason.
+    """
+
+    def __init__(self, text: str, refused: Mapping[int, str]) -> None:
+        """`text` says what is needed, and whose rows were refused."""
+        super().__init__(text)
+        self.refused = refused
+
+
 class RoundRule(Protocol):
     """A rule that decides about whole rounds."""
 
@@ -108,7 +124,7 @@ class RoundRule(Protocol):
         """Looks at all packets of a round that has at least one child.
 
         Raises:
-            ToleranceError: nothing can be made of them; says whose rows were refused and why.
+            Undecided: nothing can be made of them; says whose rows were refused and why.
         """
 
 
@@ -178,18 +194,21 @@ class Distances:
             ToleranceError: as of `RoundRule.decide`.
             NonFiniteError: the reference is not finite.
         """
+        # Packets are finite: whoever is refused is so for its norm.
+        rows = [np.empty(0, np.float32)] * len(children)
         try:
             return self._rule.decide(
                 measures,
-                # Packets are finite: whoever is refused is so for its norm.
-                rows=[np.empty(0, np.float32)] * len(children),
+                rows=rows,
                 seed=self._seed,
                 step=number,
                 missing=len(missing),
                 with_reference=with_reference,
             )
         except ToleranceError as error:
-            raise ToleranceError(f"{error}{self._whose(children, missing)}") from None
+            found = refused(rows, totals(measures.squares)[: len(children)], Limits())
+            whose = {children[one.row]: one.reason for one in found}
+            raise Undecided(f"{error}{self._whose(children, missing)}", whose) from None
 
     def ruling(self, decision: Decision, round: WholeRound) -> Ruling:
         """What is left to do with a round, or with the part of it that is here."""
