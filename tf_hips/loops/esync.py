@@ -66,14 +66,18 @@ def most_gain(members: Sequence[tuple[float, Told]], number: int) -> float:
     Returns:
         From 1 to `MOST_GAIN`; `GAIN_WITHOUT_LOSS` where a loss is not known or negative.
     """
-    known = [(share, one.words.get("loss")) for share, one in members]
-    own = known.pop(number)[1]
-    others = [(share, loss) for share, loss in known if share > 0]
-    if own is None or not others or any(loss is None or loss < 0 for _, loss in others):
+    own = members[number][1].words.get("loss")
+    shares, losses = [], []
+    for other, (share, one) in enumerate(members):
+        if other != number and share > 0:
+            shares.append(share)
+            losses.append(one.words.get("loss"))
+    if own is None or not losses or any(loss is None or loss < 0 for loss in losses):
         return GAIN_WITHOUT_LOSS
-    total = sum(share * loss for share, loss in others)
-    ratio = own * sum(share for share, _ in others) / total if total > 0 else math.inf
-    return min(max(ratio, 1.0), MOST_GAIN)
+    mean = sum(share * loss for share, loss in zip(shares, losses, strict=True)) / sum(shares)
+    if own <= mean:
+        return 1.0
+    return min(own / mean, MOST_GAIN) if mean > 0 else MOST_GAIN
 
 
 class ESync(Loop):
