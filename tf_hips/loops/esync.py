@@ -67,14 +67,12 @@ def most_gain(members: Sequence[tuple[float, Told]], number: int) -> float:
         From 1 to `MOST_GAIN`; `GAIN_WITHOUT_LOSS` where a loss is not known or negative.
     """
     own = members[number][1].words.get("loss")
-    shares, losses = [], []
-    for other, (share, one) in enumerate(members):
-        if other != number and share > 0:
-            shares.append(share)
-            losses.append(one.words.get("loss"))
-    if own is None or not losses or any(loss is None or loss < 0 for loss in losses):
+    others = [one for place, one in enumerate(members) if place != number and one[0] > 0]
+    told = [(share, one.words.get("loss")) for share, one in others]
+    known = [(share, float(loss)) for share, loss in told if loss is not None and loss >= 0]
+    if own is None or not known or len(known) < len(told):
         return GAIN_WITHOUT_LOSS
-    mean = sum(share * loss for share, loss in zip(shares, losses, strict=True)) / sum(shares)
+    mean = sum(share * loss for share, loss in known) / sum(share for share, _ in known)
     if own <= mean:
         return 1.0
     return min(own / mean, MOST_GAIN) if mean > 0 else MOST_GAIN
