@@ -66,14 +66,16 @@ def most_gain(members: Sequence[tuple[float, Told]], number: int) -> float:
     Returns:
         From 1 to `MOST_GAIN`; `GAIN_WITHOUT_LOSS` where a loss is not known or negative.
     """
-    known = [(share, one.words.get("loss")) for share, one in members]
-    own = known.pop(number)[1]
-    others = [(share, loss) for share, loss in known if share > 0]
-    if own is None or not others or any(loss is None or loss < 0 for _, loss in others):
+    own = members[number][1].words.get("loss")
+    others = [one for place, one in enumerate(members) if place != number and one[0] > 0]
+    told = [(share, one.words.get("loss")) for share, one in others]
+    known = [(share, float(loss)) for share, loss in told if loss is not None and loss >= 0]
+    if own is None or not known or len(known) < len(told):
         return GAIN_WITHOUT_LOSS
-    total = sum(share * loss for share, loss in others)
-    ratio = own * sum(share for share, _ in others) / total if total > 0 else math.inf
-    return min(max(ratio, 1.0), MOST_GAIN)
+    mean = sum(share * loss for share, loss in known) / sum(share for share, _ in known)
+    if own <= mean:
+        return 1.0
+    return min(own / mean, MOST_GAIN) if mean > 0 else MOST_GAIN
 
 
 class ESync(Loop):
