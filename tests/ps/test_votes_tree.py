@@ -80,7 +80,10 @@ def votes_of(
     return results
 
 
-@pytest.mark.parametrize("vote", ["digest", "exact", "tolerant"])
+@pytest.mark.parametrize(
+    "vote",
+    ["digest", *(pytest.param(one, marks=pytest.mark.slow) for one in ("exact", "tolerant"))],
+)
 def test_a_liar_in_each_party_changes_nothing(certificates: Certificates, vote: str) -> None:
     chosen = Detox(3, robust.mean(), vote)
     liars = {"west1": Behaviour(reverse), "east2": Behaviour(reverse)}
@@ -162,6 +165,7 @@ def test_a_tree_in_which_only_some_vote(certificates: Certificates) -> None:
                 one.client.close()
 
 
+@pytest.mark.slow
 def test_buckets_and_a_rule_of_whole_rows_in_a_party(certificates: Certificates) -> None:
     """Six groups of two: the liar's is dropped, and Krum takes one of what the others say."""
     node = Node("", (party("west", 12),), up="fp32")
@@ -204,6 +208,7 @@ def test_what_cannot_vote_in_a_party_is_refused(certificates: Certificates) -> N
                 one.client.close()
 
 
+@pytest.mark.slow
 def test_the_topmost_server_must_take_means(certificates: Certificates) -> None:
     node = Node("", (party("west", 3),), up="fp32")
     with (
