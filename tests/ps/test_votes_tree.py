@@ -41,17 +41,12 @@ def voting_tree(
     behaviours: Mapping[str, Behaviour],
     *,
     above: str = "mean",
-    compression: str = "fp32",
+    **below: Any,
 ) -> Iterator[tuple[dict[str, Server], list[Voter]]]:
     """The servers of a tree, those of parties with a rule, and its leaves, joined."""
-    with serving_tree(certificates, node, rule=above, below={"rule": rule}) as servers:
+    with serving_tree(certificates, node, rule=above, below={"rule": rule, **below}) as servers:
         members = [
-            Voter(
-                servers[server.site].address,
-                name,
-                behaviour=behaviours.get(name),
-                compression=compression,
-            )
+            Voter(servers[server.site].address, name, behaviour=behaviours.get(name))
             for name, server in node.leaves
         ]
         try:
@@ -180,6 +175,26 @@ def test_buckets_and_a_rule_of_whole_rows_in_a_party(certificates: Certificates)
         np.testing.assert_array_equal(found, west.vector * np.float32(0.5))
         status = servers["west"].snapshot()
         assert (status["rule"], status["robust"]) == ("fedavg(learning_rate=0.5)", rule)
+
+
+@pytest.mark.slow
+def test_a_quorum_of_a_party_goes_on_without_who_says_nothing(certificates: Certificates) -> None:
+    """Its group has two of three left, which are enough; the party stands for as many batches."""
+    chosen = Detox(3, robust.mean(), "digest")
+    away = {"west1": Behaviour(is_silent=lambda number: number == 1)}
+    quorum: dict[str, Any] = {"quorum": 6, "late": "drop", "round_deadline": 0.3}
+    node = Node("", (party("west", 7),), up="fp32")
+    rule = rules.resolve(chosen).text
+    with voting_tree(certificates, node, rule, away, **quorum) as (servers, members):
+        one_round(members, 0)
+        found = one_round(members, 1)
+        drawn = detox.groups(7, 3, secret_of(servers["west"]), 1)
+        # Who sits alone and says nothing is a group less.
+        groups = [group for group, sitting in enumerate(drawn) if sitting != (1,)]
+        mean = np.mean([gradient(1, group).astype(np.float64) for group in groups], axis=0)
+        np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)
+        one_round(members, 2)
+        assert children(servers["west"])["west1"]["absent"] == 1
 
 
 def test_what_cannot_vote_in_a_party_is_refused(certificates: Certificates) -> None:
