@@ -117,6 +117,15 @@ WRONG = {
         ["run", "--intra=ps", "--workers=3", "--rule=mean", "--robust-local=krum(1)", "{script}"],
         "krum needs n >= 2 f + 3 rows. Received: n=3, f=1",
     ),
+    "too few groups that vote": (
+        [
+            *("run", "--intra=ps", "--workers=9", "--rule=mean"),
+            # What goes up is not what workers send to votes.
+            *("--compression=error_feedback(onebit)", "--robust-local=detox(r=3) >> krum(f=1)"),
+            "{script}",
+        ],
+        "krum needs n >= 2 f + 3 rows. Received: n=3, f=1",
+    ),
     "another way to meet": (["run", "--intra", "mpi", "x.py"], "invalid choice: 'mpi'"),
     "no days": (["certs", "issue", "x", "--party", "a", "--days", "0"], "number >= 1. Received"),
     "longer than the authority": (

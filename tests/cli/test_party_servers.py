@@ -122,7 +122,12 @@ def test_servers_of_parties_are_told_their_robust_rule(tmp_path: Path) -> None:
     identity = config.Tls("a", "b", "c")
     uplink = config.Uplink("127.0.0.1:2", "party0", None)
     below = party_servers.PartyServer(uplink, identity, {"party0-0": identity})
-    for text, told in (("krum(f=1)", ["--rule", "krum(f=1)"]), (None, [])):
+    votes = "detox(r=3) >> median"
+    for text, told in (
+        ("krum(f=1)", ["--rule", "krum(f=1)"]),
+        (votes, ["--rule", votes]),
+        (None, []),
+    ):
         options = argparse.Namespace(robust_local=text, deadline=None, max_restarts=0)
         job: Any = FakeJob()
         assert party_servers.start(job, options, config.Run(), [below], {}, tmp_path)

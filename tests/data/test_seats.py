@@ -75,6 +75,43 @@ def test_a_step_has_the_rows_of_the_group_of_its_round(name):
         seats.open(number)
 
 
+def test_local_steps_of_a_round_have_batches_of_one_group():
+    from tf_hips.data.seats import Seats
+
+    local_steps, done = 3, [0]
+    seats = Seats(3, group_of, FIRST)
+    seats.follow(local_steps, lambda: done[0])
+    found = shard(np.arange(26), seats, shuffle=True)
+    others = [shard(np.arange(26), group=group, shuffle=True) for group in range(3)]
+    epochs = [[[values(one) for one in list(other)] for other in others] for _ in range(3)]
+    number = FIRST  # the open round
+
+    def check(element, epoch, place):
+        np.testing.assert_array_equal(values(element), epochs[epoch][group_of(number)][place])
+
+    def advance(*, is_sent=True):
+        nonlocal number
+        done[0] = (done[0] + 1) % local_steps
+        if done[0] == 0 and is_sent:
+            number += 1
+            seats.open(number)
+        elif done[0] == 0:
+            seats.skip()
+
+    # Two epochs of four steps, in rounds of three; nobody has anything to send of the second.
+    for step, element in enumerate(found.repeat(2).prefetch(3)):
+        check(element, *divmod(step, STEPS))
+        advance(is_sent=step // local_steps != 1)
+    assert (number, done[0]) == (FIRST + 1, 2)
+    # One that is taken up in the middle of a round, and given up in that of the next.
+    for step, element in enumerate(found.prefetch(2)):
+        check(element, 2, step)
+        if step == 2:
+            break
+        advance()
+    assert (number, done[0]) == (FIRST + 2, 1)
+
+
 def test_who_reads_ahead_waits_for_the_round_and_is_let_go():
     from tf_hips.data.seats import Seats
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tf_hips import robust
-from tf_hips.errors import NonFiniteError
+from tf_hips.errors import NonFiniteError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules, wire
@@ -221,6 +221,23 @@ def test_a_round_with_more_liars_than_f_can_be_done_again() -> None:
     assert all(store.delivered(0, child) == frozenset() for child in range(len(SITES)))
     found = deliver(store, 0, rows)
     for mine, wanted in zip(found, oracle("krum(f=1)", 0, rows), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+
+
+def test_who_does_a_round_again_may_stand_for_something_else() -> None:
+    store = store_of("krum(f=1)")
+    rows = rows_of(0)
+    store.begin(0)
+    for child in (1, 2, 5):
+        assert store.weigh(0, child, 0.0)
+    with pytest.raises(NonFiniteError, match=r"krum needs n >= 2 f \+ 3 rows. Received: n=4"):
+        deliver(store, 0, rows)
+    assert store.weigh(0, 1, 2.0) and store.weigh(0, 2, 3.0)
+    with pytest.raises(ProtocolError, match=r"must stay what it was, 3. Received: 4"):
+        store.weigh(0, 2, 4.0)
+    found = deliver(store, 0, rows)  # without one that has said nothing else
+    present = [row for child, row in enumerate(rows) if child != 5]
+    for mine, wanted in zip(found, oracle("krum(f=1)", 0, present), strict=True):
         np.testing.assert_array_equal(mine, wanted)
 
 

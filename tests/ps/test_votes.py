@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.ps.parties import together
+from tests.ps.test_restart import Later
 from tests.ps.voters import (
     SITES,
     Behaviour,
@@ -23,7 +24,7 @@ from tests.ps.voters import (
 from tf_hips import robust
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
-from tf_hips.ps import asked, rules
+from tf_hips.ps import asked, replicas, rules
 from tf_hips.ps.asked import Ballot
 from tf_hips.ps.client import Client
 from tf_hips.ps.passing import Passage
@@ -112,14 +113,18 @@ def test_groups_are_drawn_anew_and_a_child_hears_nothing_but_its_number() -> Non
             members[0].asks.seat(4)
 
 
-def test_a_seat_that_was_refused_is_not_told_when_it_is_asked_for_again() -> None:
+@pytest.mark.parametrize("first", [0, 5])
+def test_before_all_have_agreed_on_the_model_no_seat_is_told_but_of_round_0(first: int) -> None:
     with voting("detox(r=3) >> median", are_agreed=False) as (_, members):
-        for number in range(4):  # it is not known yet with which round all begin
-            members[0].asks.seat(number)
-        for _ in range(2):
-            with pytest.raises(ProtocolError, match="when the round before it is over"):
-                members[0].asks.seat(4)
-        assert members[0].asks.seat(3).groups == 3
+        assert members[0].asks.seat(0).groups == 3
+        agreeing = [lambda one=one: one.client.agree_model(one.shapes, first) for one in members]
+        # Whoever reads ahead waits until it is known with which round all begin.
+        early = [Later(lambda one=one: one.asks.seat(first)) for one in members]
+        too_early = Later(lambda: members[0].asks.seat(first + 1))
+        together(*agreeing)
+        assert {one.result().groups for one in early} == {3}
+        with pytest.raises(ProtocolError, match="when the round before it is over"):
+            too_early.result()
 
 
 def test_who_sends_other_packets_than_it_said_is_proven_and_the_next_is_asked() -> None:
@@ -256,30 +261,72 @@ def test_digests_bring_a_third_of_the_bytes_of_whole_votes() -> None:
     assert received["digest"] <= (1 / 3 + 0.05) * received["exact"]
 
 
-def test_replicas_that_cannot_be_equal_are_found_before_they_vote() -> None:
-    alike = asked.facts_to_json({"threads": "2", "probe": "aa"})
-    other = asked.facts_to_json({"threads": "4", "probe": "bb"})
+ALIKE = asked.facts_to_json({"threads": "2", "probe": "aa"})
+OTHER = asked.facts_to_json({"threads": "4", "probe": "bb"})
+APART = r"Site `%s` cannot compute the bytes of most sites, as `%s` does: probe is aa and bb; thr"
+
+
+def test_one_that_lies_about_its_replica_is_named_and_the_others_go_on() -> None:
+    for liar in (0, 6):
+        with voting("detox(r=3) >> median") as (_, members):
+            packets = members[1].packets(0)
+            one, others = members[liar], [other for other in members if other != members[liar]]
+            message = APART % (one.site, others[0].site)
+            if liar == 0:  # it is first, when nobody can know who is right
+                assert one.asks.say_replica(OTHER) is None
+            for other in others:
+                assert other.asks.say_replica(ALIKE) is None
+            with pytest.raises(ProtocolError, match=message):
+                one.asks.say_replica(OTHER)
+            if liar == 0:
+                with pytest.raises(ProtocolError, match=message):
+                    one.asks.seat(0)
+                with pytest.raises(ProtocolError, match=message):
+                    one.client.exchange(0, packets)
+            assert one.asks.say_replica(ALIKE) is None  # it has been mended
+            one_round(members, 0)
+
+
+def test_replicas_of_which_most_do_not_agree_end_the_run() -> None:
     with voting("detox(r=3) >> median") as (_, members):
         for one in members[:3]:
-            assert one.asks.say_replica(alike) is None
-        with pytest.raises(ProtocolError, match=r"`a` and `d`.*probe is aa and bb.*threads"):
-            members[3].asks.say_replica(other)
-        with pytest.raises(ProtocolError, match="cannot compute equal bytes"):
-            members[4].asks.say_replica(alike)  # nor goes it on for the others
+            assert one.asks.say_replica(ALIKE) is None
+        for one in members[3:6]:
+            assert one.asks.say_replica(OTHER) is None
+        with pytest.raises(ProtocolError, match=r"`a` and `g` cannot compute equal bytes: probe"):
+            members[6].asks.say_replica(asked.facts_to_json({"probe": "cc"}))
+        with pytest.raises(ProtocolError, match=r"run has ended.*cannot compute equal bytes"):
+            members[4].asks.say_replica(OTHER)  # nor goes it on for the others
+
+
+def test_a_replica_that_changes_is_refused_alone() -> None:
     with voting("detox(r=3) >> median") as (_, members):
         for one in members:
-            assert one.asks.say_replica(alike) is None
+            assert one.asks.say_replica(ALIKE) is None
         for number in range(2):
             one_round(members, number)
-        with pytest.raises(ProtocolError, match="cannot compute equal bytes"):
-            members[3].asks.say_replica(other)
-        assert members[4].asks.say_replica(alike) is None
+        with pytest.raises(ProtocolError, match=APART % ("d", "a")):
+            members[3].asks.say_replica(OTHER)
+        assert members[4].asks.say_replica(ALIKE) is None
         one_round(members, 2)  # the others can go on without it, or wait for it to be mended
+
+
+def test_replicas_that_vote_tolerantly_may_differ() -> None:
     with voting("detox(r=3, vote=tolerant) >> median") as (_, members):
-        assert members[0].asks.say_replica(alike) is None
-        told = members[1].asks.say_replica(other)
+        assert members[0].asks.say_replica(ALIKE) is None
+        told = members[1].asks.say_replica(OTHER)
         assert told is not None and "threads is 2 and 4" in told
         one_round(members, 0)
+
+
+def test_what_most_say_of_their_replicas() -> None:
+    one, other, third = {"a": "1"}, {"a": "2"}, {"b": "1"}
+    assert replicas.most({0: one, 1: one}, 4) is None  # half are not most
+    assert replicas.most({0: one, 1: one}, 3) == one
+    assert replicas.is_open({0: one, 1: other}, 3)
+    assert not replicas.is_open({0: one, 1: other}, 2)
+    assert not replicas.is_open({0: one, 1: other, 2: third, 3: {}}, 5)
+    assert replicas.difference(one, third) == "a is 1 and not said; b is not said and 1"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tf_hips.ps.durable import Keeper
 from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.quorum import Quorum
 from tf_hips.ps.recorder import Kind
+from tf_hips.ps.tree import Place
 from tf_hips.ps.voting import ASK_S, VotingStore
 from tf_hips.robust import detox
 from tf_hips.robust.detox import Detox
@@ -57,7 +58,7 @@ class Served:
         self.clock = ManualClock()
         least = Quorum(6, 1.0, late="drop") if quorum else None
         rule = rules.parse(f"detox(r=3, vote={vote}) >> median").text
-        terms = Terms(SITES, None, None, 1 << 30, 60.0, rule=rule, quorum=least)
+        terms = self.terms(rule, least)
         self.events = log.EventLog(base / "events", run="job", role="server", site="x", rank=0)
         self.keeper = Keeper(str(base / "state"), "job", terms, self.events, self.clock)
         restored = self.keeper.restore()
@@ -68,10 +69,17 @@ class Served:
         threads = [threading.Thread(target=self.join, args=(k,)) for k in range(len(SITES))]
         for thread in threads:
             thread.start()
+        self.begin()
         for thread in threads:
             thread.join(PATIENCE_S)
         for child in range(len(SITES)):
             self.session.agree_model(self.caller(child), SHAPES)
+
+    def terms(self, rule: str, quorum: Quorum | None) -> Terms:
+        return Terms(SITES, None, None, 1 << 30, 60.0, rule=rule, quorum=quorum)
+
+    def begin(self) -> None:
+        """All are joining."""
 
     def join(self, child: int) -> None:
         self.session.join(self.caller(child), 1, "fp32", "fp32", SEED, None)
@@ -249,3 +257,145 @@ def test_a_group_that_was_given_up_stays_so(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values, mean)
     with Served(base, quorum=True) as one:
         assert one.result(1) == found
+
+
+PLACE = Place(2, (("x", 2), *((site, 1) for site in SITES)), "fp32", "fp32", "mean", "s", 2, 5)
+
+
+class _OfAParty(Served):
+    """The same below another server, which gives back what comes up, twice as long."""
+
+    def terms(self, rule: str, quorum: Quorum | None) -> Terms:
+        return Terms(SITES, None, None, 1 << 30, 60.0, site="west", quorum=quorum, robust=rule)
+
+    def begin(self) -> None:
+        session = self.session
+        with session.changed:
+            members = session.state.members
+            assert session.changed.wait_for(lambda: members.are_complete, PATIENCE_S)
+        session.start(PLACE)
+
+    def ups(self, number: int) -> tuple[bytes, float | None]:
+        """What goes up of a round that is decided, and what it stands for."""
+        store = self.store(number)
+        assert self.session._recorder.settle() is None
+        packets = sorted(store.ups(number, 0)[1], key=lambda one: one[0])
+        assert len(packets) == len(store.chunks)
+        return b"".join(packet.tobytes() for _, packet in packets), store.weight(number)
+
+    def hear(self, number: int) -> None:
+        """The server above answers."""
+        store = self.store(number)
+        for chunk, packet in sorted(store.ups(number, 0)[1], key=lambda one: one[0]):
+            values = native.decode(FP32, packet, MODEL.chunks[chunk].size)
+            store.finish(number, chunk, native.encode(FP32, values * 2, native.Key(0, 0, 0)))
+
+
+@pytest.mark.parametrize("vote", ["digest", "exact"])
+def test_a_party_server_killed_in_the_middle_of_a_vote_sends_the_same_up(
+    tmp_path: Path, vote: str
+) -> None:
+    def undisturbed_round(one: _OfAParty, number: int) -> tuple[bytes, float | None, bytes]:
+        for _ in one.steps(number):
+            pass
+        up = one.ups(number)
+        one.hear(number)
+        return (*up, one.result(number))
+
+    with _OfAParty(tmp_path / "whole", vote=vote, liar=2) as one:
+        wanted = [undisturbed_round(one, number) for number in range(3)]
+    assert [weight for _, weight, _ in wanted] == [3.0] * 3
+    found = np.frombuffer(wanted[1][0], np.uint8)
+    rows = [gradient(1, group) for group in range(3)]
+    parts = np.split(robust.median(f=0)(rows), np.cumsum([one.size for one in MODEL.chunks])[:-1])
+    np.testing.assert_array_equal(
+        found, np.concatenate([native.encode(FP32, part, native.Key(0, 0, 0)) for part in parts])
+    )
+    for cut in (3, 8, 12, 30):
+        base = tmp_path / f"cut{cut}"
+        with _OfAParty(base, vote=vote, liar=2) as one:
+            assert undisturbed_round(one, 0) == wanted[0]
+            for _, _ in zip(range(cut), one.steps(1), strict=False):
+                pass
+            base = one.killed(tmp_path / f"killed{cut}")
+        with _OfAParty(base, vote=vote, liar=2) as one:
+            assert one.is_restored
+            members = one.session.state.members
+            assert members.place == PLACE and members.groups_of(0) == (2, 5)
+            assert [undisturbed_round(one, number) for number in (1, 2)] == wanted[1:]
+            base = one.killed(tmp_path / f"again{cut}")
+        with _OfAParty(base, vote=vote, liar=2) as one:  # and what had come down is there
+            assert one.result(1) == wanted[1][2]
+
+
+@pytest.mark.parametrize("vote", ["digest", "exact", "tolerant"])
+def test_a_group_that_refuses_its_own_update_is_no_row(tmp_path: Path, vote: str) -> None:
+    """As the members of a loop do whose weights are not finite; one alone is outvoted."""
+    zeros = [np.zeros(chunk.size, np.float32) for chunk in MODEL.chunks]
+    nothing = [native.encode(FP32, part, native.Key(0, 0, 0)) for part in zeros]
+    with Served(tmp_path / "first", vote=vote) as one:
+        seats = detox.groups(7, 3, SECRET, 0)
+        store = one.store(0)
+        refusing = {*seats[0][:2], seats[1][0]}
+        for child in range(7):
+            packets = nothing if child in refusing else packets_of(0, child)
+            one.session.begin_round(one.caller(child), 0, -0.0 if child in refusing else 4.0)
+            if vote == "digest":
+                store.vote(0, child, digest_of(part.data for part in packets))
+            else:
+                store.add(0, child, list(enumerate(packets)))
+        for child in range(7):
+            if store.asks(0, child):
+                assert child not in refusing
+                store.add(0, child, list(enumerate(packets_of(0, child))))
+        found = one.result(0)
+        assert [group.is_dropped for group in store._of(0).groups] == [True, False, False]
+        counts = [number for number, count in enumerate(store.counts) if count.outvoted]
+        assert counts == [seats[1][0]]
+        assert not any(count.proven for count in store.counts)
+        base = one.killed(tmp_path / "killed")
+    rows = [gradient(0, group) for group in (1, 2)]
+    values = np.frombuffer(b"".join([found[16:176], found[192:252], found[268:]]), np.float32)
+    np.testing.assert_array_equal(values, robust.median(f=0)(rows))
+    with Served(base, vote=vote) as one:
+        assert one.result(0) == found
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_rows_of_a_tolerant_vote_are_decoded_without_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    with Served(tmp_path, vote="tolerant", quorum=is_closed) as one:
+        for _ in one.steps(0):
+            pass
+        one.session.goes_on(0)
+        one.clock.advance(0.0)
+        store = one.store(1)
+        decode, has_looked = store._combining.row, []
+
+        def row(*what: Any) -> Any:
+            entered = threading.Event()
+
+            def enter() -> None:
+                with one.session.changed:
+                    entered.set()
+
+            thread = threading.Thread(target=enter, daemon=True)
+            thread.start()
+            has_looked.append(entered.wait(PATIENCE_S))
+            thread.join(PATIENCE_S)
+            return decode(*what)
+
+        monkeypatch.setattr(store._combining, "row", row)
+        away = {detox.groups(7, 3, SECRET, 1)[0][1]} if is_closed else set()
+        for child in set(range(7)) - away:
+            for chunk, packet in enumerate(packets_of(1, child)):
+                store.add(1, child, [(chunk, packet)])
+        if is_closed:
+            one.session.goes_on(0)
+            one.clock.advance(1.0)
+        assert has_looked == [True] * (7 - len(away))
+        rows = [gradient(1, group) for group in range(3)]
+        found = one.result(1)
+        values = np.frombuffer(b"".join([found[16:176], found[192:252], found[268:]]), np.float32)
+        np.testing.assert_array_equal(values, robust.median(f=0)(rows))

@@ -37,7 +37,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=arguments.rule,
         metavar="TEXT",
         help="with --intra ps, by which robust rule the server of a party makes one gradient of "
-        "its workers', such as krum(f=1); --rule must take means then, as mean or trimmed_mean do",
+        "its workers', such as krum(f=1), or by votes and one, detox(r=3) >> median; --rule must "
+        "take means then, as mean or trimmed_mean do",
     )
 
 
@@ -65,7 +66,9 @@ def check(options: argparse.Namespace) -> None:
             "With `--robust-local` the `--rule` must take means, as mean or trimmed_mean do. "
             f"Received: {above}"
         )
-    why_not = rules.why_not(text, options.workers, options.compression)
+    # What workers send to votes is encoded as the script says (`local_compression`).
+    compression = None if rule.votes is not None else options.compression
+    why_not = rules.why_not(text, options.workers, compression)
     if why_not is not None:
         raise arguments.UsageError(f"`--robust-local`: {why_not}")
 

@@ -137,7 +137,11 @@ def _show(all_told: list[dict[str, Any]]) -> None:
     has_refused = any(
         child.get("refused_rows") for told in all_told for child in told.get("children", ())
     )
-    votes = any(str(told.get("rule") or "").startswith("detox") for told in all_told)
+    votes = any(
+        str(told.get(name) or "").startswith("detox")
+        for told in all_told
+        for name in ("rule", "robust")
+    )
     more = [*(("late", "absent") if has_quorum else ()), *["refused_rows"] * has_refused]
     more += ["outvoted", "proven"] * votes
     for column in [*columns, *(one.partition("_")[0] for one in more)]:

@@ -39,7 +39,8 @@ class Position:
         drops: whether an epoch may leave rows out.
         first_step: the step that the next pass begins with, where it was told; then rounds are
             counted from there. Of this and the next two see `seats`.
-        next_round: the round of the element after the last one that was read; None: none was.
+        next_number: number of the step of the element after the last one that was read, over all
+            rounds; None: none was.
         is_whole: whether the last pass was read to its end.
         is_seated: whether batches are those of groups that change from step to step.
     """
@@ -62,7 +63,7 @@ class Position:
         self.is_shuffled = is_shuffled
         self.drops = False
         self.first_step: int | None = None
-        self.next_round: int | None = None
+        self.next_number: int | None = None
         self.is_whole = False
         self.is_seated = False
 

@@ -3,10 +3,11 @@
 
     joined batch of a step --> the rows of the group that this worker sits in, in this step
 
-Element j of a pass belongs to round b + j, b the round in which the pass began; where an epoch is
-taken up in its middle, b is so much less. A seat is told when the round before it is over, so who
-reads ahead waits. It waits in a queue, which ends when its iterator is given up: a thread in
-Python could not be told.
+Steps are numbered over the rounds, of h steps each: one, or the local steps of a loop. Element j of
+a pass is step b + j, b the step with which the pass began, and belongs to round (b + j) // h; where
+an epoch is taken up in its middle, b is so much less. A seat is told when the round before it is
+over, so who reads ahead waits. It waits in a queue, which ends when its iterator is given up: a
+thread in Python could not be told.
 
 Invariant: which rows are a step's is a function of (seed, epoch, step, group); the seat decides on
 the group, and on nothing else.
@@ -43,6 +44,9 @@ class Seats:
         self.groups = groups
         self._ask = ask
         self._open = first
+        self._steps = 1  # of a round
+        self._done: Callable[[], int] = int
+        self._skipped = 0  # rounds that steps were counted for, and that have not been
         self._lock = threading.Lock()
         self._num_waiting = 0
         self._known: OrderedDict[int, int] = OrderedDict()
@@ -55,14 +59,27 @@ class Seats:
         with self._lock:
             return self._open
 
+    def follow(self, steps: int, done: Callable[[], int]) -> None:
+        """From now on each round has local steps, all of one group's batches.
+
+        Args:
+            steps: how many.
+            done: says how many of the open round are over.
+        """
+        with self._lock:
+            self._steps, self._done = steps, done
+
     def open(self, number: int) -> None:
         """Round `number` is the next one from now on."""
         with self._lock:
             self._open = number
-            count, self._num_waiting = self._num_waiting, 0
-        with tf.init_scope():
-            for _ in range(count):
-                self._wakes.enqueue(True)
+        self._wake()
+
+    def skip(self) -> None:
+        """The steps of the open round are over and came to nothing: it begins anew."""
+        with self._lock:
+            self._skipped += 1
+        self._wake()
 
     def group(self, number: int) -> int:
         """The group of a round that may be asked for."""
@@ -114,7 +131,8 @@ class Seats:
 
     def _begin(self, position: Position) -> np.int64:
         with self._lock:
-            now, ahead = self._open, position.next_round
+            now = (self._open + self._skipped) * self._steps + self._done()
+            ahead = position.next_number
             if position.first_step is not None:
                 first = now - position.first_step
             elif ahead is not None and position.is_whole and 0 <= ahead - now <= _MOST_AHEAD:
@@ -122,15 +140,23 @@ class Seats:
             else:
                 first = now
             position.first_step, position.is_whole = None, False
-            position.next_round = first
+            position.next_number = first
             return np.int64(first)
 
     def _end(self, position: Position) -> np.bool_:
         position.is_whole = True
         return np.bool_(False)
 
+    def _wake(self) -> None:
+        """Lets those who wait look again."""
+        with self._lock:
+            count, self._num_waiting = self._num_waiting, 0
+        with tf.init_scope():
+            for _ in range(count):
+                self._wakes.enqueue(True)
+
     def _seat(self, number: tf.Tensor, position: Position) -> tf.Tensor:
-        """The group of a round, once it may be asked for."""
+        """The group of a step's round, once it may be asked for."""
 
         def attempt(value: np.int64) -> np.int64:
             return self._try(int(value), position)
@@ -147,8 +173,9 @@ class Seats:
 
     def _try(self, number: int, position: Position) -> np.int64:
         with self._lock:
-            if number > self._open:
+            round = number // self._steps - self._skipped
+            if round > self._open:
                 self._num_waiting += 1
                 return _NOT_YET
-            position.next_round = number + 1
-        return np.int64(self.group(number))
+            position.next_number = number + 1
+        return np.int64(self.group(max(round, 0)))  # what is skipped may be of before the first

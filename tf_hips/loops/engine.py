@@ -24,6 +24,7 @@ A loop derives from `Loop` and says
                         what has come down
     make_state(make)    variables of its own: saved in backups, restored before the first step
     forget_own()        what it makes of these where the backup is another party's
+    why_not_voted()     why groups cannot vote on what members send, and steps_of_round()
     correction          of the gradients of a local step, an attribute
 
 Workers may make different numbers of steps in a phase. All meet equally often: who has no data left
@@ -44,6 +45,7 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.callbacks import resuming
 from tf_hips.errors import ProtocolError
+from tf_hips.loops import voted
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
 from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, split
@@ -87,7 +89,7 @@ class Loop(keras.callbacks.Callback):
 
         Raises:
             ValueError, TypeError: an argument is no such thing.
-            ConfigError: the server has another rule.
+            ConfigError: the server has another rule, or its groups cannot vote on what is sent.
             ProtocolError: the strategy has trained already, or serves another loop.
         """
         super().__init__()
@@ -114,6 +116,8 @@ class Loop(keras.callbacks.Callback):
         self._model = model
         self._strategy = strategy
         self._loan = Loan(strategy, self, level or (PARTY if has_server else WORKER))
+        voted.check(self, strategy)
+        voted.check_optimizer(strategy, model, resets=reset_optimizer)
         strategy._loan = self._loan
         self._weighting = weighting
         self._party_rounds = party_rounds
@@ -182,6 +186,20 @@ class Loop(keras.callbacks.Callback):
         del number
         return True
 
+    def why_not_voted(self) -> str | None:
+        """Why groups cannot vote on what members send: equal batches do not make equal bytes.
+
+        None: they can.
+        """
+        return (
+            "members of this loop make other numbers of steps, or send a part at a time; FedAvg "
+            f"with fixed local steps can be voted on. Received: {type(self).__name__}"
+        )
+
+    def steps_of_round(self) -> int | None:
+        """Local steps between two exchanges of the parties; None: not always as many."""
+        return None
+
     def words(self) -> dict[str, Any]:
         """What this worker says in a meeting beside `Told`: JSON values by name."""
         return {}
@@ -232,6 +250,11 @@ class Loop(keras.callbacks.Callback):
     def steps(self) -> int:
         """Local steps since the last meeting."""
         return self._steps
+
+    @property
+    def steps_left(self) -> int | None:
+        """Local steps that this phase still has; None: not known before it ends."""
+        return self._left()
 
     @property
     def seconds_in_meetings(self) -> float:
@@ -307,6 +330,7 @@ class Loop(keras.callbacks.Callback):
             raise ValueError(
                 "A worker must have samples to train on. Received: data without a batch"
             )
+        voted.check_optimizer(self._strategy, self._model, resets=self._resets_slots)
         self._is_new = True
         self._is_over = False
         self._executions.begin()
@@ -398,6 +422,8 @@ class Loop(keras.callbacks.Callback):
         is_whole = (self.round + 1) % self._party_rounds == 0
         meeting, place = self.talk(ends=ends, is_whole=is_whole)
         self._exchange(meeting, place, is_whole=is_whole)
+        if is_whole:
+            voted.note(self._strategy, meeting)
         party, worker = place
         own = meeting.parties[party][worker]
         self._before += own.samples * meeting.counts(party, worker)

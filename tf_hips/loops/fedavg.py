@@ -159,6 +159,29 @@ class FedAvg(Loop):
             )
         return steps
 
+    def steps_of_round(self) -> int | None:
+        """The steps that were asked for, if their number is always the same."""
+        return None if callable(self._local_steps) else self._local_steps
+
+    def why_not_voted(self) -> str | None:
+        """Whether what is sent depends on more than weights and batches."""
+        _, members = self.member
+        if self._controls is not None:
+            return "SCAFFOLD's control variates are of one member's history. Received: scaffold"
+        if self._normalises:
+            return (
+                "FedNova's factors come from what members say of their steps, which nobody votes "
+                "on. Received: normalise=True"
+            )
+        if methods.number_chosen(self._participation, members) < members:
+            return (
+                "all members of a group must take part. Received: participation="
+                f"{self._participation}"
+            )
+        if self._is_compat:
+            return "each worker trains on its own there. Received: compat=True"
+        return None
+
     def is_enough_at_epoch_end(self) -> bool:
         """Whether the epochs that were asked for are over."""
         return self._local_epochs is not None and self.epochs >= self._local_epochs
@@ -323,6 +346,10 @@ class HFA(Loop):
         """The steps that were asked for."""
         del number
         return self._local_steps
+
+    def why_not_voted(self) -> str | None:
+        """Nothing: steps and meetings are as many for all."""
+        return None
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up."""

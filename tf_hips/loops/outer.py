@@ -31,11 +31,6 @@ def chosen_outer(given: UpdateRule | str | None, strategy: Any) -> UpdateRule | 
     """
     chosen = None if given is None else rules.resolve(given)
     above = strategy._rule if strategy._has_server() else None
-    if above is not None and above.votes is not None:
-        raise ConfigError(
-            "Groups vote on the gradients of each step, and a loop sends what several have moved: "
-            f"train with `fit`, without a loop. Received: the server's rule {above}"
-        )
     if above is not None and above.gives_steps:
         if chosen is not None and chosen != above:
             raise ConfigError(

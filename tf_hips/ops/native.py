@@ -35,8 +35,9 @@ _NO_SCRATCH = 6
 _BAD_ARGUMENT = 16
 _SPLIT_VARIABLE_SIZE = 24
 _OUT_OF_MEMORY = 25
-# kMaxTensorElements of cc/runtime/packet.h.
+# kMaxTensorElements and kPrefixBytes of cc/runtime/packet.h.
 _MAX_ELEMENTS = 1 << 48
+PREFIX_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,8 @@ class Seat:
     """Where a child sits in a round: all that it hears of its group.
 
     Attributes:
-        group: number of its group, whose batch it computes.
-        groups: how many groups there are.
+        group: number of its group, whose batch it computes, among those of the whole tree.
+        groups: how many groups of workers with batches of their own there are.
     """
 
     group: int

@@ -25,6 +25,8 @@ from tf_hips.ps.wire import Buffer
 from tf_hips.robust.detox import Vote
 
 DIGEST_BYTES = 32
+# What a child says that has refused its own update; SHA-256 of nothing that is known.
+REFUSED = bytes(DIGEST_BYTES)
 _LENGTH = struct.Struct("<Q")
 
 
@@ -49,6 +51,7 @@ class Group:
         is_dropped: whether it has none for good.
         why: why it has none.
         near: of a tolerant vote those whose rows are alike; digests say nothing of that.
+        is_compared: whether these have been looked for.
     """
 
     members: tuple[int, ...]
@@ -57,6 +60,7 @@ class Group:
     is_dropped: bool = False
     why: str = ""
     near: tuple[int, ...] = ()
+    is_compared: bool = False
 
     @property
     def is_settled(self) -> bool:
@@ -125,11 +129,19 @@ class Ballots:
                 return [child for child in group.members if self.said.get(child) == digest]
         return []
 
+    def is_complete(self, group: Group) -> bool:
+        """Whether nobody of a group says anything more that is not settled."""
+        is_whole = self.is_closed or all(child in self.said for child in group.members)
+        return is_whole and not group.is_settled
+
     def look(self, group: Group) -> None:
         """Drops a group in which nothing can win any more."""
         if group.is_settled:
             return
         agreed = self.agreed(group)
+        if agreed and self.said[agreed[0]] == REFUSED:
+            group.drop("most of it have refused their own updates")
+            return
         if agreed and (set(agreed) - self.proven):
             return
         silent = [child for child in group.members if child not in self.said]
@@ -156,6 +168,9 @@ class Ballots:
             digest: what they are.
         """
         group = self._group_of[child]
+        if digest == REFUSED:
+            self.look(group)
+            return False
         if digest != self.said.get(child):
             self.proven.add(child)
             self.look(group)

@@ -36,7 +36,7 @@ from tf_hips.errors import (
     ProtocolError,
     TfHipsError,
 )
-from tf_hips.ps import wire
+from tf_hips.ps import seats, wire
 from tf_hips.ps.admission import Admission, RefusedError, TurnedAwayError
 from tf_hips.ps.asked import REPLICA, SEAT
 from tf_hips.ps.calls_at_once import CallsAtOnce, CrowdedError
@@ -46,12 +46,11 @@ from tf_hips.ps.news import news_to_message
 from tf_hips.ps.pacing import METHOD, PaceServer
 from tf_hips.ps.parcel import Held
 from tf_hips.ps.polling import Poll
-from tf_hips.ps.seats import Seating
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Flow, Traffic
-from tf_hips.ps.tree import read_leaves
+from tf_hips.ps.tree import read_groups, read_leaves
 from tf_hips.ps.waits import Waits
 from tf_hips.ps.wire import Call
 
@@ -112,7 +111,6 @@ class Calls:
         self._events = events
         self._host = host
         self._pacing = PaceServer(len(config.parties))
-        self._seating = Seating()
         self._at_once = CallsAtOnce(config.parties)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
@@ -131,8 +129,8 @@ class Calls:
             "WantBackup": grpc.unary_stream_rpc_method_handler(self._stream(self._want_backup)),
             "GiveBackup": grpc.stream_unary_rpc_method_handler(self._unary(self._give_backup)),
             "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
-            SEAT: grpc.unary_unary_rpc_method_handler(self._unary(self._seating.seat)),
-            REPLICA: grpc.unary_unary_rpc_method_handler(self._unary(self._seating.replica)),
+            SEAT: grpc.unary_unary_rpc_method_handler(self._unary(seats.seat)),
+            REPLICA: grpc.unary_unary_rpc_method_handler(self._unary(seats.replica)),
             METHOD: grpc.unary_stream_rpc_method_handler(self._stream(self._pacing.serve)),
             "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
@@ -265,9 +263,12 @@ class Calls:
             seed=int,
             rule=(str, type(None)),
             leaves=(list, type(None)),
+            groups=(int, type(None)),
             above=(str, type(None)),
         )
+        is_leaf = fields["leaves"] is None
         fields["leaves"] = read_leaves(fields["leaves"], call.site, fields["workers"])
+        fields["groups"] = read_groups(fields["groups"], fields["workers"], is_leaf=is_leaf)
         answer = session.join(caller, **fields)
         self._events.write(
             "join",

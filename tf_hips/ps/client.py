@@ -45,7 +45,6 @@ from tf_hips.ps.passing import (
     read_terms,
     say_held,
 )
-from tf_hips.ps.rules.votes import is_by_digest
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
 from tf_hips.ps.transfers import Transfers
 from tf_hips.ps.tree import Leaves
@@ -72,6 +71,7 @@ class Client:
         *,
         must_be_back: bool = False,
         leaves: Leaves = (),
+        groups: int | None = None,
     ) -> None:
         """A client that has not connected yet.
 
@@ -83,6 +83,8 @@ class Client:
             must_be_back: whether it joins no run but one that is not over, as one that is started
                 again.
             leaves: of a party server those below it by path, which have `workers` in all.
+            groups: of a party server how many groups of these have batches of their own; None:
+                each worker has.
 
         Raises:
             ConfigError: the address or a name is no such thing, a certificate cannot be read or is
@@ -107,6 +109,7 @@ class Client:
         self._shard = shard
         self._must_be_back = must_be_back
         self._leaves = leaves
+        self._groups = groups
         # Goes with every call, so it is short: it only tells this process from one that was, or is
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
@@ -186,6 +189,7 @@ class Client:
             seed=seed,
             rule=rule,
             leaves=self._leaves or None,
+            groups=self._groups,
             above=above,
         )
         fields = wire.from_json(
@@ -203,11 +207,15 @@ class Client:
             is_back=bool,
             oldest=int,
             keeps_all=bool,
+            votes=(str, type(None)),
+            first_group=int,
+            groups=int,
         )
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))
         self._welcome = Welcome(**fields)
-        self._votes_by_digest = is_by_digest(self._welcome.rule)
+        votes = self._welcome.voting
+        self._votes_by_digest = votes is not None and votes.is_by_digest
         self._link.watch()
         return self._welcome
 

@@ -10,13 +10,15 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tf_hips.ps import replicas
 from tf_hips.ps.quorum import Clock, SystemClock
 from tf_hips.ps.recorder import Entry, Kind
 from tf_hips.ps.rejections import Rejections
-from tf_hips.ps.rules import UpdateRule, parse
+from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.rules.updates import Updates
-from tf_hips.ps.rules.votes import Votes
-from tf_hips.ps.voting import Counts, Tell, VotingStore, Winners
+from tf_hips.ps.rules.votes import TOLERANT, Votes
+from tf_hips.ps.tallying import Counts, Tell, Winners
+from tf_hips.ps.voting import VotingStore
 
 
 class Electing:
@@ -40,15 +42,16 @@ class Electing:
         self._clock: Clock = SystemClock()
         self._store: VotingStore | None = None
         self._is_restoring = False
+        self._agreed: replicas.Facts | None = None  # what most say
 
     def use(self, tell: Tell | None, clock: Clock | None) -> None:
         """Events go to `tell`, None: nowhere; `clock` calls later, None: the system's."""
         self.tell = tell if tell is not None else _tell_nobody
         self._clock = clock if clock is not None else self._clock
 
-    def begin(self, rule: str, secret: int | None = None) -> None:
-        """All have joined by a rule; `secret` is that of the run, if it goes on."""
-        self.votes = parse(rule).votes if rule else None
+    def begin(self, votes: Votes | None, secret: int | None = None) -> None:
+        """All have joined, and vote so; `secret` is that of the run, if it goes on."""
+        self.votes = votes
         if self.votes is not None:
             self.secret = secret if secret is not None else secrets.randbits(63)
 
@@ -88,6 +91,7 @@ class Electing:
             tell=lambda event, **fields: self.tell(event, **fields),
             clock=self._clock,
             gives_up=gives_up,
+            why_unlike=self.why_unlike,
             updates=Updates(sizes, rule, None, winners),
             refuse=self._refuse,
             **options,
@@ -95,6 +99,34 @@ class Electing:
         store.is_restoring = self._is_restoring
         self._store = store
         return store
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether children vote on equal bytes."""
+        return self.votes is not None and self.votes.vote != TOLERANT
+
+    def why_unlike(self, child: int) -> str | None:
+        """Why a child cannot compute the bytes that most compute; None: nothing is known of that.
+
+        Where votes are tolerant there are none that it must compute.
+        """
+        own, wanted = self.replicas.get(child), self._agreed
+        if own is None or wanted is None or own == wanted or not self.is_exact:
+            return None
+        return self.told_apart(child, own, wanted)
+
+    def hear(self, child: int, facts: replicas.Facts) -> None:
+        """A child says what decides on its bits."""
+        self.replicas[child] = facts
+        self._agreed = replicas.most(self.replicas, len(self._sites))
+
+    def told_apart(self, child: int, own: replicas.Facts, wanted: replicas.Facts) -> str:
+        """How a child differs from most, in words."""
+        other = next(one for one, facts in sorted(self.replicas.items()) if facts == wanted)
+        return (
+            f"Site `{self._sites[child]}` cannot compute the bytes of most sites, as "
+            f"`{self._sites[other]}` does: {replicas.difference(wanted, own)}"
+        )
 
     def counts(self, child: int) -> dict[str, int]:
         """What was seen of a child since the server began, by name."""

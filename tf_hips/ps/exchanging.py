@@ -53,6 +53,22 @@ class Exchanging:
         self._moves = moves
         self._closing = closing
 
+    def wait_agreed(self, caller: Caller, what: str) -> None:
+        """Waits until all have agreed on the model, with the lock held.
+
+        Who reads ahead waits so, beside what its child does: nobody is in its way.
+
+        Args:
+            caller: the call.
+            what: it waits for, for messages.
+
+        Raises:
+            PeerError: the other parties have not agreed on the model in time.
+        """
+        self._waiting.until(
+            caller, Wait(what, lambda: self._state.store is not None, self._without_model)
+        )
+
     def begin(self, caller: Caller, number: int, weight: float | None = None) -> Rounds:
         """The caller's rounds, with round `number` ready for packets of the caller.
 
@@ -73,10 +89,7 @@ class Exchanging:
                 Wait(
                     _round(number),
                     lambda: self._state.store is not None,
-                    lambda: (
-                        f"the parties {members.names(members.without_model())} have not sent their "
-                        "model"
-                    ),
+                    self._without_model,
                     members.without_model,
                 ),
             )
@@ -184,6 +197,10 @@ class Exchanging:
             self.changed.notify_all()
         results = store.past_results(number)
         return len(results), results[after:]
+
+    def _without_model(self) -> str:
+        names = self._members.names(self._members.without_model())
+        return f"the parties {names} have not sent their model"
 
     def _end_if_refused(self, store: Rounds, number: int) -> None:
         """Ends the run for a sum that is refused of a round that cannot be done again."""

@@ -15,7 +15,7 @@ from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
 from tf_hips.ps.past import MOST_IN_MEMORY
 from tf_hips.ps.quorum import Quorum
-from tf_hips.ps.rules.votes import why_not_child
+from tf_hips.ps.rules.votes import Votes, why_not_child
 from tf_hips.ps.tree import (
     BETWEEN,
     MAX_LEAVES,
@@ -99,8 +99,12 @@ class Child:
     has_left: bool = False
     is_lost: bool = False  # others go on without it, and it may come back
     num_joining: int = 0  # Join calls that wait; one may be a lost connection's
+    groups: int = 0  # of its workers with batches of their own; 0: each worker has
     num_returns: int = 0  # processes that have taken over from one before them
     backup: tuple[int, int] | None = None  # round and gather that it can come back to
+
+    def __post_init__(self) -> None:
+        self.groups = self.groups or self.workers
 
     def terms(self) -> tuple[object, ...]:
         """What two joins of one child must have in common to be one."""
@@ -113,6 +117,7 @@ class Child:
             self.rule,
             self.leaves,
             self.above,
+            self.groups,
         )
 
 
@@ -137,6 +142,34 @@ class Members:
     def has_own_rule(self) -> bool:
         """Whether the children go on by a rule of this server, though there is one above it."""
         return self.terms.site is not None and self.terms.rule is not None
+
+    @property
+    def votes(self) -> Votes | None:
+        """How the children vote here, all of whom have joined; None: they do not."""
+        text = self.children[0].rule if self.terms.site is None else self.terms.robust
+        return None if text is None else rules.parse(text).votes
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of workers below with batches of their own; all children have joined."""
+        votes = self.votes
+        if votes is None:
+            return sum(child.groups for child in self.children.values())
+        return votes.num_groups(len(self.children)) * self.children[0].workers
+
+    def groups_of(self, position: int) -> tuple[int, int]:
+        """Where a child's groups of workers with batches of their own begin, among how many.
+
+        Of children whose groups change it is where those of all of them begin.
+        """
+        votes, place = self.votes, self.place
+        if votes is None:
+            before = sum(self.children[one].groups for one in range(position))
+        else:
+            before = position // votes.r * self.children[0].workers if votes.is_fixed else 0
+        if place is None:
+            return before, self.num_groups
+        return place.first_group + before, place.groups
 
     def shares(self) -> dict[int, float]:
         """What children stand for without being asked: their workers."""
@@ -231,6 +264,7 @@ class Members:
         rule: str | None = None,
         leaves: Leaves = (),
         above: str | None = None,
+        groups: int | None = None,
     ) -> Child:
         """A child on these terms, checked and made canonical; None: the server's rule, or "sum".
 
@@ -262,7 +296,8 @@ class Members:
             self._check_bears(self.terms.robust, uplink)
         paths = tuple(path for path, _ in leaves)
         leaves = tuple((path.rpartition(BETWEEN)[2], count) for path, count in leaves)
-        return Child(process, workers, uplink, down, seed, rule, leaves, above, paths)
+        count = groups if groups is not None else workers
+        return Child(process, workers, uplink, down, seed, rule, leaves, above, paths, groups=count)
 
     def _check_bears(self, rule: str, uplink: str) -> None:
         terms = self.terms
@@ -372,10 +407,11 @@ class Members:
                     f"{what}={came} from site `{here}`"
                 )
         others = {one: known for one, known in self.children.items() if one != position}
-        if child.rule != ABOVE and self.terms.site is None:
+        merging = child.rule if self.terms.site is None else self.terms.robust
+        if merging is not None:
             is_leaf = child.leaves == ((here, child.workers),)
             workers = {self.site(one): known.workers for one, known in others.items()}
-            why_not = why_not_child(child.rule, here, is_leaf, child.workers, workers)
+            why_not = why_not_child(merging, here, is_leaf, child.workers, workers)
             if why_not is not None:
                 raise ProtocolError(why_not)
         num_leaves = sum(len(known.leaves) for known in others.values()) + len(child.leaves)

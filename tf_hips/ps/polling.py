@@ -26,9 +26,13 @@ class Poll:
         """Reads what the caller says.
 
         Raises:
-            ProtocolError: it says no digest where it must, or one where it must not.
+            ProtocolError: it says no digest where it must, or one where it must not; or it cannot
+                compute what most compute.
         """
         self._store = rounds if isinstance(rounds, VotingStore) else None
+        why_unlike = self._store.why_unlike(child) if self._store is not None else None
+        if why_unlike is not None:
+            raise ProtocolError(why_unlike)
         self._number = number
         self._child = child
         self._received: Callable[[], int] = int

@@ -28,6 +28,7 @@ class Round:
         self.order: list[int] = []  # chunk numbers in the order in which they were merged
         self.refusals: list[tuple[int, str]] = []  # each with the chunk's position
         self.weights: dict[int, float] = {}  # what children stand for, of those that have said so
+        self._cleared: set[int] = set()  # those whose weights are of before `clear`
         self.ups: dict[int, Packet] = {}  # merged for the server above, which has not answered
         self.up_order: list[int] = []
         # Of rounds that are closed, where they may be without some children:
@@ -76,7 +77,10 @@ class Round:
         Raises:
             ProtocolError: it has said something else before.
         """
-        delivered, said = len(self.delivered[child]), self.weights.get(child)
+        is_anew = child in self._cleared and not self.delivered[child]
+        self._cleared.discard(child)
+        delivered = len(self.delivered[child])
+        said = None if is_anew else self.weights.get(child)
         if said == weight or delivered == num_chunks:
             return False
         if delivered or said is not None:
@@ -98,7 +102,11 @@ class Round:
         return [(chunk, self.packets[chunk]) for chunk in chunks]
 
     def clear(self) -> None:
-        """Nothing has come."""
+        """Nothing has come: children do the round again, and may stand for something else.
+
+        What one has said counts until it says something again.
+        """
+        self._cleared = set(self.weights)
         for packets in self.packets:
             packets.clear()
         for delivered in self.delivered:

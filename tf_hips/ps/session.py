@@ -126,6 +126,7 @@ class Session(Departing):
             self._closing,
         )
         self.begin_round, self.wait_results = rounds.begin, rounds.wait_results
+        self.wait_agreed = rounds.wait_agreed
         self._told: set[int] = set()
         self.handover = Handover(
             self.changed,
@@ -274,6 +275,7 @@ class Session(Departing):
         rule: str | None = None,
         leaves: Leaves = (),
         above: str | None = None,
+        groups: int | None = None,
     ) -> dict[str, object]:
         """Takes in a child and waits for the others; the same process may ask again.
 
@@ -288,7 +290,7 @@ class Session(Departing):
         members = self._members
         leaves = leaves or ((self._site(caller.child), workers),)
         child = members.describe(
-            caller.process, workers, compression, downlink, seed, rule, leaves, above
+            caller.process, workers, compression, downlink, seed, rule, leaves, above, groups
         )
         with self.changed:
             self._waiting.check(caller)
@@ -325,6 +327,7 @@ class Session(Departing):
             if not is_known:
                 raise members.second_process(caller.child)
             first, all_leaves = members.whole(caller.child)
+            first_group, num_groups = members.groups_of(caller.child)
             place = members.place
             rounds = self.store.of(caller.child) if self.store is not None else None
             oldest = rounds.oldest if rounds is not None else 0
@@ -342,6 +345,9 @@ class Session(Departing):
                 "is_back": known.num_returns > 0,
                 "oldest": oldest,
                 "keeps_all": oldest <= known.first_round,
+                "votes": members.votes.text if members.votes is not None else None,
+                "first_group": first_group,
+                "groups": num_groups,
             }
 
     def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:

@@ -34,7 +34,8 @@ class ServerConfig:
         compression: text of the compressor of the way up; None: what the first party brings.
         downlink: the same of the way down, or `same`; None: what the first party brings.
         rule: text of the update rule (docs/rules.md); None: what the first party brings. With an
-            `uplink` an asynchronous one, or a robust one: what most of the parties say goes up.
+            `uplink` an asynchronous one, or a robust one, votes included: what most of the parties
+            say goes up.
         max_model_bytes: limit of a model, gradients as float32 and weights alike.
         max_gather_bytes: limit of what a party sends in one exact sum.
         tls: identity of the server; its certificate is one of role `global-server`.
@@ -137,11 +138,6 @@ class ServerConfig:
         has_own_rule = self.uplink is not None and self.rule is not None
         own = rules.parse(str(self.rule)) if has_own_rule else None
         is_robust = own is not None and own.is_robust and not own.gives_steps
-        if own is not None and own.votes is not None:
-            raise ConfigError(
-                "Groups vote at the topmost server, so `uplink` excludes votes. Received: "
-                f"rule={self.rule!r}"
-            )
         if own is not None and not (own.is_asynchronous or is_robust):
             raise ConfigError(
                 "What is made of gradients in synchronous rounds is what the topmost server says, "

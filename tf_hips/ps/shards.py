@@ -54,6 +54,7 @@ class ShardedClient:
         *,
         must_be_back: bool = False,
         leaves: Leaves = (),
+        groups: int | None = None,
     ) -> None:
         """Clients that have not connected yet.
 
@@ -63,6 +64,7 @@ class ShardedClient:
             workers: number of workers of this party.
             must_be_back: as for `Client`.
             leaves: as for `Client`.
+            groups: as for `Client`.
 
         Raises:
             ConfigError: as for `Client`, or there are too many servers.
@@ -81,6 +83,7 @@ class ShardedClient:
                 Shard(place, len(servers)),
                 must_be_back=must_be_back,
                 leaves=leaves,
+                groups=groups,
             )
             for place, server in enumerate(servers)
         ]
@@ -306,6 +309,7 @@ def connect(
     *,
     must_be_back: bool = False,
     leaves: Leaves = (),
+    groups: int | None = None,
 ) -> Connection:
     """The client of a party: of one server, or of all that share the model.
 
@@ -315,12 +319,13 @@ def connect(
         workers: number of workers of this party.
         must_be_back: as for `Client`.
         leaves: as for `Client`.
+        groups: as for `Client`.
 
     Raises:
         ConfigError: as for `Client`.
     """
     kind = ShardedClient if SEPARATOR in uplink.server else Client
-    return kind(uplink, run, workers, must_be_back=must_be_back, leaves=leaves)
+    return kind(uplink, run, workers, must_be_back=must_be_back, leaves=leaves, groups=groups)
 
 
 def _together(

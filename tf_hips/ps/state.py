@@ -72,7 +72,7 @@ class State:
         self.members.is_started = True
         self.members.session = uuid.uuid4().hex[:16]
         self._take_place(place)
-        self.electing.begin(self.members.children[0].rule)
+        self.electing.begin(self.members.votes)
         self.recorder.add(Kind.JOINED, **self._joined())
 
     def _take_place(self, place: Place | None) -> None:
@@ -202,7 +202,7 @@ class State:
                 self.members.session = fields["session"]
                 place = fields.get("place")
                 self._take_place(place and Place.from_fields(place))
-                self.electing.begin(self.members.children[0].rule, fields.get("secret"))
+                self.electing.begin(self.members.votes, fields.get("secret"))
                 self.gathers.prologue = fields.get("prologue", 0)
                 if not fields.get("has_weights", True):
                     self.weights.forget()
@@ -234,7 +234,7 @@ class State:
             case Kind.BACKED_UP:
                 self.note_backup(fields["child"], fields["round"], fields["number"])
             case Kind.REPLICA:
-                self.electing.replicas[fields["child"]] = fields["facts"]
+                self.electing.hear(fields["child"], fields["facts"])
             case _:
                 self._apply_to_rounds(kind, fields, data)
 
@@ -399,12 +399,14 @@ class State:
         chunks = self.members.terms.shard.chunks(model)
         partial = Partial(workers, chunks, carries=quorum.late == NEXT) if quorum else None
         sizes = [chunk.size for chunk in model.chunks]
-        if rule.votes is not None and not is_passed:
+        if rule.votes is not None:
             return self.electing.make_store(
                 rule,
                 *terms,
                 sizes=sizes,
                 gives_up=quorum is not None,
+                workers=child.workers,
+                site=self.members.terms.site,
                 first_round=first_round,
                 past=self.recorder.make_past(past_bytes),
                 **common,
@@ -426,7 +428,7 @@ class State:
 
     def _joined(self) -> dict[str, Any]:
         names = ["process", "workers", "compression", "downlink", "seed", "rule", "num_returns"]
-        names += ["leaves", "above"]
+        names += ["leaves", "above", "groups"]
         children, place = self.members.children, self.members.place
         return {
             "children": [

@@ -48,6 +48,8 @@ class Place:
         downlink: text of the compressor of the topmost server's way down.
         rule: text of the topmost server's update rule.
         session: what tells the run above from others of its name.
+        first_group: number of its first group of workers with batches of their own.
+        groups: how many of these there are in the whole tree.
     """
 
     first: int
@@ -56,6 +58,8 @@ class Place:
     downlink: str
     rule: str
     session: str
+    first_group: int
+    groups: int
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> "Place":
@@ -99,6 +103,23 @@ def read_leaves(value: object, site: str, workers: int) -> Leaves:
             f"{sum(count for _, count in leaves)}"
         )
     return tuple(leaves)
+
+
+def read_groups(value: int | None, workers: int, *, is_leaf: bool) -> int:
+    """How many groups of a child's workers have batches of their own; None: each worker has.
+
+    Fewer are of the server of a party whose children vote.
+
+    Raises:
+        ProtocolError: it is out of range.
+    """
+    groups = workers if value is None else value
+    if not 1 <= groups <= workers or (is_leaf and groups != workers):
+        raise ProtocolError(
+            f"`groups` must be from 1 to the number of workers, and of a party without a server "
+            f"that number. Received: groups={str(groups)[:40]} of {workers} workers"
+        )
+    return groups
 
 
 def check_workers(leaves: Iterable[Leaf]) -> None:

@@ -179,7 +179,14 @@ class Upper:
             )
         all_leaves = tuple(zip(welcome.parties, welcome.workers, strict=True))
         found = Place(
-            welcome.child, all_leaves, terms[0], welcome.downlink, welcome.rule, welcome.session
+            welcome.child,
+            all_leaves,
+            terms[0],
+            welcome.downlink,
+            welcome.rule,
+            welcome.session,
+            welcome.first_group,
+            welcome.groups,
         )
         if place is None:
             with session.changed:
@@ -209,12 +216,19 @@ class Upper:
         """A client that has not connected; of a run that goes on, if this server has joined one."""
         with self._session.changed:
             members = self._session.state.members
-            leaves = members.leaves_by_path
+            leaves, groups = members.leaves_by_path, members.num_groups
             must_be_back = members.place is not None
         if len(leaves) > MAX_LEAVES:
             raise ProtocolError(f"A tree must have at most {MAX_LEAVES} leaves below one server.")
         workers = sum(count for _, count in leaves)
-        return connect(self._uplink, self._run, workers, must_be_back=must_be_back, leaves=leaves)
+        return connect(
+            self._uplink,
+            self._run,
+            workers,
+            must_be_back=must_be_back,
+            leaves=leaves,
+            groups=groups,
+        )
 
     def _terms(self) -> tuple[str, str, int, str | None]:
         """With what it joins above, the same whenever it does."""

@@ -12,33 +12,34 @@ Whoever is asked and sends nothing for some seconds, hangs up, or has hung up be
 that, is asked beside the next of those who agree. Where rounds wait for all children, a group waits
 for one of them; with a quorum it is dropped when all of them are silent or lost.
 
+A server of a party sends its result up as the mean of as many batches as groups had a vote.
+
 Invariants:
 - A result depends on ballots and packets, and on which groups were dropped; all three are recorded
   before it is told. On who was asked, and when, it does not depend.
-- Weights of children are not looked at: whoever lies would say that it stands for much.
+- Weights of children are not looked at: whoever lies would say that it stands for much. That an
+  update is refused by its own child is a ballot as others are.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_hips.errors import NonFiniteError, PacketError
-from tf_hips.ps.ballots import Ballots, Group, digest_of
+from tf_hips.ps.ballots import REFUSED, Ballots, Group, digest_of
 from tf_hips.ps.combining import Floats
 from tf_hips.ps.partial import Key
 from tf_hips.ps.quorum import RETURN_S, Clock
 from tf_hips.ps.recorder import Kind
 from tf_hips.ps.rounds import Packet
+from tf_hips.ps.rules.robust import is_refused
 from tf_hips.ps.rules.votes import TOLERANT, Votes
-from tf_hips.ps.rules.whole import Distances, Ruling, WholeRound
 from tf_hips.ps.store import Job, Store
+from tf_hips.ps.tallying import Tally, Tell, Winners
 from tf_hips.ps.wire import Buffer
-from tf_hips.robust import Aggregator, detox
-
-Tell = Callable[..., None]
+from tf_hips.robust import detox
 
 # Seconds in which nothing comes of who was asked, before the next is asked, too.
 ASK_S = 5.0
@@ -46,39 +47,6 @@ ASK_S = 5.0
 ASK_TIMES = 12
 # And as long as it is waited for where rounds go on without some: a byte now and then is no row.
 MOST_TIMES = 120
-
-
-@dataclasses.dataclass
-class Counts:
-    """What was seen of one child since the server began, in rounds."""
-
-    outvoted: int = 0
-    proven: int = 0
-
-
-class Winners:
-    """The rule behind the votes: one row for each group that has a vote."""
-
-    def __init__(self, votes: Votes, then: Aggregator, sites: Sequence[str], secret: int) -> None:
-        """A rule.
-
-        Args:
-            votes: how children vote.
-            then: what aggregates the votes.
-            sites: names of the children.
-            secret: what buckets are drawn from; no child knows it.
-        """
-        self._votes = votes
-        self._then = then
-        self._sites = tuple(sites)
-        self._secret = secret
-        self.dropped: dict[int, dict[int, str]] = {}  # by round; by a member, why
-
-    def decide(self, round: WholeRound) -> Ruling:
-        """As of `RoundRule`; the rows are those of winners, in the order of their groups."""
-        round.missing = self.dropped.pop(round.number, {})
-        then = self._votes.before(self._then, len(round.children))
-        return Distances(then, self._sites, self._secret).decide(round)
 
 
 class VotingStore(Store):
@@ -93,6 +61,8 @@ class VotingStore(Store):
         tell: Tell,
         clock: Clock,
         gives_up: bool,
+        workers: int,
+        why_unlike: Callable[[int], str | None],
         **options: Any,
     ) -> None:
         """A store in which nothing has come.
@@ -104,22 +74,29 @@ class VotingStore(Store):
             secret: what groups are drawn from; no child knows it.
             tell: writes an event: its name, and fields.
             clock: calls later.
+            workers: of each child.
+            why_unlike: why a child cannot compute what most others do; None: it can.
             gives_up: whether a group is dropped when none of those who agree sends its packets,
                 and rounds are closed without some; else they wait.
             options: as for `Store`.
         """
         super().__init__(*model, **options)
         self.votes = votes
+        self._why_unlike = why_unlike
         self.is_restoring = False
-        self.counts = [Counts() for _ in self._sites]
+        self._tally = Tally(self._sites, tell)
+        self.counts = self._tally.counts
         self._winners = winners
         self._secret = secret
-        self._event = tell
+        self._workers = workers
         self._clock = clock
         self._gives_up = gives_up
         self._ballots: dict[int, Ballots] = {}
         self._newest: dict[int, int] = {}  # position of the newest record, by round
         self._silent: set[Key] = set()  # children and rounds, of those who were asked
+        self._refusing: set[Key] = set()  # the same, of those who have refused their own update
+        self._due: list[tuple[int, Group]] = []  # rounds and groups that are to be compared
+        self._is_comparing = False
         self._timers: dict[Key, Callable[[], None]] = {}  # what stops them, of the same
 
     @property
@@ -128,9 +105,29 @@ class VotingStore(Store):
         return self.votes.is_by_digest
 
     def weigh(self, number: int, child: int, weight: float) -> bool:
-        """Nobody looks at what a child says that it stands for."""
-        del number, child, weight
-        return False
+        """Nobody looks at what a child says that it stands for, but whether it has no update.
+
+        Returns:
+            Whether it is new that it has refused its own.
+        """
+        with self.changed:
+            key = child, number
+            if not is_refused(weight) or key in self._refusing or self._is_decided(number):
+                return False
+            if child in self._of(number).said:
+                return False  # its ballot stands
+            self._refusing.add(key)
+            return True
+
+    def why_unlike(self, child: int) -> str | None:
+        """Why a child cannot compute what most others do; None: nothing is known of that."""
+        with self.changed:
+            return self._why_unlike(child)
+
+    def weight(self, number: int) -> float | None:
+        """What those stand for together whose packets are in a round: batches, one of a worker."""
+        with self.changed:
+            return float(len(self._get(number).counted or ()) * self._workers)
 
     def vote(self, number: int, child: int, digest: bytes) -> bool:
         """Takes the ballot of a child; whether it is new.
@@ -141,9 +138,10 @@ class VotingStore(Store):
         with self.changed:
             if self._is_decided(number):
                 return False
-            is_new = self._of(number).say(child, digest)
+            ballot = self._ballot(number, child, digest)
+            is_new = self._of(number).say(child, ballot)
             if is_new:
-                self._record(number, Kind.VOTED, digest, child=child)
+                self._record(number, Kind.VOTED, ballot, child=child)
             jobs = self._look(number)
         self._merge_quietly(jobs)
         return is_new
@@ -231,7 +229,14 @@ class VotingStore(Store):
                 return []
             self._of(number).close()
             self._record(number, Kind.CLOSED, children=sorted(children), late=[])
-            return self._look(number)
+            jobs = self._look(number)
+            if self._due and not self.is_restoring:
+                self._clock.after(0.0, lambda: self._merge_quietly([]))
+            return jobs
+
+    def merge(self, jobs: Iterable[Job]) -> None:
+        """As of `Store`; groups are compared before that waited for the end of the round."""
+        super().merge([*jobs, *self._compare()])
 
     def redo(self, kind: Kind, fields: Mapping[str, Any], data: Buffer) -> None:
         """Does what a record of a ballot, or of what was decided, says."""
@@ -314,7 +319,8 @@ class VotingStore(Store):
             for kept in (self._ballots, self._newest):
                 for number in [one for one in kept if one < first]:
                     del kept[number]
-            self._silent = {(child, number) for child, number in self._silent if number >= first}
+            for keys in (self._silent, self._refusing):
+                keys.difference_update({key for key in keys if key[1] < first})
 
     def _add(self, number: int, child: int, packets: Sequence[tuple[int, Buffer | Packet]]) -> int:
         num_new = 0
@@ -358,6 +364,7 @@ class VotingStore(Store):
         with self.changed:
             if self._is_decided(number):
                 return
+            digest = self._ballot(number, child, digest)
             if not self.is_by_digest and not self._of(number).say(child, digest):
                 return  # the round was closed while the last of them came
         why, is_looked_at = None, False
@@ -399,10 +406,11 @@ class VotingStore(Store):
         """Asks whom there is to ask; what is to be merged where all is settled."""
         ballots = self._of(number)
         for group in ballots.groups:
-            if self.votes.vote == TOLERANT:
-                self._compare(number, ballots, group)
-            else:
+            if self.votes.vote != TOLERANT:
                 ballots.look(group)
+            elif ballots.is_complete(group) and not group.is_compared:
+                group.is_compared = True
+                self._due.append((number, group))
             waits = any(
                 child not in ballots.proven and (child, number) not in self._silent
                 for child in group.asked
@@ -414,21 +422,51 @@ class VotingStore(Store):
         is_due = ballots.is_settled and not self.is_restoring
         return self._decide(number, ballots) if is_due else []
 
-    def _compare(self, number: int, ballots: Ballots, group: Group) -> None:
-        """Settles a group by what its rows are, once all of them are there or nobody else comes."""
-        present = [child for child in group.members if child in ballots.said]
-        if group.is_settled or not (ballots.is_closed or len(present) == len(group.members)):
-            return
+    def _compare(self) -> list[Job]:
+        """Settles groups by what their rows are, all of which are there.
+
+        The lock is free while they are decoded, by one thread at a time: they take memory. Until
+        a group is settled its round is open, so nothing of it goes.
+
+        Returns:
+            What is to be merged where all groups of a round are settled.
+        """
+        jobs: list[Job] = []
+        while True:
+            with self.changed:
+                if self._is_comparing or not self._due:
+                    return jobs
+                self._is_comparing = True
+                number, group = self._due.pop(0)
+                said, kept = self._of(number).said, self._get(number).packets
+                present = [child for child in group.members if child in said]
+                packets = [
+                    [] if said[child] == REFUSED else [kept[one].get(child) for one in self.chunks]
+                    for child in present
+                ]
+            try:
+                alike = self._alike(number, present, packets)
+            finally:
+                with self.changed:
+                    self._is_comparing = False
+            with self.changed:
+                if self._is_decided(number):
+                    continue  # a server that is restored knows what was decided
+                if 2 * len(alike) <= len(group.members):
+                    group.drop("no majority")
+                elif not group.is_settled:
+                    group.near, group.winner = alike, alike[0]
+                jobs += self._look(number)
+
+    def _alike(
+        self, number: int, children: Sequence[int], packets: Sequence[Sequence[Packet | None]]
+    ) -> tuple[int, ...]:
+        """Those of `children` whose rows are alike, that in the middle first; without the lock."""
         rows: list[Floats] = []
-        for child in present:
-            packets = [self._get(number).packets[one].get(child) for one in self.chunks]
-            row = self._combining.row(number, self.chunks, packets)
+        for held in packets:
+            row = self._combining.row(number, self.chunks, held) if held else None
             rows.append(np.full(1, np.nan, np.float32) if row is None else row)
-        alike = detox.vote_tolerant(rows, present, self.votes.epsilon) if rows else None
-        if alike is None or 2 * len(alike.agreed) <= len(group.members):
-            group.drop("no majority")
-            return
-        group.near, group.winner = alike.agreed, alike.agreed[0]
+        return detox.vote_tolerant(rows, children, self.votes.epsilon).agreed if rows else ()
 
     def _ask(self, number: int, ballots: Ballots, group: Group) -> None:
         child = ballots.next_to_ask(group)
@@ -466,7 +504,8 @@ class VotingStore(Store):
         current.counted = tuple(winners.values())
         position = self._newest.get(number, 0)
         current.positions = [position] * len(current.positions)
-        self._tell_votes(number, ballots)
+        if not self.is_restoring:
+            self._tally.note(number, ballots)
         if not winners:
             why = "; ".join(sorted({group.why for group in ballots.groups}))
             current.refusals.append(
@@ -491,26 +530,9 @@ class VotingStore(Store):
         self._waiting += jobs
         return []
 
-    def _tell_votes(self, number: int, ballots: Ballots) -> None:
-        if self.is_restoring:
-            return
-        votes = [ballots.vote(group) for group in ballots.groups]
-        seen: dict[str, list[int]] = {
-            "outvoted": sorted(child for vote in votes for child in vote.outvoted),
-            "absent": sorted(child for vote in votes for child in vote.absent),
-            "proven": sorted(child for vote in votes for child in vote.proven),
-        }
-        for child in seen["outvoted"]:
-            self.counts[child].outvoted += 1
-        for child in seen["proven"]:
-            self.counts[child].proven += 1
-        for event, children in seen.items():
-            if children:
-                self._event(event, round=number, sites=[self._sites[one] for one in children])
-        for group in ballots.groups:
-            if group.is_dropped:
-                sites = [self._sites[one] for one in group.members]
-                self._event("dropped", round=number, sites=sites, reason=group.why)
+    def _ballot(self, number: int, child: int, digest: bytes) -> bytes:
+        """What a child says by the digest of its packets, with the lock held."""
+        return REFUSED if (child, number) in self._refusing else digest
 
     def _of(self, number: int) -> Ballots:
         if number not in self._ballots:
@@ -538,6 +560,7 @@ class VotingStore(Store):
 
     def _merge_quietly(self, jobs: Sequence[Job]) -> None:
         """Merges; who waits is told of a round that is refused."""
+        jobs = [*jobs, *self._compare()]
         if jobs:
             with contextlib.suppress(NonFiniteError):
                 self._merge_all(jobs)

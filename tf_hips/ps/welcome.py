@@ -3,6 +3,9 @@
 
 import dataclasses
 
+from tf_hips.ps.rules import votes as voting
+from tf_hips.ps.rules.votes import Votes
+
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
@@ -22,6 +25,10 @@ class Welcome:
         is_back: whether this process has taken over from another one of its site.
         oldest: the oldest round that such a process can come back to.
         keeps_all: whether that is the first one of this party.
+        votes: how the children of its server vote, as a text of `rules.votes`; None: they do not.
+        first_group: number of the first of its workers among the groups of workers that share
+            batches; of groups that change, where those of its server begin.
+        groups: how many such groups there are in the whole tree; without votes, all workers.
     """
 
     child: int
@@ -37,3 +44,11 @@ class Welcome:
     is_back: bool
     oldest: int
     keeps_all: bool
+    votes: str | None
+    first_group: int
+    groups: int
+
+    @property
+    def voting(self) -> Votes | None:
+        """How the children of its server vote; None: they do not."""
+        return None if self.votes is None else voting.read(self.votes)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_hips.ops.compressor import Compressor, chunk_sizes
-from tf_hips.ops.native import Bytes, Floats, derive_seed
+from tf_hips.ops.native import PREFIX_BYTES, Bytes, Floats, derive_seed
 from tf_hips.robust.aggregator import secret_order
 from tf_hips.robust.detox import groups
 from tf_hips.robust.rows import Rows, as_rows
@@ -39,7 +39,6 @@ NAMES = (
 DIRECTIONS = ("unit", "std", "sign")
 STATISTICS = ("honest", "own", "all")
 Z_FORMULAE = ("paper", "n")
-_PREFIX = 16
 # Where a packet's body holds the floats that all of its elements are made of.
 _SCALES = {"onebit": (0, 4), "terngrad": (2, 6)}
 
@@ -301,7 +300,7 @@ def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: floa
     at = 0
     for size in chunk_sizes(n) or [0]:
         for offset in _SCALES[codec.name]:
-            where = slice(at + _PREFIX + offset, at + _PREFIX + offset + 4)
+            where = slice(at + PREFIX_BYTES + offset, at + PREFIX_BYTES + offset + 4)
             value = np.frombuffer(lying[where].tobytes(), np.float32)
             with np.errstate(all="ignore"):
                 scaled = (value * np.float32(factor)).astype(np.float32)

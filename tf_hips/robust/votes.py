@@ -21,9 +21,8 @@ from tf_hips.errors import PacketError
 from tf_hips.ops import native
 from tf_hips.ops.algorithms import onebit
 from tf_hips.ops.compressor import CHUNK, chunk_sizes
-from tf_hips.ops.native import Buffer, Floats
+from tf_hips.ops.native import PREFIX_BYTES, Buffer, Floats
 
-_PREFIX = 16
 _MEANS = 8
 Words = npt.NDArray[np.uint64]
 
@@ -66,9 +65,9 @@ def _is_well_formed(given: Buffer, n: int) -> bool:
         return False
     at = 0
     for size in chunk_sizes(n) or [0]:
-        if data[at : at + _PREFIX].tobytes() != _prefix(size):
+        if data[at : at + PREFIX_BYTES].tobytes() != _prefix(size):
             return False
-        at += _PREFIX + _MEANS + -(-size // 8)
+        at += PREFIX_BYTES + _MEANS + -(-size // 8)
     return True
 
 
@@ -84,7 +83,7 @@ def _raise_why(child: int, given: Buffer, n: int) -> NoReturn:
 @functools.cache
 def _prefix(size: int) -> bytes:
     zeros = np.zeros(size, np.float32)
-    return native.encode(onebit(), zeros, native.Key(0, 0, 0))[:_PREFIX].tobytes()
+    return native.encode(onebit(), zeros, native.Key(0, 0, 0))[:PREFIX_BYTES].tobytes()
 
 
 def _bits(given: Buffer, n: int) -> Words:
@@ -95,7 +94,7 @@ def _bits(given: Buffer, n: int) -> Words:
     at = 0
     for chunk, size in enumerate(chunk_sizes(n)):
         length = -(-size // 8)
-        first = at + _PREFIX + _MEANS
+        first = at + PREFIX_BYTES + _MEANS
         target[chunk * CHUNK // 8 : chunk * CHUNK // 8 + length] = data[first : first + length]
         at = first + length
     return words

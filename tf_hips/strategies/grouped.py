@@ -10,7 +10,6 @@ from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.data.seats import Seats
 from tf_hips.errors import ProtocolError
-from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.seat_client import SeatClient
 from tf_hips.ps.shards import Connection
 from tf_hips.ps.welcome import Welcome
@@ -41,25 +40,26 @@ class GroupedStrategy(PartyStrategy):
             step: the number of the step, as the server counts; None: the next one's.
 
         Raises:
-            ProtocolError: parties do not vote in groups.
+            ProtocolError: parties do not vote in groups, or a loop counts local steps.
         """
         if self._groups is None:
             raise ProtocolError(
                 "Only parties that vote have groups: `rule=tf_hips.robust.detox.Detox(...)`."
+            )
+        if self._loan is not None:
+            raise ProtocolError(
+                "Seeds of groups are of steps that are rounds. Received: a strategy that serves a "
+                "loop, whose rounds have local steps"
             )
         if step is None:
             made = next((made.step for made in self._sums.values()), None)
             step = tf.constant(self._groups.first, tf.int64) if made is None else made.read_value()
         return self._groups.sampling_seed(step)
 
-    def _sit_down(
-        self,
-        rule: UpdateRule | None,
-        welcome: Welcome | None,
-        connected: Callable[[], Connection],
-    ) -> None:
+    def _sit_down(self, welcome: Welcome | None, connected: Callable[[], Connection]) -> None:
         """Where parties vote in groups, finds this one's, and says what decides on its bits."""
-        if rule is None or rule.votes is None or welcome is None:
+        votes = None if welcome is None else welcome.voting
+        if votes is None or welcome is None:
             return
 
         def ask(number: int) -> int:
@@ -72,7 +72,7 @@ class GroupedStrategy(PartyStrategy):
 
         rank, seed = primitives.rank(), self._run.seed
         try:
-            self._groups = Groups(rule.votes, welcome, rank, seed, self._failures.kept(ask))
+            self._groups = Groups(votes, welcome, seed, self._failures.kept(ask))
             facts = replica_facts()
             on_rank_0(lambda: say(facts))
         except BaseException as error:

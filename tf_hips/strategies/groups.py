@@ -28,37 +28,35 @@ class Groups:
 
     Attributes:
         votes: how parties vote.
-        count: how many groups there are.
+        count: how many groups of workers with batches of their own there are in the whole tree.
         seats: in which group this worker sits in each round; None: always in `fixed`.
-        fixed: the group that it always sits in; None: they are drawn.
+        fixed: the first such group of its party, which always sits in one; None: they are drawn.
         first: the first round.
     """
 
     def __init__(
-        self, votes: Votes, welcome: Welcome, rank: int, seed: int, ask: Callable[[int], int]
+        self, votes: Votes, welcome: Welcome, seed: int, ask: Callable[[int], int]
     ) -> None:
         """The groups of a run that has been joined.
 
         Args:
             votes: how parties vote.
             welcome: what the server has said.
-            rank: of this worker in its party.
             seed: of the run.
             ask: the group of a round, from the server; on rank 0.
 
         Raises:
             ConfigError: groups change, and the party has several workers.
         """
-        parties, workers = len(welcome.parties), welcome.workers[welcome.child]
+        workers = welcome.workers[welcome.child]
         self.votes = votes
-        self.count = votes.num_groups(parties)
+        self.count = welcome.groups
         self.first = welcome.round
-        self._place = (rank, workers)
         self._seed = seed
         self.seats: Seats | None = None
         self.fixed: int | None = None
         if votes.is_fixed:
-            self.fixed = welcome.child // votes.r
+            self.fixed = welcome.first_group
         elif workers > 1:
             raise ConfigError(
                 "Parties of several workers can vote in groups that stay (`fixed=True`): of groups "
@@ -67,14 +65,6 @@ class Groups:
             )
         else:
             self.seats = Seats(self.count, ask, welcome.round)
-
-    @property
-    def sample_group(self) -> tuple[int, int] | None:
-        """Whose batches and noise this worker has, and of how many; None: that changes."""
-        if self.fixed is None:
-            return None
-        rank, workers = self._place
-        return self.fixed * workers + rank, self.count * workers
 
     def open(self, number: int) -> None:
         """Round `number` is the next one."""
@@ -112,6 +102,7 @@ def check_steps(optimizer: Any) -> None:
             else type(optimizer).__name__
         )
         raise ConfigError(
-            "Where groups change from round to round, each step must be a round: without "
-            f"accumulation of gradients, and without a scale of the loss. Received: {what}"
+            "Where groups change from round to round, each step must be a round, or a local step "
+            "of one: without accumulation of gradients, and without a scale of the loss. "
+            f"Received: {what}"
         )

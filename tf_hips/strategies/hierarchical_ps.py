@@ -186,7 +186,7 @@ class HierarchicalPS(ConnectedStrategy):
                     "is not finite. Received: nonfinite='propagate'"
                 )
             self._join()
-            self._sit_down(self._rule, self._welcome, self._connected)
+            self._sit_down(self._welcome, self._connected)
             self._beginning.first_sync = self._first_sync
             exits.watch()
             atexit.register(self.close)
@@ -269,10 +269,14 @@ class HierarchicalPS(ConnectedStrategy):
     def sample_group(self) -> tuple[int, int]:
         """Which group of workers this one shares its noise and its batches with, and of how many.
 
-        Over all parties, also where they train apart: each has data of its own.
+        Over all parties, also where they train apart: each has data of its own. Of groups that
+        are drawn for each step `shard` asks by itself.
         """
-        if self._groups is not None and self._groups.sample_group is not None:
-            return self._groups.sample_group
+        if self._welcome is None or self._seats is not None:
+            return self._row_group()
+        return self._welcome.first_group + primitives.rank(), self._welcome.groups
+
+    def _row_group(self) -> tuple[int, int]:
         number = sum(self._welcome.workers) if self._welcome is not None else primitives.size()
         return self.global_rank, number
 

@@ -158,6 +158,10 @@ class PartyStrategy(tf.distribute.Strategy):
         """
         return self.global_rank, primitives.size()
 
+    def _row_group(self) -> tuple[int, int]:
+        """The same of rows that are not trained on, of which none may be left out or come twice."""
+        return self.sample_group()
+
     def noise_group(self) -> tuple[int, int]:
         """Which group of workers this one shares the noise of its model with, and of how many."""
         return self.sample_group()

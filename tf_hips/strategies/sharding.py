@@ -33,8 +33,9 @@ def shard(
     The k-th batches of all workers together are the k-th batch of one process with the joined batch
     size: worker g of N has the positions g, g + N, ... of an order that is a function of the seed
     and the epoch. Every pass through the dataset is the next epoch; `fit` counts its own epochs,
-    and see `set_epoch`. Where workers vote in groups (docs/robustness.md), g is the group that a
-    worker sits in, of N groups; of groups that are drawn, with `drop_remainder`, that of the step.
+    and see `set_epoch`. Where workers vote in groups (docs/robustness.md), g is with
+    `drop_remainder` the group that a worker sits in, of all N of the tree; of groups that are drawn
+    that of the step.
 
     Args:
         data: an array, or a tuple, list or dict of arrays of equally many rows, such as (x, y) or
@@ -59,7 +60,7 @@ def shard(
             dataset is batched or shuffled already, or an argument is out of range.
     """
     strategy = _found(strategy)
-    group, groups = strategy.sample_group()
+    group, groups = strategy.sample_group() if drop_remainder else strategy._row_group()
     seats = getattr(strategy, "_seats", None) if drop_remainder else None
     if seats is not None:
         group, groups = 0, seats.groups
@@ -120,7 +121,7 @@ def gather(rows: Any, *, strategy: Any = None) -> Any:
     """
     strategy = _found(strategy)
     own = [np.asarray(part) for part in tf.nest.flatten(rows)]
-    group, groups = strategy.sample_group()
+    group, groups = strategy._row_group()
     kinds = [[part.dtype.name, list(part.shape[:1]), list(part.shape[1:])] for part in own]
     everyone = strategy._gather_objects([group, kinds], "the rows to gather")
     if None in everyone:

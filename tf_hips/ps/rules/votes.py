@@ -124,10 +124,16 @@ def split(text: str) -> tuple[Votes | None, str]:
     return votes, rest
 
 
-def is_by_digest(text: str) -> bool:
-    """Whether children of a rule send digests, and packets when they are asked."""
-    votes, _ = split(text)
-    return votes is not None and votes.is_by_digest
+def read(text: str) -> Votes:
+    """The value whose `text` it is.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    votes, rest = split(f"{text} >> mean")
+    if votes is None or rest.strip() != "mean":
+        raise ValueError(f"votes must read like `detox(r=3)`. Received: {text[:320]!r}")
+    return votes
 
 
 def check(votes: Votes, then: Aggregator, children: int, compression: str | None) -> None:
