@@ -186,8 +186,19 @@ class Combining:
             ToleranceError: nothing can be made of the packets.
         """
         whole = self.updates.whole
+        round = None if whole is None else self.whole_round(number, packets, children, weights)
+        return None if whole is None or round is None else whole.decide(round)
+
+    def whole_round(
+        self,
+        number: int,
+        packets: Mapping[int, Mapping[int, Packet]],
+        children: Sequence[int],
+        weights: Mapping[int, float],
+    ) -> WholeRound | None:
+        """The rows of those who take part, as for `decide`; None: nobody does."""
         present = [child for child in children if weights.get(child, 1.0) > 0]
-        if whole is None or not present:
+        if not present:
             return None
 
         def decode(chunk: int, packet: Packet, out: Floats) -> None:
@@ -196,7 +207,7 @@ class Combining:
         missing = {child: OWN_REFUSAL for child in children if is_refused(weights.get(child, 1.0))}
         sizes = {chunk: self._model.chunks[chunk].size for chunk in packets}
         reference = self.updates.reference
-        return whole.decide(WholeRound(number, present, packets, sizes, decode, reference, missing))
+        return WholeRound(number, present, packets, sizes, decode, reference, missing)
 
     def _with_late(
         self,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run keeps of the votes of its children, beside their rounds (`voting`).
 
-The secret from which groups are drawn is made when all have joined, and recorded with them: a
-server that is restored draws the same groups. It never leaves the server.
+The secret from which groups are drawn, or seeds of sketches (`weighing`), is made when all have
+joined, and recorded with them: a server that is restored draws the same. It never leaves the
+server.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ class Electing:
 
     Attributes:
         votes: how children vote; None: they do not.
-        secret: what groups are drawn from; None: nobody votes.
+        secret: what groups are drawn from, or seeds of sketches; None: nothing is.
         replicas: what children have said that decides on their bits, by child.
         tell: writes an event: its name, and fields.
     """
@@ -48,8 +49,9 @@ class Electing:
 
     def begin(self, rule: str, secret: int | None = None) -> None:
         """All have joined by a rule; `secret` is that of the run, if it goes on."""
-        self.votes = parse(rule).votes if rule else None
-        if self.votes is not None:
+        chosen = parse(rule) if rule else None
+        self.votes = chosen.votes if chosen is not None else None
+        if chosen is not None and (chosen.votes is not None or chosen.sketch is not None):
             self.secret = secret if secret is not None else secrets.randbits(63)
 
     @contextlib.contextmanager

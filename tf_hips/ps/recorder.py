@@ -46,6 +46,9 @@ class Kind(enum.IntEnum):
     VOTED = 40  # what one child says its packets are, in a round
     TALLIED = 41  # whose packets are in a round, and which groups are not
     REPLICA = 42  # what decides on the bits of one child
+    # Of trees that are decided on sketches:
+    SKETCHED = 50  # norms and sketches of one party's leaves, in a round
+    WEIGHED = 51  # what the topmost server has given each leaf of a party, in a round
     # Of a server with one above it, what that one has answered:
     PASSED_DOWN = 30  # a chunk of a round
     ANSWERED = 31  # a gather, the payloads of all leaves

@@ -137,6 +137,11 @@ class ServerConfig:
                 "Groups vote at the topmost server, so `uplink` excludes votes. Received: "
                 f"rule={self.rule!r}"
             )
+        if own is not None and own.sketch is not None:
+            raise ConfigError(
+                "What is decided on sketches the topmost server decides, so `uplink` excludes it. "
+                f"Received: rule={self.rule!r}"
+            )
         if own is not None and not (own.is_asynchronous or is_robust):
             raise ConfigError(
                 "What is made of gradients in synchronous rounds is what the topmost server says, "

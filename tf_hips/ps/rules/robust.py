@@ -18,7 +18,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.quorum import DROP, Quorum
-from tf_hips.ps.rules import votes
+from tf_hips.ps.rules import leaves, votes
 from tf_hips.ps.rules.value import parse
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
@@ -128,6 +128,8 @@ def why_not(
                 "median, trimmed_mean, meamed and majority can do with shards. Received: "
                 f"{shard}"
             )
+        if rule.sketch is not None:
+            return leaves.why_not(rule, quorum)
         try:
             if rule.votes is not None:
                 votes.check(rule.votes, robust, children, compression)
