@@ -84,12 +84,12 @@ strategy = tf_hips.HierarchicalPS(intra="ps", rule=robust.sketched(robust.krum(f
 keras.utils.set_random_seed(0)
 with strategy.scope():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse")
 x = np.random.default_rng(0).normal(size=(240, 8)).astype("float32")
 y = x @ np.arange(8, dtype="float32")[:, None]
 y = y if strategy.global_rank != 4 else -100 * y
 rows = tf_hips.shard((x, y), batch_size=8)
-history = model.fit(rows, epochs=8, verbose=0)
+model.fit(rows, epochs=16, verbose=0)
 told = {"weights": model.get_weights()[0][:, 0].tolist(), "rule": strategy._rule.text}
 (pathlib.Path(sys.argv[1]) / f"{strategy.global_rank}.json").write_text(json.dumps(told))
 """

@@ -47,12 +47,9 @@ def test_a_sketch_is_its_definition(d: int, k: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_segments_and_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_chunks_it_is_the_sum_in_whatever_order_they_come() -> None:
     rows = np.random.default_rng(1).standard_normal((2, 5000)).astype(np.float32)
     whole = sketch(rows, 64, b"s" * 16)
-    monkeypatch.setattr(sketches, "_SEGMENT", 96)
-    np.testing.assert_array_equal(sketch(rows, 64, b"s" * 16), whole)
-    # Of several chunks the sum, in whatever order they come.
     both = Sketching(b"s" * 16, 2, 64)
     both.add(1, list(rows[:, :700]))
     both.add(0, list(rows))

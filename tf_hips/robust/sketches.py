@@ -24,7 +24,7 @@ Whoever knows the seed before the rows are made makes rows that the sketch does 
 comes from a secret, and is told when rows cannot change any more.
 
 Bits: turns and signs are Philox4x64-10 by NumPy, keyed by seed and chunk; sums are float64, block
-by block in their order, rounded to float32 once. So all places make the same sketches.
+by block of a chunk, then chunk by chunk as they come, and rounded to float32 once.
 """
 
 import dataclasses
@@ -50,7 +50,8 @@ SEED_BYTES = 16
 _HEAD = re.compile(r"\s*sketched\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _K = Parameter("k", 512, 16, 1 << 16)
 _WEIGHTED = ("krum", "multi_krum", "geometric_median", "mda", "cge", "mean")
-_SEGMENT = 1 << 16  # elements of a row that are signed at once: they stay in the cache
+# Of a byte of random bits the signs that they are, the lowest first.
+_SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Sketching:
         """
         self._seed = seed
         self._widths = (k // 2, k - k // 2) if k else ()
-        # A block that is turned goes on behind the end; `_fold` puts that to the front.
+        # A block that is turned goes on behind the end; `sketches` puts that to the front.
         self._sums = [np.zeros((n, 2 * width)) for width in self._widths]
         self._squares: list[Doubles] = []
         self._n = n
@@ -220,24 +221,14 @@ class Sketching:
         with np.errstate(over="ignore"):
             self._squares.append(native_robust.distances(rows, with_pairs=False)[0])
         stream = np.random.Philox(key=_key(self._seed, chunk))
+        signed = np.empty(size)
         for width, sums in zip(self._widths, self._sums, strict=True):
             signs = _signs(stream.random_raw(-(-size // 64)), size)
-            turns = (stream.random_raw(-(-size // width)) % np.uint64(width)).tolist()
-            self._add_half(rows, signs, turns, width, sums)
-
-    def _add_half(
-        self, rows: Sequence[Floats], signs: Doubles, turns: list[int], width: int, sums: Doubles
-    ) -> None:
-        length = max(1, _SEGMENT // width) * width
-        signed = np.empty((len(rows), min(length, signs.size)))
-        for begin in range(0, signs.size, length):
-            end = min(begin + length, signs.size)
-            for row, out in zip(rows, signed, strict=True):
-                np.multiply(row[begin:end], signs[begin:end], out=out[: end - begin])
-            for at in range(0, end - begin, width):
-                turn = turns[(begin + at) // width]
-                last = min(at + width, end - begin)
-                sums[:, turn : turn + last - at] += signed[:, at:last]
+            turns = (stream.random_raw(-(-size // width)) % np.uint64(width)).astype(np.int64)
+            places = (turns[:, None] + np.arange(width)).reshape(-1)[:size]
+            for row, out in zip(rows, sums, strict=True):
+                np.multiply(row, signs, out=signed)
+                out += np.bincount(places, weights=signed, minlength=2 * width)
 
     def squares(self) -> Doubles:
         """Squared norms of the rows, [n]."""
@@ -341,5 +332,5 @@ def _key(seed: bytes, chunk: int) -> int:
 
 
 def _signs(words: npt.NDArray[np.uint64], count: int) -> Doubles:
-    bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=count, bitorder="little")
-    return 1.0 - 2.0 * bits.astype(np.float64)
+    found: Doubles = _SIGNS[words.astype("<u8").view(np.uint8)].reshape(-1)[:count]
+    return found
