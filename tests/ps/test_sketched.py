@@ -267,7 +267,6 @@ def test_nobody_hears_the_seed_before_all_rows_are_fixed() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 def test_a_caller_must_say_that_its_rows_are_fixed_and_waits_for_the_seed(
     certificates: Certificates,
 ) -> None:

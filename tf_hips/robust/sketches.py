@@ -332,5 +332,5 @@ def _key(seed: bytes, chunk: int) -> int:
 
 
 def _signs(words: npt.NDArray[np.uint64], count: int) -> Doubles:
-    found: Doubles = _SIGNS[words.astype("<u8").view(np.uint8)].reshape(-1)[:count]
-    return found
+    found = _SIGNS[words.astype("<u8").view(np.uint8)].reshape(-1)[:count]
+    return np.asarray(found, np.float64)
