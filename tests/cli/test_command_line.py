@@ -126,6 +126,14 @@ WRONG = {
         ],
         "krum needs n >= 2 f + 3 rows. Received: n=3, f=1",
     ),
+    "sketches without servers": (
+        ["run", "--rule", "sketched >> krum(f=1)", "{script}"],
+        "A `--rule` on sketches needs parties with servers",
+    ),
+    "too few for sketches": (
+        ["run", "--intra=ps", "--workers=2", "--rule=sketched>>krum(1)", "{script}"],
+        "cannot work with 4 leaves: krum needs n >= 2 f + 3 rows. Received: n=4, f=1",
+    ),
     "another way to meet": (["run", "--intra", "mpi", "x.py"], "invalid choice: 'mpi'"),
     "no days": (["certs", "issue", "x", "--party", "a", "--days", "0"], "number >= 1. Received"),
     "longer than the authority": (

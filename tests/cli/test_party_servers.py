@@ -74,6 +74,53 @@ def test_workers_train_through_the_servers_of_their_parties(tmp_path: Path, part
     assert not [one for one in events if one.get("reason")]
 
 
+SKETCHED = """
+import json, pathlib, sys
+import keras, numpy as np
+import tf_hips
+from tf_hips import robust
+
+strategy = tf_hips.HierarchicalPS(intra="ps", rule=robust.sketched(robust.krum(f=1), k=64))
+keras.utils.set_random_seed(0)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+x = np.random.default_rng(0).normal(size=(240, 8)).astype("float32")
+y = x @ np.arange(8, dtype="float32")[:, None]
+y = y if strategy.global_rank != 4 else -100 * y
+rows = tf_hips.shard((x, y), batch_size=8)
+model.fit(rows, epochs=16, verbose=0)
+told = {"weights": model.get_weights()[0][:, 0].tolist(), "rule": strategy._rule.text}
+(pathlib.Path(sys.argv[1]) / f"{strategy.global_rank}.json").write_text(json.dumps(told))
+"""
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_one_rule_over_the_workers_of_all_parties(tmp_path: Path) -> None:
+    """One of six trains on other labels, and the model is that of the others."""
+    script = tmp_path / "train.py"
+    script.write_text(SKETCHED)
+    command = [sys.executable, "-m", "tf_hips.cli", "run", "--parties", "2", "--workers", "3"]
+    done = subprocess.run(
+        [
+            *command,
+            *("--intra", "ps", "--rule", "sketched(k=64) >> krum(f=1)"),
+            *(str(script), str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(6)]
+    assert all(one == told[0] for one in told)
+    assert told[0]["rule"] == "sketched(k=64) >> krum(f=1)"
+    assert all(abs(found - k) < 0.2 for k, found in enumerate(told[0]["weights"])), told[0]
+
+
 @pytest.mark.tf
 @pytest.mark.slow
 @pytest.mark.timeout(180)

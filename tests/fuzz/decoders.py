@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tf_hips.errors import ProtocolError, StateError
-from tf_hips.ps import gather, wire
+from tf_hips.errors import PacketError, ProtocolError, StateError
+from tf_hips.ps import gather, sketch_wire, wire
 from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import from_payload
 from tf_hips.ps.records import VERSION, Facts, Header, Reader, to_mark, to_record
@@ -85,6 +85,16 @@ def gathers(data: bytes) -> None:
     assert found is None or (len(found[1]) <= 1000 and found[0])
 
 
+def sketches(data: bytes) -> None:
+    """Sketches of a party's leaves, and their weights."""
+    with contextlib.suppress(PacketError):
+        found = sketch_wire.PartyRows.from_bytes(data, 3, 2)
+        assert found.sketches.shape == (len(found.squares), 2)
+        assert found.to_bytes() == data
+    with contextlib.suppress(PacketError):
+        assert len(sketch_wire.weights_from_bytes(data, 3)) == 3
+
+
 def payloads(data: bytes) -> None:
     """A record's payload: JSON and bytes."""
     with contextlib.suppress(ValueError):
@@ -138,6 +148,7 @@ TARGETS: tuple[Callable[[bytes], None], ...] = (
     files,
     headers,
     journals,
+    sketches,
 )
 
 

@@ -219,11 +219,11 @@ def test_who_hangs_up_when_it_is_asked_is_passed_over() -> None:
                 found = make(passage)
                 hears = found.hears
 
-                def other(call: Any, chunk: int, num_chunks: int) -> bool:
+                def other(call: Any, chunk: int, num_chunks: int, packet: Any) -> bool:
                     if chunk == num_chunks and member.site not in hung_up:
                         hung_up.append(member.site)
                         raise _HangsUp
-                    return hears(call, chunk, num_chunks)
+                    return hears(call, chunk, num_chunks, packet)
 
                 found.hears = other  # type: ignore[method-assign]
                 return found

@@ -49,6 +49,8 @@ def check(options: argparse.Namespace) -> None:
         UsageError: there are no such servers, or they cannot do it.
     """
     text = options.robust_local
+    if options.rule is not None:
+        _check_sketches(options)
     if text is None:
         return
     from tf_hips.ps import rules
@@ -71,6 +73,28 @@ def check(options: argparse.Namespace) -> None:
     why_not = rules.why_not(text, options.workers, compression)
     if why_not is not None:
         raise arguments.UsageError(f"`--robust-local`: {why_not}")
+
+
+def _check_sketches(options: argparse.Namespace) -> None:
+    """Looks whether the parties have servers that can make sketches, where `--rule` asks for them.
+
+    Raises:
+        UsageError: they have none, or those have a rule of their own, or workers are too few.
+    """
+    from tf_hips.ps import rules
+    from tf_hips.ps.rules import leaves
+
+    rule = rules.parse(options.rule)
+    if rule.sketch is None:
+        return
+    if options.intra != "ps" or options.robust_local is not None:
+        raise arguments.UsageError(
+            "A `--rule` on sketches needs parties with servers, which have no rule of their own: "
+            f"`--intra ps`, and no `--robust-local`. Received: {rule}"
+        )
+    why_not = leaves.why_too_few(options.rule, options.parties * options.workers)
+    if why_not is not None:
+        raise arguments.UsageError(f"`--rule`: {why_not}")
 
 
 def leaf(site: str, worker: int) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Collection
 
 from tf_hips.ps.ballots import digest_of
 from tf_hips.ps.passing import Passage, WayUp
+from tf_hips.ps.wire import Buffer
 
 DIGEST_KEY = "digest"
 ASK = b"\x01"
@@ -77,8 +78,9 @@ class Ballot:
         """`lengths` of packets, with that of the question."""
         return [*lengths, len(ASK)] if self._is_needed else lengths
 
-    def hears(self, call: WayUp, chunk: int, num_chunks: int) -> bool:
+    def hears(self, call: WayUp, chunk: int, num_chunks: int, packet: Buffer) -> bool:
         """Whether what has come is the question; then packets go up."""
+        del packet
         if not self._is_needed or chunk != num_chunks:
             return False
         call.resume(())

@@ -45,13 +45,13 @@ from tf_hips.ps.members import Caller
 from tf_hips.ps.news import news_to_message
 from tf_hips.ps.pacing import METHOD, PaceServer
 from tf_hips.ps.parcel import Held
-from tf_hips.ps.polling import Poll
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Flow, Traffic
 from tf_hips.ps.tree import read_groups, read_leaves
 from tf_hips.ps.waits import Waits
+from tf_hips.ps.weigh_poll import poll_of
 from tf_hips.ps.wire import Call
 
 _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
@@ -420,7 +420,7 @@ class Calls:
     ) -> Iterator[bytes]:
         flow = Flow(self._traffic, caller.child)
         store = session.begin_round(caller, call.number, weight_of(context))
-        poll = Poll(store, call.number, caller.child, context)
+        poll = poll_of(store, call.number, caller.child, context)
         reader = Reader(flow.coming(messages), store, session, caller, call)
         refused = len(store.refusals(call.number))
         have: set[int] = set()

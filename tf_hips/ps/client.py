@@ -31,6 +31,7 @@ from tf_hips.ps import tls, wire
 from tf_hips.ps.asked import Ballot
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.backups import Backups, Give
+from tf_hips.ps.fixing import Fixed, Hearing
 from tf_hips.ps.gather import to_packet, too_long
 from tf_hips.ps.link import Link, Patience, detail
 from tf_hips.ps.model import Model
@@ -406,7 +407,8 @@ class Client:
         halt = halt if halt is not None else Halt()
         said = () if weight is None else ((wire.WEIGHT_KEY, repr(float(weight))),)
         welcome = self._joined()
-        ballot = self._ballot(passage)
+        ballot: Ballot | Fixed
+        ballot = Fixed(passage) if isinstance(passage, Hearing) else self._ballot(passage)
         have: set[int] = set()
         most_held = 0
         # What the process before this one has delivered need not travel again.
@@ -448,7 +450,7 @@ class Client:
                     if not message:
                         passage.go_on()
                     for chunk, packet in assembler.feed(message):
-                        if ballot.hears(call, chunk, len(lengths)):
+                        if ballot.hears(call, chunk, len(lengths), packet):
                             continue
                         if len(packet) != lengths[chunk]:
                             raise ProtocolError(

@@ -186,11 +186,22 @@ class Combining:
             ToleranceError: nothing can be made of the packets.
         """
         whole = self.updates.whole
+        round = None if whole is None else self.weighed_round(number, packets, children, weights)
+        return None if whole is None or round is None else whole.decide(round)
+
+    def weighed_round(
+        self,
+        number: int,
+        packets: Mapping[int, Mapping[int, Packet]],
+        children: Sequence[int],
+        weights: Mapping[int, float],
+    ) -> WholeRound | None:
+        """The rows of those who say that they take part, as for `decide`; None: nobody does."""
         present = [child for child in children if weights.get(child, 1.0) > 0]
-        if whole is None or not present:
+        if not present:
             return None
         missing = {child: OWN_REFUSAL for child in children if is_refused(weights.get(child, 1.0))}
-        return whole.decide(self.whole_round(number, packets, present, missing))
+        return self.whole_round(number, packets, present, missing)
 
     def whole_round(
         self,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run keeps of the votes of its children, beside their rounds (`voting`).
 
-The secret from which groups are drawn is made when all have joined, and recorded with them: a
-server that is restored draws the same groups. It never leaves the server.
+The secret from which groups are drawn, or seeds of sketches (`weighing`), is made when all have
+joined, and recorded with them: a server that is restored draws the same. It never leaves the
+server.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ class Electing:
 
     Attributes:
         votes: how children vote; None: they do not.
-        secret: what groups are drawn from; None: nobody votes.
+        secret: what groups are drawn from, or seeds of sketches; None: nothing is.
         replicas: what children have said that decides on their bits, by child.
         tell: writes an event: its name, and fields.
     """
@@ -49,10 +50,18 @@ class Electing:
         self.tell = tell if tell is not None else _tell_nobody
         self._clock = clock if clock is not None else self._clock
 
-    def begin(self, votes: Votes | None, secret: int | None = None) -> None:
-        """All have joined, and vote so; `secret` is that of the run, if it goes on."""
+    def begin(
+        self, votes: Votes | None, secret: int | None = None, *, has_sketches: bool = False
+    ) -> None:
+        """All have joined.
+
+        Args:
+            votes: how they vote.
+            secret: that of the run, if it goes on.
+            has_sketches: whether rounds are decided on sketches here, whose seeds are secret, too.
+        """
         self.votes = votes
-        if self.votes is not None:
+        if votes is not None or has_sketches:
             self.secret = secret if secret is not None else secrets.randbits(63)
 
     @contextlib.contextmanager

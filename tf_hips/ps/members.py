@@ -15,6 +15,7 @@ from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.model import Model, first_difference
 from tf_hips.ps.past import MOST_IN_MEMORY
 from tf_hips.ps.quorum import Quorum
+from tf_hips.ps.rules import leaves as leaf_rules
 from tf_hips.ps.rules.votes import Votes, why_not_child
 from tf_hips.ps.tree import (
     BETWEEN,
@@ -150,6 +151,13 @@ class Members:
         return None if text is None else rules.parse(text).votes
 
     @property
+    def has_sketches(self) -> bool:
+        """Whether rounds are decided here on sketches of leaves; all children have joined."""
+        if self.terms.site is not None or not self.children[0].rule:
+            return False
+        return rules.parse(self.children[0].rule).sketch is not None
+
+    @property
     def num_groups(self) -> int:
         """Groups of workers below with batches of their own; all children have joined."""
         votes = self.votes
@@ -243,6 +251,17 @@ class Members:
             counts = [count for _, count in child.leaves]
             found += zip(self._paths(one, child), counts, strict=True)
         return tuple(found)
+
+    @property
+    def why_too_few(self) -> str | None:
+        """Why a topmost server cannot begin with the leaves of all children; None: it can."""
+        rule = self.children[0].rule
+        return leaf_rules.why_too_few(rule, len(self.leaves)) if rule != ABOVE else None
+
+    @property
+    def paths_by_child(self) -> list[list[str]]:
+        """Paths of the leaves of each child, from this server."""
+        return [self._paths(one, child) for one, child in sorted(self.children.items())]
 
     def _paths(self, position: int, child: Child) -> list[str]:
         paths = child.paths or tuple(site for site, _ in child.leaves)
@@ -412,6 +431,7 @@ class Members:
             is_leaf = child.leaves == ((here, child.workers),)
             workers = {self.site(one): known.workers for one, known in others.items()}
             why_not = why_not_child(merging, here, is_leaf, child.workers, workers)
+            why_not = why_not or leaf_rules.why_not_child(merging, here, is_leaf, child.paths)
             if why_not is not None:
                 raise ProtocolError(why_not)
         num_leaves = sum(len(known.leaves) for known in others.values()) + len(child.leaves)

@@ -22,6 +22,7 @@ from tf_hips.ps.wire import Buffer
 _LENGTH = struct.Struct("<I")
 
 
+@enum.unique
 class Kind(enum.IntEnum):
     """What a record says. Numbers are part of the format."""
 
@@ -48,6 +49,9 @@ class Kind(enum.IntEnum):
     REPLICA = 42  # what decides on the bits of one child
     # Of a shard whose rule looks at whole rows:
     RULED = 50  # a round, by the verdict of shard 0
+    # Of trees that are decided on sketches:
+    SKETCHED = 51  # norms and sketches of one party's leaves, in a round
+    WEIGHED = 52  # what the topmost server has given each leaf of a party, in a round
     # Of a server with one above it, what that one has answered:
     PASSED_DOWN = 30  # a chunk of a round
     ANSWERED = 31  # a gather, the payloads of all leaves
@@ -63,7 +67,7 @@ class Kind(enum.IntEnum):
     LATE = 27  # a packet of an update that may count in a later round
     DRIFT = 28  # of a chunk, what has not gone up; asynchronous rounds below a server
     ON_WAY = 29  # a packet of a chunk that the server above has not answered
-    BUFFERED = 50  # a packet of a row that waits for others; asynchronous rounds, a robust rule
+    BUFFERED = 33  # a packet of a row that waits for others; asynchronous rounds, a robust rule
 
 
 Entry = tuple[Kind, dict[str, Any], Buffer]

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from tf_hips.ps.passing import Batch
 from tf_hips.ps.periods import PeriodicStore
 from tf_hips.ps.session import Session
+from tf_hips.ps.sketching import SketchingStore
 from tf_hips.ps.store import Store
+from tf_hips.ps.wire import Buffer
 
 Passed = Store | PeriodicStore
 """Rounds of which something goes up."""
@@ -64,9 +66,13 @@ class Passing(Turns):
 
     def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
         """Packets that are complete and durable, until all of the round have been."""
-        store, mine = self._store, frozenset(chunks) - held
-        wait = self.begin(tuple(chunks))
-        after = 0
+        yield from self.ups(self.begin(tuple(chunks)), frozenset(chunks) - held)
+
+    def ups(
+        self, wait: Callable[[Callable[[], bool]], bool], mine: frozenset[int]
+    ) -> Iterator[Batch]:
+        """The same of the chunks in `mine`, for the iterator whose turn `wait` is of."""
+        store, after = self._store, 0
         while after < len(store.chunks):
             with self._session.changed:
                 if not wait(functools.partial(self._has_more, after)):
@@ -87,6 +93,43 @@ class Passing(Turns):
 
     def _has_more(self, after: int) -> bool:
         return self._store.ups(self.number, after)[0] > after
+
+
+class SketchPassing(Passing):
+    """One round of a party server that makes sketches: packets go up when weights have come."""
+
+    def __init__(self, session: Session, store: SketchingStore, number: int) -> None:
+        """Round `number` of the store of `session`."""
+        super().__init__(session, store, number)
+        self._sketching = store
+        self._seed: bytes | None = None
+
+    def hear_seed(self, seed: bytes) -> None:
+        """Takes the seed of the round, perhaps again."""
+        with self._session.changed:
+            self._seed = seed
+            self._session.changed.notify_all()
+
+    def hear_weights(self, data: Buffer) -> None:
+        """Takes the weights of the leaves, perhaps again."""
+        self._sketching.take_weights(self.number, data)
+
+    def batches(self, chunks: Sequence[int], held: frozenset[int]) -> Iterator[Batch]:
+        """Sketches when the seed is there, then the weighted sums, where there is a weight."""
+        store, number = self._sketching, self.number
+        wait = self.begin(tuple(chunks))
+        with self._session.changed:
+            if not wait(lambda: self._seed is not None or store.is_weighed(number)):
+                return
+            seed = self._seed
+        found = None if seed is None else store.sketches(number, seed)
+        if found is not None:
+            yield [(len(store.model.chunks), found)]
+        with self._session.changed:
+            if not wait(functools.partial(store.is_weighed, number)):
+                return
+        if store.has_weight(number):
+            yield from self.ups(wait, frozenset(chunks) - held)
 
 
 class PassedWeights(Turns):

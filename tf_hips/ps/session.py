@@ -299,7 +299,11 @@ class Session(Departing):
                 self._find(caller.child)
             known = members.admit(caller.child, child)
             if members.are_complete and not members.is_started and self._terms.site is None:
-                self.start()
+                too_few = members.why_too_few
+                if too_few is None:
+                    self.start()
+                else:
+                    self._waiting.end(too_few, ProtocolError)
             self.changed.notify_all()
             known.num_joining += 1
             try:

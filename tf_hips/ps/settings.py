@@ -138,6 +138,11 @@ class ServerConfig:
         has_own_rule = self.uplink is not None and self.rule is not None
         own = rules.parse(str(self.rule)) if has_own_rule else None
         is_robust = own is not None and own.is_robust and not own.gives_steps
+        if own is not None and own.sketch is not None:
+            raise ConfigError(
+                "What is decided on sketches the topmost server decides, so `uplink` excludes it. "
+                f"Received: rule={self.rule!r}"
+            )
         if own is not None and not (own.is_asynchronous or is_robust):
             raise ConfigError(
                 "What is made of gradients in synchronous rounds is what the topmost server says, "

@@ -39,9 +39,11 @@ from tf_hips.ps.rules.joint import Verdict
 from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Distances, rule_of
+from tf_hips.ps.sketching import SketchingStore
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import Place
 from tf_hips.ps.voting import VotingStore
+from tf_hips.ps.weighing import AddingUpdates, WeighingStore
 from tf_hips.ps.weights import FirstWeights
 from tf_hips.ps.wire import Buffer
 
@@ -72,7 +74,8 @@ class State:
         self.members.is_started = True
         self.members.session = uuid.uuid4().hex[:16]
         self._take_place(place)
-        self.electing.begin(self.members.votes)
+        members = self.members
+        self.electing.begin(members.votes, has_sketches=members.has_sketches)
         self.recorder.add(Kind.JOINED, **self._joined())
 
     def _take_place(self, place: Place | None) -> None:
@@ -202,7 +205,8 @@ class State:
                 self.members.session = fields["session"]
                 place = fields.get("place")
                 self._take_place(place and Place.from_fields(place))
-                self.electing.begin(self.members.votes, fields.get("secret"))
+                members, secret = self.members, fields.get("secret")
+                self.electing.begin(members.votes, secret, has_sketches=members.has_sketches)
                 self.gathers.prologue = fields.get("prologue", 0)
                 if not fields.get("has_weights", True):
                     self.weights.forget()
@@ -321,6 +325,11 @@ class State:
                 store.redo(kind, fields, data)
             case Kind.RULED if isinstance(store, JointStore):
                 store.rule(fields["round"], Verdict.from_bytes(bytes(data), store.num_children))
+            case Kind.SKETCHED if isinstance(store, WeighingStore):
+                with contextlib.suppress(NonFiniteError):
+                    store.add(fields["round"], child, [(store.sketch_chunk, data)])
+            case Kind.WEIGHED if isinstance(store, SketchingStore):
+                store.take_weights(fields["round"], data)
             case Kind.CLOSED:
                 late = [(child, number) for child, number in fields["late"]]
                 store.merge(store.close(fields["round"], fields["children"], late))
@@ -390,6 +399,7 @@ class State:
                 parse(place.rule).is_mean,
             )
             return PeriodicStore(*terms, rule, above=above, **common)
+        sketched = rule.sketched
         shares = self.members.shares() if is_passed and rule.is_asynchronous else None
         if is_passed:  # what becomes of the sum or mean is the topmost server's
             own = self.members.terms.robust
@@ -411,20 +421,29 @@ class State:
                 past=self.recorder.make_past(past_bytes),
                 **common,
             )
+        common |= {
+            "first_round": first_round,
+            "past": self.recorder.make_past(past_bytes),
+            "refuse": self.rejections.note,
+        }
+        site = self.members.terms.site
+        if sketched is not None and is_passed:
+            return SketchingStore(*terms, sketched=sketched, sizes=sizes, site=site, **common)
+        if sketched is not None and self.electing.secret is not None:
+            return WeighingStore(
+                *terms,
+                sketched=sketched,
+                leaves=self.members.paths_by_child,
+                secret=self.electing.secret,
+                updates=AddingUpdates(sizes, rule),
+                **common,
+            )
         whole = rule_of(rule, self.members.terms.parties, child.seed)
         make: Callable[..., Store] = Store
         if isinstance(whole, Distances) and not self.members.terms.shard.is_whole:
             make = functools.partial(JointStore, joint=whole)
-        return make(
-            *terms,
-            first_round=first_round,
-            updates=Updates(sizes, rule, shares, whole),
-            past=self.recorder.make_past(past_bytes),
-            site=self.members.terms.site,
-            partial=partial,
-            refuse=self.rejections.note,
-            **common,
-        )
+        updates = Updates(sizes, rule, shares, whole)
+        return make(*terms, updates=updates, site=site, partial=partial, **common)
 
     def _joined(self) -> dict[str, Any]:
         names = ["process", "workers", "compression", "downlink", "seed", "rule", "num_returns"]

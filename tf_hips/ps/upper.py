@@ -29,9 +29,11 @@ from tf_hips.ps import rules
 from tf_hips.ps.gather import too_long
 from tf_hips.ps.members import no_quorum
 from tf_hips.ps.periods import PeriodicStore
-from tf_hips.ps.relays import Passed, PassedWeights, Passing
+from tf_hips.ps.relays import Passed, PassedWeights, Passing, SketchPassing
+from tf_hips.ps.rules.leaves import why_not_below
 from tf_hips.ps.session import Session
 from tf_hips.ps.shards import Connection, connect
+from tf_hips.ps.sketching import SketchingStore
 from tf_hips.ps.store import Store
 from tf_hips.ps.tree import MAX_LEAVES, Place
 from tf_hips.ps.waiting import ENDED
@@ -163,6 +165,7 @@ class Upper:
         client.offer(lambda one: session.handover.fetch(None, one.held, one.workers))
         terms = self._terms()
         welcome = client.join(*terms)
+        self._check_sketches(welcome.rule)
         if session.state.members.has_own_rule and not rules.parse(welcome.rule).gives_steps:
             raise ProtocolError(
                 "A party server with a rule of its own sends how far its children have moved, so "
@@ -205,6 +208,18 @@ class Upper:
             len(leaves),
             len(all_leaves),
         )
+
+    def _check_sketches(self, rule: str) -> None:
+        members = self._session.state.members
+        here = members.terms
+        why_not = why_not_below(
+            rule,
+            own=here.rule if here.rule is not None else here.robust,
+            compression=members.children[0].compression,
+            quorum=here.quorum,
+        )
+        if why_not is not None:
+            raise ProtocolError(f"{why_not} (the rule of server {self._uplink.server})")
 
     def _check_quorum(self, rule: str) -> None:
         terms = self._session.state.members.terms
@@ -313,6 +328,8 @@ class Upper:
             client.backed_up(number, gather)
             self._backup = number
         passage = Passing(self._session, store, number)
+        if isinstance(store, SketchingStore):
+            passage = SketchPassing(self._session, store, number)
         try:
             client.transfer(passage, store.weight(number))
         finally:

@@ -6,6 +6,7 @@
     points       squared distances, and means of points that are known by them only
     selection    rules that look at distances
     aggregator   Aggregator: `robust.nnm(f=2) >> robust.trimmed_mean(f=2)`, called with rows
+    sketches     rules on distances for rows at several places, of which sketches travel
     votes        majorities of signs on packets of onebit
     detox        groups of workers that compute the same, and their vote
     attacks      what peers that lie may send, for tests and studies
@@ -40,6 +41,7 @@ from tf_hips.robust.rules import (
     nnm,
     trimmed_mean,
 )
+from tf_hips.robust.sketches import Sketched, sketched
 from tf_hips.robust.value import NAMES, PRE_NAMES, PreAggregator
 from tf_hips.robust.votes import onebit_majority
 
@@ -58,6 +60,7 @@ __all__ = [
     "Limits",
     "PreAggregator",
     "Rejected",
+    "Sketched",
     "adversary",
     "arc",
     "attacks",
@@ -78,6 +81,7 @@ __all__ = [
     "nnm",
     "onebit_majority",
     "parse",
+    "sketched",
     "trimmed_mean",
 ]
 

@@ -53,7 +53,7 @@ from tf_hips.ps import rules as update_rules
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import connect
 from tf_hips.ps.welcome import Welcome
-from tf_hips.robust import Aggregator
+from tf_hips.robust import Aggregator, Sketched
 from tf_hips.robust.detox import Detox
 from tf_hips.strategies.connected import ConnectedStrategy
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
@@ -103,7 +103,7 @@ class HierarchicalPS(ConnectedStrategy):
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
-        rule: UpdateRule | Aggregator | Detox | str | None = None,
+        rule: UpdateRule | Aggregator | Sketched | Detox | str | None = None,
     ) -> None:
         """Starts Horovod; rank 0 joins the server and waits for the other parties.
 
@@ -126,9 +126,10 @@ class HierarchicalPS(ConnectedStrategy):
             topology: which way packets take inside the party; see `CompressedRing`.
             comp_threshold: gradients of fewer elements are summed exactly inside the party.
             rule: what the server makes of gradients, a text such as "adam(learning_rate=0.001)"
-                (docs/rules.md), `tf_hips.robust.krum(f=1)` or a `tf_hips.robust.detox.Detox`
-                (docs/robustness.md); None takes what the configuration or the server says, else the
-                mean over all workers. Rules with an optimizer make the steps themselves, and want
+                (docs/rules.md), `tf_hips.robust.krum(f=1)`, `tf_hips.robust.sketched(krum(f=1))` or
+                a `tf_hips.robust.detox.Detox` (docs/robustness.md); None takes what the
+                configuration or the server says, else the mean over all workers. Rules with an
+                optimizer make the steps themselves, and want
                 keras.optimizers.SGD(learning_rate=1.0) here.
 
         Raises:

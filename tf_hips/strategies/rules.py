@@ -13,12 +13,12 @@ from tf_hips.errors import ConfigError
 from tf_hips.ps import rules
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.welcome import Welcome
-from tf_hips.robust import Aggregator
+from tf_hips.robust import Aggregator, Sketched
 from tf_hips.robust.detox import Detox
 
 
 def chosen_rule(
-    given: UpdateRule | Aggregator | Detox | str | None, run: configuration.Run
+    given: UpdateRule | Aggregator | Sketched | Detox | str | None, run: configuration.Run
 ) -> UpdateRule | None:
     """The rule that a script gives, or else what its configuration names; None: the server's.
 

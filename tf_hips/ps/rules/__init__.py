@@ -5,6 +5,7 @@
     merging    the packets of all children, added up or averaged
     robust     the same where some children may lie, of each coordinate
     whole      the same by a look at whole rows, when a round is complete
+    leaves     the same by sketches of the rows of all leaves: who may be in such a tree
     steps      merged gradient and state in, step and new state out
     updates    the states of all chunks, for synchronous rounds
     arrivals   one child's gradient and the total of all steps in, the new total out

@@ -18,7 +18,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native_robust import CoordinateRule
 from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.quorum import DROP, Quorum
-from tf_hips.ps.rules import votes
+from tf_hips.ps.rules import leaves, votes
 from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
@@ -151,6 +151,8 @@ def why_not(
             found = _why_not_in_shards(rule, quorum, shard, is_led=is_led)
             if found is not None:
                 return found
+        if rule.sketch is not None:
+            return leaves.why_not(rule, quorum)
         try:
             if rule.votes is not None:
                 votes.check(rule.votes, robust, children, compression)
@@ -173,6 +175,11 @@ def _why_not_in_shards(
     rule: UpdateRule, quorum: Quorum | None, shard: Shard, *, is_led: bool
 ) -> str | None:
     """Why a rule of whole rows cannot do with a part of the model; None: it can."""
+    if rule.sketch is not None:
+        return (
+            f"Rule {rule} is decided on sketches of all leaves, so one server must have all of the "
+            f"model. Received: {shard}"
+        )
     if rule.votes is not None:
         return (
             f"Rule {rule} votes on all packets of a round, so one server must have all of the "

@@ -10,6 +10,7 @@ if and only if their texts are. Holds no state and does no work.
     krum(f=1) >> fedadam(learning_rate=0.1)       and what is made of it
     krum(f=1) >> fedbuff(k=5)                     of children that wait for nobody
     detox(r=3, vote=digest) >> median             of the votes of groups (`votes`)
+    sketched(k=512) >> krum(f=2)                  of sketches of all leaves' rows, in a tree
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from tf_hips.ops import call_text
 from tf_hips.ops.registry import Parameter
 from tf_hips.ps.rules.votes import Votes, split
-from tf_hips.robust import Aggregator
+from tf_hips.robust import Aggregator, Sketched, sketches
 from tf_hips.robust import parse as parse_robust
 from tf_hips.robust.detox import Detox
 from tf_hips.robust.value import ALIASES as ROBUST_ALIASES
@@ -142,10 +143,12 @@ class UpdateRule:
         params: (name, value) of each parameter that means something here, in the order of the text.
         before: the robust rule whose result this one gets; None: this one merges by itself.
         votes: of groups of children, which all this gets in place of what children send; or None.
+        sketch: numbers of a sketch, where the robust rule is decided on sketches of the rows of all
+            leaves; 0: as many as it needs. None: it looks at rows of children.
 
     Raises:
         ValueError: there is no such rule, or a parameter is unknown, out of range, or means nothing
-            beside the others; or nothing robust can stand before it.
+            beside the others; or nothing robust can stand before it, or be decided on sketches.
         TypeError: a parameter is not a number of the right kind.
     """
 
@@ -153,6 +156,7 @@ class UpdateRule:
     params: tuple[tuple[str, int | float], ...] = ()
     before: Aggregator | None = None
     votes: Votes | None = None
+    sketch: int | None = None
 
     def __post_init__(self) -> None:
         before = self.before
@@ -198,6 +202,8 @@ class UpdateRule:
                     "Behind votes there must be a synchronous rule of means, such as `median` or "
                     f"`mean >> momentum`. Received: {self.text}"
                 )
+        if self.sketch is not None:
+            object.__setattr__(self, "sketch", self._checked_sketch())
 
     @classmethod
     def make(cls, name: str, **params: int | float | str) -> "UpdateRule":
@@ -217,6 +223,8 @@ class UpdateRule:
         own = f"{self.name}({arguments})" if arguments else self.name
         if self.before is not None:
             own = self.before.text if self.name == MEAN else f"{self.before.text} >> {own}"
+        if self.sketch is not None:
+            own = f"{sketches.head(self.sketch)} >> {own}"
         return own if self.votes is None else f"{self.votes.text} >> {own}"
 
     @property
@@ -240,6 +248,13 @@ class UpdateRule:
         if self._kind.merges == ROBUST:
             return parse_robust(dataclasses.replace(self, votes=None).text)
         return parse_robust(MEAN) if self.votes is not None and not self.before else self.before
+
+    @property
+    def sketched(self) -> Sketched | None:
+        """What decides on sketches of all leaves' rows; None: rows of children are looked at."""
+        if self.sketch is None or self.before is None:
+            return None
+        return Sketched(self.before, self.sketch or None)
 
     @property
     def is_robust(self) -> bool:
@@ -287,6 +302,22 @@ class UpdateRule:
     def _kind(self) -> _Kind:
         return _KINDS[self.name]
 
+    def _checked_sketch(self) -> int:
+        """Numbers of a sketch; raises ValueError where there can be none."""
+        if self.votes is not None:
+            raise ValueError(
+                f"`{sketches.NAME}` and votes exclude each other: groups vote at one server, which "
+                f"has all rows. Received: {self.text}"
+            )
+        if self.before is not None:
+            return Sketched(self.before, self.sketch or None).numbers
+        if self.name in ROBUST_KINDS:
+            raise ValueError(sketches.why_not(parse_robust(self.name)))
+        raise ValueError(
+            f"Behind `{sketches.NAME}` there must be a robust rule, as in 'sketched(k=512) >> "
+            f"krum(f=1) >> fedavg'. Received: {self.text}"
+        )
+
     def _default(
         self, parameter: Parameter, values: Mapping[str, int | float]
     ) -> int | float | None:
@@ -313,6 +344,12 @@ def parse(text: str) -> UpdateRule:
     votes, rest = split(text) if len(text) <= _MAX_TEXT else (None, "")
     if votes is not None:
         return dataclasses.replace(parse(rest), votes=votes)
+    looked = sketches.split(text) if len(text) <= _MAX_TEXT else None
+    if looked is not None:
+        behind = parse(looked[1])
+        if behind.sketch is not None:
+            raise ValueError(f"`{sketches.NAME}` must stand there once. Received: {text!r}")
+        return dataclasses.replace(behind, sketch=looked[0] or 0)
     parts = text.split(">>") if len(text) <= _MAX_TEXT else []
     count = _num_robust(parts)
     if count and (count > 1 or len(parts) > 1 or not _is_known(parts[0])):
@@ -330,13 +367,13 @@ def parse(text: str) -> UpdateRule:
         raise ValueError(str(error)) from error
 
 
-def resolve(value: UpdateRule | Aggregator | Detox | str) -> UpdateRule:
+def resolve(value: UpdateRule | Aggregator | Sketched | Detox | str) -> UpdateRule:
     """The rule that a user gave: a value, a robust one included, or its text.
 
     Raises:
         ValueError, TypeError: as for `parse`.
     """
-    if isinstance(value, Aggregator):
+    if isinstance(value, Aggregator | Sketched):
         return parse(value.text)
     if isinstance(value, Detox):
         return dataclasses.replace(parse(value.then.text), votes=Votes.of(value))

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Rules on distances for rows that are at several places: decided on sketches of k numbers.
+
+    place with rows    y_i = S x_i, k numbers of d, and |x_i|^2       O(d) for each row
+    place that decides distances |y_i - y_j|^2 --> rule --> one weight for each row
+    places with rows   sum of w_i x_i
+
+S is made of two halves, y = [y', y''] / sqrt(2). In each a block of so many coordinates as the half
+has numbers is turned by a random amount, each coordinate gets a random sign, and blocks are added
+up: a count sketch in which neighbours never meet. So x_a and x_b meet with a probability of 2 / k
+at most in each half, with a random sign, and for any vector x that does not depend on the seed
+
+    E |S x|^2 = |x|^2,   Var |S x|^2 <= (2 / k) |x|^4
+
+(Charikar, Chen and Farach-Colton, 2002; Weinberger et al., 2009, lemma 2: the proof takes signs of
+four coordinates that are independent, and where two meet). With k = 512 a squared distance is wrong
+by 6 % (one deviation). Two halves, so that of two large coordinates that meet the other half tells
+(Kane and Nelson, 2014).
+
+Norms travel exactly, and |x_i - x_j| >= | |x_i| - |x_j| |: a squared distance is never taken for
+less than that, so a row that is far too long is far, whatever meets in a sketch.
+
+Whoever knows the seed before the rows are made makes rows that the sketch does not see. So the seed
+comes from a secret, and is told when rows cannot change any more.
+
+Bits: turns and signs are Philox4x64-10 by NumPy, keyed by seed and chunk; sums are float64, block
+by block of a chunk, then chunk by chunk as they come, and rounded to float32 once.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_hips.errors import ToleranceError
+from tf_hips.ops import call_text, native_robust
+from tf_hips.ops.compressor import CHUNK
+from tf_hips.ops.native import Floats
+from tf_hips.ops.native_robust import Doubles
+from tf_hips.ops.registry import Parameter
+from tf_hips.robust.aggregator import Aggregation, Aggregator, Decision, Measures, parse
+from tf_hips.robust.rows import Limits, Rows, as_rows, totals
+from tf_hips.robust.value import needs_pairs
+
+NAME = "sketched"
+SEED_BYTES = 16
+_HEAD = re.compile(r"\s*sketched\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
+_K = Parameter("k", 512, 16, 1 << 16)
+_WEIGHTED = ("krum", "multi_krum", "geometric_median", "mda", "cge", "mean")
+# Of a byte of random bits the signs that they are, the lowest first.
+_SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketched:
+    """A rule that looks at sketches of rows in place of rows. A plain value.
+
+    Attributes:
+        then: the rule; its result is one weighted sum of rows.
+        k: numbers of a sketch; 0: `then` looks at norms alone, which are exact. None: 512, or 0.
+
+    Raises:
+        ValueError: `then` is another rule, or `k` is out of range or means nothing.
+        TypeError: `then` is no rule, or `k` no integer.
+    """
+
+    then: Aggregator
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.then, Aggregator):
+            raise TypeError(
+                f"`then` must be a rule such as robust.krum(f=1). Received: {self.then!r}"
+            )
+        why = why_not(self.then)
+        if why is not None:
+            raise ValueError(why)
+        looks = needs_pairs(self.then.steps)
+        if not looks and self.k:
+            raise ValueError(
+                f"`k` means nothing in {NAME} >> {self.then}, which looks at norms alone. "
+                f"Received: k={self.k!r}"
+            )
+        if looks:
+            checked = int(_K.checked(_K.default if self.k is None else self.k))
+            object.__setattr__(self, "k", checked)
+        else:
+            object.__setattr__(self, "k", 0)
+
+    @property
+    def text(self) -> str:
+        """The text of the rule of a server, such as "sketched(k=512) >> krum(f=1)"."""
+        return f"{head(self.numbers)} >> {self.then.text}"
+
+    @property
+    def numbers(self) -> int:
+        """`k`, which is known."""
+        return self.k or 0
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __call__(self, rows: Rows, *, secret: int = 0, step: int = 0) -> Floats:
+        """The vector of `run`."""
+        return self.run(rows, secret=secret, step=step).vector
+
+    def run(
+        self,
+        rows: Rows,
+        *,
+        secret: int = 0,
+        step: int = 0,
+        limits: Limits | None = None,
+        missing: int = 0,
+    ) -> Aggregation:
+        """Aggregates rows that are all here, as a tree of servers would.
+
+        Args:
+            rows: as for `Aggregator.run`.
+            secret: what seeds are drawn from; no sender of a row may know it.
+            step: of the run.
+            limits: as for `Aggregator.run`.
+            missing: as for `Aggregator.run`.
+
+        Raises:
+            ToleranceError, NonFiniteError, ValueError, TypeError: as for `Aggregator.run`.
+        """
+        given = as_rows(rows)
+        making = Sketching(seed_of(secret, step), len(given), self.numbers)
+        for chunk, at in enumerate(range(0, given[0].size, CHUNK)):
+            making.add(chunk, [row[at : at + CHUNK] for row in given])
+        decision = self.decide(
+            making.squares(),
+            making.sketches(),
+            rows=given,
+            secret=secret,
+            step=step,
+            limits=limits,
+            missing=missing,
+        )
+        return self.then.apply(decision, given)
+
+    def decide(
+        self,
+        squares: Doubles,
+        sketches: Floats,
+        *,
+        rows: Sequence[Floats] | None = None,
+        secret: int = 0,
+        step: int = 0,
+        limits: Limits | None = None,
+        missing: int = 0,
+    ) -> Decision:
+        """Which rows take part, and with which weights.
+
+        Args:
+            squares: squared norms of n rows, [n].
+            sketches: of them, float32 [n, k].
+            rows: as far as they are here; looked at for the element that is not finite.
+            secret: what `bucketing` draws from.
+            step: of the run.
+            limits: as for `Aggregator.run`.
+            missing: as for `Aggregator.run`.
+
+        Raises:
+            ToleranceError: as for `Aggregator.run`.
+        """
+        n = len(squares)
+        if n > native_robust.MAX_ROWS:
+            raise ToleranceError(
+                f"{self} bears {native_robust.MAX_ROWS} rows at most. Received: n={n}"
+            )
+        pairs = np.zeros((1, 0))
+        if self.numbers and n:
+            with np.errstate(all="ignore"):
+                found = native_robust.distances(list(sketches))[1]
+                norms = np.sqrt(squares)
+                first, second = np.triu_indices(n, 1)
+                pairs = np.maximum(found, np.square(norms[first] - norms[second])[None])
+        return self.then.decide(
+            Measures(np.asarray(squares, np.float64)[None], pairs),
+            rows=rows if rows is not None else [np.empty(0, np.float32)] * n,
+            seed=secret,
+            step=step,
+            limits=limits,
+            missing=missing,
+        )
+
+
+class Sketching:
+    """Makes sketches of n rows, chunk by chunk, in any order of chunks."""
+
+    def __init__(self, seed: bytes, n: int, k: int) -> None:
+        """Nothing has been added.
+
+        Args:
+            seed: of the round, SEED_BYTES bytes.
+            n: rows.
+            k: numbers of a sketch; 0: norms alone.
+        """
+        self._seed = seed
+        self._widths = (k // 2, k - k // 2) if k else ()
+        # A block that is turned goes on behind the end; `sketches` puts that to the front.
+        self._sums = [np.zeros((n, 2 * width)) for width in self._widths]
+        self._squares: list[Doubles] = []
+        self._n = n
+
+    def add(self, chunk: int, rows: Sequence[Floats]) -> None:
+        """Adds a chunk of all rows.
+
+        Args:
+            chunk: its number; each chunk has turns and signs of its own.
+            rows: float32 [size] each.
+        """
+        size = rows[0].size if rows else 0
+        if size == 0:
+            return
+        with np.errstate(over="ignore"):
+            self._squares.append(native_robust.distances(rows, with_pairs=False)[0])
+        stream = np.random.Philox(key=_key(self._seed, chunk))
+        signed = np.empty(size)
+        for width, sums in zip(self._widths, self._sums, strict=True):
+            signs = _signs(stream.random_raw(-(-size // 64)), size)
+            turns = (stream.random_raw(-(-size // width)) % np.uint64(width)).astype(np.int64)
+            places = (turns[:, None] + np.arange(width)).reshape(-1)[:size]
+            for row, out in zip(rows, sums, strict=True):
+                np.multiply(row, signs, out=signed)
+                out += np.bincount(places, weights=signed, minlength=2 * width)
+
+    def squares(self) -> Doubles:
+        """Squared norms of the rows, [n]."""
+        if not self._squares:
+            return np.zeros(self._n)
+        return np.array(totals(np.concatenate(self._squares)))
+
+    def sketches(self) -> Floats:
+        """The sketches, float32 [n, k]; zeros of a row whose norm no rule takes."""
+        halves = [sums[:, :width] + sums[:, width:] for width, sums in self._halves()]
+        found = np.concatenate([*halves, np.zeros((self._n, 0))], axis=1) / np.sqrt(2.0)
+        found[~(self.squares() <= Limits().max_norm ** 2)] = 0.0
+        return np.asarray(found, np.float32)
+
+    def _halves(self) -> list[tuple[int, Doubles]]:
+        return list(zip(self._widths, self._sums, strict=True))
+
+
+def sketched(then: Aggregator, k: int | None = None) -> Sketched:
+    """A rule on distances over all leaves of a tree, by sketches of their rows.
+
+    Args:
+        then: a rule whose result is one weighted sum of rows, such as `krum(f=2)`.
+        k: numbers of a sketch; a squared distance is wrong by sqrt(2 / k) of itself, one deviation.
+            None: 512.
+
+    Raises:
+        ValueError, TypeError: as for `Sketched`.
+    """
+    return Sketched(then, k)
+
+
+def head(k: int) -> str:
+    """What stands before a rule in a text."""
+    return f"{NAME}({_K.name}={k})" if k else NAME
+
+
+def split(text: str) -> tuple[int | None, str] | None:
+    """The `k` that a text begins with, None where it says none, and the rest; None: no sketches.
+
+    Raises:
+        ValueError: an argument is wrong, or nothing stands behind.
+    """
+    front, arrow, rest = text.partition(">>")
+    match = _HEAD.fullmatch(front)
+    if match is None:
+        return None
+    if not arrow:
+        raise ValueError(
+            f"a rule must stand behind `{NAME}`, as in 'sketched(k=512) >> krum(f=1)'. Received: "
+            f"{text[:320]!r}"
+        )
+    given = call_text.values(NAME, {_K.name: _K}, (match.group(1) or "").strip(), text)
+    for name in given:
+        if name != _K.name:
+            raise ValueError(f"`{NAME}` takes {_K.name}. Received: {name}")
+    try:
+        return (int(_K.checked(given[_K.name])) if given else None), rest
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def parse_sketched(text: str) -> Sketched:
+    """Turns a text such as "sketched(k=512) >> krum(f=1)" into what it names.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    found = split(text)
+    if found is None:
+        raise ValueError(f"the text must begin with `{NAME}`. Received: {text[:320]!r}")
+    return Sketched(parse(found[1]), found[0])
+
+
+def why_not(rule: Aggregator) -> str | None:
+    """Why a rule cannot be decided on sketches; None: it can."""
+    name = rule.rule.name
+    if name == "mean" and len(rule.steps) == 1:
+        why = "a mean looks at no rows, and is the mean of all leaves without sketches"
+    elif name == "centred_clipping":
+        why = "its sum has the result of the round before in it, of which there is no row"
+    elif name not in _WEIGHTED:
+        why = "its result is made of sorted values of each coordinate, which no sketch has"
+    else:
+        return None
+    return (
+        f"Behind `{NAME}` there must be a rule whose result is one weighted sum of rows, sum of "
+        "w_i x_i, which whoever has rows makes of its own: krum, multi_krum, geometric_median, "
+        f"mda, cge, or a mean behind nnm, bucketing, clip or arc. Received: {rule}; {why}"
+    )
+
+
+def seed_of(secret: int, step: int) -> bytes:
+    """The seed of the sketches of a round; known to nobody before it is told."""
+    return hashlib.sha256(f"{secret}/robust/sketch/{step}".encode()).digest()[:SEED_BYTES]
+
+
+def _key(seed: bytes, chunk: int) -> int:
+    found = hashlib.sha256(seed + chunk.to_bytes(8, "little")).digest()[:SEED_BYTES]
+    return int.from_bytes(found, "little")
+
+
+def _signs(words: npt.NDArray[np.uint64], count: int) -> Doubles:
+    found = _SIGNS[words.astype("<u8").view(np.uint8)].reshape(-1)[:count]
+    return np.asarray(found, np.float64)
