@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees that are decided on sketches of all leaves' rows, over real sockets."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules
 from tf_hips.ps.model import Model
+from tf_hips.ps.passing import Batch, WayUp
 from tf_hips.ps.quorum import Quorum
 from tf_hips.ps.rules import leaves as leaf_rules
 from tf_hips.ps.server import Server
@@ -297,6 +298,22 @@ def test_a_caller_must_say_that_its_rows_are_fixed_and_waits_for_the_seed(
             )
         )
         assert all(np.array_equal(one, early.result()) for one in late)
+
+
+def test_who_begins_to_send_when_its_attempt_is_over_takes_no_turn() -> None:
+    begun = []
+
+    def batches(held: frozenset[int]) -> Iterator[Batch]:
+        begun.append(held)
+        yield [(0, b"packet")]
+
+    late = WayUp(batches, resumes=True)
+    late.resume({1})
+    late.resume(None)  # before gRPC's thread has come to it
+    assert not [*late.messages()] and not begun
+    next_one = WayUp(batches, resumes=True)
+    next_one.resume({1})
+    assert [*next_one.messages()] and begun == [frozenset({1})]
 
 
 @pytest.mark.parametrize(

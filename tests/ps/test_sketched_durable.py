@@ -24,7 +24,7 @@ from tests.ps.trees import Node, leaves_of
 from tests.support.certs import Certificates
 from tf_hips import log, robust
 from tf_hips.ops import compressor as compressors
-from tf_hips.ops import native
+from tf_hips.ops import native, native_robust
 from tf_hips.ps import durable, rules
 from tf_hips.ps.durable import Keeper
 from tf_hips.ps.members import Caller, Terms
@@ -33,6 +33,7 @@ from tf_hips.ps.session import Session
 from tf_hips.ps.sketching import SketchingStore
 from tf_hips.ps.tree import Place
 from tf_hips.ps.weighing import WeighingStore
+from tf_hips.robust.sketches import Sketching, seed_of
 
 PATIENCE_S = 10.0
 SECRET = 12
@@ -255,6 +256,46 @@ def undisturbed(base: Path, rule: str) -> tuple[list[bytes], list[str]]:
             results.append(tree.result(number))
             told = steps if number == LAST - 1 else told
         return results, told
+
+
+def computed(text: str) -> list[bytes]:
+    """What all rounds must give, from rows alone; nothing stands behind the rule."""
+    rule = rules.parse(text).sketched
+    assert rule is not None
+    up = compressors.parse(UP)
+    seeds = [native.derive_seed(SEED, f"party/{site}") for site in PARTIES]
+    residuals = [[np.zeros(one.size, np.float32) for one in MODEL.chunks] for _ in PARTIES]
+    found = []
+    for number in range(LAST + 1):
+        cuts = np.cumsum([one.size for one in MODEL.chunks])[:-1]
+        rows = [np.split(row_of(number, leaf), cuts) for leaf in range(6)]
+        making = Sketching(seed_of(SECRET, number), 6, rule.numbers)
+        for chunk in range(len(MODEL.chunks)):
+            making.add(chunk, [row[chunk] for row in rows])
+        decision = rule.decide(making.squares(), making.sketches(), secret=SECRET, step=number)
+        weights = np.zeros((1, 6), np.float32)
+        weights[0, list(decision.accepted)] = decision.mixing[0]
+        packets = []
+        for chunk, where in enumerate(MODEL.chunks):
+            sent = []
+            for party, seed in enumerate(seeds):
+                leaves = [leaf for leaf in range(3 * party, 3 * party + 3) if weights[0, leaf]]
+                if not weights[0, 3 * party : 3 * party + 3].any():
+                    continue
+                mixed = native_robust.mix(
+                    [rows[leaf][chunk] for leaf in leaves], weights[:, leaves]
+                )
+                key = native.Key(seed, number, where.tensor, where.offset)
+                sent.append(native.encode(up, mixed[0], key, kept=residuals[party][chunk]))
+            merged = native.merge(up, sent, where.size)
+            packets.append(native.encode(FP32, merged, native.Key(0, 0, 0)).tobytes())
+        found.append(b"".join(packets))
+    return found
+
+
+@pytest.mark.parametrize("text", [RULES[0], "sketched(k=64) >> geometric_median(f=2)"])
+def test_rounds_are_what_rows_and_residuals_come_to(tmp_path: Path, text: str) -> None:
+    assert undisturbed(tmp_path, text)[0] == computed(text)
 
 
 def killed_after(

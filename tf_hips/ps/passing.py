@@ -61,8 +61,11 @@ class WayUp:
             self._may_send.set()
 
     def resume(self, held: Iterable[int] | None) -> None:
-        """Sends all but `held`; None: nothing, as the attempt is over."""
-        if not self._may_send.is_set():
+        """Sends all but `held`; None: nothing, as the attempt is over.
+
+        Also if it was to send, and gRPC has not begun: who begins late would end the next attempt.
+        """
+        if held is None or not self._may_send.is_set():
             self._held = None if held is None else frozenset(held)
             self._may_send.set()
 
