@@ -145,7 +145,8 @@ class Tree:
         for thread in threads:
             thread.start()
         leaves = tuple(zip(welcome["parties"], welcome["workers"], strict=True))
-        place = Place(welcome["child"], leaves, UP, "fp32", welcome["rule"], welcome["session"])
+        known = [welcome[name] for name in ("rule", "session", "first_group", "groups")]
+        place = Place(welcome["child"], leaves, UP, "fp32", *known)
         with session.changed:
             assert session.changed.wait_for(lambda: session.state.members.are_complete, PATIENCE_S)
         session.start(place)
