@@ -50,7 +50,7 @@ def test_the_command_writes_what_it_reads(
     assert description == calibrated(tmp_path / "log")
     (result,) = simulation.simulate(description)
     assert result.idle_share < 0.05
-    assert result.round_s == pytest.approx(0.2 + 5 * 0.5, rel=0.2)
+    assert result.round_s == pytest.approx(0.2 + 3 * 0.5, rel=0.2)
     with pytest.raises(SystemExit) as ended:
         cli.main(["simulate", str(file), "--calibrate", str(tmp_path), "--json", "-"])
     assert ended.value.code == 2
