@@ -26,6 +26,7 @@ most 4.5e8 for our rules and 1.7e8 for the peers.
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -227,7 +228,9 @@ PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
     "read": read,
     "sort": sort,
     "byzfl": byzfl,
-    "step": lambda rounds, _: robust_step.measured(min(rounds, 9)),
+    "step": lambda rounds, _: itertools.chain.from_iterable(
+        robust_step.measured(min(rounds, 9), ranks) for ranks in (robust_step.RANKS, 2)
+    ),
     "server": lambda rounds, _: robust_server.measured(min(rounds, robust_server.ROUNDS)),
     "votes": lambda *_: robust_votes.measured(),
     "accuracy": lambda rounds, _: robust_accuracy.measured(min(rounds, 3)),
