@@ -149,7 +149,7 @@ def counted():
     from tf_hips.trainer.rounds import CountedESync
 
     loop = CountedESync.__new__(CountedESync)
-    loop._watch = loop._paced = _Phase()
+    loop._watch = loop._paced = loop._loss = _Phase()
     loop.num_steps = 100
     loop._asked = None
     loop._is_alone = True
