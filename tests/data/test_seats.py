@@ -112,6 +112,28 @@ def test_local_steps_of_a_round_have_batches_of_one_group():
     assert (number, done[0]) == (FIRST + 2, 1)
 
 
+def test_a_pass_may_begin_while_a_round_is_being_closed():
+    from tf_hips.data.seats import Position, Seats
+
+    steps, done = 3, [0]
+    seats = Seats(3, group_of, FIRST)
+    seats.follow(steps, lambda: done[0])
+    done[0] = steps  # of round FIRST, and the loop has not begun to count those of the next
+    seats.open(FIRST + 1)
+    ahead = (FIRST + 1) * steps + 1  # what was read ahead, the last elements of a pass
+    position = Position()
+    position.next_number, position.is_whole = ahead, True
+    assert seats._begin(position) == ahead
+    done[0] = 0
+    seats.begin()
+    done[0] = 2
+    position.next_number, position.is_whole = 0, False
+    assert seats._begin(position) == (FIRST + 1) * steps + 2
+    done[0] = steps
+    seats.skip()
+    assert seats._begin(Position()) == (FIRST + 2) * steps
+
+
 def test_who_reads_ahead_waits_for_the_round_and_is_let_go():
     from tf_hips.data.seats import Seats
 

@@ -23,6 +23,22 @@ def test_what_is_told_arrives():
 
 
 @pytest.mark.parametrize(
+    "change",
+    [{"samples": -8}, {"steps": 2.0}, {"steps": True}, {"before": 1 << 60}, {"ends": 1},
+     {"statistics": "x"}, {"words": {"loss": float("nan")}}, {"words": 3}, {"more": 1}],
+)  # fmt: skip
+def test_what_no_worker_says_is_refused(change):
+    from tf_hips.errors import ProtocolError
+    from tf_hips.loops.meeting import Told
+
+    fields = Told(3, 24).fields
+    with pytest.raises(ProtocolError, match="What worker 2 says in a meeting must have steps,"):
+        Told.read(fields | change, "worker 2")
+    with pytest.raises(ProtocolError, match="must have steps"):
+        Told.read({name: value for name, value in fields.items() if name != "ends"})
+
+
+@pytest.mark.parametrize(
     ("weighting", "parties", "workers"),
     [("samples", [0.75, 0.25], [2 / 3, 1 / 3]), ("uniform", [0.5, 0.5], [0.5, 0.5]),
      ("workers", [2 / 3, 1 / 3], [0.5, 0.5])],

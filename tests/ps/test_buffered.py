@@ -295,7 +295,9 @@ def test_who_was_there_when_an_update_was_recorded_counts() -> None:
     assert steps(store) == {1}
 
 
-@pytest.mark.parametrize("text", ["median(f=2)", "krum(f=1)", "krum", "median"])
+@pytest.mark.parametrize(
+    "text", ["median(f=2)", "krum(f=1)", "krum", "median", "nnm >> mean", "arc >> mean"]
+)
 def test_a_buffer_is_never_less_than_what_bears_f_of_k(text: str) -> None:
     store = store_of(text, present=lambda: 1)
     for number in range(9):
@@ -403,6 +405,7 @@ FIVE = ("a", "b", "c", "d", "e")
         ("krum(f=1) >> fedbuff(5)", {"compression": "dgc"}, "packets of all elements"),
         ("median >> fedbuff(5)", {"quorum": 4, "late": "drop"}, "asynchronous rules have none"),
         ("detox(r=1) >> median >> fedbuff(5)", {}, "Behind votes there must be a synchronous"),
+        ("sketched >> krum(f=1) >> fedbuff(5)", {}, "needs rounds in which all wait"),
         ("krum(f=1) >> fedasync", {}, "that is not robust itself, such as `fedavg`, or `fedbuff`"),
     ],
 )

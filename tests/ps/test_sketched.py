@@ -197,6 +197,7 @@ def test_who_is_refused_is_told_by_name_and_counts_among_f(
         found = one_round(members, 1, rows, said)
         rest = [row for k, row in enumerate(rows) if k not in (1, 3)]
         np.testing.assert_array_equal(found, robust.krum(f=0)(rest))
+        assert [one["refused_rows"] for one in children(servers["east"]).values()] == [1, 1, 0]
         assert not one_round(members, 2, rows_of(2, 6), [0.0] * 6).any()
         # More than f, and the run is over for all.
         rows = rows_of(3, 6)

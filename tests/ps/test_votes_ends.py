@@ -12,9 +12,12 @@ import pytest
 
 from tests.ps.quorums import PATIENCE_S
 from tests.ps.test_votes_durable import SECRET, Served, packets_of
+from tf_hips.errors import ProtocolError
 from tf_hips.ps.ballots import digest_of
+from tf_hips.ps.electing import Electing
 from tf_hips.ps.past import Past
 from tf_hips.ps.quorum import RETURN_S
+from tf_hips.ps.rejections import Rejections
 from tf_hips.ps.voting import ASK_S, MOST_TIMES, VotingStore
 from tf_hips.robust import detox
 
@@ -204,3 +207,14 @@ def test_who_sends_a_byte_now_and_then_does_not_hold_up_a_quorum(tmp_path: Path)
         one.clock.advance(0.1)
         assert store._of(0).groups[2].is_dropped
         one.result(0)
+
+
+def test_a_child_may_not_say_for_ever_that_it_is_another() -> None:
+    electing = Electing(("a", "b"), Rejections(("a", "b")))
+    for number in range(64):
+        electing.check_replica(1, {"machine": str(number)})
+        electing.hear(1, {"machine": str(number)})
+        electing.check_replica(1, {"machine": str(number)})  # what is said again is no change
+    with pytest.raises(ProtocolError, match=r"at most 64 times.*site `b`"):
+        electing.check_replica(1, {"machine": "another"})
+    electing.check_replica(0, {"machine": "mine"})

@@ -46,6 +46,7 @@ class Seats:
         self._open = first
         self._steps = 1  # of a round
         self._done: Callable[[], int] = int
+        self._over = 0  # of these, steps of a round that is over: the loop still counts them
         self._skipped = 0  # rounds that steps were counted for, and that have not been
         self._lock = threading.Lock()
         self._num_waiting = 0
@@ -73,13 +74,20 @@ class Seats:
         """Round `number` is the next one from now on."""
         with self._lock:
             self._open = number
+            self._over = self._done()
         self._wake()
 
     def skip(self) -> None:
         """The steps of the open round are over and came to nothing: it begins anew."""
         with self._lock:
             self._skipped += 1
+            self._over = self._done()
         self._wake()
+
+    def begin(self) -> None:
+        """From now on the loop counts the steps of the open round."""
+        with self._lock:
+            self._over = 0
 
     def group(self, number: int) -> int:
         """The group of a round that may be asked for."""
@@ -131,7 +139,9 @@ class Seats:
 
     def _begin(self, position: Position) -> np.int64:
         with self._lock:
-            now = (self._open + self._skipped) * self._steps + self._done()
+            # A pass may begin while a round is being closed.
+            done = max(0, self._done() - self._over)
+            now = (self._open + self._skipped) * self._steps + done
             ahead = position.next_number
             if position.first_step is not None:
                 first = now - position.first_step

@@ -468,6 +468,7 @@ class Loop(keras.callbacks.Callback):
         self._steps = self._epochs = 0
         self.round += 1
         self._planned = self.plan(self.round)
+        voted.begin(self._strategy)
 
     def end(self) -> None:
         """Lets `fit` end here, on all workers."""
@@ -496,7 +497,10 @@ class Loop(keras.callbacks.Callback):
                 "All workers must be in the same round; take up backups of one. Received: rounds "
                 f"{rounds}, by worker"
             )
-        everyone = [Told.read(None if told is None else told[1]) for told in gathered]
+        everyone = [
+            Told.read(None if told is None else told[1], f"worker {number}")
+            for number, told in enumerate(gathered)
+        ]
         return Meeting(
             split(everyone, self._loan.sizes()), self._weighting, self._loan.level == PARTY
         )

@@ -6,11 +6,15 @@ meeting add up to 1, or are all 0.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from tf_hips.errors import ProtocolError
+
 SAMPLES, UNIFORM, WORKERS = "samples", "uniform", "workers"
 WEIGHTINGS = (SAMPLES, UNIFORM, WORKERS)
+_MOST = 1 << 53  # of a number of steps or rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +46,22 @@ class Told:
     is_absent: bool = False
 
     @classmethod
-    def read(cls, fields: dict[str, Any] | None) -> "Told":
-        """The value that `fields` were made of; None: of one that is absent."""
+    def read(cls, fields: Any, who: str = "a worker") -> "Told":
+        """The value that `fields` were made of; None: of one that is absent.
+
+        Raises:
+            ProtocolError: `who` has sent something else.
+        """
         if fields is None:
             return cls(0, 0, takes_part=False, ends=True, is_absent=True)
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        is_right = isinstance(fields, dict) and fields.keys() == known.keys()
+        is_right = is_right and all(_is_a(known[one].type, fields[one]) for one in known)
+        if not is_right:
+            raise ProtocolError(
+                f"What {who} says in a meeting must have {', '.join(known)}, with numbers from 0 "
+                f"to 2^53. Received: {str(fields)[:200]}"
+            )
         return cls(**{**fields, "statistics": tuple(fields["statistics"])})
 
     @property
@@ -137,6 +153,19 @@ def split(everyone: Sequence[Told], sizes: Sequence[int]) -> tuple[tuple[Told, .
         parties.append(tuple(everyone[begin : begin + size]))
         begin += size
     return tuple(parties)
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    """Whether JSON has made `value` of a field of `Told`."""
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind is int:
+        return type(value) is int and 0 <= value <= _MOST
+    if kind == dict[str, Any]:
+        if not isinstance(value, dict):
+            return False
+        return all(math.isfinite(one) for one in value.values() if isinstance(one, float))
+    return isinstance(value, list | tuple) and all(type(one) is int for one in value)
 
 
 def _shares(weights: Sequence[float]) -> list[float]:

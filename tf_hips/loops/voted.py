@@ -86,6 +86,13 @@ def check_optimizer(strategy: Any, model: Any, *, resets: bool) -> None:
         )
 
 
+def begin(strategy: Any) -> None:
+    """A loop has begun to count the steps of the next round."""
+    seats = getattr(strategy, "_seats", None)
+    if seats is not None:
+        seats.begin()
+
+
 def note(strategy: Any, meeting: Meeting) -> None:
     """Members of all parties have met; where nobody had anything to send there was no round."""
     seats = getattr(strategy, "_seats", None)

@@ -34,6 +34,7 @@ from tf_hips.ps.rounds import Packet
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.rules.arrivals import Moved, Row
 from tf_hips.ps.rules.buffers import Buffers
+from tf_hips.ps.tallying import Tell
 from tf_hips.ps.wire import Buffer
 
 # Hears of children whose rows a rule has refused: the step, why, and their rounds, by child.
@@ -54,6 +55,7 @@ class BufferedStore(AsynchronousStore):
         *,
         present: Callable[[], int] | None = None,
         refuse: Refuse | None = None,
+        tell: Tell | None = None,
         **more: Any,
     ) -> None:
         """A store in which nothing has moved.
@@ -68,6 +70,7 @@ class BufferedStore(AsynchronousStore):
             present: how many children may bring updates; called with the lock held, and a function
                 of what was recorded. None: all.
             refuse: hears of rows that the rule has refused; None: nobody does.
+            tell: writes an event; None: nobody does.
             more: as above of it.
         """
         super().__init__(model, sites, uplink, downlink, seed, rule, **more)
@@ -75,6 +78,7 @@ class BufferedStore(AsynchronousStore):
         self._buffers = Buffers(rule, sites, seed, sizes, self._read)
         self._present = present
         self._refuse = refuse
+        self._tell = tell
         self._is_short = False  # it was said that too few children are left
         if self._buffers.is_whole:
             self._turns = [threading.Lock()] * len(model.chunks)
@@ -136,6 +140,8 @@ class BufferedStore(AsynchronousStore):
         """Says once that steps have come to their end."""
         if present < self._buffers.least and not self._is_short:
             self._is_short = True
+            if self._tell is not None:
+                self._tell("too_few_rows", needed=self._buffers.least, present=present)
             log.warning(
                 "No more steps: rule %s needs rows of %d children, and %d are left. These go on "
                 "with what there is.",

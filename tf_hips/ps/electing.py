@@ -8,9 +8,11 @@ server.
 
 import contextlib
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tf_hips.errors import ProtocolError
 from tf_hips.ps import replicas
 from tf_hips.ps.quorum import Clock, SystemClock
 from tf_hips.ps.recorder import Entry, Kind
@@ -20,6 +22,9 @@ from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.votes import TOLERANT, Votes
 from tf_hips.ps.tallying import Counts, Tell, Winners
 from tf_hips.ps.voting import VotingStore
+
+# Of processes that come back on other machines; each time is a record.
+_MOST_TOLD = 64
 
 
 class Electing:
@@ -44,6 +49,7 @@ class Electing:
         self._store: VotingStore | None = None
         self._is_restoring = False
         self._agreed: replicas.Facts | None = None  # what most say
+        self._num_told: Counter[int] = Counter()  # how often a child has said something new
 
     def use(self, tell: Tell | None, clock: Clock | None) -> None:
         """Events go to `tell`, None: nowhere; `clock` calls later, None: the system's."""
@@ -129,9 +135,21 @@ class Electing:
         self.replicas[child] = facts
         self._agreed = replicas.most(self.replicas, len(self._sites))
 
+    def check_replica(self, child: int, facts: replicas.Facts) -> None:
+        """Raises ProtocolError where nobody asks for what a child says, or for so much of it."""
+        if self.replicas.get(child) == facts:
+            return
+        self._num_told[child] += 1
+        if self._num_told[child] > _MOST_TOLD:
+            raise ProtocolError(
+                f"A child may say at most {_MOST_TOLD} times that it computes other bits than "
+                f"before. Received: another time from site `{self._sites[child]}`"
+            )
+
     def told_apart(self, child: int, own: replicas.Facts, wanted: replicas.Facts) -> str:
         """How a child differs from most, in words."""
-        other = next(one for one, facts in sorted(self.replicas.items()) if facts == wanted)
+        said = sorted(self.replicas.items())
+        other = next(one for one, facts in said if one != child and facts == wanted)
         return (
             f"Site `{self._sites[child]}` cannot compute the bytes of most sites, as "
             f"`{self._sites[other]}` does: {replicas.difference(wanted, own)}"

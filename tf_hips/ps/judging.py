@@ -151,7 +151,10 @@ class Lead(_Judge):
                 f"{number} of a run that has not begun here, or whose rule each shard follows by "
                 "itself. A lead that is started again needs the state of its run."
             )
-        store.take(number, self._read(store, messages))
+        report = self._read(store, messages)
+        if report.shard.index == LEAD:
+            raise ProtocolError(f"A report must be of another shard. Received: {report.shard}")
+        store.take(number, report)
         caller = Caller(-1, "", _LEAD_SHARE * self._config.round_timeout_s)
         if not context.add_callback(lambda: session.hang_up(caller)):
             caller.is_gone = True
@@ -256,13 +259,14 @@ class Follower(_Judge):
         moves = self._session.moves
         while not self._is_done:
             moved = moves.count
-            store = self._wait(lambda store: store.unruled is not None, TELLS_AFTER_S)
+            pause_s = min(TELLS_AFTER_S, self._patience_s / 4)
+            store = self._wait(lambda store: store.unruled is not None, pause_s)
             if store is not None:
                 return store
             if self._store is not None and moves.count != moved:
                 # It is only for others' patience, and it is said again.
                 with contextlib.suppress(grpc.RpcError, TfHipsError):
-                    self._link.once(MOVING, b"", 0, TELLS_AFTER_S)
+                    self._link.once(MOVING, b"", 0, pause_s)
         return None
 
     def _rule(self, store: JointStore) -> None:

@@ -92,6 +92,7 @@ def replica(request: bytes, call: Call, caller: Caller, session: Session) -> byt
         session.state.members.known(caller)
         if session.ended is not None:
             raise session.error(f"{ENDED}{session.ended}")
+        electing.check_replica(caller.child, facts)
         differs = (_exactly if electing.is_exact else _tolerantly)(facts, caller, session)
     if differs is not None:
         log.warning("%s", differs)

@@ -244,7 +244,12 @@ class Server:
             if self._keeper
             else Session(self._terms, tell=self._events.write_later)
         )
-        self._judge = judge_of(self._config, self._session)
+        try:
+            self._judge = judge_of(self._config, self._session)
+        except BaseException:
+            # Else the next one to join would find a session that nobody judges.
+            self._session.end("The server's certificate cannot be read.")
+            raise
         self._pass_up()
 
     def _pass_up(self) -> None:

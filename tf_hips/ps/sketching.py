@@ -21,7 +21,7 @@ import numpy as np
 from tf_hips.ops import native_robust
 from tf_hips.ps.deciding import Refuse
 from tf_hips.ps.recorder import Kind
-from tf_hips.ps.rules.robust import is_refused
+from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.steps import Floats
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.value import MEAN, parse
@@ -156,9 +156,13 @@ class SketchingStore(Store):
                     current.packets[chunk] = {}
             self.changed.notify_all()
         refused = np.flatnonzero((weights == 0) & np.signbit(weights)).tolist()
-        refused = [child for child in refused if current.weights.get(child, 1.0) > 0]
         if refused and self._note_refused is not None:
-            self._note_refused(number, dict.fromkeys(refused, _REFUSED_ABOVE))
+            said = {child: current.weights.get(child, 1.0) for child in refused}
+            whys = {
+                child: OWN_REFUSAL if is_refused(weight) else _REFUSED_ABOVE
+                for child, weight in said.items()
+            }
+            self._note_refused(number, whys)
         if weights.any():
             self.merge(jobs)
 

@@ -388,7 +388,10 @@ class State:
             common |= {"first_rounds": firsts, "past_bytes": past_bytes}
             if place is None and rule.is_robust:
                 common |= {"present": self.members.num_present, "refuse": self.rejections.note}
-                return BufferedStore(*terms, rule, **common)
+                return BufferedStore(
+                    *terms, rule, tell=lambda *event, **more: self.electing.tell(*event, **more),
+                    **common,
+                )  # fmt: skip
             if place is None:
                 return AsynchronousStore(*terms, rule, **common)
             above = Above(

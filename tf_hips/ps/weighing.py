@@ -187,7 +187,9 @@ class WeighingStore(Store):
                     if len(current.delivered[child]) < len(self.chunks)
                 ]
             else:
-                there = weighing.rows if self._are_fixed(weighing) else weighing.said
+                there = set(weighing.rows)  # of a server that goes on, without having said so again
+                if not self._are_fixed(weighing):
+                    there.update(weighing.said)
                 owing = [child for child in range(len(self._sites)) if child not in there]
             return {self._sites[child]: len(current.delivered[child]) for child in owing}
 

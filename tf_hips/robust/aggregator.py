@@ -158,6 +158,15 @@ class Aggregator:
             _count_of(self.rule, n, f)
         return f
 
+    def budgets(self, n: int) -> tuple[int, ...]:
+        """How many bad ones of n rows each step bears, the rule last; 0 for one that knows no f.
+
+        Raises:
+            ToleranceError: n rows are not enough; says the formula.
+        """
+        self.check(n)
+        return tuple(self._budgets(n, (), 0))
+
     def __call__(self, rows: Rows, **options: object) -> Floats:
         """The vector of `run`."""
         return self.run(rows, **options).vector  # type: ignore[arg-type]

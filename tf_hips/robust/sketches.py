@@ -50,6 +50,7 @@ SEED_BYTES = 16
 _HEAD = re.compile(r"\s*sketched\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _K = Parameter("k", 512, 16, 1 << 16)
 _WEIGHTED = ("krum", "multi_krum", "geometric_median", "mda", "cge", "mean")
+_SHORTENING = ("clip", "arc")
 # Of a byte of random bits the signs that they are, the lowest first.
 _SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little")
 
@@ -312,6 +313,14 @@ def why_not(rule: Aggregator) -> str | None:
         why = "its sum has the result of the round before in it, of which there is no row"
     elif name not in _WEIGHTED:
         why = "its result is made of sorted values of each coordinate, which no sketch has"
+    elif any(
+        step.name in _SHORTENING and needs_pairs(rule.steps[place + 1 :])
+        for place, step in enumerate(rule.steps)
+    ):
+        why = (
+            "of a row that was shortened no distance is known: a sketch is wrong by a share of the "
+            "long row, which may be more than the short one"
+        )
     else:
         return None
     return (

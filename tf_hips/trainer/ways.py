@@ -114,10 +114,11 @@ def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
             f"The mode {settings.mode} needs a server: `tf-hips run`, `tf-hips party --server`. "
             "Received: none"
         )
-    if run.rule is not None and settings.learning_rate is not None:
+    if run.rule is not None and (settings.learning_rate is not None or settings.momentum):
         raise ConfigError(
-            f"`learning_rate` is in the rule of the launcher. Received: rule={run.rule}, "
-            f"learning_rate={settings.learning_rate:g}"
+            "`learning_rate` and `momentum` are in the rule of the launcher. Received: "
+            f"rule={run.rule}, learning_rate={settings.learning_rate}, "
+            f"momentum={settings.momentum:g}"
         )
     chosen = None if run.rule is not None else rule
     strategy = tf_hips.HierarchicalPS(settings.compression, config=run, rule=chosen)

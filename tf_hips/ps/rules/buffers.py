@@ -214,9 +214,9 @@ def _without(held: Moved, children: Mapping[int, str]) -> Moved:
 
 def _least(robust: Aggregator, k: int) -> int:
     """The fewest rows with which a rule bears as many bad ones as with k."""
-    wanted = robust.check(k)
+    wanted = robust.budgets(k)
     for n in range(1, k):
         with contextlib.suppress(ToleranceError):
-            if robust.check(n) >= wanted:
+            if all(one >= two for one, two in zip(robust.budgets(n), wanted, strict=True)):
                 return n
     return k

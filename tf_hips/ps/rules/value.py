@@ -304,6 +304,11 @@ class UpdateRule:
 
     def _checked_sketch(self) -> int:
         """Numbers of a sketch; raises ValueError where there can be none."""
+        if self.is_asynchronous:
+            raise ValueError(
+                f"`{sketches.NAME}` needs rounds in which all wait for each other: seeds are told "
+                f"when the rows of all are fixed. Received: {self.text}"
+            )
         if self.votes is not None:
             raise ValueError(
                 f"`{sketches.NAME}` and votes exclude each other: groups vote at one server, which "
