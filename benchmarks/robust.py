@@ -16,7 +16,7 @@
 A rule is a whole call, with the look for NaN and absurd norms; the result goes to memory that is
 there. f is the greatest that the rule bears with n rows, but for NNM and multi-Krum, where it is
 n // 5. Everything has 2 threads. Rows are normal noise. What is compared alternates, round by
-round (beside peers the second of two calls counts: meanwhile caches have held the other's rows); a
+round (beside peers calls of one follow each other for a while, and the first does not count); a
 ratio is the median of the rounds', and `interval` holds the median of other rounds in nine
 cases of ten. Targets count the worst figure of d >= 1e7 beside one read, and of d >= 1e6 beside
 peers: smaller rows stay in caches, where reading costs next to nothing. Without FULL=1, n d is at
@@ -52,7 +52,7 @@ from benchmarks.collectives_jobs import Row, ratio_row
 COMMAND = "make bench-robust"
 THREADS = 2
 ROUNDS = 9
-SETTLE_S = 0.05  # before a call, where the other one's threads may still look for work
+BLOCK_S = 0.05  # of calls one after the other, where the other one has threads of its own
 COUNTS = (5, 10, 15, 16, 23, 45, 100)
 LENGTHS = (100_000, 1_000_000, 10_000_000, 25_000_000)
 PEER_COUNTS = (15, 45)
@@ -201,7 +201,7 @@ def sort(rounds: int, most: int) -> Iterator[Row]:
             for way in ways:
                 way()
             theirs = min(ways, key=_seconds)
-            times = _by_turns(_ours("median", rows), theirs, rounds, settles=True)
+            times = _by_turns(_ours("median", rows), theirs, rounds, in_blocks=True)
             ratios = [other / mine for mine, other in times]
             yield _row("sort", "median", n, d, ratios, times, "tf.sort")
 
@@ -216,10 +216,10 @@ def byzfl(rounds: int, most: int) -> Iterator[Row]:
                 rows = _noise(n, d)
                 for rule in _BYZFL:
                     f = (n - 3) // 2 if rule == "krum" else (n - 1) // 2
-                    order = {"rule": rule, "n": n, "d": d, "f": f, "settle_s": SETTLE_S}
+                    order = {"rule": rule, "n": n, "d": d, "f": f, "least_s": BLOCK_S}
                     ours = _ours(rule, rows)
                     ours(), ask(order)
-                    times = [(_settled(ours), ask(order)) for _ in range(min(rounds, 5))]
+                    times = [(_of_block(ours), ask(order)) for _ in range(min(rounds, 5))]
                     ratios = [theirs / mine for mine, theirs in times]
                     yield _row("byzfl", rule, n, d, ratios, times, "ByzFL")
 
@@ -270,25 +270,29 @@ def _ours(rule: str, rows: np.ndarray) -> Callable[[], object]:
 
 
 def _by_turns(
-    ours: Callable[[], object], other: Callable[[], object], rounds: int, *, settles: bool = False
+    ours: Callable[[], object], other: Callable[[], object], rounds: int, *, in_blocks: bool = False
 ) -> list[tuple[float, float]]:
     """Seconds of both, once each per round, after one that is not counted.
 
     Args:
         ours, other: what is called.
         rounds: how often.
-        settles: whether either has threads of its own, which look for more work for a while.
+        in_blocks: whether several calls of one follow each other, the first of which does not count:
+            the other one's rows are in the caches, and its threads look for work for a while.
     """
     ours(), other()
-    timed = _settled if settles else _seconds
+    timed = _of_block if in_blocks else _seconds
     return [(timed(ours), timed(other)) for _ in range(rounds)]
 
 
-def _settled(call: Callable[[], object]) -> float:
-    """Seconds of a call behind one that is not counted: the other one has used the caches."""
-    time.sleep(SETTLE_S)
+def _of_block(call: Callable[[], object]) -> float:
+    """Mean seconds of calls that follow each other for a while, behind one that does not count."""
     call()
-    return _seconds(call)
+    count, began = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < BLOCK_S or not count:
+        call()
+        count += 1
+    return elapsed / count
 
 
 def _seconds(call: Callable[[], object]) -> float:

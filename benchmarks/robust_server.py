@@ -17,7 +17,7 @@ from benchmarks import network, ps_processes
 from benchmarks.collectives_jobs import Row, link_of, ratio_row, row
 
 MBIT = 1000
-ROUNDS = 5
+ROUNDS = 9
 WARM_UP = 1  # rounds
 TENSORS = 8  # alike
 PACKETS = "fp32"
