@@ -277,7 +277,7 @@ def _by_turns(
     Args:
         ours, other: what is called.
         rounds: how often.
-        in_blocks: whether several calls of one follow each other, the first of which does not count:
+        in_blocks: whether several calls of one follow each other, and the first does not count:
             the other one's rows are in the caches, and its threads look for work for a while.
     """
     ours(), other()
