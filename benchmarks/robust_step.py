@@ -57,11 +57,11 @@ def measured(rounds: int, ranks: int = RANKS, scale: int = 1) -> Iterator[Row]:
         started = job(ranks, module=WORKER, threads=1, settings=SETTINGS, network=net)
         bench = Bench(options, {True: stack.enter_context(started)}, net)
         bench.load(MODEL)
-        rules = RULES if ranks > len(TWO_RULES) else TWO_RULES
+        rules = RULES if ranks > 2 else TWO_RULES
         about = TARGET if (ranks, scale) == (RANKS, 1) else ""
         means = {"the mean": None, "a mean of packets": [["fp32", "ps", 1]]}
         yield from _beside(bench, "fp32", means, rules, about=about)
-        if ranks != RANKS:
+        if ranks == 2:
             return
         means = {"a mean of packets": [[ONEBIT, "ps", 1]]}
         yield from _beside(bench, ONEBIT, means, ONEBIT_RULES)

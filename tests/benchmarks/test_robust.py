@@ -144,5 +144,5 @@ def test_a_small_step_over_ranks_is_measured() -> None:
     assert all(row["measured"] > 0 and row["about"] == "" for row in ratios)
     # As many bytes as a mean has, but for a byte for each gradient and n x n numbers.
     sizes = {row["what"]: row["measured"] for row in rows if row["unit"] == "MB"}
-    mean = sizes["resnet50, fp32, the mean"]
+    mean = sizes["resnet50, fp32, 3 ranks, the mean"]
     assert all(0.8 * mean < size < 1.3 * mean for what, size in sizes.items() if ", fp32, " in what)
