@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop over tiles that reductions of blocks share with the sweeps that use them (blocks.py)."""
 
+from compll.backends.blocks import block_lets
 from compll.backends.c_common import Lines, max_bits
 from compll.backends.loops import Loops, Stored, parts_of
-from compll.backends.row_code import (
-    Apart,
-    Rest,
-    RowCode,
-    RowResult,
-    can_fold,
-    results_of_rows,
-)
+from compll.backends.row_code import Apart, Packed, Rest, RowCode
+from compll.backends.row_results import RowResult, can_fold, results_of_rows
 from compll.backends.stored import is_in_memory, is_of_floats, tile_bytes
 from compll.backends.tile_feedback import NO_FEEDBACK, TileFeedback
 from compll.ir import nodes
 from compll.ir.blocks import block_of
+from compll.ir.groups import mirror_of
 from compll.ir.sizes import blocks_in
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
+
+# Bits of codes that a row has in one or two words.
+_PACKED_WIDTHS = (1, 2, 4, 8)
 
 
 class BlockLoops(Loops):
@@ -27,6 +26,12 @@ class BlockLoops(Loops):
     """
 
     apart: Apart | None = None
+    _whole: tuple[RowCode, str] | None = None
+
+    def __post_init__(self) -> None:
+        """No codes have been read yet."""
+        super().__post_init__()
+        self._packed: dict[nodes.Var, str] = {}
 
     def blocks_sweep(
         self,
@@ -176,6 +181,9 @@ class BlockLoops(Loops):
 
     def row_in_memory(self, expr: nodes.Index) -> str | None:
         """C++ for where the floats of a tile begin; None: it is no vector of floats in memory."""
+        tile = self.mirrored(expr)
+        if tile is not None and isinstance(expr.array, nodes.Ref):
+            return tile if is_of_floats(self.stored[expr.array.var]) else None
         if not isinstance(expr.array, nodes.Ref) or not self._is_here(expr.index):
             return None
         vector = self.stored[expr.array.var]
@@ -184,12 +192,13 @@ class BlockLoops(Loops):
 
     def row_of_codes(self, expr: nodes.Index) -> str | None:
         """C++ for the codes of a tile, a byte each; None: it is no vector of such."""
-        if not isinstance(expr.array, nodes.Ref) or not self._is_here(expr.index):
+        tile = self.mirrored(expr)
+        if not isinstance(expr.array, nodes.Ref) or not (tile or self._is_here(expr.index)):
             return None
         vector = expr.array.var
         kind = vector.type.element if isinstance(vector.type, Array) else vector.type
         is_small = isinstance(kind, UInt) and max_bits(kind, self.params) <= 8
-        return self._tiles.get(vector) if is_small else None
+        return (tile or self._tiles.get(vector)) if is_small else None
 
     def row_of_bits(self, expr: nodes.Index) -> str | None:
         """C++ for the bits of a tile in memory; None: it is no vector of such."""
@@ -199,19 +208,90 @@ class BlockLoops(Loops):
         is_plain = vector.is_field and vector.bits == "1" and vector.size == self._size
         return f"{vector.pointer} + base / 8" if is_plain else None
 
+    def row_of_packed(self, expr: nodes.Index) -> Packed | None:
+        """Codes in memory, of widths that rows can have; None: there are no such."""
+        if not isinstance(expr.array, nodes.Ref):
+            return None
+        vector, mirror = self.stored[expr.array.var], mirror_of(expr.index, self._position)
+        kind = vector.var.type
+        kind = kind.element if isinstance(kind, Array) else kind
+        if not isinstance(kind, UInt) or not vector.is_field:
+            return None
+        if mirror is None and (not self._is_here(expr.index) or vector.size != self._size):
+            return None
+        if vector.bits is None or vector.is_local or max_bits(kind, self.params) > 8:
+            return None
+        if isinstance(kind.bits, int) and kind.bits not in _PACKED_WIDTHS:
+            return None
+        if vector.var not in self._packed:
+            self._packed[vector.var] = self.names.fresh(f"{vector.var.name}_packed")
+        at = f"{vector.pointer} + {tile_bytes(vector.bits)}"
+        count = None if vector.size == self._size else vector.count
+        return Packed(self._packed[vector.var], at, vector.bits, count, mirror or 0)
+
     def run_before(self, rows: RowCode) -> None:
         """Emits what a function of rows needs before it is called."""
         if rows.uses_bytes:
             self._run_unpacks()
+        self.lines.add(*(codes.declaration for codes in rows.packed))
 
-    def row_code(self, part: nodes.Elementwise, tag: str = "p") -> RowCode | None:
-        """How a decode computes a tile in rows; None: it cannot. `tag`: of its parameters."""
+    def row_code(
+        self, part: nodes.Elementwise, tag: str = "p", *, is_varied: bool = False
+    ) -> RowCode | None:
+        """How a decode computes a tile in rows; None: it cannot.
+
+        Args:
+            part: what it computes.
+            tag: what names of parameters begin with.
+            is_varied: only from codes as they are in memory, whose width may depend on parameters,
+                and whose number need not be that of the elements.
+        """
         self._position = part.position
-        for uses_bits in (True, False):
-            rows = RowCode(self.c, self, part, tag=tag, uses_bits=uses_bits)
-            if rows.prepare_value():
+        for uses_bits, uses_packed in ((True, False), (False, True), (False, False)):
+            rows = RowCode(
+                self.c, self, part, tag=tag, uses_bits=uses_bits, uses_packed=uses_packed
+            )
+            if not rows.prepare_value() or (is_varied and rows.uses_bytes):
+                continue
+            # In a tile there may be fewer codes than elements, and codes as bytes are there too.
+            is_whole = rows.varied_bits is None and all(c.count is None for c in rows.packed)
+            if is_varied or is_whole:
                 return rows
         return None
+
+    def _at_once(self, sweep: nodes.Sweep, targets: dict[int, str], begin: str, count: str) -> str:
+        """Decodes all whole rows in one call, if they need nothing that is made tile by tile."""
+        self._whole = None
+        parts = parts_of(sweep)
+        if self.apart is None or list(targets.values()) != ["out"] or len(parts) != 1:
+            return begin
+        self._size, self._position = sweep.size, parts[0].position
+        hoisted, _ = block_lets(parts[0], self.blocks, self._hoisted)
+        rows = None if hoisted else self.row_code(parts[0], is_varied=True)
+        if rows is None:
+            return begin
+        call = rows.values(self.apart)
+        self._whole = rows, call
+        rest, lines = self.names.fresh("rest"), self.lines
+        lines.add(f"int64_t {rest} = {begin};")
+        lines.open("{")
+        ends = {count, *(codes.count for codes in rows.packed if codes.count is not None)}
+        end = count if len(ends) == 1 else f"std::min<int64_t>({', '.join(sorted(ends))})"
+        lines.add(f"const int64_t base = {begin};")
+        lines.add(f"const int64_t count = std::max<int64_t>({end} - base, 0) / 16 * 16;")
+        self.run_before(rows)
+        # Rows go past the caches where they are lines of memory.
+        is_done = f"(mode != TF_HIPS_STREAM || is_line(out)) && {call}mode, out)"
+        if rows.varied_bits is None:
+            lines.add(f"if ({is_done}) {rest} += count;")
+        else:
+            head = f"if (with_packed_width({rows.varied_bits}, [&](auto packed_bits)"
+            lines.open(f"{head} TF_HIPS_INLINED {{")
+            lines.add("constexpr int kBits = decltype(packed_bits)::value;", f"return {is_done};")
+            lines.close("})) {")
+            lines.add(f"  {rest} += count;", "}")
+        lines.close()
+        return rest
 
     def row_of_field(self, expr: nodes.Index) -> tuple[str, str] | None:
         """C++ for a field with a float for each block, and for the size of these; None: no such."""
@@ -242,16 +322,24 @@ class BlockLoops(Loops):
         """Writes a tile of a decode in rows where the machine has them, if it can be."""
         if self.apart is None or self._step != "kStep" or self._hoisted:
             return
-        rows = self.row_code(part)
-        call = None if rows is None else rows.values(self.apart)
-        if rows is None or call is None:
-            return
-        self.run_before(rows)
+        if self._whole is not None and all(c.count is None for c in self._whole[0].packed):
+            rows, call = self._whole
+        else:
+            found = self.row_code(part)
+            if found is None:
+                return
+            rows, call = found, found.values(self.apart)
+        if rows.varied_bits is not None:
+            # Of the other widths, as bytes.
+            self._run_unpacks()
+            self.lines.add("constexpr int kBits = 8;")
+            for codes in rows.packed:
+                [vector] = [v for v, name in self._packed.items() if name == codes.name]
+                self.lines.add(f"const uint8_t* const {codes.name} = {self._tiles[vector]};")
+        else:
+            self.run_before(rows)
         late = self.names.fresh("is_late")
         self.lines.add(
-            "if (mode == TF_HIPS_ADD || mode == TF_HIPS_RESIDUAL) {",
-            f"  prefetch_tile({target}, count);",
-            "}",
             "// Rows go past the caches from here where they are lines of memory.",
             f"const bool {late} = mode == TF_HIPS_STREAM && !is_line({target});",
             f"alignas(64) float {tile}[{self._step}];",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from compll.backends.narrow import Narrow, Ranges
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, MAX_PACKED_BITS, Type, UInt
 
@@ -39,7 +40,8 @@ params power_of_two random_float random_int read_params reduce_blocks reduce_int
 round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
 store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
 for_steps for_ranges_back hidden at late value_or prefetch_half prefetch_part prefetch_tile
-wide_noise_tile wide_random_int
+wide_noise_tile wide_random_int packed_bits
+mirror_tile with_packed_width random_int32
 """
 RESERVED = frozenset((_KEYWORDS + _OWN).split())
 
@@ -234,6 +236,8 @@ class Expressions:
         params: of the program.
         sizes: C++ for the lengths of vectors.
         bound: C++ for a float that bounds others, in a minimum or a maximum.
+        ranges: of the lets that are printed; None: nobody asks.
+        narrow: prints numbers of 32 bits, in loops; None: all have 64.
     """
 
     names: Names
@@ -241,6 +245,8 @@ class Expressions:
     params: tuple[nodes.Param, ...]
     sizes: dict[nodes.Var, str] = field(default_factory=dict)
     bound: Callable[[float], str] | None = None
+    ranges: Ranges | None = None
+    narrow: Narrow | None = None
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -248,6 +254,11 @@ class Expressions:
 
     def let(self, let: nodes.Let) -> str:
         """A let as a statement."""
+        if self.ranges is not None:
+            self.ranges.learn(let)
+        found = self.narrow.declared(let) if self.narrow is not None else None
+        if found is not None:
+            return f"const {found.kind} {self.names.of(let.var)} = {found.text};"
         return f"const {self.type(let.var.type)} {self.names.of(let.var)} = {self(let.value)};"
 
     def __call__(self, expr: nodes.Expr, lowest: int = 0) -> str:
@@ -256,6 +267,10 @@ class Expressions:
         return f"({text})" if precedence < lowest else text
 
     def _text(self, expr: nodes.Expr) -> tuple[str, int]:
+        if not isinstance(expr, nodes.Const | nodes.Ref) and expr.type == INT:
+            found = self._narrow(expr)
+            if found is not None:
+                return f"static_cast<int64_t>({found})", _ATOM
         match expr:
             case nodes.Const():
                 return self._literal(expr)
@@ -276,7 +291,8 @@ class Expressions:
                 return self._convert(expr), _ATOM
             case nodes.Bitcast():
                 function = "bits_float" if expr.type == FLOAT else "float_bits"
-                return f"{function}({self(expr.operand)})", _ATOM
+                inside = self._narrow(expr.operand) or self(expr.operand)
+                return f"{function}({inside})", _ATOM
             case nodes.KeyPart():
                 return f"static_cast<int64_t>(key.{expr.name})", _ATOM
             case nodes.Math():
@@ -290,6 +306,11 @@ class Expressions:
                 return f"{function}({self(expr.low)}, {self(expr.high)}, {noise})", _ATOM
             case _:
                 raise TypeError(f"`expr` must be a scalar after inlining. Received: {expr!r}")
+
+    def _narrow(self, expr: nodes.Expr) -> str | None:
+        """A number of 32 bits; None: it has 64, or is no Int."""
+        found = self.narrow(expr) if self.narrow is not None else None
+        return None if found is None else found.text
 
     def _literal(self, expr: nodes.Const) -> tuple[str, int]:
         if expr.type == FLOAT:
@@ -306,6 +327,9 @@ class Expressions:
         precedence = _PRECEDENCE[op]
         # Mixed | and &, & and == read better, and compile without warnings, with parentheses.
         lowest = precedence if op in "+-*/" else 9
+        sides = self.narrow.compared(expr) if self.narrow is not None else None
+        if sides is not None:
+            return f"{sides[0]} {op} {sides[1]}", precedence
         right = precedence + 1 if op in "+-*/" else 9
         return f"{self(expr.left, lowest)} {op} {self(expr.right, right)}", precedence
 
@@ -332,9 +356,10 @@ class Expressions:
 
     def _convert(self, expr: nodes.Convert) -> str:
         source, target = expr.operand.type, expr.type
-        inner = self(expr.operand)
+        narrow = self._narrow(expr.operand)
+        inner = self(expr.operand) if narrow is None else narrow
         if target == BOOL:
-            return f"({self(expr.operand, 9)} != 0)"
+            return f"({self(expr.operand, 9) if narrow is None else narrow} != 0)"
         if isinstance(target, UInt):
             return self._to_uint(inner, source, target)
         if target == INT and source == FLOAT:

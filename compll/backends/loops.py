@@ -81,11 +81,14 @@ class Loops(TileNeeds):
 
         `first`: statements at the beginning of each run.
         """
+        # Runs begin anywhere in a group.
+        self._has_groups = False
         loop = f"for (TopRun run = {top}.first(); run.count > 0; run = {top}.next()) {{"
         self.lines.open(loop)
         self.lines.add("const int64_t base = run.base, count = run.count;", *first)
         with self._body(size, parts):
             yield
+        self._has_groups = True
 
     @contextlib.contextmanager
     def _body(self, size: nodes.Expr, parts: list[nodes.Elementwise]) -> Iterator[None]:
@@ -137,10 +140,10 @@ class Loops(TileNeeds):
             begin: C++ for the element that it begins with.
             feedback: what is done about feedback.
         """
-        self._size = sweep.size
         parts = parts_of(sweep)
         results = [self._start(var, reduce) for var, reduce in sweep.reduces]
-        self._step = "kStep"
+        begin = self._at_once(sweep, targets, begin, count)
+        self._size, self._step = sweep.size, "kStep"
         head = f"for_tiles<kStep>({begin}, {count}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
         self._prepare(parts)
@@ -167,6 +170,7 @@ class Loops(TileNeeds):
         self._fetched.clear()
         self._spread.clear()
         self._made.clear()
+        self._mirrors.clear()
         self._block_lets.clear()
         self._block_values.clear()
         self._hoisted.clear()
@@ -179,6 +183,10 @@ class Loops(TileNeeds):
         """Emits what the loops of a tile of a sweep need before they begin."""
         self._size, self._step = sweep.size, "kTile"
         self._prepare(parts_of(sweep))
+
+    def _at_once(self, sweep: nodes.Sweep, targets: dict[int, str], begin: str, count: str) -> str:
+        """Does elements before the tiles, if it can; returns C++ for what these begin with."""
+        return begin
 
     def _feedback_rows(
         self,
@@ -228,12 +236,21 @@ class Loops(TileNeeds):
         self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type
     ) -> list[str]:
         """What is done for element j; `statement` makes a statement of the text of its value."""
+        self.c.narrow = self.narrow
+        try:
+            return self._statements(part, statement, kind)
+        finally:
+            self.c.narrow = None
+
+    def _statements(
+        self, part: nodes.Elementwise, statement: Callable[[str], str], kind: Type
+    ) -> list[str]:
         self._position = part.position
         value = part.value
         if value.type != kind:
             value = nodes.Convert(kind, value.span, value)
         lines = []
-        if uses_position(part, self.blocks, self.reads_in_order):
+        if uses_position(part, self.blocks, self.reads_in_order, self.is_mirrored):
             lines.append(f"const int64_t {self.names.of(part.position)} = base + j;")
         for let in part.lets:
             if let.var in self._block_lets:

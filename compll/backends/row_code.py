@@ -20,8 +20,8 @@ from compll.ir.walk import walk
 
 _COMPARISONS = {"<": "less", "<=": "at_most", ">": "more", ">=": "at_least", "==": "equal"}
 _COMPARISONS |= {"!=": "unequal"}
-_FOLDS = {"max": "row_maximum({a}, x)", "min": "row_minimum({a}, x)"}
-_FOLDS |= {"sum": "{a} + x", "prod": "{a} * x"}
+FOLDS = {"max": "row_maximum({a}, x)", "min": "row_minimum({a}, x)"}
+FOLDS |= {"sum": "{a} + x", "prod": "{a} * x"}
 _SUMMED = ("gradient", "residual")
 
 
@@ -38,6 +38,34 @@ class Apart:
     number: int = 0
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Codes in memory.
+
+    Attributes:
+        name: C++ for a pointer to those of a tile, which `text` says where they are.
+        bits: C++ for their width; it may depend on parameters.
+        count: C++ for their number, where that need not be the loop's; None: it is.
+        mirror: groups of one element more are read the other way round; 0: in order.
+    """
+
+    name: str
+    text: str
+    bits: str
+    count: str | None = None
+    mirror: int = 0
+
+    @property
+    def width(self) -> str:
+        """C++ for their width, which compilers know: the argument of a template, if need be."""
+        return self.bits if self.bits.isdigit() else "kBits"
+
+    @property
+    def declaration(self) -> str:
+        """The pointer, where codes are in memory."""
+        return f"const uint8_t* const {self.name} = {self.text};"
+
+
 class Sources(Protocol):
     """How the loop that a function stands for reads its element; None for what it does not know."""
 
@@ -52,6 +80,9 @@ class Sources(Protocol):
 
     def row_of_bits(self, expr: nodes.Index) -> str | None:
         """C++ for the codes of a tile, a bit each, as they are in memory."""
+
+    def row_of_packed(self, expr: nodes.Index) -> Packed | None:
+        """Codes as they are in memory, of a width that rows can take from there."""
 
     def row_of_field(self, expr: nodes.Index) -> tuple[str, str] | None:
         """C++ for a field with a float for each block, and for the size of these."""
@@ -72,7 +103,9 @@ class RowCode:
         tag: what the names of parameters begin with.
         letter: what the names of lets begin with.
         uses_bits: codes of a bit are taken from memory as they are, for decisions alone.
+        uses_packed: codes are taken from memory as they are, where that can be.
         uses_bytes: codes are taken from a tile of bytes; found by `prepare_value`.
+        packed: codes that are taken from memory; found by `prepare_value`.
         begin: C++ for the element, of those that blocks are counted from, that a tile begins with.
         sums: the vector whose rows are in a register named `sum`; None: there is none.
         held: codes that are in a register named `held`, not in memory; None: there are none.
@@ -87,6 +120,7 @@ class RowCode:
     tag: str = "p"
     letter: str = "v"
     uses_bits: bool = False
+    uses_packed: bool = False
     uses_bytes: bool = False
     begin: str = "base"
     sums: nodes.Var | None = None
@@ -95,6 +129,7 @@ class RowCode:
     arguments: dict[str, tuple[str, str]] = field(default_factory=dict)
     _lets: dict[nodes.Var, str] = field(default_factory=dict)
     uses_blocks: bool = False
+    packed: list[Packed] = field(default_factory=list)
 
     def codes(self, apart: Apart, top: str, rest: "Rest | None" = None) -> str | None:
         """Writes the function that makes codes; returns the call of it, but for the target.
@@ -123,7 +158,7 @@ class RowCode:
             "}",
             "return true;",
         ]
-        return _emit([self], apart, lines, "uint8_t* to")
+        return emit_function([self], apart, lines, "uint8_t* to")
 
     def prepare_value(self) -> bool:
         """Finds how a row of values is computed; False: there is no way."""
@@ -149,18 +184,25 @@ class RowCode:
 
     def values(self, apart: Apart) -> str:
         """Writes the function that decodes; returns the call of it, but for mode and target."""
-        body = self.body
         lines = ["if (count % 16 != 0) return false;"]
-        for condition, store in (
-            ("if (mode == TF_HIPS_ADD) {", "row_store(to + at, row_at(to + at) + x);"),
-            ("} else if (mode == TF_HIPS_RESIDUAL) {", "row_store(to + at, row_left(to + at, x));"),
-            ("} else if (mode == TF_HIPS_STREAM) {", "row_stream(to + at, x);"),
-            ("} else {", "row_store(to + at, x);"),
+        for condition, reads, store in (
+            ("if (mode == TF_HIPS_ADD) {", True, "row_store(to + at, row_at(to + at) + x);"),
+            (
+                "} else if (mode == TF_HIPS_RESIDUAL) {",
+                True,
+                "row_store(to + at, row_left(to + at, x));",
+            ),
+            ("} else if (mode == TF_HIPS_STREAM) {", False, "row_stream(to + at, x);"),
+            ("} else {", False, "row_store(to + at, x);"),
         ):
             loop = ["for (int64_t at = 0; at < count; at += 16) {"]
-            loop += [f"  {line}" for line in [*body, store]]
+            # Asked for row by row: many lines at once would keep others from being written.
+            body = [*["prefetch_tile(to + at, 16);"] * reads, *self.body, store]
+            loop += [f"  {line}" for line in body]
             lines += [condition, *(f"  {line}" for line in [*loop, "}"])]
-        return _emit([self], apart, [*lines, "}", "return true;"], "int32_t mode, float* to")
+        return emit_function(
+            [self], apart, [*lines, "}", "return true;"], "int32_t mode, float* to"
+        )
 
     def blocks(self, apart: Apart, reducer: str, rest: "Rest | None" = None) -> str | None:
         """Writes the function that reduces blocks; returns the call of it, but for the target.
@@ -168,7 +210,7 @@ class RowCode:
         `rest`: what is done about feedback.
         """
         value = unnamed(self.part, self.part.value)
-        if value.type != FLOAT or reducer not in _FOLDS:
+        if value.type != FLOAT or reducer not in FOLDS:
             return None
         try:
             before = rest.before(self) if rest is not None else []
@@ -185,13 +227,13 @@ class RowCode:
             "  Row a = x;",
             "  for (int64_t at = begin + 16; at < begin + length; at += 16) {",
             *(f"    {line}" for line in body),
-            f"    a = {_FOLDS[reducer].format(a='a')};",
+            f"    a = {FOLDS[reducer].format(a='a')};",
             "  }",
             f"  *to++ = combine_row<{reducer.capitalize()}>(init, a);",
             "}",
             "return true;",
         ]
-        return _emit([self], apart, lines, "int64_t length, float init, float* to")
+        return emit_function([self], apart, lines, "int64_t length, float init, float* to")
 
     def _declared(self) -> list[str]:
         """What is computed before the value, where it is needed."""
@@ -317,11 +359,33 @@ class RowCode:
             return self._lets[expr.var]
         if self._is_of(expr, self.held):
             return "held"
+        if not isinstance(expr, nodes.Index):
+            raise _NoRowsError
+        if self.uses_packed:
+            return self._packed_codes(expr)
         self.uses_bytes = True
-        begin = self.sources.row_of_codes(expr) if isinstance(expr, nodes.Index) else None
+        begin = self.sources.row_of_codes(expr)
         if begin is None:
             raise _NoRowsError
         return f"row_bytes({self.argument('const uint8_t*', begin)} + at)"
+
+    def _packed_codes(self, expr: nodes.Index) -> str:
+        found = self.sources.row_of_packed(expr)
+        if found is None or any(
+            other.width == found.width == "kBits" and other.bits != found.bits
+            for other in self.packed
+        ):
+            raise _NoRowsError
+        if found not in self.packed:
+            self.packed.append(found)
+        codes = self.argument("const uint8_t*", found.name)
+        row = f"row_packed<{found.width}>({codes}, at)"
+        return f"row_mirrored<{found.mirror}>({row})" if found.mirror else row
+
+    @property
+    def varied_bits(self) -> str | None:
+        """C++ for the width of codes that depends on parameters; None: there are no such."""
+        return next((codes.bits for codes in self.packed if codes.width == "kBits"), None)
 
     def _code_of(self, value: nodes.Convert) -> str:
         if value.operand.type == FLOAT:
@@ -333,14 +397,20 @@ class RowCode:
 
     def _integers(self, expr: nodes.Expr) -> str:
         """Numbers of which only the low bits are wanted, so that 32 bits are enough for all."""
+        expr = unnamed(self.part, expr)
         match expr:
-            case nodes.Const() if expr.type == INT:
+            case nodes.Const() if expr.type == INT and abs(int(expr.value)) < 2**31:
                 return f"row_of_number({int(expr.value)})"
+            case nodes.Convert() if isinstance(expr.operand.type, UInt):
+                return self._codes(expr.operand)
             case nodes.Convert() if expr.operand.type == BOOL:
                 return f"row_of_flags({self._flags(expr.operand)})"
             case nodes.Binary() if expr.op in "+-":
                 function = {"+": "row_sum", "-": "row_difference"}[expr.op]
                 return f"{function}({self._integers(expr.left)}, {self._integers(expr.right)})"
+            case nodes.Select():
+                sides = f"{self._integers(expr.yes)}, {self._integers(expr.no)}"
+                return f"row_number_select({self._flags(expr.condition)}, {sides})"
         raise _NoRowsError
 
     def _flags(self, expr: nodes.Expr) -> str:
@@ -354,6 +424,11 @@ class RowCode:
             case nodes.Binary() if expr.op in _COMPARISONS and expr.left.type == FLOAT:
                 sides = f"{self._row(expr.left)}, {self._row(expr.right)}"
                 return f"row_is_{_COMPARISONS[expr.op]}({sides})"
+            case nodes.Binary() if expr.op in _COMPARISONS and _is_code(expr.left):
+                if not isinstance(expr.right, nodes.Const):
+                    raise _NoRowsError
+                sides = f"{self._integers(expr.left)}, {self._integers(expr.right)}"
+                return f"row_number_is_{_COMPARISONS[expr.op]}({sides})"
             case nodes.Binary() if expr.op in ("&&", "||"):
                 function = "row_both" if expr.op == "&&" else "row_either"
                 return f"{function}({self._flags(expr.left)}, {self._flags(expr.right)})"
@@ -391,7 +466,7 @@ class Rest:
         return ["{", *(f"  {line}" for line in lines), "}"]
 
 
-def _emit(rows: list[RowCode], apart: Apart, body: list[str], target: str) -> str:
+def emit_function(rows: list[RowCode], apart: Apart, body: list[str], target: str) -> str:
     """Writes a function with what several rows need; returns the call of it, but for `target`."""
     name = f"{apart.name}{apart.number}"
     apart.number += 1
@@ -399,103 +474,33 @@ def _emit(rows: list[RowCode], apart: Apart, body: list[str], target: str) -> st
     needs = dict.fromkeys((text, *found) for row in rows for text, found in row.arguments.items())
     parameters = [f"{kind} {parameter}" for _, parameter, kind in needs]
     given = [text for text, _, _ in needs]
+    is_varied = any(row.varied_bits is not None for row in rows)
     lines = apart.lines
     lines.add(
         "#if defined(TF_HIPS_HAS_VECTORS)",
+        *["template <int kBits>"] * is_varied,
         f"TF_HIPS_AVX512 bool {name}(",
         *(f"    {text}," for text in ["int64_t count", *parameters]),
         f"    {target}) {{",
         *(f"  {line}" for line in body),
         "}",
         "#else",
-        "template <typename... T>",
+        f"template <{'int kBits, ' * is_varied}typename... T>",
         f"bool {name}(const T&...) {{",
         "  return false;",
         "}",
         "#endif",
         "",
     )
-    return f"has_rows() && {name}({', '.join(['count', *given])}, "
+    of_bits = "<kBits>" * is_varied
+    return f"has_rows() && {name}{of_bits}({', '.join(['count', *given])}, "
 
 
-@dataclass(frozen=True)
-class RowResult:
-    """What a loop makes of the values of one part.
-
-    Attributes:
-        code: computes x, a row of floats or of codes of a bit.
-        reducer: that floats are folded by, into a Tree; None: codes are counted, or written.
-        target: C++ for the lanes of the Tree, the number of codes, or where they are written.
-        is_count: codes are counted.
-    """
-
-    code: RowCode
-    reducer: str | None
-    target: str
-    is_count: bool = False
-
-
-def can_fold(reducer: str) -> bool:
-    """Whether rows can be folded by a reducer."""
-    return reducer in _FOLDS
-
-
-def results_of_rows(apart: Apart, results: list[RowResult], rest: Rest | None = None) -> str:
-    """Writes the function that reduces and writes a step; returns its call, but for the end.
-
-    `rest`: what is done about feedback.
-    """
-    parameters, given, before, after = [], [], [], []
-    each = [f"  {line}" for line in rest.before(results[0].code)] if rest is not None else []
-    for number, result in enumerate(results):
-        to, a = f"to{number}", f"all{number}"
-        given.append(result.target)
-        if result.reducer is not None:
-            parameters.append(f"float* {to}")
-            before.append(f"Row {a} = row_at({to});")
-            step = f"{a} = {_FOLDS[result.reducer].format(a=a)};"
-            after.append(f"row_store({to}, {a});")
-        elif result.is_count:
-            parameters.append(f"int64_t* {to}")
-            before.append(f"int64_t {a} = *{to};")
-            step = f"{a} += __builtin_popcount(x);"
-            after.append(f"*{to} = {a};")
-        else:
-            parameters.append(f"uint8_t* {to}")
-            step = f"store_bits(x, {to} + at / 8);"
-        each += ["  {", *(f"    {line}" for line in result.code.body), f"    {step}", "  }"]
-    lines = ["if (count % 16 != 0) return false;", *before]
-    lines += ["for (int64_t at = 0; at < count; at += 16) {", *each, "}", *after, "return true;"]
-    rows = [result.code for result in results]
-    return f"{_emit(rows, apart, lines, ', '.join(parameters))}{', '.join(given)})"
-
-
-def sum_of_rows(apart: Apart, rows: list[RowCode]) -> str:
-    """Writes the function that adds several decodes; returns its call, but for three arguments.
-
-    These are whether the first value begins the sum, the sum, and where else it goes (merge.h).
-    """
-    lines = [
-        "if (count % 16 != 0 || reinterpret_cast<uintptr_t>(late) % sizeof(float) != 0) {",
-        "  return false;",
-        "}",
-        "LateRows rows(late, count);",
-        "for (int64_t at = 0; at < count; at += 16) {",
-        "  Row sum = is_first ? row_of(-0.0f) : row_at(to + at);",
-    ]
-    for row in rows:
-        lines += ["  {", *(f"    {line}" for line in row.body), "    sum = sum + x;", "  }"]
-    lines += [
-        "  if (late == nullptr) {",
-        "    row_store(to + at, sum);",
-        "  } else {",
-        "    rows.put(sum);",
-        "  }",
-        "}",
-        "if (late != nullptr) rows.finish();",
-        "return true;",
-    ]
-    return _emit(rows, apart, lines, "bool is_first, float* to, float* late")
+def _is_code(expr: nodes.Expr) -> bool:
+    """Whether it is a code as a number, which is no negative one."""
+    if not isinstance(expr, nodes.Convert) or expr.type != INT:
+        return False
+    return isinstance(expr.operand.type, UInt)
 
 
 def _is_number_or_0(expr: nodes.Select) -> bool:

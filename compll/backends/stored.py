@@ -68,11 +68,12 @@ def uses_position(
     part: nodes.Elementwise,
     blocks: tuple[nodes.Expr, ...],
     reads_in_order: Callable[[nodes.Var], bool],
+    is_mirrored: Callable[[nodes.Index], bool],
 ) -> bool:
     """Whether the element's number is needed as a number, and not only to find the element.
 
     `blocks`: their sizes; `reads_in_order`: whether the loop's own element of a vector is found
-    without its number.
+    without its number; `is_mirrored`: whether an element of its group is.
     """
     position = part.position
 
@@ -80,7 +81,7 @@ def uses_position(
         if isinstance(expr, nodes.Ref):
             return expr.var is position
         if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
-            if block_of(expr.index, position, blocks) is not None:
+            if block_of(expr.index, position, blocks) is not None or is_mirrored(expr):
                 return False
             is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is position
             return not (is_here and reads_in_order(expr.array.var)) and needed(expr.index)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from compll.backends.blocks import block_lets
 from compll.backends.c_common import Expressions, Lines, Names, float_literal
+from compll.backends.narrow import Narrow, Ranges
 from compll.backends.stored import Stored, is_in_memory, tile_bytes
 from compll.ir import nodes
 from compll.ir.blocks import block_of
+from compll.ir.groups import mirror_of
 from compll.ir.types import Array, UInt
 from compll.ir.walk import walk
 
@@ -41,6 +43,8 @@ class TileNeeds:
     _noise: dict[int, str] = field(default_factory=dict)
     _tiles: dict[nodes.Var, str] = field(default_factory=dict)
     _fetched: set[nodes.Var] = field(default_factory=set)
+    _mirrors: dict[tuple[nodes.Var, int], str] = field(default_factory=dict)
+    _has_groups: bool = True
     _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
     _in_blocks: bool = False
     _begin: str = "0"
@@ -54,7 +58,9 @@ class TileNeeds:
 
     def __post_init__(self) -> None:
         """Makes the printer of expressions, which reads vectors through this object."""
-        self.c = Expressions(self.names, self, self.params, bound=self._bound)
+        ranges = Ranges(self.params)
+        self.c = Expressions(self.names, self, self.params, bound=self._bound, ranges=ranges)
+        self.narrow = Narrow(ranges, self.c, lambda expr: self.noise(expr, self.c))
 
     def begin(self) -> None:
         """Says that a function begins here: what all its loops need is declared here."""
@@ -87,6 +93,9 @@ class TileNeeds:
             return f"{vector.pointer}[j]"
         if self._is_here(index) and self._size == vector.size:
             return f"{self._tiles[array]}[j]" if vector.is_field else f"{vector.pointer}[base + j]"
+        mirrored = self._mirrors.get((array, mirror_of(index, self._position) or 0))
+        if mirrored is not None:
+            return f"{mirrored}[j]"
         block = block_of(index, self._position, self.blocks)
         if block is not None and self._in_blocks:
             return self._of_block(vector)
@@ -122,6 +131,17 @@ class TileNeeds:
         """Whether the loop's own element of a vector is found without its number."""
         return self.stored[array].size == self._size
 
+    def is_mirrored(self, expr: nodes.Index) -> bool:
+        """Whether an element of the group of the loop's own is in a tile."""
+        return self.mirrored(expr) is not None
+
+    def mirrored(self, expr: nodes.Index) -> str | None:
+        """C++ for a tile of elements that are read the other way round in groups; None: no such."""
+        if not isinstance(expr.array, nodes.Ref):
+            return None
+        mirror = mirror_of(expr.index, self._position)
+        return None if mirror is None else self._mirrors.get((expr.array.var, mirror))
+
     def bits(self, kind: UInt) -> str:
         """C++ for the width of a type."""
         return str(kind.bits) if isinstance(kind.bits, int) else f"{self.widths[kind]}.bits"
@@ -147,8 +167,11 @@ class TileNeeds:
                     self._prefetch(self.stored[expr.array.var])
                 elif isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
                     block = block_of(expr.index, self._position, self.blocks)
+                    mirror = mirror_of(expr.index, self._position)
                     if block is not None:
                         self._prepare_block(self.stored[expr.array.var], block)
+                    elif mirror is not None and self._has_groups:
+                        self._prepare_mirror(self.stored[expr.array.var], mirror)
         self._position = None
 
     def _inside(self, part: nodes.Elementwise) -> list[nodes.Expr]:
@@ -263,6 +286,33 @@ class TileNeeds:
             f"  return static_cast<{element}>({found});",
             f"}}, {begin}, {self.c(block)}, count, {tile});",
         ]
+
+    def _prepare_mirror(self, vector: Stored, mirror: int) -> None:
+        """Turns the groups of a tile of a vector round; beyond its end there are zeros."""
+        is_code = vector.is_field and vector.bits is not None
+        if (vector.var, mirror) in self._mirrors or not (is_code or is_in_memory(vector)):
+            return
+        if vector.beyond is not None:
+            return
+        tile = self._mirrors[vector.var, mirror] = self.names.fresh(f"{vector.var.name}_mirrored")
+        kind = vector.var.type
+        element = self.c.type(kind.element if isinstance(kind, Array) else kind)
+        there = f"std::max<int64_t>({vector.count} - base, 0)"
+        declared = f"alignas(64) {element} {tile}[{self._step}];"
+        if is_code:
+            codes, bits = self.names.fresh(f"{vector.var.name}_tile"), str(vector.bits)
+            held = self.names.fresh("there")
+            self._unpacks += [
+                declared,
+                f"alignas(64) {element} {codes}[{self._step}];",
+                f"const int64_t {held} = std::min<int64_t>({there}, (count + 7) / 8 * 8);",
+                f"unpack_codes({vector.pointer} + {tile_bytes(bits)}, {held}, {bits}, {codes});",
+                f"mirror_tile<{mirror}>({codes}, {held}, count, {tile});",
+            ]
+            return
+        at = f"{vector.pointer} + base"
+        turned = f"mirror_tile<{mirror}>({at}, {there}, count, {tile});"
+        self.lines.add(f"prefetch_tile({at}, count);", declared, turned)
 
     def _run_unpacks(self) -> None:
         """Unpacks the fields of a tile, before what needs them."""

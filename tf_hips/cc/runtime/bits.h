@@ -116,7 +116,7 @@ TF_HIPS_APART void pack_codes(const uint8_t* codes, int64_t count, int32_t bits,
       pack_groups<7>(codes, groups, out);
       break;
     default:
-      std::memcpy(out, codes, static_cast<size_t>(count));
+      copy_tile(codes, count, out);
       return;
   }
   pack_stream(codes + 8 * groups, count % 8, bits, out + groups * bits);
@@ -124,7 +124,7 @@ TF_HIPS_APART void pack_codes(const uint8_t* codes, int64_t count, int32_t bits,
 
 TF_HIPS_APART void pack_codes(const uint16_t* codes, int64_t count, int32_t bits, uint8_t* out) {
   if (bits == 16) {
-    std::memcpy(out, codes, static_cast<size_t>(count) * 2);
+    copy_tile(codes, count * 2, out);
     return;
   }
   if (bits > 8) {
@@ -141,7 +141,7 @@ TF_HIPS_APART void pack_codes(const uint16_t* codes, int64_t count, int32_t bits
 }
 
 TF_HIPS_INLINE void pack_codes(const uint32_t* codes, int64_t count, int32_t, uint8_t* out) {
-  std::memcpy(out, codes, static_cast<size_t>(count) * 4);
+  copy_tile(codes, count * 4, out);
 }
 
 // Unpacks the first `count` codes of packed_bytes(count, bits) bytes.
@@ -170,7 +170,7 @@ TF_HIPS_APART void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, 
       unpack_groups<7>(in, groups, codes);
       break;
     default:
-      std::memcpy(codes, in, static_cast<size_t>(count));
+      copy_tile(in, count, codes);
       return;
   }
   unpack_stream(in + groups * bits, count % 8, bits, codes + 8 * groups);
@@ -178,7 +178,7 @@ TF_HIPS_APART void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, 
 
 TF_HIPS_APART void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, uint16_t* codes) {
   if (bits == 16) {
-    std::memcpy(codes, in, static_cast<size_t>(count) * 2);
+    copy_tile(in, count * 2, codes);
     return;
   }
   if (bits > 8) {
@@ -195,7 +195,7 @@ TF_HIPS_APART void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, 
 }
 
 TF_HIPS_INLINE void unpack_codes(const uint8_t* in, int64_t count, int32_t, uint32_t* codes) {
-  std::memcpy(codes, in, static_cast<size_t>(count) * 4);
+  copy_tile(in, count * 4, codes);
 }
 
 // The sum of a tile of codes.
@@ -242,7 +242,7 @@ TF_HIPS_INLINE void store_floats(const float* values, int64_t count, uint8_t* ou
 }
 
 TF_HIPS_INLINE void load_floats(const uint8_t* in, int64_t count, float* values) {
-  std::memcpy(values, in, static_cast<size_t>(count) * 4);
+  copy_tile(in, count * 4, values);
 }
 
 TF_HIPS_INLINE void store_float(float value, uint8_t* out) { store_floats(&value, 1, out); }

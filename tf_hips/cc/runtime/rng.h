@@ -135,6 +135,11 @@ TF_HIPS_INLINE float random_float(float low, float high, uint16_t noise) {
   return low + (high - low) * part;
 }
 
+// random_int(low, low + span, noise) for a span of at most 2^16.
+TF_HIPS_INLINE int32_t random_int32(int32_t low, uint32_t span, uint16_t noise) {
+  return low + static_cast<int32_t>(span * noise >> 16);
+}
+
 TF_HIPS_INLINE int64_t random_int(int64_t low, int64_t high, uint16_t noise) {
   const uint64_t span = static_cast<uint64_t>(high) - static_cast<uint64_t>(low);
   const int64_t product = static_cast<int64_t>(span * noise);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "tf_hips/cc/runtime/reduce.h"
 #include "tf_hips/cc/runtime/target.h"
@@ -25,6 +26,24 @@ TF_HIPS_INLINE bool has_rows() {
 #else
   return false;
 #endif
+}
+
+// Whether call(width), the width as a constant of the type of its argument, was possible and said
+// yes: rows take codes of these widths from memory as they are.
+template <typename Call>
+TF_HIPS_INLINE bool with_packed_width(int64_t bits, const Call& call) {
+  switch (bits) {
+    case 1:
+      return call(std::integral_constant<int, 1>());
+    case 2:
+      return call(std::integral_constant<int, 2>());
+    case 4:
+      return call(std::integral_constant<int, 4>());
+    case 8:
+      return call(std::integral_constant<int, 8>());
+    default:
+      return false;
+  }
 }
 
 #if defined(TF_HIPS_HAS_VECTORS)
@@ -97,6 +116,38 @@ TF_HIPS_AVX512_INLINE RowFlags row_bits(const uint8_t* codes) {
   RowFlags flags;
   std::memcpy(&flags, codes, sizeof flags);
   return flags;
+}
+
+// 16 codes behind element `at`, a multiple of 16, of a vector in memory; of 1, 2, 4 or 8 bits.
+template <int kBits>
+TF_HIPS_AVX512_INLINE RowCodes row_packed(const uint8_t* codes, int64_t at) {
+  static_assert(kBits == 1 || kBits == 2 || kBits == 4 || kBits == 8, "a width of whole words");
+  if constexpr (kBits == 8) {
+    return row_bytes(codes + at);
+  } else if constexpr (kBits == 4) {
+    int32_t words[2];
+    std::memcpy(words, codes + at / 2, sizeof words);
+    const __m512i shifts =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(words[0]), 0xFF00, words[1]);
+    return _mm512_and_si512(_mm512_srlv_epi32(both, shifts), _mm512_set1_epi32(15));
+  } else if constexpr (kBits == 2) {
+    int32_t word;
+    std::memcpy(&word, codes + at / 4, sizeof word);
+    const __m512i shifts =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i all = _mm512_set1_epi32(word);
+    return _mm512_and_si512(_mm512_srlv_epi32(all, shifts), _mm512_set1_epi32(3));
+  } else {
+    return _mm512_maskz_set1_epi32(row_bits(codes + at / 8), 1);
+  }
+}
+
+// Lane j ^ kMirror for lane j.
+template <int kMirror>
+TF_HIPS_AVX512_INLINE RowCodes row_mirrored(RowCodes row) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_permutexvar_epi32(_mm512_xor_si512(lane, _mm512_set1_epi32(kMirror)), row);
 }
 
 // Codes of a bit of a row.
@@ -179,6 +230,28 @@ TF_HIPS_AVX512_INLINE RowCodes row_of_flags(RowFlags flags) {
 TF_HIPS_AVX512_INLINE RowCodes row_sum(RowCodes a, RowCodes b) { return _mm512_add_epi32(a, b); }
 TF_HIPS_AVX512_INLINE RowCodes row_difference(RowCodes a, RowCodes b) {
   return _mm512_sub_epi32(a, b);
+}
+
+TF_HIPS_AVX512_INLINE RowCodes row_number_select(RowFlags flags, RowCodes yes, RowCodes no) {
+  return _mm512_mask_blend_epi32(flags, no, yes);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_number_is_less(RowCodes a, RowCodes b) {
+  return _mm512_cmplt_epi32_mask(a, b);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_number_is_at_most(RowCodes a, RowCodes b) {
+  return _mm512_cmple_epi32_mask(a, b);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_number_is_more(RowCodes a, RowCodes b) {
+  return _mm512_cmpgt_epi32_mask(a, b);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_number_is_at_least(RowCodes a, RowCodes b) {
+  return _mm512_cmpge_epi32_mask(a, b);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_number_is_equal(RowCodes a, RowCodes b) {
+  return _mm512_cmpeq_epi32_mask(a, b);
+}
+TF_HIPS_AVX512_INLINE RowFlags row_number_is_unequal(RowCodes a, RowCodes b) {
+  return _mm512_cmpneq_epi32_mask(a, b);
 }
 
 // Codes as store_codes stores them.

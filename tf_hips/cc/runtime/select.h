@@ -84,26 +84,90 @@ TF_HIPS_INLINE bool take_indices(const int64_t* tile, int64_t count, int64_t n, 
   return is_good & (*last < n);
 }
 
+// A vector of n floats that is zero but for a few, past the caches: a line of memory that has one is
+// made in place, and lines between are zeros that nobody reads first. Ends that the vector shares with
+// others are written the ordinary way.
+class LateLines {
+ public:
+  TF_HIPS_INLINE LateLines(float* out, int64_t n)
+      : past_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % 64 / sizeof(float))),
+        out_(out),
+        end_(n + past_) {}
+
+  // Whether lines can be written so.
+  static TF_HIPS_INLINE bool can_write([[maybe_unused]] const float* out) {
+#if defined(TF_HIPS_HAS_VECTORS)
+    return reinterpret_cast<uintptr_t>(out) % sizeof(float) == 0;
+#else
+    return false;
+#endif
+  }
+
+  // The next element that is not zero.
+  TF_HIPS_INLINE void put(int64_t index, float value) {
+    const int64_t place = index + past_;
+    if (place / kLine != at_) write_until(place / kLine);
+    line_[place % kLine] = value;
+  }
+
+  TF_HIPS_INLINE void finish() {
+    if (end_ > past_) write_until((end_ + kLine - 1) / kLine);
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;
+
+  // Writes the line that is made and all before line `next`, which is begun.
+  TF_HIPS_INLINE void write_until(int64_t next) {
+    write_line(at_, line_);
+    for (int64_t k = 0; k < kLine; ++k) line_[k] = 0.0f;
+    // The last one may be shared.
+    const int64_t whole = next < end_ / kLine ? next : end_ / kLine;
+    int64_t line = at_ + 1;
+#if defined(TF_HIPS_HAS_VECTORS)
+    for (; line < whole; ++line) {
+      float* const to = out_ + (line * kLine - past_);
+      for (int64_t k = 0; k < kLine; k += 4) _mm_stream_ps(to + k, _mm_setzero_ps());
+    }
+#endif
+    for (; line < next; ++line) write_line(line, line_);
+    at_ = next;
+  }
+
+  TF_HIPS_INLINE void write_line(int64_t line, const float* values) {
+    const int64_t begin = line == 0 ? past_ : 0;
+    const int64_t end = end_ - line * kLine < kLine ? end_ - line * kLine : kLine;
+    float* const to = out_ + (line * kLine - past_ + begin);
+#if defined(TF_HIPS_HAS_VECTORS)
+    if (begin == 0 && end == kLine) {
+      for (int64_t k = 0; k < kLine; k += 4) _mm_stream_ps(to + k, _mm_load_ps(values + k));
+      return;
+    }
+#endif
+    for (int64_t k = begin; k < end; ++k) to[k - begin] = values[k];
+  }
+
+  alignas(64) float line_[kLine] = {};
+  const int64_t past_;  // floats of others in the first line
+  float* const out_;
+  const int64_t end_;
+  int64_t at_ = 0;  // the line that is made
+};
+
 // Writes a vector of n floats that is zero but for a few, in the way that a TfHipsDecodeMode asks
-// for. Past the caches, a tile of it is made in them and written when indices have left it.
-// Otherwise zeros are written first: a range at a time is slower there.
+// for. Past the caches, where that can be; otherwise zeros are written first: a range at a time is
+// slower there.
 class Scattered {
  public:
-  TF_HIPS_INLINE Scattered(float* out, int64_t n, int32_t mode) : out_(out), n_(n), mode_(mode) {
-    if (mode == TF_HIPS_STREAM) {
-      std::memset(tile_, 0, sizeof tile_);
-    } else if (mode == TF_HIPS_SET && n > 0) {
-      std::memset(out, 0, static_cast<size_t>(n) * 4);
-    }
+  TF_HIPS_INLINE Scattered(float* out, int64_t n, int32_t mode)
+      : out_(out), n_(n), mode_(how(out, mode)), late_(out, n) {
+    if (mode_ == TF_HIPS_SET && n > 0) std::memset(out, 0, static_cast<size_t>(n) * 4);
   }
 
   // The next ones; behind the indices lies memory that may be read.
   TF_HIPS_INLINE void put(const uint32_t* indices, const float* values, int64_t count) {
     if (mode_ == TF_HIPS_STREAM) {
-      for (int64_t j = 0; j < count; ++j) {
-        while (indices[j] - base_ >= kTile) write_tile();
-        tile_[indices[j] - base_] = 0.0f + values[j];
-      }
+      for (int64_t j = 0; j < count; ++j) late_.put(indices[j], 0.0f + values[j]);
     } else if (mode_ == TF_HIPS_SET) {
       each(indices, count, [&](float* to, int64_t j) { *to = 0.0f + values[j]; });
     } else if (mode_ == TF_HIPS_ADD) {
@@ -118,24 +182,23 @@ class Scattered {
 
   // Does what is left.
   TF_HIPS_INLINE void finish() {
-    while (mode_ == TF_HIPS_STREAM && base_ < n_) write_tile();
+    if (mode_ == TF_HIPS_STREAM) late_.finish();
     if (mode_ == TF_HIPS_RESIDUAL) keep_finite(n_, out_);
   }
 
  private:
-  // Elements that are asked for ahead of time; less than a tile.
-  static constexpr int64_t kFetched = 24;
+  // Elements that are asked for ahead of time; less than a tile. To the second-level cache: the
+  // first one waits for fewer lines at a time.
+  static constexpr int64_t kFetched = 64;
 
-  TF_HIPS_INLINE void write_tile() {
-    stream_.put(tile_, n_ - base_ < kTile ? n_ - base_ : kTile, out_ + base_);
-    std::memset(tile_, 0, sizeof tile_);
-    base_ += kTile;
+  static TF_HIPS_INLINE int32_t how(const float* out, int32_t mode) {
+    return mode == TF_HIPS_STREAM && !LateLines::can_write(out) ? TF_HIPS_SET : mode;
   }
 
   template <typename Change>
   TF_HIPS_INLINE void each(const uint32_t* indices, int64_t count, const Change& change) {
     for (int64_t j = 0; j < count; ++j) {
-      __builtin_prefetch(out_ + indices[j + kFetched], 1);
+      __builtin_prefetch(out_ + indices[j + kFetched], 0, 2);
       change(out_ + indices[j], j);
     }
   }
@@ -143,9 +206,7 @@ class Scattered {
   float* const out_;
   const int64_t n_;
   const int32_t mode_;
-  int64_t base_ = 0;  // of the tile that is made
-  alignas(64) float tile_[kTile];
-  Stream stream_;
+  LateLines late_;
 };
 
 }  // namespace tf_hips

@@ -81,6 +81,18 @@ TF_HIPS_INLINE void prefetch_half(const float* step, int64_t at, int64_t count) 
   prefetch_tile(step + kTile / 2 - at / 2, count / 2);
 }
 
+// A tile with each group of kMirror + 1 elements the other way round: out[j] = in[j ^ kMirror]. Where
+// `in`, which has `there` elements from here on, has none, it is 0.
+template <int64_t kMirror, typename T, typename Count>
+TF_HIPS_INLINE void mirror_tile(const T* in, int64_t there, Count count, T* out) {
+  constexpr int64_t kGroup = kMirror + 1;
+  const int64_t whole = (there < count ? there : static_cast<int64_t>(count)) / kGroup * kGroup;
+  for (int64_t j = 0; j < whole; j += kGroup) {
+    for (int64_t k = 0; k < kGroup; ++k) out[j + k] = in[j + kMirror - k];
+  }
+  for (int64_t j = whole; j < count; ++j) out[j] = (j ^ kMirror) < there ? in[j ^ kMirror] : T{0};
+}
+
 // sum[j] = a[j] + b[j]; `sum` may be b.
 template <typename Count>
 TF_HIPS_INLINE void add_tile(const float* a, const float* b, Count count, float* sum) {
@@ -188,7 +200,7 @@ TF_HIPS_INLINE void put_tile(const float* tile, int64_t count, int32_t mode, flo
   } else if (mode == TF_HIPS_STREAM) {
     stream->put(tile, count, out);
   } else {
-    std::memcpy(out, tile, static_cast<size_t>(count) * 4);
+    copy_tile(tile, count * 4, out);
   }
 }
 

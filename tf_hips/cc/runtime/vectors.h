@@ -33,6 +33,15 @@
 
 namespace tf_hips {
 
+// Copies a tile by a call. Of a length that they know compilers make string instructions, and these
+// wait for everything that is on its way past the caches.
+TF_HIPS_INLINE void copy_tile(const void* in, int64_t bytes, void* out) {
+#if defined(__GNUC__) && !defined(__CUDACC__)
+  __asm__("" : "+r"(bytes));
+#endif
+  std::memcpy(out, in, static_cast<size_t>(bytes));
+}
+
 // What the key and the position give to the generator, before its lanes.
 struct PhiloxInput {
   uint64_t first;  // number of the first block

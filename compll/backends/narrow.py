@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Integers of 32 bits in loops, where those of 64 would hold the same numbers.
+
+Int has 64 bits: a vector register holds half as many, and most machines lack instructions for them.
+So the range of every number in a loop is found from where it comes from: codes, bits of a float,
+parameters. Where it fits, and so do those that it is computed from, C++ computes in int32_t or
+uint32_t.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compll.ir import nodes
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type, UInt
+
+SIGNED, UNSIGNED = "int32_t", "uint32_t"
+_LIMITS = {SIGNED: (-(2**31), 2**31 - 1), UNSIGNED: (0, 2**32 - 1)}
+_INT64 = (-(2**63), 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def __or__(self, other: "Range") -> "Range":
+        """What holds both."""
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+    def is_within(self, low: int, high: int) -> bool:
+        """Whether all of them are."""
+        return low <= self.low and self.high <= high
+
+
+class Ranges:
+    """The ranges of expressions, as far as they are known."""
+
+    def __init__(self, params: tuple[nodes.Param, ...]) -> None:
+        """Knows those of the parameters."""
+        self._of_params = {param.var: _of_param(param) for param in params}
+        self._known: dict[nodes.Var, Range] = {}
+        self._positive: set[nodes.Var] = set()
+
+    def learn(self, let: nodes.Let) -> None:
+        """Finds that of a variable."""
+        if self._is_positive(let.value):
+            self._positive.add(let.var)
+        found = self(let.value) if let.var.type == INT else None
+        if found is not None:
+            self._known[let.var] = found
+
+    def __call__(self, expr: nodes.Expr) -> Range | None:
+        """That of a scalar that is no Float; None: it is not known, or 64 bits do not hold it."""
+        found = self._found(expr)
+        return found if found is not None and found.is_within(*_INT64) else None
+
+    def _found(self, expr: nodes.Expr) -> Range | None:
+        match expr:
+            case nodes.Const() if expr.type in (INT, BOOL):
+                return Range(int(expr.value), int(expr.value))
+            case nodes.Convert(type=kind) if kind == INT:
+                return self(expr.operand)
+            case nodes.Ref() if expr.type == INT:
+                return self._known.get(expr.var) or self._of_params.get(expr.var)
+            case nodes.Unary() if expr.type == INT:
+                return self._unary(expr)
+            case nodes.Binary() if expr.type == INT:
+                return self._binary(expr)
+            case nodes.Select() if expr.type == INT:
+                yes, no = self(expr.yes), self(expr.no)
+                return yes | no if yes is not None and no is not None else None
+            case nodes.Math() if expr.type == INT and expr.function in ("min", "max"):
+                return self._bounded(expr)
+            case nodes.Random() if expr.type == INT:
+                low, high = self(expr.low), self(expr.high)
+                if low is None or high is None or high.low <= low.high:
+                    return None
+                return Range(low.low, high.high - 1)
+            case nodes.Bitcast() if self._is_positive(expr.operand):
+                return Range(0, 2**31 - 1)
+        return _of_type(expr.type)
+
+    def _is_positive(self, expr: nodes.Expr) -> bool:
+        """Whether the sign of a Float is not set, if it is a number."""
+        match expr:
+            case nodes.Const() if expr.type == FLOAT:
+                return math.copysign(1.0, expr.value) > 0
+            case nodes.Ref():
+                return expr.var in self._positive
+            case nodes.Math(function="abs") if expr.type == FLOAT:
+                return True
+            case nodes.Binary(op="+" | "*" | "/") if expr.type == FLOAT:
+                return self._is_positive(expr.left) and self._is_positive(expr.right)
+            case nodes.Math(function="min" | "max") if expr.type == FLOAT:
+                return all(map(self._is_positive, expr.arguments))
+            case nodes.Select() if expr.type == FLOAT:
+                return self._is_positive(expr.yes) and self._is_positive(expr.no)
+        return False
+
+    def _unary(self, expr: nodes.Unary) -> Range | None:
+        found = self(expr.operand)
+        if found is None:
+            return None
+        return Range(-found.high, -found.low) if expr.op == "-" else Range(~found.high, ~found.low)
+
+    def _bounded(self, expr: nodes.Math) -> Range | None:
+        first, second = map(self, expr.arguments)
+        if first is None or second is None:
+            return None
+        choose = min if expr.function == "min" else max
+        return Range(choose(first.low, second.low), choose(first.high, second.high))
+
+    def _binary(self, expr: nodes.Binary) -> Range | None:
+        x, y = self(expr.left), self(expr.right)
+        highs = [side.high for side in (x, y) if side is not None and side.low >= 0]
+        if expr.op == "&" and highs:
+            return Range(0, min(highs))
+        if x is None or y is None:
+            return None
+        match expr.op:
+            case "+":
+                return Range(x.low + y.low, x.high + y.high)
+            case "-":
+                return Range(x.low - y.high, x.high - y.low)
+            case "*":
+                ends = [a * b for a in (x.low, x.high) for b in (y.low, y.high)]
+                return Range(min(ends), max(ends))
+            case "&" | "|" | "^":
+                ends = [end if end >= 0 else ~end for end in (x.low, x.high, y.low, y.high)]
+                power = 1 << max(ends).bit_length()
+                return Range(0 if len(highs) == 2 else -power, power - 1)
+            case "<<" if x.low >= 0 and y.is_within(0, 63):
+                return Range(x.low << y.low, x.high << y.high)
+            case ">>" if y.is_within(0, 63):
+                ends = [a >> b for a in (x.low, x.high) for b in (y.low, y.high)]
+                return Range(min(ends), max(ends))
+        return None
+
+
+def _of_param(param: nodes.Param) -> Range | None:
+    if param.var.type != INT and not isinstance(param.var.type, UInt):
+        return None
+    return Range(int(param.low), int(param.high))
+
+
+def _of_type(kind: Type) -> Range | None:
+    if kind == BOOL:
+        return Range(0, 1)
+    kind = kind.element if isinstance(kind, Array) else kind
+    if not isinstance(kind, UInt):
+        return None
+    return Range(0, (1 << kind.bits) - 1) if isinstance(kind.bits, int) else Range(0, 2**16 - 1)
+
+
+def holder(*ranges: Range | None) -> str | None:
+    """The type of 32 bits that holds all numbers of some ranges; None: none does."""
+    for kind, limits in _LIMITS.items():
+        if all(found is not None and found.is_within(*limits) for found in ranges):
+            return kind
+    return None
+
+
+@dataclass(frozen=True)
+class Text:
+    """C++ for a number of 32 bits; `kind`: its type."""
+
+    text: str
+    kind: str
+
+    def as_a(self, kind: str) -> str:
+        """The same in one of the types that hold it."""
+        return self.text if kind == self.kind else f"static_cast<{kind}>({self.text})"
+
+
+_COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+
+
+class Narrow:
+    """Prints what is computed with 32 bits in the loops of one function."""
+
+    def __init__(
+        self,
+        ranges: Ranges,
+        scalar: Callable[[nodes.Expr], str],
+        noise: Callable[[nodes.Random], str],
+    ) -> None:
+        """`scalar`: prints what is no Int; `noise`: the random bits of an element."""
+        self.ranges = ranges
+        self._scalar, self._noise = scalar, noise
+        self._vars: dict[nodes.Var, str] = {}
+
+    def declared(self, let: nodes.Let) -> Text | None:
+        """What a let of a loop is, if that has 32 bits; from then on its name has that type."""
+        found = self(let.value) if let.var.type == INT else None
+        if found is not None:
+            self._vars[let.var] = found.kind
+        return found
+
+    def __call__(self, expr: nodes.Expr) -> Text | None:
+        """An Int; None: it needs 64 bits, or what it is computed from does."""
+        kind = holder(self.ranges(expr)) if expr.type == INT else None
+        return None if kind is None else self._text(expr, kind)
+
+    def compared(self, expr: nodes.Binary) -> tuple[str, str] | None:
+        """Both sides of a comparison."""
+        if expr.op not in _COMPARISONS or expr.left.type != INT:
+            return None
+        return self._both(expr.left, expr.right, None)
+
+    def _both(
+        self, left: nodes.Expr, right: nodes.Expr, result: nodes.Expr | None
+    ) -> tuple[str, str] | None:
+        """Two numbers in the type that holds both, and their result; None: there is none."""
+        ranges = [self.ranges(expr) for expr in (left, right, result) if expr is not None]
+        kind, sides = holder(*ranges), (self(left), self(right))
+        if kind is None or sides[0] is None or sides[1] is None:
+            return None
+        return sides[0].as_a(kind), sides[1].as_a(kind)
+
+    def _text(self, expr: nodes.Expr, kind: str) -> Text | None:
+        match expr:
+            case nodes.Const():
+                return Text(f"{int(expr.value)}{'u' * (kind == UNSIGNED)}", kind)
+            case nodes.Ref():
+                name = self._scalar(expr)
+                if expr.var in self._vars:
+                    return Text(name, self._vars[expr.var])
+                return Text(f"static_cast<{kind}>({name})", kind)
+            case nodes.Convert(operand=inner) if inner.type == BOOL or isinstance(inner.type, UInt):
+                return Text(f"static_cast<{kind}>({self._scalar(inner)})", kind)
+            case nodes.Unary(op="-"):
+                inside = self(expr.operand)
+                return None if inside is None else Text(f"(-{inside.as_a(SIGNED)})", SIGNED)
+            case nodes.Binary(op="<<" | ">>"):
+                return self._shifted(expr)
+            case nodes.Binary() if expr.op in "+-*&|^":
+                return self._joined(expr, expr.left, expr.right, f"({{}} {expr.op} {{}})")
+            case nodes.Select():
+                choice = f"({self._scalar(expr.condition)} ? {{}} : {{}})"
+                return self._joined(expr, expr.yes, expr.no, choice)
+            case nodes.Math() if expr.function in ("min", "max"):
+                call = f"{expr.function}imum({{}}, {{}})"
+                first, second = expr.arguments
+                return self._joined(expr, first, second, call)
+            case nodes.Random(bits=16, low=nodes.Const(value=begin), high=nodes.Const(value=end)):
+                low, span = int(begin), int(end) - int(begin)
+                if 0 < span <= 2**16:
+                    noise = self._noise(expr)
+                    return Text(f"random_int32({low}, {span}u, {noise})", SIGNED)
+        return None
+
+    def _joined(
+        self, expr: nodes.Expr, left: nodes.Expr, right: nodes.Expr, form: str
+    ) -> Text | None:
+        sides = self._both(left, right, expr)
+        kind = holder(*(self.ranges(part) for part in (left, right, expr)))
+        return None if sides is None or kind is None else Text(form.format(*sides), kind)
+
+    def _shifted(self, expr: nodes.Binary) -> Text | None:
+        """By numbers from 0 to 31; of negative ones only to the right."""
+        by, value = self.ranges(expr.right), self(expr.left)
+        kind, count = holder(self.ranges(expr.left), self.ranges(expr)), self(expr.right)
+        if by is None or not by.is_within(0, 31) or value is None or count is None or kind is None:
+            return None
+        return Text(f"({value.as_a(kind)} {expr.op} {count.text})", kind)
