@@ -77,6 +77,30 @@ void CutDecode(uint8* in, float* gradient) {
 """
 
 
+# Codes that rows take from memory as they are, and others; in order, and the other way round in
+# groups; `bits`: of a code, constant or not.
+PACKED = """
+param Turn {{ int width in [1, 8] = {width}; }}
+void TurnEncode(float* gradient, uint8* out, int width) {{
+    lambda_func toCode = [&](int i) -> {kind} {{
+        float g = gradient[i ^ {mirror}];
+        return (g >= 0.5) + (g <= -0.5 ? 2 : 0) + (g > 2.0) * 5;
+    }}
+    {kind}* codes = map(range((gradient.size + {mirror}) / {group} * {group}), toCode);
+    out = concat(codes);
+}}
+void TurnDecode(uint8* in, float* gradient, int width) {{
+    {kind}* codes;
+    extract(in, codes);
+    lambda_func value = [&](int i) -> float {{
+        {kind} code = codes[i ^ {mirror}];
+        float level = code;
+        return code == 3 ? -level : level + 0.25;
+    }}
+    gradient = map(range(gradient.size), value);
+}}
+"""
+
 # Encoders and decoders whose residual is made in the rows of the encoder: where its sum is formed
 # there too, where blocks come first, and where a loop over all elements does, with scalars.
 WITH_FEEDBACK = {
@@ -203,3 +227,36 @@ def test_values_agree_in_every_mode():
             expected = reference.decode(packet, n)
             found = codec.decode(packet, n)
             assert np.array_equal(found, expected, equal_nan=True), (n, kind)
+
+
+@pytest.mark.parametrize("kind", ["uint1", "uint2", "uint<3>", "uint4", "uint8", "uint<width>"])
+@pytest.mark.parametrize("mirror", [1, 3, 7])
+def test_groups_the_other_way_round_agree(kind, mirror):
+    widths = (1, 2, 4, 5, 8) if kind == "uint<width>" else (2,)
+    for width in widths:
+        text = PACKED.format(kind=kind, mirror=mirror, group=mirror + 1, width=width)
+        program = compll.compile_text(text, "turn")
+        source = compll.generate(program)["turn.codec.cc"]
+        assert f"mirror_tile<{mirror}>(" in source
+        assert (f"row_mirrored<{mirror}>(" in source) == (kind != "uint<3>")
+        reference, codec = compll.Reference(program), compiled(program)
+        for n in LENGTHS:
+            x = gradients(n)["broken"]
+            packet = reference.encode(x)
+            assert codec.encode(x).tobytes() == packet.tobytes(), (width, n)
+            assert_decodes(codec, packet, reference.decode(packet, n))
+
+
+def assert_decodes(codec, packet, expected):
+    """To new memory, and added, in lines of memory and beside them."""
+    n = expected.size
+    assert_same_floats(codec.decode(packet, n), expected)
+    if n == 0:
+        return
+    body = packet[16:]
+    for past in (0, 3):
+        room = np.linspace(-1, 1, n + past, dtype=np.float32)
+        total = room.copy()
+        total[past:] += expected
+        codec.decode_body(body, room[past:], add=True)
+        assert_same_floats(room, total)

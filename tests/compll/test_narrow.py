@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that loops compute in 32 bits (compll/backends/narrow.py) are those of 64 bits."""
+
+import random
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends.narrow import Range, holder
+from tests.compll.support import compiled, encoder
+
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
+# Numbers at and around the ends of 32 bits, signed and not.
+EDGES = [0, 1, 2, 31, 127, 255, 2**15, 2**16 - 1, 2**16, 2**30, 2**31 - 1, 2**31, 2**32 - 1, 2**32]
+LEAVES = [
+    "(bitcast<uint32>(g))",
+    "(bitcast<uint32>(g) & 0x7FFFFFFF)",
+    "(bitcast<uint32>(abs(g) + 0.5))",
+    "(bitcast<uint32>(g) >> 16)",
+    "(g < 0.25)",
+    "few[i]",
+    "many[i]",
+    "width",
+    "i",
+    "random<int>(0, 65536)",
+    "random<int>(-5, 300)",
+]
+
+
+def expression(rng: random.Random, depth: int) -> str:
+    """A number, of numbers at the ends of 32 bits, that is most often narrow and sometimes not."""
+    if depth == 0:
+        edge = rng.choice(EDGES) + rng.choice((-1, 0, 1))
+        return rng.choice([*LEAVES, *LEAVES, str(edge), f"(-{abs(edge)})"])
+    left, right = expression(rng, depth - 1), expression(rng, rng.randrange(depth))
+    match rng.randrange(8):
+        case 0:
+            return f"({left} << {rng.choice((0, 1, 7, 31, 33))})"
+        case 1:
+            return f"({left} >> {rng.choice((0, 1, 13, 31, 40))})"
+        case 2:
+            sign = rng.choice(("<", "<=", ">", ">=", "==", "!="))
+            return f"({left} {sign} {right} ? {left} : {right})"
+        case 3:
+            return f"{rng.choice(('min', 'max'))}({left}, {right})"
+        case 4:
+            return f"(-{left})"
+        case _:
+            return f"({left} {rng.choice('+-*&|^')} {right})"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_expressions_are_the_same_in_both_back_ends(seed):
+    rng = random.Random(seed)
+    found = [expression(rng, 3) for _ in range(12)]
+    head = "map(range(gradient.size), [&](int i) -> uint32 { float g = gradient[i]; int x = "
+    maps = "\n".join(
+        f"uint32* low{k} = {head}{text}; return x; }});\n"
+        f"uint32* high{k} = {head}{text}; return x >> 32; }});"
+        for k, text in enumerate(found)
+    )
+    names = ", ".join(f"low{k}, high{k}" for k in range(len(found)))
+    body = (
+        "uint<5>* few = map(gradient, [&](float g) -> uint<5> { return g * 9 + 13; });\n"
+        "uint16* many = map(gradient, [&](float g) -> uint16 { return abs(g) * 20000; });\n"
+        f"{maps}\nout = concat(few, many, {names});"
+    )
+    params = "param Foo { int width in [1, 12] = 7; }\n"
+    program = compll.compile_text(params + encoder(body, ", int width"), "foo")
+    assert "int32_t" in compll.generate(program)["foo.codec.cc"]
+    codec, reference = compiled(program), compll.Reference(program)
+    gradient = np.random.default_rng(seed).normal(size=700).astype(np.float32)
+    gradient[:8] = [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -1e-45, 2.0]
+    expected = reference.encode(gradient, seed=seed, offset=3)
+    np.testing.assert_array_equal(codec.encode(gradient, seed=seed, offset=3), expected)
+
+
+def test_a_type_holds_all_or_none():
+    assert holder(Range(-1, 5), Range(0, 2**31 - 1)) == "int32_t"
+    assert holder(Range(0, 2**31)) == "uint32_t"
+    assert holder(Range(-1, 0), Range(0, 2**31)) is None
+    assert holder(Range(0, 2**32)) is None
+    assert holder(Range(0, 1), None) is None
+
+
+def test_what_64_bits_do_not_hold_has_no_range():
+    program = compll.compile_text(
+        encoder(
+            "uint32* low = map(gradient, [&](float g) -> uint32 {\n"
+            "    int x = bitcast<uint32>(g); return x * x * x; });\nout = concat(low);"
+        ),
+        "foo",
+    )
+    assert "int_mul(" in compll.generate(program)["foo.codec.cc"]
