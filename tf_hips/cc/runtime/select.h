@@ -84,9 +84,9 @@ TF_HIPS_INLINE bool take_indices(const int64_t* tile, int64_t count, int64_t n, 
   return is_good & (*last < n);
 }
 
-// A vector of n floats that is zero but for a few, past the caches: a line of memory that has one is
-// made in place, and lines between are zeros that nobody reads first. Ends that the vector shares with
-// others are written the ordinary way.
+// A vector of n floats that is zero but for a few, past the caches: a line of memory that has one
+// is made in place, and lines between are zeros that nobody reads first. Ends that the vector
+// shares with others are written the ordinary way.
 class LateLines {
  public:
   TF_HIPS_INLINE LateLines(float* out, int64_t n)

@@ -81,8 +81,8 @@ TF_HIPS_INLINE void prefetch_half(const float* step, int64_t at, int64_t count) 
   prefetch_tile(step + kTile / 2 - at / 2, count / 2);
 }
 
-// A tile with each group of kMirror + 1 elements the other way round: out[j] = in[j ^ kMirror]. Where
-// `in`, which has `there` elements from here on, has none, it is 0.
+// A tile with each group of kMirror + 1 elements the other way round: out[j] = in[j ^ kMirror].
+// Where `in`, which has `there` elements from here on, has none, it is 0.
 template <int64_t kMirror, typename T, typename Count>
 TF_HIPS_INLINE void mirror_tile(const T* in, int64_t there, Count count, T* out) {
   constexpr int64_t kGroup = kMirror + 1;
