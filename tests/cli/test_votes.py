@@ -26,15 +26,17 @@ def rule_of(text: str) -> str | None:
         ("--approach maj_vote --group-size 7", "detox(r=7) >> mean"),
         (
             "--approach draco-lite --mode multi-krum --worker-fail 5 --fixed-groups --group-size 3",
-            "detox(r=3, fixed=True) >> multi_krum(f=2)",
+            "detox(r=3, fixed=True, q=5) >> multi_krum",
         ),
         (
             "--approach detox --mode bulyan --worker-fail 2 --fixed-groups --group-size 3",
-            "detox(r=3, fixed=True) >> bulyan(f=1, compat=True)",
+            "detox(r=3, fixed=True, q=2) >> bulyan",
         ),
         ("--approach detox --mode krum(f=2) --bucket-size 7", "detox(5, buckets=7) >> krum(f=2)"),
         ("--approach detox --vote tolerant", "detox(r=5, vote=tolerant) >> mean"),
         ("--approach baseline --mode coord-median", "median"),
+        ("--approach baseline --mode krum --worker-fail 2", "krum(f=2)"),
+        ("--approach detox --mode arc>>krum --worker-fail 4", "detox(r=5, q=4) >> arc >> krum"),
         ("--rule median", "median"),
     ],
 )
@@ -52,6 +54,13 @@ def test_the_authors_words_name_a_rule(text: str, rule: str) -> None:
         ("--approach detox --rule median", "excludes --rule"),
         ("--approach maj_vote --mode krum", "mean of the votes"),
         ("--approach detox --mode crumb", "must be one of"),
+        ("--approach maj_vote --bucket-size 2", "buckets are of the approach detox"),
+        ("--approach maj_vote --worker-fail 2", "--worker-fail says what f=auto is"),
+        ("--approach detox --mode krum(f=1) --worker-fail 2", "--worker-fail says what f=auto is"),
+        ("--approach baseline --group-size 3", "baseline has no --group-size"),
+        ("--approach baseline --vote exact", "baseline has no --vote"),
+        ("--approach baseline --fixed-groups", "baseline has no --fixed-groups"),
+        ("--approach baseline --bucket-size 3", "baseline has no --bucket-size"),
     ],
 )
 def test_what_does_not_go_together_is_refused(text: str, message: str) -> None:

@@ -17,6 +17,7 @@ from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import native
 from tf_hips.ps import rules
 from tf_hips.ps.settings import ServerConfig
+from tf_hips.robust.detox import Detox, draco
 
 Floats = npt.NDArray[np.float32]
 ROBUST = ("median", "trimmed_mean", "meamed", "majority")
@@ -65,6 +66,40 @@ def test_a_child_that_sends_nan_is_refused_by_name() -> None:
     assert store.delivered(0, 1) == frozenset()
 
 
+def test_votes_are_their_text() -> None:
+    common = {"r": 3, "then": robust.median()}
+    for given in (
+        {"vote": "tolerant"},
+        {"vote": "tolerant", "epsilon": 0.0003},
+        {"vote": "digest", "buckets": 5, "q": 2},
+        {"is_fixed": True, "is_full": True},
+    ):
+        rule = rules.resolve(Detox(**common, **given))
+        assert rules.parse(rule.text) == rule, rule.text
+        for name, value in given.items():
+            assert getattr(rule.votes, name) == pytest.approx(value)
+    for given, message in (
+        ({"vote": "tolerant", "epsilon": 0.9}, r"`epsilon` must be in \[1e-07, 0.5\]"),
+        ({"buckets": 5000}, r"`buckets` must be in \[0, 1024\]"),
+        ({"q": 5000}, r"`q` must be in \[0, 1024\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rules.resolve(Detox(**common, **given))
+
+
+def test_f_of_votes_is_of_all_children() -> None:
+    def config(rule: str, parties: int) -> ServerConfig:
+        return ServerConfig(tuple(f"p{i}" for i in range(parties)), insecure=True, rule=rule)
+
+    # 3 of 13 children can spoil two of five groups: the one that is left, and another.
+    assert config("detox(r=3, q=2) >> krum", 13).rule
+    with pytest.raises(ConfigError, match=r"krum needs n >= 2 f \+ 3 rows. Received: n=5, f=2"):
+        config("detox(r=3, q=3) >> krum", 13)
+    with pytest.raises(ConfigError, match="r=5 must divide the workers"):
+        config(rules.resolve(draco(2)).text, 13)
+    assert config(rules.resolve(draco(2)).text, 15).rule
+
+
 def test_a_value_names_a_server_s_rule() -> None:
     assert rules.resolve(robust.median()) == rules.parse("median")
     assert rules.resolve(robust.trimmed_mean(f=2)).text == "trimmed_mean(f=2)"
@@ -78,6 +113,8 @@ def test_a_value_names_a_server_s_rule() -> None:
         ("krum >> mean", "krum(f=auto)"),
         ("median >> mean", "median(f=auto)"),
         ("sign-sgd", "majority(f=auto)"),
+        ("multi-krum(f=2)", "multi_krum(f=2, m=auto)"),
+        ("coord-median(f=1) >> sgd(0.1)", "median(f=1) >> sgd(learning_rate=0.1)"),
         ("mean >> mean", "mean"),
         ("krum(f=1) >> fedavg", "krum(f=1) >> fedavg(learning_rate=1)"),
         ("median(f=1) >> sgd(0.1)", "median(f=1) >> sgd(learning_rate=0.1)"),
@@ -98,11 +135,28 @@ def test_a_chain_is_its_text(text: str, canonical: str) -> None:
         ("krum(f=1) >> momentum(asynchronous=True)", "must be a synchronous one"),
         ("krum(f=1) >> median", "that is not robust itself"),
         ("krum(f=1) >> fedavg >> fedavg", "there must be one rule"),
-        ("fedavg >> krum(f=1)", "must read like"),
+        ("fedavg >> krum(f=1)", "before another rule there must be a robust one"),
         ("nnm(f=1)", "a rule must stand at the end"),
         ("nnm(f=1) >> fedavg", "a rule must stand at the end"),
         ("krum(f=1) >> nnm(f=1)", "a rule must stand at the end"),
         ("krum(f=-3)", "`f` must be"),
+        ("krum(f=-1)", r"`f` must be in \[0, 1024\]. Received: f=-1"),
+        ("median(f=-1)", r"`f` must be in \[0, 1024\]. Received: f=-1"),
+        ("multi_krum(f=1, m=0)", r"`m` must be in \[1, 1024\]"),
+        # Nothing robust is dropped without a word.
+        ("clip >> mean >> krum(f=1)", "one rule that is not robust itself"),
+        ("median >> krum", "one rule that is not robust itself"),
+        ("krum >> bulyan", "one rule that is not robust itself"),
+        ("krum >> clip >> mean", "one rule that is not robust itself"),
+        ("detox(r=3) >> mean >> krum", "one rule that is not robust itself"),
+        ("sketched >> krum >> cge", "one rule that is not robust itself"),
+        ("detox(r=3) >> detox(r=5) >> median", "`detox` must stand there once"),
+        ("sketched >> sketched >> krum", "`sketched` must stand there once"),
+        ("detox(r=3, q=2) >> krum(f=1)", r"Received: q=2 before krum\(f=1\)"),
+        ("detox(r=3, q=2) >> mean", "Received: q=2 before mean"),
+        ("krumm(f=1)", "did you mean krum\\?"),
+        ("multi-krumm(f=1)", "did you mean multi-krum\\?"),
+        ("krumm >> fedavg", "did you mean krum\\?"),
     ],
 )
 def test_a_chain_that_means_nothing_is_refused(text: str, message: str) -> None:

@@ -20,7 +20,7 @@ def rows_of(n: int, d: int = 40) -> Floats:
 
 @pytest.mark.parametrize("name", robust.NAMES)
 def test_a_bad_row_is_refused_and_named(name: str) -> None:
-    rows = rows_of(11)
+    rows = rows_of(19)
     rows[2, 17], rows[5, 3] = np.nan, -np.inf
     rows[7] *= np.float32(1e7)
     rows[8] *= np.float32(1e30)
@@ -29,8 +29,24 @@ def test_a_bad_row_is_refused_and_named(name: str) -> None:
     assert told[:2] == ["row 2: NaN at element 17", "row 5: an infinity at element 3"]
     assert "times the median" in told[2]
     assert told[3] == "row 8: a norm whose square float32 does not hold"
-    assert found.accepted == (0, 1, 3, 4, 6, 9, 10)
-    np.testing.assert_array_equal(found.vector, robust.parse(name)(rows[list(found.accepted)]))
+    assert found.accepted == (0, 1, 3, 4, 6, *range(9, 19))
+    # f="auto" is of all 19 rows, and 4 of it are gone: not as many as 15 rows would bear.
+    left = robust.parse(name)
+    borne = {"bulyan": 4, "krum": 8, "multi_krum": 8}.get(name, 9) - 4
+    expected = left if name == "mean" else left.bearing(borne)
+    assert found.f == (0 if name == "mean" else borne)
+    np.testing.assert_array_equal(found.vector, expected(rows[list(found.accepted)]))
+
+
+def test_auto_does_not_bear_a_liar_more_for_each_that_was_refused() -> None:
+    rows = rows_of(15)
+    rows[:7] = np.nan
+    assert robust.median().run(rows).f == 0
+    rows[7] = np.nan
+    with pytest.raises(ToleranceError, match=r"bears f=auto, 7 of 15 rows. Received: 8 .*row 0"):
+        robust.median()(rows)
+    with pytest.raises(ToleranceError, match=r"bears f=auto, 7 of 15 rows. Received: 8 .*8 miss"):
+        robust.median().run(rows[8:], missing=8)
 
 
 @pytest.mark.parametrize("name", robust.NAMES)
@@ -52,10 +68,11 @@ def test_the_formula_counts_the_rows_that_are_left() -> None:
     rows = rows_of(9)
     assert robust.krum().run(rows).f == 3
     rows[:3] = np.nan
-    assert robust.krum().run(rows).f == 1
-    rows[:7] = np.nan
+    assert robust.krum().run(rows).f == 0
     with pytest.raises(ToleranceError, match=r"krum needs n >= 2 f \+ 3 rows. Received: n=2, f=0"):
-        robust.krum()(rows)
+        robust.krum()(rows[7:])
+    with pytest.raises(ToleranceError, match=r"Received: n=4, f=2 \(4 refused: 4 missing"):
+        robust.krum(f=6).run(rows[5:], missing=4)
 
 
 @pytest.mark.parametrize("text", [*robust.NAMES, "nnm >> median", "clip >> mean"])

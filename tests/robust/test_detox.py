@@ -169,6 +169,12 @@ def test_draco_is_exact() -> None:
     for members in seats:
         rows[list(members[:2])] = 1e9
     assert chosen.run(rows).vector.tobytes() == clean.tobytes()
+    # 2 of the 4 that would be left could keep their group from agreeing, 2 of 2 would own it.
+    for n in (24, 22):
+        with pytest.raises(ToleranceError, match=f"r=5 must divide the workers.*Received: {n}"):
+            chosen.run(rows[:n])
+        with pytest.raises(ToleranceError, match="r=5 must divide the workers"):
+            chosen.run_digests([detox.digest(row) for row in rows[:n]], rows.__getitem__)
 
 
 def test_buckets_are_as_many_as_were_asked_for() -> None:
@@ -183,11 +189,61 @@ def test_buckets_are_as_many_as_were_asked_for() -> None:
 
 def test_options_of_the_authors_code() -> None:
     chosen = detox.approach("draco-lite", "bulyan", group_size=3, worker_fail=5, compat=True)
-    assert chosen.then.text == "bulyan(f=2, compat=True)"
-    assert (chosen.r, chosen.is_fixed) == (3, True)
+    assert chosen.then.text == "bulyan(f=auto, compat=True)"
+    assert (chosen.r, chosen.is_fixed, chosen.q) == (3, True, 5)
+    assert detox.approach("detox", "bulyan", is_fixed=True).then == robust.bulyan()
+    both = detox.approach("detox", "nnm(f=1) >> trimmed_mean", group_size=3, worker_fail=4)
+    assert both.aggregator(15, 5).text == "nnm(f=1) >> trimmed_mean(f=2)"
     assert detox.approach("baseline", "krum", worker_fail=3).then == robust.krum(f=3)
     assert detox.approach("baseline", "krum(f=1)", worker_fail=3).then == robust.krum(f=1)
-    assert detox.approach("maj_vote").r == 5
+    assert detox.approach("maj_vote", worker_fail=2) == detox.Detox(5, robust.mean())
+
+
+@pytest.mark.parametrize(
+    ("n", "q", "r", "worst"),
+    [
+        *((45, 5, 3, 2), (45, 1, 3, 0), (45, 2, 3, 1), (45, 45, 3, 15), (6, 0, 1, 0), (6, 4, 1, 4)),
+        *((46, 1, 3, 1), (46, 3, 3, 2), (47, 1, 3, 1), (13, 2, 5, 1)),  # the rest is a small group
+        *((16, 2, 4, 1), (16, 1, 4, 0), (8, 1, 2, 1), (18, 3, 4, 2)),  # a tie spoils a group, too
+    ],
+)
+def test_groups_that_liars_spoil(n: int, q: int, r: int, worst: int) -> None:
+    assert detox.spoilt_groups(n, q, r) == worst
+    # As many as that can be reached, by those who seat themselves.
+    seats = sorted(detox.groups(n, r, 0, 0, is_fixed=True), key=len)
+    liars = [who for one in seats for who in one[: (len(one) + 1) // 2]][:q]
+    said = [b"lie" if worker in liars else b"truth" for worker in range(n)]
+    votes = [detox.vote_by_digest([said[w] for w in one], one) for one in seats]
+    lost = [vote for vote in votes if not vote.is_won or said[vote.agreed[0]] == b"lie"]
+    assert len(lost) == worst
+
+
+def test_f_of_the_votes_is_what_liars_among_the_workers_can_spoil() -> None:
+    honest = gradients(5)
+    seats = detox.groups(13, 3, SEED, 0)  # the last group has one worker
+    rows = seated(honest, seats)
+    liars = [*seats[-1], *seats[0][:2]]
+    rows[liars] = 1e3
+    chosen = detox.Detox(3, robust.trimmed_mean(), q=3)
+    assert chosen.check(13) == 2
+    found = chosen.run(rows, seed=SEED)
+    assert found.aggregation.f == 2
+    assert np.abs(found.vector).max() < 100
+    with pytest.raises(ToleranceError, match=r"krum needs n >= 2 f \+ 3 rows. Received: n=5, f=2"):
+        detox.Detox(3, robust.krum(), q=3).run(rows, seed=SEED)
+    with pytest.raises(ValueError, match=r"Received: q=3 before krum\(f=1\)"):
+        detox.Detox(3, robust.krum(f=1), q=3)
+    with pytest.raises(ValueError, match="`q` must be 0 or more"):
+        detox.Detox(3, robust.krum(), q=-1)
+
+
+def test_groups_without_a_majority_count_among_the_f() -> None:
+    rows = seated(gradients(5), detox.groups(15, 3, SEED, 0))
+    seats = detox.groups(15, 3, SEED, 0)
+    for number in range(3):  # three of five groups disagree: more than a median of five bears
+        rows[list(seats[number])] = np.arange(3, dtype=np.float32)[:, None]
+    with pytest.raises(ToleranceError, match=r"bears f=auto, 2 of 5 rows. Received: 3 .*missing"):
+        detox.Detox(3, robust.median()).run(rows, seed=SEED)
 
 
 def test_a_little_is_enough_for_the_median_and_not_for_detox() -> None:

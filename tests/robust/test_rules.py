@@ -201,8 +201,9 @@ def test_mda_finds_the_least_diameter() -> None:
         for f in (0, 1, 3, 4):
             wanted = oracle.mda(rows.astype(np.float64), f)
             close(robust.mda(f=f)(rows), wanted)
-    with pytest.raises(ToleranceError, match="mda needs f <= 16"):
-        robust.mda(f=17)(rows_of(40, 3))
+    with pytest.raises(ValueError, match=r"`f` must be in \[0, 16\]. Received: f=17"):
+        robust.mda(f=17)
+    assert robust.mda().check(45) == 16  # what is asked is what can be searched
 
 
 def test_a_rule_over_shards_is_the_rule_over_whole_rows() -> None:

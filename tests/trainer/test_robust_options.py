@@ -21,7 +21,7 @@ def test_the_tuning_script_of_detox_means_what_it_meant(settings):
     detox = told.robust.detox()
     assert (detox.r, detox.buckets, detox.is_fixed) == (3, 5, False)
     # 5 liars own 2 of 15 groups at worst.
-    assert detox.then == robust.median(f=2)
+    assert (detox.then, detox.q, detox.check(45)) == (robust.median(), 5, 2)
     adversary = told.robust.adversary(7)
     assert adversary.attack == robust.attacks.reversed_gradient(100)
     assert (adversary.q, adversary.is_redrawn) == (5, True)
@@ -94,9 +94,11 @@ def test_local_rules_and_rules_of_a_server_share_an_option(settings):
 
 def test_groups_that_vote_are_a_rule_of_a_server():
     told = Robust(approach="detox", aggregation="krum", group_size=3, bucket_size=4, worker_fail=2)
-    assert server_rule(told) == "detox(r=3, vote=digest, buckets=4) >> krum(f=1)"
+    assert server_rule(told) == (
+        "detox(r=3, vote=digest, buckets=4, fixed=False, q=2) >> krum(f=auto)"
+    )
     told = Robust(aggregation="maj_vote")
-    assert server_rule(told) == "detox(r=5, vote=digest, buckets=0) >> mean"
+    assert server_rule(told) == "detox(r=5, vote=digest, buckets=0, fixed=False) >> mean"
 
 
 REFUSED = [
@@ -107,7 +109,8 @@ REFUSED = [
     (["--redraw"], "`redraw` is about liars"),
     (["--q", "1", "--label-flip", "--redraw"], "who lies must stay the same"),
     (["--group-size", "3"], "`group_size` is for `approach` maj_vote and detox"),
-    (["--approach", "baseline", "--bucket-size", "3"], "`bucket_size` is for `approach`"),
+    (["--approach", "baseline", "--bucket-size", "3"], "buckets are of the approach detox"),
+    (["--approach", "maj_vote", "--bucket-size", "3"], "buckets are of the approach detox"),
     (["--rule", "median", "--approach", "baseline"], "`rule` excludes `approach`"),
     (["--rule", "median", "-m", "krum"], "`rule` excludes `approach` and DETOX's modes"),
     (["--rule", "median", "-m", "async"], "The mode async has no rule over workers"),

@@ -33,14 +33,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--worker-fail",
         type=arguments.index,
         metavar="Q",
-        help="of --approach: how many parties may lie, by which --mode gets its f, unless it says "
-        "its own (default: as many as it bears)",
+        help="of --approach: how many parties may lie, by which --mode gets its f (default: as "
+        "many as it bears)",
     )
     parser.add_argument(
         "--bucket-size",
         type=arguments.index,
         metavar="N",
-        help="of --approach: how many means of votes --mode gets (default 0: the votes themselves)",
+        help="of --approach detox: how many means of votes --mode gets at most (default 0: the "
+        "votes themselves)",
     )
     parser.add_argument(
         "--vote",
@@ -73,8 +74,11 @@ def rule_of(options: argparse.Namespace) -> str | None:
     import dataclasses
 
     from tf_hips.ps import rules
-    from tf_hips.robust import detox
+    from tf_hips.robust import detox, parse
 
+    for dest in ("group_size", "bucket_size", "vote", "fixed_groups"):
+        if options.approach == "baseline" and getattr(options, dest) not in (None, False):
+            raise arguments.UsageError(f"--approach baseline has no --{dest.replace('_', '-')}")
     try:
         chosen = detox.approach(
             options.approach,
@@ -82,8 +86,14 @@ def rule_of(options: argparse.Namespace) -> str | None:
             group_size=options.group_size or _GROUP_SIZE,
             worker_fail=options.worker_fail,
             bucket_size=options.bucket_size or 0,
-            compat=options.fixed_groups,
+            is_fixed=options.fixed_groups,
         )
+        takes_f = options.approach != "maj_vote" and parse(options.mode or "normal").is_auto
+        if options.worker_fail is not None and not takes_f:
+            raise arguments.UsageError(
+                "--worker-fail says what f=auto is in --mode, which has none. Received: "
+                f"{chosen.then}"
+            )
         if options.approach == "baseline":
             return rules.resolve(chosen.then).text
         return rules.resolve(dataclasses.replace(chosen, vote=options.vote or "digest")).text

@@ -23,7 +23,8 @@ class Parameter:
         minimum: smallest value allowed.
         maximum: largest value allowed.
         is_power_of_two: only powers of two are allowed.
-        words: names of values, such as ("e4m3", 3), which may be written in their place.
+        words: names of values, such as ("e4m3", 3), which may be written in their place. Such a
+            value need not be in the range.
         is_codec: whether the specification has it; else it is for what stands around the codec.
     """
 
@@ -57,7 +58,7 @@ class Parameter:
         low, high = self.minimum, self.maximum
         if not is_integer:
             low, high, value = (_as_float32(number) for number in (low, high, value))
-        if not low <= value <= high:
+        if not low <= value <= high and value not in dict(self.words).values():
             raise ValueError(
                 f"`{self.name}` must be in [{self.minimum}, {self.maximum}]. "
                 f"Received: {self.name}={value!r}"

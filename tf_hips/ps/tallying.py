@@ -32,8 +32,7 @@ class Winners:
             sites: names of the children.
             secret: what buckets are drawn from; no child knows it.
         """
-        self._votes = votes
-        self._then = then
+        self._detox = votes.with_rule(then)
         self._sites = tuple(sites)
         self._secret = secret
         self.dropped: dict[int, dict[int, str]] = {}  # by round; by a member, why
@@ -41,7 +40,7 @@ class Winners:
     def decide(self, round: WholeRound) -> Ruling:
         """As of `RoundRule`; the rows are those of winners, in the order of their groups."""
         round.missing = self.dropped.pop(round.number, {})
-        then = self._votes.before(self._then, len(round.children))
+        then = self._detox.aggregator(len(self._sites), len(round.children))
         return Distances(then, self._sites, self._secret).decide(round)
 
 

@@ -138,6 +138,15 @@ class Aggregator:
         """Whether parts of rows can be aggregated each by itself."""
         return len(self.steps) == 1 and (self.rule.kind.is_coordinate or self.rule.name == "mean")
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether a step bears as many bad rows as it can, and no number that was said."""
+        return any(step.f == AUTO for step in self.steps)
+
+    def bearing(self, f: int) -> "Aggregator":
+        """This rule with f in the place of each "auto"."""
+        return Aggregator(tuple(step.bearing(f) for step in self.steps))
+
     def check(self, n: int, missing: int = 0) -> int:
         """Looks whether n rows are enough, none of which is refused.
 
@@ -152,10 +161,8 @@ class Aggregator:
             ToleranceError: they are not; says the formula.
         """
         f = self._budgets(n, (), missing)[-1]
-        for step in self.steps[:-1]:
-            n = -(-n // int(step["s"])) if step.name == "bucketing" else n
         if self.rule.name == "multi_krum":
-            _count_of(self.rule, n, f)
+            _count_of(self.rule, self._counts(n)[-1], f)
         return f
 
     def budgets(self, n: int) -> tuple[int, ...]:
@@ -347,34 +354,40 @@ class Aggregator:
         refusals = f" ({gone} refused: {named})" if gone else ""
         if n == 0:
             raise ToleranceError(f"{self.text} needs n >= 1. Received: n=0{refusals}")
+        budgets: list[int] = []
+        of_rule: int | None = None  # what the rule at the end bears, if it takes an f
+        counts = zip(self.steps, self._counts(n), self._counts(n + gone), strict=True)
+        for step, count, given in reversed(list(counts)):
+            if step.f is None:
+                budgets.append(0)
+                continue
+            f = step.f
+            if f == AUTO:
+                # Of all rows that were given: else a liar more would be borne for each refused.
+                f = max(step.most(given), 0)
+                # Before a rule there is no use in bearing more than the rule does.
+                f = f if of_rule is None else min(f, of_rule + gone)
+            if gone > f:
+                said = "auto" if step.f == AUTO else str(f)
+                most = f", {f} of {given} rows" if step.f == AUTO else " bad rows"
+                raise ToleranceError(
+                    f"{self.text} bears f={said}{most}. Received: {gone} that were refused: {named}"
+                )
+            most_left = step.most(count)
+            f = min(f - gone, max(most_left, 0)) if step.f == AUTO else f - gone
+            if f > most_left:
+                raise ToleranceError(f"{step.formula} rows. Received: n={count}, f={f}{refusals}")
+            budgets.append(f)
+            of_rule = f if len(budgets) == 1 else of_rule
+        return budgets[::-1]
+
+    def _counts(self, n: int) -> list[int]:
+        """How many of n rows come to each step."""
         counts = []
         for step in self.steps:
             counts.append(n)
             n = -(-n // int(step["s"])) if step.name == "bucketing" else n
-        budgets: list[int] = []
-        of_rule: int | None = None  # what the rule at the end bears, if it takes an f
-        for step, count in zip(reversed(self.steps), reversed(counts), strict=True):
-            if step.f is None:
-                budgets.append(0)
-                continue
-            most = step.most(count)
-            if step.f == AUTO:
-                # Before a rule there is no use in bearing more than the rule does.
-                f = most if of_rule is None else min(most, of_rule)
-            else:
-                if gone > step.f:
-                    raise ToleranceError(
-                        f"{self.text} bears f={step.f} bad rows. Received: {gone} that were "
-                        f"refused: {named}"
-                    )
-                f = step.f - gone
-                if f > most:
-                    raise ToleranceError(
-                        f"{step.formula} rows. Received: n={count}, f={f}{refusals}"
-                    )
-            budgets.append(f)
-            of_rule = f if len(budgets) == 1 else of_rule
-        return budgets[::-1]
+        return counts
 
 
 def parse(text: str) -> Aggregator:

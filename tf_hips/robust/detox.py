@@ -8,9 +8,10 @@ half of its group; a group without one is dropped, counts as a bad one, and noth
 need not divide n: the last group is then smaller, and one of a single worker says what that worker
 says.
 
-Who sits with whom must not be known to those who lie: placed at will, q of them own
-floor(q / ceil(r / 2)) groups, which is worse than no groups at all. So groups are drawn from the
-server's seed and the step. `is_fixed` has the groups of the authors' code, neighbours for ever.
+Who sits with whom must not be known to those who lie: placed at will, q of them spoil
+floor(q / ceil(r / 2)) groups, and one of a smaller group more, which is worse than no groups at
+all. So groups are drawn from the server's seed and the step. `is_fixed` has the groups of the
+authors' code, neighbours for ever.
 
 Sources: Rajput et al., "DETOX: A Redundancy-based Framework for Faster and More Robust Gradient
 Aggregation", NeurIPS 2019; Chen et al., "DRACO", ICML 2018. Pure functions of rows and digests.
@@ -31,7 +32,7 @@ from tf_hips.ops.native import Floats, derive_seed
 from tf_hips.robust import rules
 from tf_hips.robust.aggregator import Aggregation, Aggregator, parse, secret_order
 from tf_hips.robust.rows import Limits, Rows, as_rows
-from tf_hips.robust.value import ALIASES
+from tf_hips.robust.value import Step
 
 VOTES = ("digest", "exact", "tolerant")
 GROUP_SIZE = 5  # of the authors' code
@@ -95,12 +96,17 @@ class Detox:
         then: what aggregates the votes.
         vote: "exact": equal bytes; "digest": the same, by SHA-256, so that one vector of a group
             travels; "tolerant": within `epsilon` of each other, for replicas on unequal machines.
-        buckets: how many means of votes `then` gets; 0: the votes themselves.
+        buckets: how many means of votes `then` gets at most: v votes are shuffled into means of
+            ceil(v / buckets); 0: the votes themselves.
         is_fixed: whether groups are neighbours, and stay.
         epsilon: of a tolerant vote, relative to the norm.
+        q: how many of all workers may lie: f="auto" in `then` is how many groups they spoil at
+            worst (`spoilt_groups`). None: as many as `then` bears.
+        is_full: whether r must divide the workers; else the rest is a smaller group, in which fewer
+            liars are more than half.
 
     Raises:
-        ValueError: a number is out of range, or there is no such vote.
+        ValueError: a number is out of range, there is no such vote, or `then` takes no f from `q`.
     """
 
     r: int
@@ -109,6 +115,8 @@ class Detox:
     buckets: int = 0
     is_fixed: bool = False
     epsilon: float = 1e-4
+    q: int | None = None
+    is_full: bool = False
 
     def __post_init__(self) -> None:
         if self.r < 1:
@@ -119,6 +127,40 @@ class Detox:
             raise ValueError(f"`buckets` must be 0 or more. Received: buckets={self.buckets}")
         if not 0 < self.epsilon < 1:
             raise ValueError(f"`epsilon` must be in (0, 1). Received: epsilon={self.epsilon!r}")
+        if self.q is not None and self.q < 0:
+            raise ValueError(f"`q` must be 0 or more. Received: q={self.q}")
+        if self.q is not None and not self.then.is_auto:
+            raise ValueError(
+                '`q` says what f="auto" is of the rule behind the votes. Received: '
+                f"q={self.q} before {self.then}"
+            )
+
+    def aggregator(self, workers: int, votes: int) -> Aggregator:
+        """What so many votes of so many workers go through: buckets, and `then` with its f."""
+        then = self.then
+        if self.q is not None:
+            then = then.bearing(spoilt_groups(workers, min(self.q, workers), self.r))
+        if 0 < self.buckets < votes:
+            bucketed: Aggregator = rules.bucketing(-(-votes // self.buckets)) >> then
+            return bucketed
+        return then
+
+    def check(self, workers: int) -> int:
+        """Looks whether so many workers are enough.
+
+        Returns:
+            How many bad votes the rule bears, 0 for one that knows no f.
+
+        Raises:
+            ToleranceError: they are not; says the formula.
+        """
+        if self.is_full and workers % self.r:
+            raise ToleranceError(
+                f"a repetition code needs full groups: r={self.r} must divide the workers, or the "
+                f"rest has fewer to outvote. Received: {workers} workers"
+            )
+        votes = -(-workers // self.r)
+        return self.aggregator(workers, votes).check(votes)
 
     def run(
         self, rows: Rows, *, seed: int = 0, step: int = 0, limits: Limits | None = None
@@ -137,6 +179,7 @@ class Detox:
             ValueError, TypeError: rows differ in length.
         """
         given = as_rows(rows)
+        self.check(len(given))
         votes = []
         for members in groups(len(given), self.r, seed, step, is_fixed=self.is_fixed):
             mine = [given[worker] for worker in members]
@@ -147,7 +190,7 @@ class Detox:
             else:
                 votes.append(vote_exact(mine, members))
         winners = [given[vote.agreed[0]] for vote in votes if vote.is_won]
-        return self._aggregate(winners, votes, seed, step, limits)
+        return self._aggregate(len(given), winners, votes, seed, step, limits)
 
     def run_digests(
         self,
@@ -175,6 +218,7 @@ class Detox:
             ToleranceError: as for `run`.
             NonFiniteError: as for `run`.
         """
+        self.check(len(digests))
         found = []
         for members in groups(len(digests), self.r, seed, step, is_fixed=self.is_fixed):
             vote = vote_by_digest([digests[worker] for worker in members], members)
@@ -187,10 +231,11 @@ class Detox:
             votes.append(vote if is_row else dataclasses.replace(vote, agreed=()))
             if row is not None and is_row:
                 winners.append(row)
-        return self._aggregate(winners, votes, seed, step, limits)
+        return self._aggregate(len(digests), winners, votes, seed, step, limits)
 
     def _aggregate(
         self,
+        workers: int,
         winners: list[Floats],
         votes: list[Vote],
         seed: int,
@@ -201,9 +246,7 @@ class Detox:
             raise ToleranceError(
                 f"at least one of {len(votes)} groups must agree. Received: no majority in any"
             )
-        then = self.then
-        if 0 < self.buckets < len(winners):
-            then = rules.bucketing(-(-len(winners) // self.buckets)) >> then
+        then = self.aggregator(workers, len(winners))
         # Liars that keep a group from agreeing could as well have owned it.
         missing = len(votes) - len(winners)
         found = then.run(winners, seed=seed, step=step, limits=limits, missing=missing)
@@ -301,11 +344,31 @@ def corrupt_groups(n: int, q: int, r: int) -> tuple[float, int]:
     return expected, worst
 
 
+def spoilt_groups(n: int, q: int, r: int) -> int:
+    """How many groups q liars among n workers spoil at worst, placed at will.
+
+    A group is spoilt when it says what they say, or has no majority: when half of it lies. The
+    group that is left where r does not divide n is the cheapest.
+    """
+    if not 0 <= q <= n:
+        raise ValueError(f"`q` must be in [0, n]. Received: q={q}, n={n}")
+    spoilt = 0
+    for size in sorted(len(one) for one in groups(n, r, 0, 0, is_fixed=True)):
+        q -= (size + 1) // 2
+        if q < 0:
+            break
+        spoilt += 1
+    return spoilt
+
+
 def draco(s: int) -> Detox:
-    """DRACO's repetition code: groups of 2 s + 1, whose mean is exact whatever s of each send."""
+    """DRACO's repetition code: groups of 2 s + 1, whose mean is exact whatever s of each send.
+
+    2 s + 1 must divide the workers: s liars would be more than half of a smaller group.
+    """
     if s < 0:
         raise ValueError(f"`s` must be 0 or more. Received: s={s}")
-    return Detox(2 * s + 1, rules.mean(), is_fixed=True)
+    return Detox(2 * s + 1, rules.mean(), is_fixed=True, is_full=True)
 
 
 def approach(
@@ -315,6 +378,7 @@ def approach(
     group_size: int = GROUP_SIZE,
     worker_fail: int | None = None,
     bucket_size: int = 0,
+    is_fixed: bool = False,
     compat: bool = False,
 ) -> Detox:
     """The options of the authors' code: `--approach`, `--mode`, `--group-size`, ...
@@ -325,32 +389,37 @@ def approach(
         mode: "normal" or any text of `parse`, their spellings ("coord-median", "sign-sgd")
             included; of "maj_vote" also "maj_vote".
         group_size: r.
-        worker_fail: how many of all workers lie; the rule's f is how many groups they can own at
-            worst, floor(worker_fail / ceil(r / 2)), unless the mode says its own. None: the rule
-            bears as many as it can.
-        bucket_size: how many buckets; 0: none.
+        worker_fail: how many of all workers lie; what stands before f="auto" in the mode is how
+            many groups they can spoil at worst (`spoilt_groups`), without groups how many they are.
+            None: the rule bears as many as it can.
+        bucket_size: how many buckets at most; 0: none.
+        is_fixed: whether groups are neighbours, and stay.
         compat: fixed groups, and their form of Bulyan.
 
     Raises:
-        ValueError: there is no such approach or mode.
+        ValueError: there is no such approach or mode, or it has no buckets.
     """
     chosen = _APPROACH_ALIASES.get(name, name)
     if chosen not in APPROACHES:
         known = ", ".join((*APPROACHES, *_APPROACH_ALIASES))
         raise ValueError(f"`approach` must be one of {known}. Received: {name!r}")
-    r = 1 if chosen == "baseline" else group_size
+    if chosen != "detox" and bucket_size:
+        raise ValueError(
+            f"buckets are of the approach detox. Received: bucket_size={bucket_size} with {name}"
+        )
+    is_fixed = is_fixed or compat
     if chosen == "maj_vote":
         if mode not in ("normal", "maj_vote"):
             raise ValueError(f"maj_vote takes the mean of the votes. Received: mode={mode!r}")
-        return Detox(r, rules.mean(), is_fixed=compat)
-    text = ALIASES.get(mode, mode)
-    then = parse(text)
-    if then.rule.f is not None and "(" not in text:
-        f = "auto" if worker_fail is None else worker_fail // (r // 2 + 1)
-        is_theirs = compat and then.rule.name == "bulyan"
-        more = ", compat=True" if is_theirs else ""
-        then = parse(f"{text}(f={f}{more})")
-    return Detox(r, then, buckets=bucket_size, is_fixed=compat)
+        return Detox(group_size, rules.mean(), is_fixed=is_fixed)
+    then = parse(mode)
+    if compat and then.rule.name == "bulyan":
+        theirs = tuple((dict(then.rule.params) | {"compat": 1}).items())
+        then = Aggregator((*then.steps[:-1], Step("bulyan", theirs)))
+    if chosen == "baseline":
+        return Detox(1, then if worker_fail is None else then.bearing(worker_fail))
+    q = worker_fail if then.is_auto else None
+    return Detox(group_size, then, buckets=bucket_size, is_fixed=is_fixed, q=q)
 
 
 def check_compressor(detox: Detox, compressor: Compressor) -> None:

@@ -10,17 +10,23 @@ import difflib
 import re
 from typing import Any
 
-from tf_hips.errors import ToleranceError
 from tf_hips.ops import call_text
 from tf_hips.ops.native_robust import MAX_ROWS
 from tf_hips.ops.registry import Parameter
+from tf_hips.robust.selection import MAX_MDA
 
-AUTO = -1
-"""f="auto": as many as the rule can bear of the rows that are left."""
+AUTO = -(1 << 31)
+"""f="auto": as many as the rule can bear of all rows, those that are refused among them."""
 _MAX_TEXT = 320
 _MAX_STEPS = 8
-_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
-_F = Parameter("f", default=AUTO, minimum=AUTO, maximum=MAX_ROWS, words=(("auto", AUTO),))
+_CALL = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
+
+
+def _count(name: str, least: int, most: int = MAX_ROWS) -> Parameter:
+    return Parameter(name, AUTO, least, most, words=(("auto", AUTO),))
+
+
+_F = _count("f", 0)
 _COMPAT = Parameter("compat", 0, 0, 1, words=(("False", 0), ("True", 1)))
 
 
@@ -52,9 +58,7 @@ KINDS: dict[str, Kind] = {
     "trimmed_mean": Kind((_F,), _HALF, is_coordinate=True),
     "meamed": Kind((_F,), _HALF, is_coordinate=True),
     "krum": Kind((_F,), (2, 3), looks_at=PAIRS),
-    "multi_krum": Kind(
-        (_F, Parameter("m", AUTO, AUTO, MAX_ROWS, words=(("auto", AUTO),))), (2, 3), looks_at=PAIRS
-    ),
+    "multi_krum": Kind((_F, _count("m", 1)), (2, 3), looks_at=PAIRS),
     "bulyan": Kind((_F, _COMPAT), (4, 3), looks_at=PAIRS),
     "geometric_median": Kind((_F, Parameter("nu", 1e-6, 1e-12, 1.0)), _HALF, looks_at=PAIRS),
     "majority": Kind((_F,), _HALF, is_coordinate=True),
@@ -63,7 +67,7 @@ KINDS: dict[str, Kind] = {
         _HALF,
         looks_at=PAIRS,
     ),
-    "mda": Kind((_F,), _HALF, looks_at=PAIRS),
+    "mda": Kind((_count("f", 0, MAX_MDA),), _HALF, looks_at=PAIRS),
     "cge": Kind((_F,), _HALF, looks_at=NORMS),
     "clip": Kind((Parameter("c", 1.0, 1e-6, 1e6),), is_pre=True, looks_at=NORMS),
     "arc": Kind((_F,), _HALF, is_pre=True, looks_at=NORMS),
@@ -140,18 +144,20 @@ class Step:
         """How many bad rows it bears, AUTO included; None: it takes no f."""
         return int(self["f"]) if self.kind.needs is not None else None
 
-    def most(self, n: int) -> int:
-        """How many bad ones of n rows the rule bears at most.
+    def bearing(self, f: int) -> "Step":
+        """This step with f in the place of "auto"."""
+        params = dict(self.params)
+        if params.get("f") != AUTO:
+            return self
+        return Step(self.name, tuple((params | {"f": f}).items()))
 
-        Raises:
-            ToleranceError: not even none.
-        """
+    def most(self, n: int) -> int:
+        """How many bad ones of n rows the rule bears at most; below 0: n rows are too few."""
         if self.kind.needs is None:
             return 0
         slope, least = self.kind.needs
-        if n < least:
-            raise ToleranceError(f"{self.formula} rows. Received: n={n}, f=0")
-        return (n - least) // slope
+        allowed = next(int(one.maximum) for one in self.kind.parameters if one.name == "f")
+        return min((n - least) // slope, allowed)
 
     @property
     def formula(self) -> str:
@@ -251,10 +257,7 @@ def needs_pairs(steps: tuple[Step, ...]) -> bool:
 def _parse_step(part: str, text: str) -> Step:
     call = _CALL.fullmatch(part)
     if call is None:
-        spelling = ALIASES.get(part.strip())
-        if spelling is None:
-            raise ValueError(f"a step must read like 'krum(f=1)'. Received: {part!r} in {text!r}")
-        return Step(spelling)
+        raise ValueError(f"a step must read like 'krum(f=1)'. Received: {part!r} in {text!r}")
     name, arguments = ALIASES.get(call.group(1), call.group(1)), (call.group(2) or "").strip()
     known = {parameter.name: parameter for parameter in _kind(name).parameters}
     try:
@@ -265,7 +268,7 @@ def _parse_step(part: str, text: str) -> Step:
 
 def _kind(name: str) -> Kind:
     if name not in KINDS:
-        near = difflib.get_close_matches(name, KINDS, 1)
+        near = difflib.get_close_matches(name, (*KINDS, *ALIASES), 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise ValueError(
             f"a robust rule must be one of {', '.join(KINDS)}{hint} Received: {name[:50]!r}"

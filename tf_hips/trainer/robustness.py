@@ -10,6 +10,7 @@ from typing import Any
 
 from tf_hips.errors import ConfigError
 from tf_hips.ops.native import derive_seed
+from tf_hips.ps import rules
 from tf_hips.robust import detox
 from tf_hips.robust import parse as parse_robust
 from tf_hips.robust.adversary import LABEL_FLIP, Adversary, parse
@@ -141,7 +142,7 @@ def server_rule(told: Robust) -> str | None:
         return told.rule
     if chosen.r == 1:
         return chosen.then.text
-    return f"detox(r={chosen.r}, vote=digest, buckets={chosen.buckets}) >> {chosen.then.text}"
+    return rules.resolve(dataclasses.replace(chosen, vote="digest")).text
 
 
 def check(mode: str, told: Robust) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from tf_hips.ops import call_text
 from tf_hips.ops.registry import Parameter
+from tf_hips.ps.rules.votes import NAME as VOTES
 from tf_hips.ps.rules.votes import Votes, split
 from tf_hips.robust import Aggregator, Sketched, sketches
 from tf_hips.robust import parse as parse_robust
@@ -28,7 +29,7 @@ from tf_hips.robust.value import ALIASES as ROBUST_ALIASES
 from tf_hips.robust.value import KINDS as ROBUST_KINDS
 
 _MAX_TEXT = 320
-_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
+_CALL = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 
 _YES_OR_NO = (("False", 0), ("True", 1))
 CONSTANT, POLYNOMIAL, HINGE = range(3)
@@ -37,7 +38,7 @@ _STALENESS = (("constant", CONSTANT), ("polynomial", POLYNOMIAL), ("hinge", HING
 SUM, MEAN, ROBUST = "sum", "mean", "robust"
 FEDBUFF = "fedbuff"  # the one asynchronous rule that looks at several updates at once
 # How many children of a robust rule may lie; as many as it bears unless it is said.
-_F = Parameter("f", default=-1, minimum=-1, maximum=1024, words=(("auto", -1),))
+_F = ROBUST_KINDS["median"].parameters[0]
 
 
 def _rate(default: float, name: str = "learning_rate") -> Parameter:
@@ -167,10 +168,11 @@ class UpdateRule:
             object.__setattr__(self, "params", before.rule.params)
             object.__setattr__(self, "before", None)
         if self.name not in _KINDS:
-            near = difflib.get_close_matches(self.name, _KINDS, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            known = dict.fromkeys((*_KINDS, *ROBUST_KINDS, sketches.NAME, VOTES))
+            near = difflib.get_close_matches(self.name, (*known, *ROBUST_ALIASES), 1)
+            hint = f"; did you mean {near[0]}?" if near else "."
             raise ValueError(
-                f"a rule must be one of {', '.join(_KINDS)}{hint} Received: {self.name[:50]!r}"
+                f"a rule must be one of {', '.join(known)}{hint} Received: {self.name[:50]!r}"
             )
         known = {parameter.name: parameter for parameter in self._kind.parameters}
         given = dict(self.params)
@@ -202,6 +204,8 @@ class UpdateRule:
                     "Behind votes there must be a synchronous rule of means, such as `median` or "
                     f"`mean >> momentum`. Received: {self.text}"
                 )
+        if self.votes is not None and self.robust is not None:
+            self.votes.with_rule(self.robust)  # raises where the two do not go together
         if self.sketch is not None:
             object.__setattr__(self, "sketch", self._checked_sketch())
 
@@ -348,7 +352,10 @@ def parse(text: str) -> UpdateRule:
         raise TypeError(f"`text` must be a string such as 'sum'. Received: {text!r}")
     votes, rest = split(text) if len(text) <= _MAX_TEXT else (None, "")
     if votes is not None:
-        return dataclasses.replace(parse(rest), votes=votes)
+        then = parse(rest)
+        if then.votes is not None:
+            raise ValueError(f"`{VOTES}` must stand there once. Received: {text!r}")
+        return dataclasses.replace(then, votes=votes)
     looked = sketches.split(text) if len(text) <= _MAX_TEXT else None
     if looked is not None:
         behind = parse(looked[1])
@@ -359,7 +366,13 @@ def parse(text: str) -> UpdateRule:
     count = _num_robust(parts)
     if count and (count > 1 or len(parts) > 1 or not _is_known(parts[0])):
         return _behind(parse_robust(">>".join(parts[:count])), parts[count:], text)
-    call = _CALL.fullmatch(text) if len(parts) == 1 else None
+    if len(parts) > 1:
+        _parameters(_named(parts[0]))  # a name that is none is told as such
+        raise ValueError(
+            "before another rule there must be a robust one, as in 'krum(f=1) >> fedavg'. "
+            f"Received: {text!r}"
+        )
+    call = _CALL.fullmatch(text) if parts else None
     if call is None:
         raise ValueError(
             f"a rule must read like 'momentum(learning_rate=0.1)'. Received: {text[:_MAX_TEXT]!r}"
@@ -408,12 +421,13 @@ def _num_robust(parts: Sequence[str]) -> int:
 
 def _behind(before: Aggregator, rest: Sequence[str], text: str) -> UpdateRule:
     """The rule that is made of a robust one, and of what stands behind it."""
-    if len(rest) > 1:
+    last = parse(rest[0]) if len(rest) == 1 else UpdateRule(MEAN)
+    # One robust rule behind another would get a single row; nothing is dropped without a word.
+    if len(rest) > 1 or last.before is not None:
         raise ValueError(
-            "behind a robust rule there must be one rule, as in 'krum(f=1) >> fedavg'. Received: "
-            f"{text!r}"
+            "behind a robust rule there must be one rule that is not robust itself, as in "
+            f"'krum(f=1) >> fedavg'. Received: {text!r}"
         )
-    last = parse(rest[0]) if rest else UpdateRule(MEAN)
     return dataclasses.replace(last, before=before)
 
 

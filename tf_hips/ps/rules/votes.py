@@ -2,6 +2,7 @@
 """Votes: what stands before a robust rule where workers in groups compute the same gradient.
 
     detox(r=3, vote=digest) >> median(f=auto)
+    detox(r=3, q=4) >> krum                 4 of all children may lie: f follows
 
 A plain value with its text, as rules are. Groups and counting are `robust.detox`'s.
 """
@@ -14,36 +15,37 @@ from tf_hips.errors import ToleranceError
 from tf_hips.ops import call_text
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops.registry import Parameter
-from tf_hips.robust import Aggregator, rules
+from tf_hips.robust import Aggregator
 from tf_hips.robust.detox import Detox, check_compressor
+from tf_hips.robust.value import AUTO
 
 NAME = "detox"
 _HEAD = re.compile(r"\s*detox\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _MAX_GROUPS = 1024
 DIGEST, EXACT, TOLERANT = "digest", "exact", "tolerant"
 _KINDS = (DIGEST, EXACT, TOLERANT)
+_YES_OR_NO = (("False", 0), ("True", 1))
 _KNOWN = {
     one.name: one
     for one in (
         Parameter("r", 3, 1, _MAX_GROUPS),
         Parameter("vote", 0, 0, 2, words=tuple((one, k) for k, one in enumerate(_KINDS))),
         Parameter("buckets", 0, 0, _MAX_GROUPS),
-        Parameter("fixed", 0, 0, 1, words=(("False", 0), ("True", 1))),
+        Parameter("fixed", 0, 0, 1, words=_YES_OR_NO),
         Parameter("epsilon", 1e-4, 1e-7, 0.5),
+        Parameter("q", AUTO, 0, _MAX_GROUPS, words=(("auto", AUTO),)),
+        Parameter("full", 0, 0, 1, words=_YES_OR_NO),
     )
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Votes:
-    """How groups of children vote before a rule.
+    """How groups of children vote before a rule. The attributes are those of `robust.detox.Detox`.
 
-    Attributes:
-        r: children of a group.
-        vote: one of `robust.detox.VOTES`.
-        buckets: how many means of votes the rule gets; 0: the votes themselves.
-        is_fixed: whether groups are neighbours, and stay.
-        epsilon: of a tolerant vote, relative to the norm.
+    Raises:
+        ValueError: a number is out of range, or there is no such vote.
+        TypeError: a number is of the wrong kind.
     """
 
     r: int = 3
@@ -51,12 +53,25 @@ class Votes:
     buckets: int = 0
     is_fixed: bool = False
     epsilon: float = 1e-4
+    q: int | None = None
+    is_full: bool = False
+
+    def __post_init__(self) -> None:
+        said = {"r": self.r, "buckets": self.buckets, "epsilon": self.epsilon}
+        # As the text holds them: a value is the one that its text makes.
+        for name, value in said.items():
+            object.__setattr__(self, name, _KNOWN[name].checked(value))
+        _KNOWN["vote"].number(self.vote)
+        if self.q is not None:
+            _KNOWN["q"].checked(self.q)
 
     @classmethod
     def of(cls, detox: Detox) -> "Votes":
         """Those of a value of `robust.detox`, without its rule."""
         epsilon = detox.epsilon if detox.vote == TOLERANT else cls.epsilon
-        return cls(detox.r, detox.vote, detox.buckets, detox.is_fixed, epsilon)
+        return cls(
+            *(detox.r, detox.vote, detox.buckets, detox.is_fixed, epsilon, detox.q, detox.is_full)
+        )
 
     @property
     def text(self) -> str:
@@ -64,6 +79,10 @@ class Votes:
         told = f"r={self.r}, vote={self.vote}, buckets={self.buckets}, fixed={self.is_fixed}"
         if self.vote == TOLERANT:
             told += f", epsilon={_KNOWN['epsilon'].shown(self.epsilon)}"
+        if self.q is not None:
+            told += f", q={self.q}"
+        if self.is_full:
+            told += ", full=True"
         return f"{NAME}({told})"
 
     @property
@@ -73,14 +92,10 @@ class Votes:
 
     def with_rule(self, then: Aggregator) -> Detox:
         """The value of `robust.detox` with a rule behind it."""
-        return Detox(self.r, then, self.vote, self.buckets, self.is_fixed, self.epsilon)
-
-    def before(self, then: Aggregator, num_votes: int) -> Aggregator:
-        """`then`, behind the buckets of so many votes."""
-        if 0 < self.buckets < num_votes:
-            means: Aggregator = rules.bucketing(-(-num_votes // self.buckets)) >> then
-            return means
-        return then
+        return Detox(
+            *(self.r, then, self.vote, self.buckets, self.is_fixed),
+            *(self.epsilon, self.q, self.is_full),
+        )
 
     def num_groups(self, children: int) -> int:
         """Groups of so many children."""
@@ -116,6 +131,8 @@ def split(text: str) -> tuple[Votes | None, str]:
         int(values["buckets"]),
         bool(values["fixed"]),
         float(values["epsilon"]),
+        None if values["q"] == AUTO else int(values["q"]),
+        bool(values["full"]),
     )
     if votes.vote != TOLERANT and "epsilon" in given:
         raise ValueError(
@@ -149,9 +166,8 @@ def check(votes: Votes, then: Aggregator, children: int, compression: str | None
         ToleranceError: there are too few groups for the rule, or packets of honest children could
             not agree.
     """
-    groups = votes.num_groups(children)
     try:
-        votes.before(then, groups).check(groups)
+        votes.with_rule(then).check(children)
     except ToleranceError as error:
         raise ToleranceError(f"{error} (n counts votes of groups)") from None
     if compression is not None:
