@@ -86,16 +86,20 @@ class Loops(TileNeeds):
         loop = f"for (TopRun run = {top}.first(); run.count > 0; run = {top}.next()) {{"
         self.lines.open(loop)
         self.lines.add("const int64_t base = run.base, count = run.count;", *first)
-        with self._body(size, parts):
+        # A run of several vectors would be asked for in one burst, for which the tile then waits;
+        # the processor sees by itself that they are read in order.
+        with self._body(size, parts, asks_ahead=len(self._read_in_order(parts)) == 1):
             yield
         self._has_groups = True
 
     @contextlib.contextmanager
-    def _body(self, size: nodes.Expr, parts: list[nodes.Elementwise]) -> Iterator[None]:
+    def _body(
+        self, size: nodes.Expr, parts: list[nodes.Elementwise], *, asks_ahead: bool = True
+    ) -> Iterator[None]:
         """What is done for each tile of a loop, which ends with it."""
         self._size = size
         self._step = "kTile"
-        ahead = self._read_in_order(parts)
+        ahead = self._read_in_order(parts) if asks_ahead else []
         self.lines.add(*(f"prefetch_tile({pointer} + base, count);" for pointer in ahead))
         self._prepare(parts)
         self.run_spreads()

@@ -80,7 +80,9 @@ import keras, numpy as np
 import tf_hips
 from tf_hips import robust
 
-strategy = tf_hips.HierarchicalPS(intra="ps", rule=robust.sketched(robust.krum(f=1), k=64))
+strategy = tf_hips.HierarchicalPS(
+    intra="ps", robust_global=robust.sketched(robust.krum(f=1), k=64)
+)
 keras.utils.set_random_seed(0)
 with strategy.scope():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
@@ -188,7 +190,7 @@ def test_servers_of_parties_are_told_their_robust_rule(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_workers_train_through_robust_servers_of_their_parties(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(TRAIN)
+    script.write_text(TRAIN.replace('="fp16")', '="fp16", robust_local="krum(0)")'))
     logs = tmp_path / "logs"
     line = "run --parties 1 --workers 3 --intra ps --rule mean --robust-local krum(f=0) --log-dir"
     done = subprocess.run(

@@ -216,3 +216,37 @@ def test_which_rule_a_run_has():
     assert chosen_rule(robust.trimmed_mean(f=1), same).is_robust
     with pytest.raises(ConfigError, match="`rule` of the run's configuration: a rule must be"):
         chosen_rule(None, config.Run(uplink=uplink, rule="adma"))
+
+
+def test_rules_of_both_levels():
+    from tf_hips.ps.rules import parse
+    from tf_hips.strategies.rules import check_local, chosen_local, rule_of_both
+
+    sketched = robust.sketched(robust.krum(f=1), k=64)
+    assert rule_of_both(None, sketched) is sketched
+    assert rule_of_both("mean", None) == "mean"
+    with pytest.raises(ValueError, match=r"give one of them\. Received: robust_global=median"):
+        rule_of_both("mean", robust.median())
+    with pytest.raises(ValueError, match="`robust_global` must be a robust rule"):
+        rule_of_both(None, "momentum(0.1)")
+
+    run = config.Run(uplink=config.Uplink("127.0.0.1:1", "a"))
+    assert chosen_local(None, run, has_servers=False) is None
+    wanted = chosen_local(robust.krum(f=1), run, has_servers=True)
+    assert wanted == parse("krum(1)")
+    with pytest.raises(ValueError, match=r"CompressedRing\(robust=...\)"):
+        chosen_local("median", run, has_servers=False)
+    for text in ("mean", "krum(f=1) >> fedavg", sketched):
+        with pytest.raises(ValueError, match="must be a robust rule alone"):
+            chosen_local(text, run, has_servers=True)
+    with pytest.raises(ConfigError, match="without an uplink"):
+        chosen_local("median", config.Run(), has_servers=True)
+
+    def told(text):
+        return types.SimpleNamespace(robust_local=text)
+
+    check_local(None, told(None), "s:1")
+    check_local(wanted, told("krum(f=1)"), "s:1")
+    for text in ("krum(f=2)", None):
+        with pytest.raises(ConfigError, match="`robust_local` must be what server s:1 was started"):
+            check_local(wanted, told(text), "s:1")

@@ -53,8 +53,6 @@ from tf_hips.ps import rules as update_rules
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import connect
 from tf_hips.ps.welcome import Welcome
-from tf_hips.robust import Aggregator, Sketched
-from tf_hips.robust.detox import Detox
 from tf_hips.strategies.connected import ConnectedStrategy
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
@@ -62,7 +60,16 @@ from tf_hips.strategies.loan import WORKER
 from tf_hips.strategies.over_parties import ExactReduction
 from tf_hips.strategies.party import chosen_compression, chosen_intra
 from tf_hips.strategies.replicas import on_rank_0
-from tf_hips.strategies.rules import as_mean, check_optimizer, chosen_rule, weight_of
+from tf_hips.strategies.rules import (
+    Robust,
+    as_mean,
+    check_local,
+    check_optimizer,
+    chosen_local,
+    chosen_rule,
+    rule_of_both,
+    weight_of,
+)
 from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
 from tf_hips.strategies.uplink import Way, make_uplink
 
@@ -103,7 +110,9 @@ class HierarchicalPS(ConnectedStrategy):
         plan: Plan | str | Path | None = None,
         topology: str | None = None,
         comp_threshold: int = 0,
-        rule: UpdateRule | Aggregator | Sketched | Detox | str | None = None,
+        rule: UpdateRule | Robust | None = None,
+        robust_global: Robust | None = None,
+        robust_local: Robust | None = None,
     ) -> None:
         """Starts Horovod; rank 0 joins the server and waits for the other parties.
 
@@ -131,11 +140,14 @@ class HierarchicalPS(ConnectedStrategy):
                 configuration or the server says, else the mean over all workers. Rules with an
                 optimizer make the steps themselves, and want
                 keras.optimizers.SGD(learning_rate=1.0) here.
+            robust_global: a `rule` that must be robust, so that nothing else is taken for it.
+            robust_local: with `intra="ps"`, the robust rule that the party's own server must have
+                been started with; None: whatever it has.
 
         Raises:
             ValueError: an argument is unknown, or a plan came with what it decides.
-            ConfigError: the run's configuration names another compression or rule, or there is no
-                server to apply the rule.
+            ConfigError: the run's configuration names another compression or rule, there is no
+                server to apply the rule, or the party's server has another `robust_local`.
             ProtocolError: the server wants something else.
             PeerError: the server cannot be reached, or a party did not come in time.
         """
@@ -147,7 +159,8 @@ class HierarchicalPS(ConnectedStrategy):
             self._up.for_sums if downlink == _SAME else check_for_sums(_compressor(downlink))
         )
         check_makes_packets(self._down, "downlink", may_be_mixed=True)
-        self._rule = chosen_rule(rule, config)
+        self._rule = chosen_rule(rule_of_both(rule, robust_global), config)
+        self._robust_local = chosen_local(robust_local, config, has_servers=is_single)
         local = None if local_compression is None else resolve(local_compression)
         self._above: Compressor | None = None  # how the party's own server sends, where it has one
         if is_single:
@@ -247,6 +260,7 @@ class HierarchicalPS(ConnectedStrategy):
             wanted = None if self._rule is None else self._rule.text
             above = None if self._above is None else self._above.text
             welcome = client.join(self._up.text, self._down.text, self._run.seed, wanted, above)
+            check_local(self._robust_local, welcome, uplink.server)
         except BaseException:
             client.close()  # gRPC waits for a channel left open when the process ends, for ever
             raise

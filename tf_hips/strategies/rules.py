@@ -2,7 +2,7 @@
 """What a strategy and its optimizer owe to the update rule of a server."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -16,10 +16,86 @@ from tf_hips.ps.welcome import Welcome
 from tf_hips.robust import Aggregator, Sketched
 from tf_hips.robust.detox import Detox
 
+Robust: TypeAlias = Aggregator | Sketched | Detox | str
 
-def chosen_rule(
-    given: UpdateRule | Aggregator | Sketched | Detox | str | None, run: configuration.Run
+
+def rule_of_both(
+    rule: UpdateRule | Robust | None, robust_global: Robust | None
+) -> UpdateRule | Robust | None:
+    """The one of both that is given: `robust_global` is the `rule` that must be robust.
+
+    Raises:
+        ValueError, TypeError: both are given, or it is not robust.
+    """
+    if robust_global is None:
+        return rule
+    if rule is not None:
+        raise ValueError(
+            "`robust_global` is a robust `rule`, so give one of them. Received: "
+            f"robust_global={robust_global}, rule={rule}"
+        )
+    if not rules.resolve(robust_global).is_robust:
+        raise ValueError(
+            "`robust_global` must be a robust rule, such as robust.krum(f=1), or begin with one. "
+            f"Received: robust_global={robust_global}"
+        )
+    return robust_global
+
+
+def chosen_local(
+    given: Robust | None, run: configuration.Run, *, has_servers: bool
 ) -> UpdateRule | None:
+    """The rule that a script wants the server of its party to have; None: whatever it has.
+
+    Args:
+        given: of the script.
+        run: what this process is told about its run.
+        has_servers: whether workers meet at a server of their party.
+
+    Raises:
+        ValueError, TypeError: parties have no servers, or it is not a robust rule alone.
+        ConfigError: there is no server in this run.
+    """
+    if given is None:
+        return None
+    if not has_servers:
+        raise ValueError(
+            '`robust_local` is the rule of a party\'s server, which there is with `intra="ps"`; '
+            "among ranks without a server it is `CompressedRing(robust=...)`. Received: "
+            f"robust_local={given}"
+        )
+    if run.uplink is None:
+        raise ConfigError(
+            "`robust_local` needs a run with servers: `tf-hips run --intra ps --robust-local`. "
+            f"Received: robust_local={given} without an uplink"
+        )
+    chosen = rules.resolve(given)
+    if not chosen.is_robust or chosen.gives_steps or chosen.sketch is not None:
+        raise ValueError(
+            "`robust_local` must be a robust rule alone, such as robust.krum(f=1): what is made of "
+            f"gradients, the rule of the topmost server says. Received: robust_local={given}"
+        )
+    return chosen
+
+
+def check_local(wanted: UpdateRule | None, welcome: Welcome, server: str) -> None:
+    """Looks whether the party's server has the rule that a script wants.
+
+    Raises:
+        ConfigError: it has another one, or none.
+    """
+    if wanted is None:
+        return
+    has = None if welcome.robust_local is None else rules.parse(welcome.robust_local)
+    if has != wanted:
+        raise ConfigError(
+            f"`robust_local` must be what server {server} was started with (`tf-hips run "
+            f"--robust-local`, `tf-hips server --uplink ... --rule`): {has}. Received: "
+            f"robust_local={wanted}"
+        )
+
+
+def chosen_rule(given: UpdateRule | Robust | None, run: configuration.Run) -> UpdateRule | None:
     """The rule that a script gives, or else what its configuration names; None: the server's.
 
     Raises:

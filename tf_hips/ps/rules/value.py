@@ -168,11 +168,11 @@ class UpdateRule:
             object.__setattr__(self, "params", before.rule.params)
             object.__setattr__(self, "before", None)
         if self.name not in _KINDS:
-            known = dict.fromkeys((*_KINDS, *ROBUST_KINDS, sketches.NAME, VOTES))
-            near = difflib.get_close_matches(self.name, (*known, *ROBUST_ALIASES), 1)
+            names = dict.fromkeys((*_KINDS, *ROBUST_KINDS, sketches.NAME, VOTES))
+            near = difflib.get_close_matches(self.name, (*names, *ROBUST_ALIASES), 1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ValueError(
-                f"a rule must be one of {', '.join(known)}{hint} Received: {self.name[:50]!r}"
+                f"a rule must be one of {', '.join(names)}{hint} Received: {self.name[:50]!r}"
             )
         known = {parameter.name: parameter for parameter in self._kind.parameters}
         given = dict(self.params)
