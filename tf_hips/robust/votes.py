@@ -55,6 +55,26 @@ def onebit_majority(packets: Sequence[Buffer], n: int) -> Floats:
     return _signs(counters, len(packets), n)
 
 
+def can_be_counted(packets: Sequence[Buffer], n: int) -> bool:
+    """Whether `onebit_majority` of packets is the majority of what they decode to.
+
+    It is where all are packets of onebit whose means have a sign each: without one, all elements of
+    a chunk may be 0, which says nothing.
+    """
+    return all(_is_well_formed(given, n) and _has_two_signs(given, n) for given in packets)
+
+
+def _has_two_signs(given: Buffer, n: int) -> bool:
+    data, at = np.frombuffer(given, np.uint8), 0
+    for size in chunk_sizes(n):
+        first = at + PREFIX_BYTES
+        negative, positive = np.frombuffer(data[first : first + _MEANS].tobytes(), np.float32)
+        if not (positive > 0 > negative and np.isfinite([positive, negative]).all()):
+            return False
+        at = first + _MEANS + -(-size // 8)
+    return True
+
+
 def _is_well_formed(given: Buffer, n: int) -> bool:
     """Whether the packets have the prefixes and the length that packets of n elements have.
 
@@ -119,12 +139,20 @@ def _signs(counters: list[Words], voters: int, n: int) -> Floats:
         else:
             more |= equal & bits
             equal &= ~bits
-    signs = np.ones(n, np.float32)
-    signs[_flags(more, n)] = -1.0
-    if not is_odd:
-        signs[_flags(equal, n)] = 0.0
-    return signs
+    signs = _of_bits(more, -1.0, n)
+    return signs if is_odd else signs * _of_bits(equal, 0.0, n)
 
 
-def _flags(words: Words, n: int) -> npt.NDArray[np.bool_]:
-    return np.unpackbits(words.view(np.uint8), count=n, bitorder="little").astype(bool)
+def _of_bits(words: Words, value: float, n: int) -> Floats:
+    """`value` where a bit is 1, else 1: what packets of such means and bits decode to."""
+    bits = words.view(np.uint8)
+    parts, at = [], 0
+    for size in chunk_sizes(n):
+        parts += [np.frombuffer(_prefix(size), np.uint8), _as_bytes([value, 1.0])]
+        parts.append(bits[at : at + -(-size // 8)])
+        at += CHUNK // 8
+    return native.decode(onebit(), np.concatenate(parts), n) if parts else np.ones(n, np.float32)
+
+
+def _as_bytes(means: Sequence[float]) -> npt.NDArray[np.uint8]:
+    return np.array(means, np.float32).view(np.uint8)

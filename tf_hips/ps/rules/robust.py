@@ -22,6 +22,7 @@ from tf_hips.ps.rules import leaves, votes
 from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
+from tf_hips.robust import votes as votes_of_signs
 from tf_hips.robust.codecs import why_not_sparse
 
 OWN_REFUSAL = "it has refused its own update"
@@ -36,7 +37,8 @@ _RULES = {
 class Rows:
     """The rows of all children side by side, and of each coordinate what most of them say.
 
-    Memory: a chunk of float32 for each child, while it is merged.
+    Memory: a chunk of float32 for each child, while it is merged; of signs of onebit, which are
+    counted in their packets, a bit for each element and child.
     """
 
     needs_rows = True
@@ -76,7 +78,11 @@ class Rows:
         n = self._num_elements
         if not packets:
             return np.zeros(n, np.float32)  # nobody has anything to say
-        rows = [native.decode(self._compressor, packets[child], n) for child in sorted(packets)]
+        in_order = [packets[child] for child in sorted(packets)]
+        if self._rule.rule.name == "majority" and votes_of_signs.can_be_counted(in_order, n):
+            self._rule.check(len(in_order), self._num_refused)
+            return votes_of_signs.onebit_majority(in_order, n)
+        rows = [native.decode(self._compressor, packet, n) for packet in in_order]
         return of_coordinates(self._rule, rows, self._num_refused)
 
 
