@@ -16,6 +16,7 @@ from tf_hips import robust
 from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import native
 from tf_hips.ps import rules
+from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.robust.detox import Detox, draco
 
@@ -100,6 +101,27 @@ def test_f_of_votes_is_of_all_children() -> None:
     assert config(rules.resolve(draco(2)).text, 15).rule
 
 
+@pytest.mark.parametrize(
+    ("text", "quorum", "told"),
+    [
+        ("krum", None, "3 of 9 children in a round"),
+        ("krum(f=1) >> fedavg", None, "1 of 9 children in a round"),
+        ("nnm >> trimmed_mean", 7, "3 of 7 children in a round"),
+        ("bucketing(s=3) >> median", None, "1 of 9 children in a round"),
+        ("detox(r=3, q=3) >> median", None, "1 of 3 groups"),
+        ("detox(r=3) >> mean", None, None),
+        ("median(f=1) >> fedbuff(k=4)", None, "1 of 4 rows in a step"),
+        ("clip >> mean", None, None),
+        ("sketched >> krum", None, None),
+        ("momentum(0.1)", None, None),
+        ("bulyan(f=2)", None, None),  # the server has refused to start
+    ],
+)
+def test_how_many_a_rule_bears(text: str, quorum: int | None, told: str | None) -> None:
+    least = None if quorum is None else Quorum(quorum, DROP)
+    assert rules.robust.borne(text, 9, least) == told
+
+
 def test_a_value_names_a_server_s_rule() -> None:
     assert rules.resolve(robust.median()) == rules.parse("median")
     assert rules.resolve(robust.trimmed_mean(f=2)).text == "trimmed_mean(f=2)"
@@ -156,6 +178,8 @@ def test_a_chain_is_its_text(text: str, canonical: str) -> None:
         ("detox(r=3, q=2) >> mean", "Received: q=2 before mean"),
         ("krumm(f=1)", "did you mean krum\\?"),
         ("multi-krumm(f=1)", "did you mean multi-krum\\?"),
+        ("clip >> detox(r=3) >> median", "`detox` must stand at the beginning"),
+        ("krum >> sketched >> krum", "`sketched` must stand at the beginning"),
         ("krumm >> fedavg", "did you mean krum\\?"),
     ],
 )

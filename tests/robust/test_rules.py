@@ -222,6 +222,13 @@ def test_a_rule_over_shards_is_the_rule_over_whole_rows() -> None:
     assert isinstance(shards[0], Measures)
 
 
+def test_rules_of_servers_are_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"there is `robust.sketched\(rule\)`"):
+        robust.parse(str(robust.sketched(robust.krum(f=1))))
+    with pytest.raises(ValueError, match=r"there is `robust.detox.Detox\(r, rule\)`"):
+        robust.parse("detox(r=3) >> median")
+
+
 @pytest.mark.parametrize("name", robust.NAMES)
 def test_a_rule_is_its_text(name: str) -> None:
     rule = robust.parse(name)

@@ -183,7 +183,8 @@ def _show_run(console: Any, told: dict[str, Any]) -> None:
         below = (
             f", of what {told['robust']} makes of the parties here" if told.get("robust") else ""
         )
-        rule = f"{told['rule']}{below}"
+        bears = f" (bears {told['bears']})" if told.get("bears") else ""
+        rule = f"{told['rule']}{below}{bears}"
         console.print(f"rule: {rule}; up: {told['compression']}; down: {told['downlink']}")
 
 

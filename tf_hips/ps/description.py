@@ -6,6 +6,7 @@ from typing import Any
 
 from tf_hips.ps.closing import Closing
 from tf_hips.ps.presence import Presence
+from tf_hips.ps.rules.robust import borne
 from tf_hips.ps.state import State
 
 
@@ -26,7 +27,8 @@ def describe(
     Returns:
         `state` (`waiting` for children, `training`, `over`), `ended` (why, or None), `round` (the
         newest), `tensors`, `parameters`, `compression`, `downlink`, `rule`, `robust` (by which a
-        party server merges, or None), `residual_rms`, and of each of the `children` its `site`,
+        party server merges, or None), `bears` (how many bad rows that of this server bears, as
+        text, or None), `residual_rms`, and of each of the `children` its `site`,
         `state` (`absent`, `joining`, `there`, `away`, `lost`, `left`), `workers`, `round`, `chunks`
         (of that round, of `chunks` in all), `lag`, the rounds that it is behind, `late`, updates
         that came after their round was closed, `absent`, rounds that were closed without it, and
@@ -75,12 +77,21 @@ def describe(
             "downlink": store.downlink_text if store else first and first.downlink,
             "rule": first.rule if first is not None else None,
             "robust": state.members.terms.robust,
+            "bears": _bears(state),
             "quorum": partial["least"] if partial is not None else None,
             "deadline_s": partial["deadline_s"] if partial is not None else None,
             "children": children,
         }
     # Outside of the lock: it reads much.
     return {**told, "residual_rms": store.residual_rms() if store is not None else 0.0}
+
+
+def _bears(state: State) -> str | None:
+    """How many bad rows the rule that merges here bears."""
+    members, terms = state.members, state.members.terms
+    first = members.children[min(members.children)].rule if members.children else None
+    merges = terms.robust if terms.site is not None else first
+    return borne(merges, len(terms.parties), terms.quorum) if merges else None
 
 
 def _state_of(state: State, presence: Presence, place: int) -> str:

@@ -46,10 +46,10 @@ from tf_hips.robust.value import NAMES, PRE_NAMES, PreAggregator
 from tf_hips.robust.votes import onebit_majority
 
 if TYPE_CHECKING:
-    from tf_hips.robust import adversary, attacks, detox
+    from tf_hips.robust import adversary, attacks, detox, graph
     from tf_hips.robust.adversary import Adversary
 
-_LAZY = ("adversary", "attacks", "detox")
+_LAZY = ("adversary", "attacks", "detox", "graph")
 
 __all__ = [
     "NAMES",
@@ -71,6 +71,7 @@ __all__ = [
     "clip",
     "detox",
     "geometric_median",
+    "graph",
     "krum",
     "majority",
     "mda",

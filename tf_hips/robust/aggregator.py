@@ -139,6 +139,11 @@ class Aggregator:
         return len(self.steps) == 1 and (self.rule.kind.is_coordinate or self.rule.name == "mean")
 
     @property
+    def bears_any(self) -> bool:
+        """Whether there is an f: bad rows that it bears."""
+        return any(step.f is not None for step in self.steps)
+
+    @property
     def is_auto(self) -> bool:
         """Whether a step bears as many bad rows as it can, and no number that was said."""
         return any(step.f == AUTO for step in self.steps)

@@ -59,7 +59,8 @@ def aggregate(aggregator: Aggregator, rows: Tensor, *, seed: int = 0, step: Tens
         step: of the run, an int or an integer scalar.
 
     Raises:
-        tf.errors.InvalidArgumentError: the rule refuses the rows; the message is its own.
+        tf.errors.InvalidArgumentError: in a graph, the rule refuses the rows; the message is its
+            own. In eager code the rule's own error, such as `ToleranceError`.
     """
 
     def run(values: Any, number: Any) -> Any:

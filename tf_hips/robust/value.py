@@ -91,6 +91,7 @@ ALIASES = {
     "centered_clipping": "centred_clipping",
 }
 """Spellings of DETOX and of others."""
+_OF_SERVERS = {"sketched": "sketched(rule)", "detox": "detox.Detox(r, rule)"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,6 +268,11 @@ def _parse_step(part: str, text: str) -> Step:
 
 
 def _kind(name: str) -> Kind:
+    if name in _OF_SERVERS:
+        raise ValueError(
+            f"`{name}(...)` stands before a rule of servers (`rule=` of a strategy, `--rule`); for "
+            f"rows that are here there is `robust.{_OF_SERVERS[name]}`. Received: {name}"
+        )
     if name not in KINDS:
         near = difflib.get_close_matches(name, (*KINDS, *ALIASES), 1)
         hint = f"; did you mean {near[0]}?" if near else "."

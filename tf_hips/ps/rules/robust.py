@@ -121,6 +121,31 @@ def robust_weight(weights: Sequence[float]) -> float:
     return len(present) * present[(len(present) - 1) // 2] if present else 0.0
 
 
+def borne(text: str, children: int, quorum: Quorum | None = None) -> str | None:
+    """How many bad rows a rule bears, as people read it; None: none, or it is not known here.
+
+    Args:
+        text: of any rule.
+        children: how many there are.
+        quorum: when a round closes without some; None: it waits for all.
+    """
+    rule = parse(text)
+    robust = rule.robust
+    if robust is None or rule.sketch is not None:
+        return None  # how many leaves there are, only the topmost server knows, when all have come
+    try:
+        if rule.votes is not None:
+            f, n = rule.votes.with_rule(robust).check(children), rule.votes.num_groups(children)
+            return f"{f} of {n} groups" if robust.bears_any else None
+        n, rows = children if quorum is None else quorum.least, "children in a round"
+        if rule.is_asynchronous:
+            n, rows = int(rule["k"]), "rows in a step"
+        f = robust.check(n)
+    except ToleranceError:
+        return None  # the server has said why
+    return f"{f} of {n} {rows}" if robust.bears_any else None
+
+
 def why_not(
     text: str,
     children: int,

@@ -363,6 +363,9 @@ def parse(text: str) -> UpdateRule:
             raise ValueError(f"`{sketches.NAME}` must stand there once. Received: {text!r}")
         return dataclasses.replace(behind, sketch=looked[0] or 0)
     parts = text.split(">>") if len(text) <= _MAX_TEXT else []
+    for part in parts[1:]:
+        if _named(part) in (VOTES, sketches.NAME):
+            raise ValueError(f"`{_named(part)}` must stand at the beginning. Received: {text!r}")
     count = _num_robust(parts)
     if count and (count > 1 or len(parts) > 1 or not _is_known(parts[0])):
         return _behind(parse_robust(">>".join(parts[:count])), parts[count:], text)
