@@ -19,6 +19,7 @@
 #include "tf_hips/cc/runtime/api.h"
 #include "tf_hips/cc/runtime/denormals.h"
 #include "tf_hips/cc/runtime/robust.h"
+#include "tf_hips/cc/runtime/sketch.h"
 #include "tf_hips/cc/runtime/update.h"
 
 namespace {
@@ -465,6 +466,36 @@ void Robust(int32_t n, int64_t d) {
   CHECK(tf_hips_robust_mix(at.data(), n, d, nullptr, 3, to.data()) == TF_HIPS_BAD_ROWS);
 }
 
+// Equal rows have equal sketches, and of one block without turns these are the rows.
+void Sketches(int32_t n, int64_t d) {
+  std::vector<float> row(static_cast<size_t>(d));
+  for (int64_t i = 0; i < d; ++i) row[static_cast<size_t>(i)] = static_cast<float>(i % 97 + 1);
+  const std::vector<const float*> at(static_cast<size_t>(n), row.data());
+  const std::vector<uint64_t> signs(static_cast<size_t>(d / 64 + 1), 1);
+  const std::vector<int64_t> turns(static_cast<size_t>(d), 0);
+  const auto size = static_cast<size_t>(n * 2 * d);
+  std::vector<double> whole(size, 0.0), cut(static_cast<size_t>(n) * 14, 0.0);
+  const TfHipsSketchHalf halves[2] = {{signs.data(), turns.data(), d, whole.data()},
+                                      {signs.data(), turns.data(), 7, cut.data()}};
+  CHECK(tf_hips_robust_sketch(at.data(), n, d, halves, 2) == 0);
+  double sum = 0.0, cut_sum = 0.0;
+  for (int64_t i = 0; i < d; ++i) {
+    const double wanted = row[static_cast<size_t>(i)] * (i % 64 == 0 ? -1.0 : 1.0);
+    CHECK(whole[static_cast<size_t>(i)] == wanted && whole[static_cast<size_t>(d + i)] == 0.0);
+    sum += wanted;
+  }
+  for (size_t j = 0; j < 14; ++j) cut_sum += cut[j];
+  CHECK(cut_sum == sum);
+  CHECK(std::equal(cut.begin(), cut.begin() + 14, cut.end() - 14));
+  CHECK(tf_hips_robust_sketch(at.data(), n, 0, halves, 2) == 0);
+  CHECK(tf_hips_robust_sketch(at.data(), n, d, nullptr, 2) == TF_HIPS_BAD_ROWS);
+  CHECK(tf_hips_robust_sketch(at.data(), n, d, halves, 0) == TF_HIPS_BAD_ROWS);
+  CHECK(tf_hips_robust_sketch(nullptr, n, d, halves, 2) == TF_HIPS_BAD_ROWS);
+  const std::vector<int64_t> wrong(static_cast<size_t>(d), d);
+  const TfHipsSketchHalf turned = {signs.data(), wrong.data(), d, whole.data()};
+  CHECK(tf_hips_robust_sketch(at.data(), n, d, &turned, 1) == TF_HIPS_BAD_ROWS);
+}
+
 }  // namespace
 
 int main() {
@@ -490,6 +521,7 @@ int main() {
   for (const int32_t n : {1, 2, 3, 5, 9}) {
     for (const int64_t d : {int64_t{0}, int64_t{1}, int64_t{513}, (int64_t{1} << 15) + 7}) {
       Robust(n, d);
+      if (d > 0) Sketches(n, d);
     }
   }
   StatusTexts();

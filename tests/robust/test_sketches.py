@@ -9,6 +9,7 @@ import pytest
 
 from tf_hips import robust
 from tf_hips.errors import ToleranceError
+from tf_hips.ops import native_robust
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.robust import sketches
 from tf_hips.robust.sketches import Sketched, Sketching, seed_of, sketched
@@ -45,6 +46,45 @@ def test_a_sketch_is_its_definition(d: int, k: int) -> None:
     found = sketch(rows, k, b"0123456789abcdef", chunk=5)
     wanted = rows.astype(np.float64) @ matrix(d, k, b"0123456789abcdef", 5).T
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("d", "k"), [(1, 16), (64, 17), (4097, 50), (20_011, 512)])
+def test_the_native_pass_has_the_bits_of_numpy(d: int, k: int) -> None:
+    rows = np.random.default_rng((d, k)).standard_normal((3, d)).astype(np.float32)
+    rows[0, :: max(d // 3, 1)] = 1e-40 if d > 1 else -0.0  # denormals count
+    making = Sketching(b"k" * 16, 3, k)
+    making.add(2, list(rows))
+    making.add(2, list(rows))  # what is added is one number for each call
+    digest = hashlib.sha256(b"k" * 16 + (2).to_bytes(8, "little")).digest()
+    stream = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
+    halves = []
+    for width in (k // 2, k - k // 2):
+        words = stream.random_raw(-(-d // 64))
+        bits = np.unpackbits(words.view(np.uint8), count=d, bitorder="little")
+        turns = (stream.random_raw(-(-d // width)) % np.uint64(width)).astype(np.int64)
+        places = (turns[:, None] + np.arange(width)).reshape(-1)[:d]
+        sums = np.array([np.bincount(places, row * (1.0 - 2.0 * bits), 2 * width) for row in rows])
+        twice = sums + sums
+        halves.append(twice[:, :width] + twice[:, width:])
+    wanted = (np.concatenate(halves, axis=1) / np.sqrt(2.0)).astype(np.float32)
+    np.testing.assert_array_equal(making.sketches(), wanted)
+
+
+def test_what_does_not_fit_a_row_is_refused() -> None:
+    rows = [np.zeros(100, np.float32)]
+    signs, turns, sums = np.zeros(2, np.uint64), np.zeros(4, np.int64), np.zeros((1, 64))
+    native_robust.add_sketches(rows, [(signs, turns, sums)])
+    for half, told in (
+        ((signs[:1], turns, sums), "1 words of signs"),
+        ((signs, turns[:3], sums), "3 turns"),
+        ((signs, turns, np.zeros((2, 64))), r"sums of shape \[2, 64\]"),
+        ((signs, turns, np.zeros((1, 64), np.float32)), "contiguous float64"),
+        ((signs, turns.astype(np.int32), sums), "contiguous int64"),
+        ((signs, turns + 32, sums), r"turns must be in \[0, width\)"),
+        ((signs, turns - 1, sums), r"turns must be in \[0, width\)"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            native_robust.add_sketches(rows, [half])
 
 
 def test_of_several_chunks_it_is_the_sum_in_whatever_order_they_come() -> None:

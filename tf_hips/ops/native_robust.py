@@ -125,6 +125,57 @@ def mix(rows: Rows, weights: Floats, out: Floats | None = None) -> Floats:
     return result
 
 
+def add_sketches(
+    rows: Rows,
+    halves: Sequence[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], Doubles]],
+) -> None:
+    """Adds rows to the sums of random projections; definition in cc/runtime/sketch.h.
+
+    Args:
+        rows: n of d elements.
+        halves: of each half ceil(d / 64) words of signs; the turns, in [0, width), of ceil(d /
+            width) blocks; and the sums that are added to, float64 [n, 2 width].
+
+    Raises:
+        ValueError: rows differ in length, or a half does not fit them.
+        TypeError: a row is not a float32 array of one dimension.
+    """
+    pointers, n, d = _pointers(rows)
+    told = (_Half * len(halves))()
+    for place, (signs, turns, sums) in enumerate(halves):
+        width = sums.shape[-1] // 2
+        fits = sums.shape == (n, 2 * width) and width > 0
+        if not fits or signs.size != -(-d // 64) or turns.size != -(-d // width):
+            raise ValueError(
+                f"a half must have sums [{n}, 2 width], a sign for each of {d} elements and a turn "
+                f"for each block. Received: sums of shape {list(sums.shape)}, {signs.size} words "
+                f"of signs, {turns.size} turns"
+            )
+        for array, kind in ((signs, np.uint64), (turns, np.int64), (sums, np.float64)):
+            if array.dtype != kind or not array.flags.c_contiguous:
+                raise ValueError(
+                    f"an array of a half must be contiguous {np.dtype(kind)}. Received: "
+                    f"{array.dtype}, strides={array.strides}"
+                )
+        told[place] = _Half(signs.ctypes.data, turns.ctypes.data, width, sums.ctypes.data)
+    status = _functions()["sketch"](pointers, n, d, ctypes.addressof(told), len(halves))
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError("there is no memory to make sketches")
+    if status != 0:
+        raise ValueError("turns must be in [0, width). Received: another one")
+
+
+class _Half(ctypes.Structure):
+    """TfHipsSketchHalf."""
+
+    _fields_ = (
+        ("signs", ctypes.c_void_p),
+        ("turns", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+        ("sums", ctypes.c_void_p),
+    )
+
+
 def _num_chunks(d: int) -> int:
     return -(-d // CHUNK)
 
@@ -182,6 +233,7 @@ def _functions() -> dict[str, Any]:
         "coordinate": (*rows, pointer, i32, i32, i32, pointer, pointer),
         "distances": (*rows, pointer, pointer),
         "mix": (*rows, pointer, i32, pointer),
+        "sketch": (*rows, pointer, i32),
     }
     found = {}
     for name, arguments in signatures.items():

@@ -46,9 +46,10 @@ from tf_hips.robust.value import NAMES, PRE_NAMES, PreAggregator
 from tf_hips.robust.votes import onebit_majority
 
 if TYPE_CHECKING:
-    from tf_hips.robust import adversary, attacks, detox, graph
+    from tf_hips.robust import adversary, attacks, detox
     from tf_hips.robust.adversary import Adversary
 
+# `graph` needs TensorFlow, which nothing that serves imports: it is no name of `__all__`.
 _LAZY = ("adversary", "attacks", "detox", "graph")
 
 __all__ = [
@@ -71,7 +72,6 @@ __all__ = [
     "clip",
     "detox",
     "geometric_median",
-    "graph",
     "krum",
     "majority",
     "mda",

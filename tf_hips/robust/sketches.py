@@ -33,7 +33,6 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import call_text, native_robust
@@ -51,8 +50,6 @@ _HEAD = re.compile(r"\s*sketched\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _K = Parameter("k", 512, 16, 1 << 16)
 _WEIGHTED = ("krum", "multi_krum", "geometric_median", "mda", "cge", "mean")
 _SHORTENING = ("clip", "arc")
-# Of a byte of random bits the signs that they are, the lowest first.
-_SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,15 +218,15 @@ class Sketching:
             return
         with np.errstate(over="ignore"):
             self._squares.append(native_robust.distances(rows, with_pairs=False)[0])
+        if not self._widths:
+            return
         stream = np.random.Philox(key=_key(self._seed, chunk))
-        signed = np.empty(size)
+        halves = []
         for width, sums in zip(self._widths, self._sums, strict=True):
-            signs = _signs(stream.random_raw(-(-size // 64)), size)
+            signs = stream.random_raw(-(-size // 64))
             turns = (stream.random_raw(-(-size // width)) % np.uint64(width)).astype(np.int64)
-            places = (turns[:, None] + np.arange(width)).reshape(-1)[:size]
-            for row, out in zip(rows, sums, strict=True):
-                np.multiply(row, signs, out=signed)
-                out += np.bincount(places, weights=signed, minlength=2 * width)
+            halves.append((signs, turns, sums))
+        native_robust.add_sketches(rows, halves)
 
     def squares(self) -> Doubles:
         """Squared norms of the rows, [n]."""
@@ -338,8 +335,3 @@ def seed_of(secret: int, step: int) -> bytes:
 def _key(seed: bytes, chunk: int) -> int:
     found = hashlib.sha256(seed + chunk.to_bytes(8, "little")).digest()[:SEED_BYTES]
     return int.from_bytes(found, "little")
-
-
-def _signs(words: npt.NDArray[np.uint64], count: int) -> Doubles:
-    found = _SIGNS[words.astype("<u8").view(np.uint8)].reshape(-1)[:count]
-    return np.asarray(found, np.float64)
