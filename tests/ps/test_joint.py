@@ -31,6 +31,7 @@ from tf_hips.ps.jointly import JointStore
 from tf_hips.ps.judging import Follower, judge_of
 from tf_hips.ps.model import Model
 from tf_hips.ps.rules.joint import Report, Verdict, of_rows
+from tf_hips.ps.rules.robust import OWN_REFUSAL
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Distances, rule_of
 from tf_hips.ps.settings import ServerConfig
@@ -288,7 +289,7 @@ def test_what_travels_is_read_as_it_was_or_refused(text: str) -> None:
     assert Report.from_bytes(report, MODEL, children).to_bytes() == report
     again = Verdict.from_bytes(told, children)
     assert again.to_bytes() == told
-    assert again.missing == verdict.missing == {3: "it has refused its own update"}
+    assert again.missing == verdict.missing == {3: OWN_REFUSAL}
     refused = 0
     for payload, read in ((report, _read_report), (told, _read_verdict)):
         for other in mutations(payload):

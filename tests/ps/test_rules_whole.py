@@ -15,6 +15,7 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules, wire
 from tf_hips.ps.model import Model
+from tf_hips.ps.rules.robust import OWN_REFUSAL
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import rule_of
 from tf_hips.ps.store import Store
@@ -333,7 +334,7 @@ def test_who_refuses_its_own_update_counts_among_f(text: str) -> None:
     # With f=1 Krum needs five rows, and four are left: one of those that may lie is known.
     wanted = robust.parse(text.replace("f=1", "f=0"))(rest)
     np.testing.assert_array_equal(np.concatenate(deliver(store, 0, rows)), wanted)
-    assert heard == ([] if text.startswith("trimmed") else [{2: "it has refused its own update"}])
+    assert heard == ([] if text.startswith("trimmed") else [{2: OWN_REFUSAL}])
     store.begin(1)
     for child in (2, 3):
         store.weigh(1, child, wire.weight_from_text(repr(REFUSED_WEIGHT)))

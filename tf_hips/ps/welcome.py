@@ -29,6 +29,8 @@ class Welcome:
         first_group: number of the first of its workers among the groups of workers that share
             batches; of groups that change, where those of its server begin.
         groups: how many such groups there are in the whole tree; without votes, all workers.
+        robust: text of the robust rule by which its server merges for one above it; None: there is
+            no such rule, or it is `rule`.
     """
 
     child: int
@@ -47,6 +49,7 @@ class Welcome:
     votes: str | None
     first_group: int
     groups: int
+    robust: str | None
 
     @property
     def voting(self) -> Votes | None:

@@ -6,6 +6,7 @@ server has answered; every rank of the party decodes the same bytes.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from tf_hips.ops import graph, stages
 from tf_hips.ops.compressor import Compressor
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.from_rank_0 import from_rank_0
+from tf_hips.strategies.withheld import NONE, find, unless, zeros_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,16 +27,19 @@ class Way:
     """Whom rank 0 exchanges packets with.
 
     Attributes:
-        exchange: the number of a round and this party's packets in, the merged ones out.
+        exchange: the number of a round and this party's packets in, and the position of a gradient
+            that is not finite, or `withheld.NONE`; the merged packets out.
         num_parties: how many parties there are.
         seed: of this party's encoder; or what says it, an int64 scalar, for the number of a round.
         failures: where exceptions raised in a step are kept.
+        may_withhold: whether a round goes on without this party where a gradient is not finite.
     """
 
-    exchange: Callable[[np.int64, np.ndarray], np.ndarray]
+    exchange: Callable[[np.int64, np.ndarray, np.int64], np.ndarray]
     num_parties: int
     seed: int | Callable[[tf.Tensor], tf.Tensor]
     failures: Failures
+    may_withhold: bool = False
 
 
 def make_uplink(
@@ -104,9 +109,22 @@ class _Uplink:
         inputs: list[tf.Tensor] = []
         kept: list[tuple[tf.Variable, tf.Tensor]] = []
         if primitives.rank() == 0:
+            spoilt = tf.constant(NONE, tf.int64)
+            if self._way.may_withhold:
+                spoilt = find(vectors)
+                vectors = unless(spoilt != NONE, vectors, functools.partial(zeros_of, vectors))
             clipped = graph.clip(self._up, vectors, self._way.num_parties)
             packets, kept = self._encode(clipped, step)
-            inputs = [step, packets]
+            if self._way.may_withhold and kept:
+                # What is not looked at must not be taken for what has arrived.
+                variables = [variable for variable, _ in kept]
+                news = unless(
+                    spoilt != NONE,
+                    [value for _, value in kept],
+                    lambda: [variable.read_value() for variable in variables],
+                )
+                kept = list(zip(variables, news, strict=True))
+            inputs = [step, packets, spoilt]
         reply = from_rank_0(
             self._way.exchange,
             inputs,

@@ -24,7 +24,7 @@ from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
 from tf_hips.robust.codecs import why_not_sparse
 
-OWN_REFUSAL = "it has refused its own update"
+OWN_REFUSAL = "it has refused its own update: NaN or infinity"
 _RULES = {
     "median": CoordinateRule.MEDIAN,
     "trimmed_mean": CoordinateRule.TRIMMED,
@@ -74,7 +74,7 @@ class Rows:
         """
         packets, self._packets = self._packets, {}
         n = self._num_elements
-        if not packets:
+        if not packets and not self._num_refused:
             return np.zeros(n, np.float32)  # nobody has anything to say
         rows = [native.decode(self._compressor, packets[child], n) for child in sorted(packets)]
         return of_coordinates(self._rule, rows, self._num_refused)
