@@ -29,19 +29,27 @@ WAIT_S = 60.0
 
 
 def _row(child, number):
+    """What a child sends; those that vote sit in one group, and send the same."""
     generator = np.random.default_rng((child, number))
     return generator.standard_normal(sum(SIZES)).astype(np.float32)
+
+
+def _whole(row):
+    """`row`, rounded as a strategy does that gets a share of it for the mean over all parties."""
+    parties = np.float32(1 + len(OTHERS))
+    return row / parties * parties
 
 
 class _Child(threading.Thread):
     """One of the others, without Keras: sends its row of each round, keeps what comes down."""
 
-    def __init__(self, address, place, codec, refuses=()):
+    def __init__(self, address, place, codec, refuses=(), *, votes=False):
         super().__init__(daemon=True)
         self._place = place
         self._codec = compressor.parse(codec)
         self._client = Client(config.Uplink(address, OTHERS[place]), "withheld", 1)
         self._refuses = refuses
+        self._row_of = 0 if votes else place
         self._like = queue.SimpleQueue()
         self.received = []
         self.error = None
@@ -64,7 +72,7 @@ class _Child(threading.Thread):
             self._client.close()
 
     def _exchange(self, number):
-        parts = np.split(_row(self._place, number), np.cumsum(SIZES)[:-1])
+        parts = np.split(_whole(_row(self._row_of, number)), np.cumsum(SIZES)[:-1])
         packets = [
             native.encode(
                 self._codec,
@@ -103,7 +111,7 @@ def _run(folder, rule, codec="fp32", refuses=()):
     with serving("withheld", parties, rule=rule, log_dir=str(folder)) as server:
         address = f"127.0.0.1:{server.port}"
         others = [
-            _Child(address, place, codec, refuses if place == 0 else ())
+            _Child(address, place, codec, refuses if place == 0 else (), votes="detox" in rule)
             for place in range(len(OTHERS))
         ]
         for one in others:
@@ -148,7 +156,8 @@ def _train(strategy, variables, others, *, is_eager=False, look=lambda: None):
     for number in range(ROUNDS):
         held.append(np.concatenate([one.numpy().ravel() for one in variables]))
         look()
-        values = _row(len(OTHERS), number)
+        votes = strategy._welcome.votes is not None
+        values = _row(0 if votes else len(OTHERS), number)
         if number == SPOILT:
             values[2] = np.inf
         taken(tf.constant(values))
@@ -163,7 +172,7 @@ def test_a_round_goes_on_without_a_gradient_that_is_not_finite(tmp_path, rule, i
         held = _train(*run, is_eager=is_eager)
     others = run[-1]
     # One of the five that may lie is known: the four rows that are left bear none more.
-    rows = [_row(place, SPOILT) for place in range(len(OTHERS))]
+    rows = [_whole(_row(place, SPOILT)) for place in range(len(OTHERS))]
     wanted = robust.parse(rule.replace("f=1", "f=0"))(rows)
     for one in others:
         assert one.error is None
@@ -179,6 +188,19 @@ def test_a_round_goes_on_without_a_gradient_that_is_not_finite(tmp_path, rule, i
     [own] = [one for one in events if one["event"] == "update_refused"]
     assert (own["number"], own["who"]) == (SPOILT, "party `a`")
     assert own["reason"].startswith("NaN or infinity in gradient 0 (")
+
+
+@pytest.mark.parametrize("vote", ["digest", "exact"])
+def test_it_is_the_ballot_of_who_votes(tmp_path, vote):
+    with _run(tmp_path, f"detox(r=5, fixed=1, vote={vote}) >> mean") as run:
+        held = _train(*run, is_eager=True)
+    for one in run[-1]:
+        assert one.error is None
+        np.testing.assert_array_equal(one.received[SPOILT], _whole(_row(0, SPOILT)))
+    step = np.float32(RATE) * _whole(_row(0, SPOILT))
+    np.testing.assert_array_equal(held[SPOILT + 1], held[SPOILT] - step)
+    told = [one for one in log.read_events(tmp_path) if one["event"] == "outvoted"]
+    assert [(one["round"], one["sites"]) for one in told] == [(SPOILT, ["a"])]
 
 
 def test_what_an_encoder_keeps_stays_in_a_round_without_a_row(tmp_path):
@@ -202,9 +224,8 @@ def test_what_an_encoder_keeps_stays_in_a_round_without_a_row(tmp_path):
 
 @pytest.mark.parametrize("rule", ["krum(f=1)", "trimmed_mean(f=1)"])
 def test_more_than_f_are_an_error_with_all_names(tmp_path, rule):
-    with _run(tmp_path, rule, refuses=(SPOILT,)) as run:
-        with pytest.raises(NonFiniteError) as caught:
-            _train(*run, is_eager=True)
+    with _run(tmp_path, rule, refuses=(SPOILT,)) as run, pytest.raises(NonFiniteError) as caught:
+        _train(*run, is_eager=True)
     told = str(caught.value)
     assert f"Round {SPOILT}" in told and "bears f=1 bad rows. Received: 2 that were refused" in told
     assert all(f"site `{site}`" in told for site in "ab") and told.count(OWN_REFUSAL) == 2
@@ -212,9 +233,9 @@ def test_more_than_f_are_an_error_with_all_names(tmp_path, rule):
 
 
 def test_without_a_robust_rule_it_is_an_error_as_before(tmp_path):
-    with _run(tmp_path, "mean") as run:
-        with pytest.raises(NonFiniteError, match=r"Gradient 0 \(.*of rank 0 must be finite"):
-            _train(*run, is_eager=True)
+    told = r"Gradient 0 \(.*of rank 0 must be finite"
+    with _run(tmp_path, "mean") as run, pytest.raises(NonFiniteError, match=told):
+        _train(*run, is_eager=True)
     assert all(one.error is not None for one in run[-1])
 
 
