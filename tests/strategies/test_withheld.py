@@ -130,7 +130,7 @@ def _run(folder, rule, codec="fp32", refuses=()):
             assert not any(one.is_alive() for one in others), "a party hangs"
 
 
-def _train(strategy, variables, others, *, is_eager=False, look=lambda: None):
+def _train(strategy, variables, others, *, is_eager=False, bad=np.inf, look=lambda: None):
     """Takes a step in each round; the weights before each, and at the end."""
     import keras
     import tensorflow as tf
@@ -159,7 +159,7 @@ def _train(strategy, variables, others, *, is_eager=False, look=lambda: None):
         votes = strategy._welcome.votes is not None
         values = _row(0 if votes else len(OTHERS), number)
         if number == SPOILT:
-            values[2] = np.inf
+            values[2] = bad
         taken(tf.constant(values))
     look()
     return [*held, np.concatenate([one.numpy().ravel() for one in variables])]
@@ -187,7 +187,7 @@ def test_a_round_goes_on_without_a_gradient_that_is_not_finite(tmp_path, rule, i
     ]
     [own] = [one for one in events if one["event"] == "update_refused"]
     assert (own["number"], own["who"]) == (SPOILT, "party `a`")
-    assert own["reason"].startswith("NaN or infinity in gradient 0 (")
+    assert own["reason"].startswith("NaN, infinity or overflow in gradient 0 (")
 
 
 @pytest.mark.parametrize("vote", ["digest", "exact"])
@@ -203,17 +203,22 @@ def test_it_is_the_ballot_of_who_votes(tmp_path, vote):
     assert [(one["round"], one["sites"]) for one in told] == [(SPOILT, ["a"])]
 
 
-def test_what_an_encoder_keeps_stays_in_a_round_without_a_row(tmp_path):
+@pytest.mark.parametrize(
+    ("codec", "bad"), [("error_feedback(onebit)", np.nan), ("error_feedback(fp16)", 1e6)]
+)
+def test_what_an_encoder_keeps_stays_in_a_round_without_a_row(tmp_path, codec, bad):
     residuals = []
 
-    with _run(tmp_path, "krum(f=1)", "error_feedback(onebit)") as run:
+    with _run(tmp_path, "krum(f=1)", codec) as run:
 
         def look():
             found = [one for name, one in _kept(run[0]) if name.startswith("uplink_residual")]
             residuals.append([one.numpy() for one in found])
 
-        _train(*run, look=look)
+        _train(*run, bad=bad, look=look)
     assert [one.error for one in run[-1]] == [None] * len(OTHERS)
+    told = [one["round"] for one in log.read_events(tmp_path) if one["event"] == "row_refused"]
+    assert told == [SPOILT]
     before, after = residuals[SPOILT], residuals[SPOILT + 1]
     assert len(before) == len(SIZES) and any(one.any() for one in before)
     for one, other in zip(before, after, strict=True):

@@ -5,23 +5,28 @@ It says so with its packets, which are those of zeros and which nobody looks at;
 without it, it counts among the f, and it takes the step that comes down as all others do.
 
     worker       looks at its own gradient, where a codec of the party would hide what is in it
-    rank 0       looks at the party's sum, before it is encoded for the server
+    rank 0       looks at the party's sum, before it is encoded for the server; and at its packets,
+                 where its codec makes infinities of what is large
 
 Invariant: what the encoder keeps stays as it was in a round without a row.
 """
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.comm import primitives
 from tf_hips.comm.staged import Reducer
+from tf_hips.ops import native
+from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.flow import first_nonfinite
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.welcome import Welcome
 from tf_hips.strategies.gradients import Gradient, Summing
 
+_LARGEST = np.finfo(np.float32).max
 NONE = -1  # the position of a gradient that is not finite, where all are
 
 
@@ -73,6 +78,16 @@ def find(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.where(tf.equal(first, len(vectors)), tf.constant(NONE, tf.int64), first)
 
 
+def may_overflow(codec: Compressor) -> bool:
+    """Whether packets of finite values may decode to what is not finite, as those of float16."""
+    size = 64
+    values = np.zeros(size, np.float32)
+    values[:2] = _LARGEST, -_LARGEST
+    kept = np.zeros(codec.state_shape([size]), np.float32) if codec.has_state else None
+    packet = native.encode(codec, values, native.Key(0, 0, 0), kept=kept)
+    return not np.isfinite(native.decode(codec, packet, size)).all()
+
+
 def unless(
     is_other: tf.Tensor, values: Sequence[tf.Tensor], others: Callable[[], list[tf.Tensor]]
 ) -> list[tf.Tensor]:
@@ -107,7 +122,7 @@ class Withheld:
 
     def __call__(self, number: int, position: int) -> None:
         """Tells of round `number`: the gradient at `position` is not finite."""
-        reason = f"NaN or infinity in gradient {position} ({self._names[position]})"
+        reason = f"NaN, infinity or overflow in gradient {position} ({self._names[position]})"
         who = f"party `{self._site}`"
         self._write_event("update_refused", number=number, who=who, reason=reason)
         # One line for a row of them.
