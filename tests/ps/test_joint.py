@@ -130,6 +130,18 @@ def test_all_shards_are_of_the_same_rows() -> None:
     assert merged(stores, 0) == [packet(one).tobytes() for one in rows[chosen]]
 
 
+def test_all_shards_refuse_a_round_in_which_all_rows_are_refused() -> None:
+    stores = stores_of("krum(f=1)", 2)
+    said = dict.fromkeys(range(len(SITES)), REFUSED_WEIGHT)
+    deliver(stores, 0, rows_of(0), (said, said))
+    verdict = rule_on(stores, 0)
+    assert verdict.decision is None and verdict.refusal is not None
+    assert Verdict.from_bytes(verdict.to_bytes(), len(SITES)) == verdict
+    for store in stores:
+        [told] = store.refusals(0)
+        assert all(f"site `{site}`: {OWN_REFUSAL}" in told for site in SITES)
+
+
 LIES = {
     "it sits the round out, it says to some": ({3: 0.0}, {3: 1.0}, {3: 5.0}),
     "it has refused its update, it says to some": ({3: REFUSED_WEIGHT}, {}, {3: 0.0}),

@@ -72,6 +72,8 @@ def test_a_liar_in_each_party(certificates: Certificates, local: str, above: str
         leaves_of(certificates, TREE, addresses_of(servers), shapes=SHAPES) as members,
     ):
         assert servers["west"].snapshot()["robust"] is not None
+        # A leaf may say that it has no row, though what it hears of the rule above is a mean.
+        assert all(one.client._welcome.bears_refusals for one in members)
         before: dict[int, Floats] = {}
         for number in range(2):
             rows = [honest(leaf, number) for leaf in range(12)]

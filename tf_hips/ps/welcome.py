@@ -3,6 +3,7 @@
 
 import dataclasses
 
+from tf_hips.ps.rules import parse
 from tf_hips.ps.rules import votes as voting
 from tf_hips.ps.rules.votes import Votes
 
@@ -50,6 +51,12 @@ class Welcome:
     first_group: int
     groups: int
     robust: str | None
+
+    @property
+    def bears_refusals(self) -> bool:
+        """Whether rounds go on without one of its children that has refused its own update."""
+        rule = parse(self.rule)
+        return rule.is_mean and (rule.is_robust or self.robust is not None)
 
     @property
     def voting(self) -> Votes | None:

@@ -67,7 +67,7 @@ from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.strategies.rules import as_mean, check_optimizer, chosen_rule, weight_of
 from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
 from tf_hips.strategies.uplink import Way, make_uplink
-from tf_hips.strategies.withheld import NONE, Withheld, may_withhold, shown
+from tf_hips.strategies.withheld import NONE, Withheld, shown
 
 _SAME = "same"
 
@@ -472,9 +472,9 @@ class HierarchicalPS(ConnectedStrategy):
 
     def _may_withhold(self) -> bool:
         """Whether a step goes on without this party where its gradient is not finite."""
-        if self._rule is None or self._welcome is None or self._loan is not None:
+        if self._welcome is None or self._loan is not None:
             return False  # a loop looks at what it sends by itself
-        return may_withhold(self._rule, self._welcome)
+        return self._welcome.bears_refusals
 
     def _for_model(self, gradients: Sequence[Gradient]) -> tuple[Compressor, Compressor]:
         """How gradients go up and come down, now that they are known."""

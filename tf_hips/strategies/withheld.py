@@ -22,22 +22,10 @@ from tf_hips.comm.staged import Reducer
 from tf_hips.ops import native
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.flow import first_nonfinite
-from tf_hips.ps.rules import UpdateRule
-from tf_hips.ps.welcome import Welcome
 from tf_hips.strategies.gradients import Gradient, Summing
 
 _LARGEST = np.finfo(np.float32).max
 NONE = -1  # the position of a gradient that is not finite, where all are
-
-
-def may_withhold(rule: UpdateRule, welcome: Welcome) -> bool:
-    """Whether a party's server goes on without it in a round for which it has no row.
-
-    Args:
-        rule: what the topmost server makes of updates.
-        welcome: what this party's server has answered.
-    """
-    return rule.is_mean and (rule.is_robust or welcome.robust is not None)
 
 
 def shown(summing: Summing, label: str) -> Reducer:
