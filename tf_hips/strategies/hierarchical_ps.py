@@ -121,7 +121,9 @@ class HierarchicalPS(ConnectedStrategy):
                 of the party (docs/tree.md), which goes on to the one above it by `compression`.
                 None takes what the configuration says, else "horovod".
             nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`,
-                replace them by "zero", or "propagate" them.
+                replace them by "zero", or "propagate" them. Below a synchronous robust rule "raise"
+                is about what comes down: a row that is not finite is refused and named, and the
+                others go on (docs/robustness.md).
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
             plan: instead of `local_compression`, what is done with each gradient inside the party:
                 the file that `tf-hips plan` wrote, its value, or "auto": measured in some seconds
