@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import sites
 from tf_hips import config, log
+from tf_hips.ps.rules.robust import OWN_REFUSAL
 
 pytestmark = pytest.mark.tf
 
@@ -67,6 +68,6 @@ def test_parties_without_an_update_are_no_rows(tmp_path, participation):
     refused = [one for one in log.read_events(tmp_path / "log") if one["event"] == "row_refused"]
     is_spoilt = participation == 1.0
     assert [(one["child_site"], one["reason"]) for one in refused] == [
-        ("east", "it has refused its own update")
+        ("east", OWN_REFUSAL)
     ] * is_spoilt
     assert [one["refused_rows"] for one in children] == [0, 0, int(is_spoilt)]

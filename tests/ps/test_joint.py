@@ -31,6 +31,7 @@ from tf_hips.ps.jointly import JointStore
 from tf_hips.ps.judging import Follower, judge_of
 from tf_hips.ps.model import Model
 from tf_hips.ps.rules.joint import Report, Verdict, of_rows
+from tf_hips.ps.rules.robust import OWN_REFUSAL
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Distances, rule_of
 from tf_hips.ps.settings import ServerConfig
@@ -127,6 +128,18 @@ def test_all_shards_are_of_the_same_rows() -> None:
     [chosen] = verdict.decision.selected
     assert chosen != 2
     assert merged(stores, 0) == [packet(one).tobytes() for one in rows[chosen]]
+
+
+def test_all_shards_refuse_a_round_in_which_all_rows_are_refused() -> None:
+    stores = stores_of("krum(f=1)", 2)
+    said = dict.fromkeys(range(len(SITES)), REFUSED_WEIGHT)
+    deliver(stores, 0, rows_of(0), (said, said))
+    verdict = rule_on(stores, 0)
+    assert verdict.decision is None and verdict.refusal is not None
+    assert Verdict.from_bytes(verdict.to_bytes(), len(SITES)) == verdict
+    for store in stores:
+        [told] = store.refusals(0)
+        assert all(f"site `{site}`: {OWN_REFUSAL}" in told for site in SITES)
 
 
 LIES = {
@@ -288,7 +301,7 @@ def test_what_travels_is_read_as_it_was_or_refused(text: str) -> None:
     assert Report.from_bytes(report, MODEL, children).to_bytes() == report
     again = Verdict.from_bytes(told, children)
     assert again.to_bytes() == told
-    assert again.missing == verdict.missing == {3: "it has refused its own update"}
+    assert again.missing == verdict.missing == {3: OWN_REFUSAL}
     refused = 0
     for payload, read in ((report, _read_report), (told, _read_verdict)):
         for other in mutations(payload):

@@ -15,6 +15,7 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ps import rules, wire
 from tf_hips.ps.model import Model
+from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import rule_of
 from tf_hips.ps.store import Store
@@ -333,12 +334,30 @@ def test_who_refuses_its_own_update_counts_among_f(text: str) -> None:
     # With f=1 Krum needs five rows, and four are left: one of those that may lie is known.
     wanted = robust.parse(text.replace("f=1", "f=0"))(rest)
     np.testing.assert_array_equal(np.concatenate(deliver(store, 0, rows)), wanted)
-    assert heard == ([] if text.startswith("trimmed") else [{2: "it has refused its own update"}])
+    assert heard == ([] if text.startswith("trimmed") else [{2: OWN_REFUSAL}])
     store.begin(1)
     for child in (2, 3):
         store.weigh(1, child, wire.weight_from_text(repr(REFUSED_WEIGHT)))
-    with pytest.raises(NonFiniteError, match=r"bears f=1 bad rows. Received: 2 that were refused"):
+    with pytest.raises(
+        NonFiniteError, match=r"bears f=1 bad rows. Received: 2 that were refused"
+    ) as caught:
         deliver(store, 1, rows_of(1))
+    assert all(f"`{SITES[child]}`" in str(caught.value) for child in (2, 3))
+    assert str(caught.value).count(OWN_REFUSAL) == 2
+
+
+@pytest.mark.parametrize("text", ["trimmed_mean(f=1)", "krum(f=1)"])
+def test_a_round_in_which_all_rows_are_refused_is_an_error(text: str) -> None:
+    store = store_of(text)
+    for child in range(len(SITES)):
+        store.weigh(0, child, 0.0 if child == 3 else REFUSED_WEIGHT)
+    with pytest.raises(NonFiniteError) as caught:
+        deliver(store, 0, rows_of(0))
+    assert [f"`{site}`: {OWN_REFUSAL}" in str(caught.value) for site in SITES] == [
+        child != 3 for child in range(len(SITES))
+    ]
+    weight = store.weight(0)  # so is what a server of a party would send of them
+    assert weight is not None and is_refused(weight)
 
 
 FACTORS = (0.0, -1.0, 100.0, 1e12)

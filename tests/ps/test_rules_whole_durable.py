@@ -15,6 +15,7 @@ from tf_hips.ops import native
 from tf_hips.ps import durable
 from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.rules import parse
+from tf_hips.ps.rules.robust import OWN_REFUSAL
 from tf_hips.ps.wire import MESSAGE_BYTES, REFUSED_WEIGHT
 
 UP, DOWN = "error_feedback(onebit)", "error_feedback(terngrad(bitwidth=2))"
@@ -113,7 +114,7 @@ def test_who_refuses_its_own_update_is_told(tmp_path: Path, rule: str) -> None:
         run.deliver(1, 0, weight=REFUSED_WEIGHT)
         run.deliver(2, 0, weight=0.0)
         told = [(one["child_site"], one["reason"]) for one in run.told("row_refused")]
-        assert told == [("b", "it has refused its own update")] * (rule != "fedavg")
+        assert told == [("b", OWN_REFUSAL)] * (rule != "fedavg")
         found = run.results(0, 0)
         assert found is not None
         alone = [gradient(0, 0, chunk) for chunk in range(len(MODEL.chunks))]

@@ -207,6 +207,18 @@ def test_who_is_refused_is_told_by_name_and_counts_among_f(
             one_round(members, 3, rows)
 
 
+def test_a_round_in_which_all_leaves_refuse_their_rows_is_an_error(
+    certificates: Certificates,
+) -> None:
+    node = tree()
+    with (
+        serving_tree(certificates, node, rule=f"sketched(k={ENOUGH}) >> krum(f=1)") as servers,
+        leaves_of(certificates, node, addresses_of(servers), shapes=SHAPES) as members,
+        pytest.raises(TfHipsError, match=r"needs a row. Received: none \(`west/.*`east/"),
+    ):
+        one_round(members, 0, rows_of(0, 6), [REFUSED_WEIGHT] * 6)
+
+
 def store_of(names: Sequence[Sequence[str]] = (("a", "b"), ("c", "d", "e"))) -> WeighingStore:
     model = Model(((5,), (3,)))
     rule = rules.parse("sketched(k=16) >> krum(f=1)")

@@ -71,7 +71,10 @@ def test_a_liar_in_each_party(certificates: Certificates, local: str, above: str
         serving_tree(certificates, TREE, rule=above, below={"rule": local}) as servers,
         leaves_of(certificates, TREE, addresses_of(servers), shapes=SHAPES) as members,
     ):
-        assert servers["west"].snapshot()["robust"] is not None
+        told = servers["west"].snapshot()
+        assert told["robust"] is not None and told["bears"] == "1 of 4 children in a round"
+        # A leaf may say that it has no row, though what it hears of the rule above is a mean.
+        assert all(one.client._welcome.bears_refusals for one in members)
         before: dict[int, Floats] = {}
         for number in range(2):
             rows = [honest(leaf, number) for leaf in range(12)]

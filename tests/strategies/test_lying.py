@@ -161,6 +161,7 @@ def test_embeddings_are_refused_in_one_line():
     [
         (["--rule", "median", "--q", "1", "--err-mode", "rev_grad"], 0.8, 1.0),
         (["-m", "coord-median", "--approach", "baseline", "--q", "1", "--redraw"], 0.8, 1.0),
+        (["--rule", "median", "--q", "1", "--err-mode", "nan"], 0.8, 1.0),
         (["--q", "1", "--err-mode", "rev_grad"], 0.0, 0.5),
         (["--rule", "median", "--q", "1", "--err-mode", "alie(z=1)"], 0.7, 1.0),
         (["--rule", "median", "--q", "1", "--label-flip"], 0.7, 1.0),
@@ -171,7 +172,7 @@ def test_embeddings_are_refused_in_one_line():
             1.0,
         ),
     ],
-    ids=["median", "redrawn", "mean", "alie", "labels", "movements", "nan"],
+    ids=["median", "redrawn", "nan in steps", "mean", "alie", "labels", "movements", "nan"],
 )
 def test_three_parties_one_of_whom_lies(tmp_path, words, least, most):
     output = launched(

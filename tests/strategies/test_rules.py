@@ -243,7 +243,7 @@ def test_rules_of_both_levels():
         chosen_local("median", config.Run(), has_servers=True)
 
     def told(text):
-        return types.SimpleNamespace(robust_local=text)
+        return types.SimpleNamespace(robust=text)
 
     check_local(None, told(None), "s:1")
     check_local(wanted, told("krum(f=1)"), "s:1")

@@ -6,8 +6,9 @@ import pytest
 from tests.trainer.test_command import WHAT
 from tf_hips import robust
 from tf_hips.cli import arguments, train
+from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import AGGREGATIONS
-from tf_hips.trainer.robustness import Robust, server_rule
+from tf_hips.trainer.robustness import Robust, check, server_rule
 
 
 def test_the_tuning_script_of_detox_means_what_it_meant(settings):
@@ -99,6 +100,15 @@ def test_groups_that_vote_are_a_rule_of_a_server():
     )
     told = Robust(aggregation="maj_vote")
     assert server_rule(told) == "detox(r=5, vote=digest, buckets=0, fixed=False) >> mean"
+
+
+def test_nan_in_every_step_is_for_robust_rules():
+    liar = {"err_mode": "constant(c=nan)", "worker_fail": 1}
+    check("sync", Robust(rule="median", **liar))
+    check("sync", Robust(approach="detox", aggregation="krum", **liar))
+    for mode, rule in (("sync", None), ("sync", "mean"), ("async", None)):
+        with pytest.raises(ConfigError, match="ends the run on its own worker"):
+            check(mode, Robust(rule=rule, **liar))
 
 
 REFUSED = [

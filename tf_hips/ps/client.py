@@ -211,7 +211,7 @@ class Client:
             votes=(str, type(None)),
             first_group=int,
             groups=int,
-            robust_local=(str, type(None)),
+            robust=(str, type(None)),
         )
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))

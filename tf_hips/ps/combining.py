@@ -12,7 +12,7 @@ Invariant: what is refused leaves all of that as it was.
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -155,6 +155,7 @@ class Combining:
         except ToleranceError as error:
             raise NonFiniteError(
                 f"Round {number}, {self._model.describe(chunk)}: {error}"
+                f"{self._refusals(packets, weights)}"
             ) from error
         except NonFiniteError:
             raise NonFiniteError(self._describe_overflow(number, chunk, packets)) from None
@@ -187,7 +188,12 @@ class Combining:
         """
         whole = self.updates.whole
         round = None if whole is None else self.weighed_round(number, packets, children, weights)
-        return None if whole is None or round is None else whole.decide(round)
+        if whole is not None and round is not None:
+            return whole.decide(round)
+        named = self._refusals(children, weights)
+        if whole is not None and named:
+            raise ToleranceError(f"{self.updates.rule} needs a row. Received: none{named}")
+        return None
 
     def weighed_round(
         self,
@@ -250,6 +256,12 @@ class Combining:
                 factor = one.weight / total if total else 0.0
             merged = native_updates.add_scaled(merged, row, factor)
         return merged
+
+    def _refusals(self, children: Iterable[int], weights: Mapping[int, float]) -> str:
+        """Which of `children` have refused their own updates, in brackets; "": none."""
+        refused = [child for child in sorted(children) if is_refused(weights.get(child, 1.0))]
+        named = "; ".join(f"site `{self._sites[child]}`: {OWN_REFUSAL}" for child in refused)
+        return f" ({named})" if named else ""
 
     def residual_rms(self) -> float:
         """Root mean square of what packets of the way down have missed so far; 0 without any.

@@ -149,6 +149,12 @@ class JointStore(Store):
         children = range(self.num_children)
         present = [child for child in children if weights.get(child, 1.0) > 0]
         missing = {child: OWN_REFUSAL for child in children if is_refused(weights.get(child, 1.0))}
+        if not present and missing:
+            named = "; ".join(
+                f"site `{self._sites[child]}`: {why}" for child, why in missing.items()
+            )
+            refusal = f"Round {current.number}: the rule needs a row. Received: none ({named})"
+            return Verdict(missing=missing, refusal=refusal)
         if not present:
             return Verdict()
         widths = {(one.squares.shape[1], one.pairs.shape[1]) for one in parts}

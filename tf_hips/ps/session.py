@@ -352,7 +352,7 @@ class Session(Departing):
                 "votes": members.votes.text if members.votes is not None else None,
                 "first_group": first_group,
                 "groups": num_groups,
-                "robust_local": members.terms.robust,
+                "robust": self._terms.robust,
             }
 
     def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:

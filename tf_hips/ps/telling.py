@@ -14,7 +14,8 @@ from tf_hips.ps.past import Packet, Past
 from tf_hips.ps.recorder import Recorder
 from tf_hips.ps.rounds import Round
 from tf_hips.ps.rules import UpdateRule
-from tf_hips.ps.rules.robust import robust_weight
+from tf_hips.ps.rules.robust import is_refused, robust_weight
+from tf_hips.ps.wire import REFUSED_WEIGHT
 
 
 class Telling:
@@ -108,9 +109,10 @@ class Telling:
             counted = current.counted
             children = counted if counted is not None else range(len(self._sites))
             weights = [current.weights.get(child, 1.0) for child in children]
-            if self._rule.is_robust:
-                return robust_weight(weights)
-            return sum(weights) + sum(one.weight for one in current.late.values())
+            late = sum(one.weight for one in current.late.values())
+            total = robust_weight(weights) if self._rule.is_robust else sum(weights) + late
+            # Where all that there was is refused, so is what is made of it.
+            return total if total or not any(map(is_refused, weights)) else REFUSED_WEIGHT
 
     def refusals(self, number: int) -> list[str]:
         """Why chunks of round `number` had to be delivered anew, oldest first."""

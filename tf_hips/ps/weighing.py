@@ -284,6 +284,9 @@ class WeighingStore(Store):
                 told = ", ".join(f"row {row} is `{names[leaf]}`" for row, leaf in enumerate(places))
                 gone = "".join(f"; `{names[leaf]}`: {OWN_REFUSAL}" for leaf in missing)
                 error = f"Round {number}: {failure} ({told}{gone})"
+        elif missing.size:
+            named = "; ".join(f"`{names[leaf]}`: {OWN_REFUSAL}" for leaf in missing)
+            error = f"Round {number}: the rule needs a row. Received: none ({named})"
         weights[list(refused)] = REFUSED_WEIGHT
         cuts = np.cumsum([len(paths) for paths in self._leaves])[:-1]
         by_child: dict[int, list[str]] = {}

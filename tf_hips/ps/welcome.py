@@ -3,6 +3,7 @@
 
 import dataclasses
 
+from tf_hips.ps.rules import parse
 from tf_hips.ps.rules import votes as voting
 from tf_hips.ps.rules.votes import Votes
 
@@ -29,8 +30,8 @@ class Welcome:
         first_group: number of the first of its workers among the groups of workers that share
             batches; of groups that change, where those of its server begin.
         groups: how many such groups there are in the whole tree; without votes, all workers.
-        robust_local: canonical text of the robust rule by which its server makes one row of its
-            children's for the server above; None: it has none of its own.
+        robust: text of the robust rule by which its server merges for one above it; None: there is
+            no such rule, or it is `rule`.
     """
 
     child: int
@@ -49,7 +50,13 @@ class Welcome:
     votes: str | None
     first_group: int
     groups: int
-    robust_local: str | None
+    robust: str | None
+
+    @property
+    def bears_refusals(self) -> bool:
+        """Whether rounds go on without one of its children that has refused its own update."""
+        rule = parse(self.rule)
+        return rule.is_mean and (rule.is_robust or self.robust is not None)
 
     @property
     def voting(self) -> Votes | None:

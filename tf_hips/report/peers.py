@@ -39,7 +39,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "absent": Kind("absent", "the others of its round, which closed without it"),
         "rows_refused": Kind("row refused", "a robust rule: not finite, or an absurd norm"),
         "update_refused": Kind(
-            "update refused", "the meeting of a loop: its weights are not finite"
+            "update refused", "itself, or the meeting of a loop: it is not finite"
         ),
         "call_refused": Kind(
             "call refused", "a server: a call or packet that is not what it must be"

@@ -23,6 +23,7 @@ Follows HiPS (hierarchical parameter server); Horovod and rank 0 play the party'
 
 import atexit
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -53,6 +54,7 @@ from tf_hips.ps import rules as update_rules
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import connect
 from tf_hips.ps.welcome import Welcome
+from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.strategies.connected import ConnectedStrategy
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
@@ -72,6 +74,7 @@ from tf_hips.strategies.rules import (
 )
 from tf_hips.strategies.statistics import Statistics, factor_of, floating_statistics
 from tf_hips.strategies.uplink import Way, make_uplink
+from tf_hips.strategies.withheld import NONE, Withheld, shown
 
 _SAME = "same"
 
@@ -127,7 +130,9 @@ class HierarchicalPS(ConnectedStrategy):
                 of the party (docs/tree.md), which goes on to the one above it by `compression`.
                 None takes what the configuration says, else "horovod".
             nonfinite: what to do about NaN and infinities in gradients: "raise" a `NonFiniteError`,
-                replace them by "zero", or "propagate" them.
+                replace them by "zero", or "propagate" them. Below a synchronous robust rule "raise"
+                is about what comes down: a row that is not finite is refused and named, and the
+                others go on (docs/robustness.md).
             config: what this process is told about its run; None reads `TF_HIPS_CONFIG`.
             plan: instead of `local_compression`, what is done with each gradient inside the party:
                 the file that `tf-hips plan` wrote, its value, or "auto": measured in some seconds
@@ -434,9 +439,10 @@ class HierarchicalPS(ConnectedStrategy):
             return local
         above = self._uplink_summing(gradients, label)
         uplink = as_mean(self._rule, self._welcome, above.reducer)
+        in_party = shown(local, label) if self._may_withhold() else local.reducer
 
         def reduce(vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
-            return uplink(local.reducer(vectors, step), step)
+            return uplink(in_party(vectors, step), step)
 
         return dataclasses.replace(above, reducer=reduce)
 
@@ -456,12 +462,14 @@ class HierarchicalPS(ConnectedStrategy):
             return super()._uplink_summing(tensors, label)
         site = self._run.uplink.site if self._run.uplink else ""
         up, down = self._for_model(tensors)
+        withheld = Withheld(tensors, site, self.write_event)
         uplink = make_uplink(
             Way(
-                self._exchange,
+                functools.partial(self._exchange, withheld),
                 len(self._welcome.parties) if self._together() is not None else 1,
                 self._codec_seed or derive_seed(self._run.seed, f"party/{site}"),
                 self._failures,
+                self._may_withhold(),
             ),
             up,
             down,
@@ -469,8 +477,20 @@ class HierarchicalPS(ConnectedStrategy):
             label,
             self._make_variable,
         )
-        # Encoding for the server hides what is not finite, so it is looked for before.
-        return Summing(uplink, only_float32=True, first_step=self._welcome.round)
+        # Encoding for the server hides what is not finite, so it is looked for before: by whoever
+        # refuses its own row, or else by an error.
+        return Summing(
+            uplink,
+            only_float32=True,
+            first_step=self._welcome.round,
+            complains=self._may_withhold(),
+        )
+
+    def _may_withhold(self) -> bool:
+        """Whether a step goes on without this party where its gradient is not finite."""
+        if self._welcome is None or self._loan is not None:
+            return False  # a loop looks at what it sends by itself
+        return self._welcome.bears_refusals
 
     def _for_model(self, gradients: Sequence[Gradient]) -> tuple[Compressor, Compressor]:
         """How gradients go up and come down, now that they are known."""
@@ -498,12 +518,18 @@ class HierarchicalPS(ConnectedStrategy):
             "model", num_elements=num_elements, num_tensors=len(gradients), round=first_round
         )
 
-    def _exchange(self, number: np.int64, packets: np.ndarray) -> np.ndarray:
+    def _exchange(
+        self, withheld: Withheld, number: np.int64, packets: np.ndarray, spoilt: np.int64
+    ) -> np.ndarray:
         client = self._connected()
+        weight = self._weight()
+        if spoilt != NONE:
+            weight = REFUSED_WEIGHT
+            withheld(int(number), int(spoilt))
         began = time.monotonic()
         # It is the server that says when a party is too late.
         with watchdog.doing("a round with the other parties", has_deadline=True):
-            merged = client.exchange(int(number), packets, self._weight())
+            merged = client.exchange(int(number), packets, weight)
         self._seconds_in_rounds += (seconds := time.monotonic() - began)
         self._open_round(int(number) + 1)
         sent, received = self._new_bytes()

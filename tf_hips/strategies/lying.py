@@ -4,7 +4,8 @@
     in every step      gradients become lies where Keras hands them to the strategy
     in a loop          movements become lies where they are sent; local steps stay honest, so that
                        the liar's model does not run away from it. NaN is the exception: there
-                       gradients are NaN, the worker says so itself, and its update is refused
+                       gradients are NaN, the worker says so itself, and its update is refused;
+                       as in the steps of a robust rule
 
 A worker that never lies computes what it would without an adversary, operation for operation.
 """

@@ -86,7 +86,7 @@ def check_local(wanted: UpdateRule | None, welcome: Welcome, server: str) -> Non
     """
     if wanted is None:
         return
-    has = None if welcome.robust_local is None else rules.parse(welcome.robust_local)
+    has = None if welcome.robust is None else rules.parse(welcome.robust)
     if has != wanted:
         raise ConfigError(
             f"`robust_local` must be what server {server} was started with (`tf-hips run "

@@ -6,7 +6,9 @@ server has answered; every rank of the party decodes the same bytes.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +20,9 @@ from tf_hips.ops import graph, stages
 from tf_hips.ops.compressor import Compressor
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.from_rank_0 import from_rank_0
+from tf_hips.strategies.withheld import NONE, find, may_overflow, unless, zeros_of
+
+_News: TypeAlias = list[tuple[tf.Variable, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,16 +30,19 @@ class Way:
     """Whom rank 0 exchanges packets with.
 
     Attributes:
-        exchange: the number of a round and this party's packets in, the merged ones out.
+        exchange: the number of a round and this party's packets in, and the position of a gradient
+            that is not finite, or `withheld.NONE`; the merged packets out.
         num_parties: how many parties there are.
         seed: of this party's encoder; or what says it, an int64 scalar, for the number of a round.
         failures: where exceptions raised in a step are kept.
+        may_withhold: whether a round goes on without this party where a gradient is not finite.
     """
 
-    exchange: Callable[[np.int64, np.ndarray], np.ndarray]
+    exchange: Callable[[np.int64, np.ndarray, np.int64], np.ndarray]
     num_parties: int
     seed: int | Callable[[tf.Tensor], tf.Tensor]
     failures: Failures
+    may_withhold: bool = False
 
 
 def make_uplink(
@@ -95,18 +103,25 @@ class _Uplink:
         self._up, self._down = up, down
         self._sizes = list(sizes)
         self._label = label
+        self._up_bytes = [up.wire_bytes(size) if size else 0 for size in sizes]
         self._down_bytes = [down.wire_bytes(size) if size else 0 for size in sizes]
+        self._may_overflow = way.may_withhold and any(
+            may_overflow(codec) for codec in {up.of_size(size) for size in sizes if size}
+        )
         self._kept = kept
 
     def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
         if not any(self._sizes):
             return list(vectors)
         inputs: list[tf.Tensor] = []
-        kept: list[tuple[tf.Variable, tf.Tensor]] = []
+        kept: _News = []
         if primitives.rank() == 0:
-            clipped = graph.clip(self._up, vectors, self._way.num_parties)
-            packets, kept = self._encode(clipped, step)
-            inputs = [step, packets]
+            spoilt = tf.constant(NONE, tf.int64)
+            if self._way.may_withhold:
+                packets, kept, spoilt = self._encode_row(vectors, step)
+            else:
+                packets, kept = self._encode(vectors, step)
+            inputs = [step, packets, spoilt]
         reply = from_rank_0(
             self._way.exchange,
             inputs,
@@ -118,30 +133,61 @@ class _Uplink:
             committed = [variable.assign(value, read_value=False) for variable, value in kept]
         with tf.control_dependencies([one for one in committed if one is not None]):
             reply = tf.identity(reply)
+        return self._decoded(self._down, reply, self._down_bytes)
+
+    def _decoded(
+        self, codec: Compressor, packets: tf.Tensor, lengths: Sequence[int]
+    ) -> list[tf.Tensor]:
         return [
-            graph.decode(self._down.of_size(size), packet, size) if size else tf.zeros([0])
-            for packet, size in zip(tf.split(reply, self._down_bytes), self._sizes, strict=True)
+            graph.decode(codec.of_size(size), packet, size) if size else tf.zeros([0])
+            for packet, size in zip(tf.split(packets, lengths), self._sizes, strict=True)
         ]
 
-    def _encode(
+    def _encode_row(
         self, vectors: Sequence[tf.Tensor], step: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
-        """All packets in one tensor, and what the variables will be."""
+    ) -> tuple[tf.Tensor, _News, tf.Tensor]:
+        """As `_encode`, and the position of a gradient that is not finite, or `NONE`.
+
+        Where there is one, packets are those of zeros and what is kept stays.
+        """
+        spoilt = find(vectors)
+        zeros = functools.partial(zeros_of, vectors)
+        packets, news = self._encode(unless(spoilt != NONE, vectors, zeros), step)
+        if self._may_overflow:
+            late = find(self._decoded(self._up, packets, self._up_bytes))
+            spoilt = tf.where(spoilt == NONE, late, spoilt)
+            [packets] = unless(
+                late != NONE, [packets], lambda: [self._encode(zeros(), step, anew=True)[0]]
+            )
+        stays = unless(
+            spoilt != NONE,
+            [value for _, value in news],
+            lambda: [variable.read_value() for variable, _ in news],
+        )
+        kept = [(variable, value) for (variable, _), value in zip(news, stays, strict=True)]
+        return packets, kept, spoilt
+
+    def _encode(
+        self, vectors: Sequence[tf.Tensor], step: tf.Tensor, *, anew: bool = False
+    ) -> tuple[tf.Tensor, _News]:
+        """All packets in one tensor, and what the variables will be; `anew`, as if they were 0."""
+        vectors = graph.clip(self._up, vectors, self._way.num_parties)
         packets, news = [], []
         seed = self._way.seed if isinstance(self._way.seed, int) else self._way.seed(step)
         for position, (vector, size) in enumerate(zip(vectors, self._sizes, strict=True)):
             if not size:
                 continue
-            kept = self._kept.get(position)
+            variable = self._kept.get(position)
+            kept = None if variable is None else variable.read_value()
             packet, new_kept = graph.encode(
                 self._up.of_size(size),
                 vector,
                 seed=seed,
                 step=step,
                 tensor_id=position,
-                kept=None if kept is None else kept.read_value(),
+                kept=tf.zeros_like(kept) if anew and kept is not None else kept,
             )
             packets.append(packet)
-            if kept is not None:
-                news.append((kept, new_kept))
+            if variable is not None:
+                news.append((variable, new_kept))
         return tf.concat(packets, 0), news

@@ -174,11 +174,13 @@ def check(mode: str, told: Robust) -> None:
         )
     adversary = told.adversary(0)
     is_nan = adversary is not None and adversary.text == "constant(c=nan)"
-    if is_nan and mode in _IN_EVERY_STEP:
+    asked = server_rule(told)
+    is_refused = mode == "sync" and asked is not None and rules.parse(asked).is_robust
+    if is_nan and mode in _IN_EVERY_STEP and not is_refused:
         raise ConfigError(
             f"In the mode {mode} a gradient that is not finite ends the run on its own worker, "
-            "before it is sent; simulate NaN in modes with local steps, or with "
-            "--simulated-workers. Received: err_mode=nan"
+            "before it is sent; simulate NaN with a robust rule in the mode sync, in modes with "
+            "local steps, or with --simulated-workers. Received: err_mode=nan"
         )
     if told.simulated_workers is not None and told.worker_fail >= told.simulated_workers:
         raise ConfigError(

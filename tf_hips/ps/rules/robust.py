@@ -25,7 +25,7 @@ from tf_hips.robust import Aggregator
 from tf_hips.robust import votes as votes_of_signs
 from tf_hips.robust.codecs import why_not_sparse
 
-OWN_REFUSAL = "it has refused its own update"
+OWN_REFUSAL = "it has refused its own update: NaN or infinity"
 _RULES = {
     "median": CoordinateRule.MEDIAN,
     "trimmed_mean": CoordinateRule.TRIMMED,
@@ -76,7 +76,7 @@ class Rows:
         """
         packets, self._packets = self._packets, {}
         n = self._num_elements
-        if not packets:
+        if not packets and not self._num_refused:
             return np.zeros(n, np.float32)  # nobody has anything to say
         in_order = [packets[child] for child in sorted(packets)]
         if self._rule.rule.name == "majority" and votes_of_signs.can_be_counted(in_order, n):
