@@ -263,7 +263,11 @@ class BlockLoops(Loops):
         """Decodes all whole rows in one call, if they need nothing that is made tile by tile."""
         self._whole = None
         parts = parts_of(sweep)
-        if self.apart is None or list(targets.values()) != ["out"] or len(parts) != 1:
+        # A sweep that reduces must see all elements.
+        is_store = bool(sweep.writes) and not sweep.reduces
+        if not is_store or self.apart is None or list(targets.values()) != ["out"]:
+            return begin
+        if len(parts) != 1:
             return begin
         self._size, self._position = sweep.size, parts[0].position
         hoisted, _ = block_lets(parts[0], self.blocks, self._hoisted)
@@ -316,7 +320,8 @@ class BlockLoops(Loops):
 
     def row_noise(self, expr: nodes.Random) -> str | None:
         """C++ for where the noise of a tile begins; None: it is not drawn in order."""
-        return self._noise[expr.site] if self._is_here(expr.position) else None
+        # Where rows begin before a tile there is none yet.
+        return self._noise.get(expr.site) if self._is_here(expr.position) else None
 
     def _gradient_rows(self, part: nodes.Elementwise, target: str, tile: str, stream: str) -> None:
         """Writes a tile of a decode in rows where the machine has them, if it can be."""

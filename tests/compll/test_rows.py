@@ -77,6 +77,22 @@ void CutDecode(uint8* in, float* gradient) {
 """
 
 
+# What a decoder reduces must see all elements, though rows of what it writes are done at once.
+REDUCING_DECODER = """
+void LargeEncode(float* gradient, uint8* out) {{
+    uint4* codes = map(gradient, [&](float g) -> uint4 {{ return g + 8; }});
+    out = concat(codes);
+}}
+
+void LargeDecode(uint8* in, float* gradient) {{
+    uint4* codes;
+    extract(in, codes);
+    lambda_func size = [&](uint4 c) -> float {{ return {of}; }}
+    float found = reduce(map(codes, size), 1, {reducer});
+    gradient = map(codes, [&](uint4 c) -> float {{ return (c - 8) * found; }});
+}}
+"""
+
 # Codes that rows take from memory as they are, and others; in order, and the other way round in
 # groups; `bits`: of a code, constant or not.
 PACKED = """
@@ -227,6 +243,17 @@ def test_values_agree_in_every_mode():
             expected = reference.decode(packet, n)
             found = codec.decode(packet, n)
             assert np.array_equal(found, expected, equal_nan=True), (n, kind)
+
+
+@pytest.mark.parametrize("reducer", ["sum", "max", "min", "prod", "count"])
+def test_a_decoder_that_reduces_sees_all_elements(reducer):
+    of = "c < 8 ? 1.0009765625 : 0.9990234375" if reducer == "prod" else "abs(c - 8.0)"
+    text = REDUCING_DECODER.format(of=of, reducer=reducer)
+    program = compll.compile_text(text, "large")
+    reference, codec = compll.Reference(program), compiled(program)
+    for n in LENGTHS:
+        packet = reference.encode(gradients(n)["plain"])
+        assert_decodes(codec, packet, reference.decode(packet, n))
 
 
 @pytest.mark.parametrize("kind", ["uint1", "uint2", "uint<3>", "uint4", "uint8", "uint<width>"])
