@@ -106,12 +106,12 @@ def test_rows_that_are_refused_reach_the_report(alone, tmp_path, capsys):
     events = run(
         tmp_path,
         **{"simulated_workers": 5, "rule": "trimmed_mean(f=1)", "worker_fail": 1},
-        err_mode="constant(c=nan)",
+        err_mode="nan",
     )
     assert "mode simulated, 5 workers, 6 steps" in capsys.readouterr().out
     refused = [one for one in events if one["event"] == "row_refused"]
     assert [one["round"] for one in refused] == list(range(6))
-    assert len({one["who"] for one in refused}) == 1
+    assert len({one["child_site"] for one in refused}) == 1
     [found] = runs.read(tmp_path)
     assert {mark.kind for mark in found.marks} == {"row refused"}
     assert len(found.marks) == 6
@@ -132,7 +132,41 @@ def test_who_is_outvoted_reaches_the_report(alone, tmp_path):
     # A liar that sits alone in the group that is left over is not outvoted.
     assert outvoted
     for one in outvoted:
-        assert one["who"] == f"worker {adversary.liars(7, one['round'])[0]}"
+        assert one["sites"] == [f"worker {adversary.liars(7, one['round'])[0]}"]
+
+
+def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone):
+    from types import SimpleNamespace
+
+    from tf_hips.errors import ToleranceError
+    from tf_hips.robust.detox import groups
+    from tf_hips.trainer.simulated import Crowd
+
+    # Seven of twelve send NaN: more than one group of three agrees on it, and the rule bears one.
+    adversary = Adversary(attacks.nan(), 7, seed=5)
+    seats = groups(12, 3, 11, 2)
+    liars = set(adversary.liars(12))
+    bad = [one for one in seats if len(liars & {*one}) > 1]
+    assert 1 < len(bad) < len(seats)
+    crowd = Crowd(12, Detox(3, robust.median(f=1), buckets=3), adversary, 4, seed=11)
+    events = []
+    strategy = SimpleNamespace(
+        write_event=lambda event, **values: events.append({"event": event, **values}),
+        _failures=SimpleNamespace(kept=lambda function: function),
+    )
+    crowd.play(SimpleNamespace(trainable_variables=[]), strategy)
+    with pytest.raises(ToleranceError) as caught:
+        crowd._aggregated(np.ones((4, 7), np.float32), np.int64(2))
+    expected = sorted(liars & {who for one in bad for who in one})
+    refused = [one for one in events if one["event"] == "row_refused"]
+    assert [one["child"] for one in refused] == expected
+    assert {one["round"] for one in refused} == {2}
+    honest = {who for one in bad for who in one} - liars
+    [outvoted] = [one for one in events if one["event"] == "outvoted"]
+    assert {*outvoted["sites"]} >= {f"worker {who}" for who in honest}
+    for number, one in enumerate(seats):
+        who = " and ".join(f"worker {worker}" for worker in one if worker in liars)
+        assert (f"row {number} is the vote of {who}" in str(caught.value)) == (one in bad)
 
 
 @pytest.mark.slow
