@@ -115,7 +115,15 @@ REFUSED = [
     (["-m", "streaming", "--q", "1"], "Liars are simulated in the modes sync,"),
     (["-m", "fedavg", "--simulated-workers", "3"], "`simulated_workers` is a mode of its own"),
     (["-m", "simulated"], "--simulated-workers N. Received: none"),
-    (["--simulated-workers", "3", "--q", "3"], "Some of 3 simulated workers must be honest"),
+    (["--simulated-workers", "3", "--q", "3"], "fit 3 simulated workers: somebody must be honest"),
+    (
+        ["--simulated-workers", "5", "--q", "1", "--err-mode", "alie"],
+        "nothing is attacked; give z a number. Received: 2/4, of n=5, f=1",
+    ),
+    (
+        ["--simulated-workers", "5", "--q", "2", "--err-mode", "mimic(target=3)"],
+        "must be less than the 3 honest rows",
+    ),
     (["--simulated-workers", "3", "--compression", "onebit"], "nothing that could be encoded"),
     (["--q", "1", "--err-mode", "nan"], "ends the run on its own worker"),
     (

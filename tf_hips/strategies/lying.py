@@ -65,9 +65,7 @@ class Liar:
         self._mover: Lone | None = None  # of a loop, whose members may be parties
         self._before: list[tf.Variable] = []
         attack = adversary.attack
-        self._is_nan = (
-            attack is not None and attack.name == "constant" and attack["c"] != attack["c"]
-        )
+        self._is_nan = attack is not None and attack.name == "nan"
 
     def gradients(self, strategy: Any, gradients: Sequence[Any], step: Any) -> list[Any]:
         """What the optimizer hands over in this worker's place; as operations."""

@@ -172,15 +172,17 @@ def check(mode: str, told: Robust) -> None:
             + ", ".join(f"{name}={value}" for name, value in told.given.items())
         )
     adversary = told.adversary(0)
-    is_nan = adversary is not None and adversary.text == "constant(c=nan)"
+    is_nan = adversary is not None and adversary.text == "nan"
     if is_nan and mode in _IN_EVERY_STEP:
         raise ConfigError(
             f"In the mode {mode} a gradient that is not finite ends the run on its own worker, "
             "before it is sent; simulate NaN in modes with local steps, or with "
             "--simulated-workers. Received: err_mode=nan"
         )
-    if told.simulated_workers is not None and told.worker_fail >= told.simulated_workers:
-        raise ConfigError(
-            f"Some of {told.simulated_workers} simulated workers must be honest. Received: "
-            f"worker_fail={told.worker_fail}"
-        )
+    if told.simulated_workers is not None and adversary is not None:
+        try:
+            adversary.check(told.simulated_workers)
+        except ValueError as error:
+            raise ConfigError(
+                f"Liars must fit {told.simulated_workers} simulated workers: {error}"
+            ) from error
