@@ -36,6 +36,7 @@ def test_texts_are_attacks(text: str, attack: attacks.Attack) -> None:
 def test_all_names_are_texts_and_nan_is_one() -> None:
     for name in (*attacks.NAMES, *ALIASES):
         assert parse(name).name in attacks.NAMES
+    assert [parse(name).is_of_packets for name in (*attacks.PACKET_NAMES, "alie")] == [True, False]
     assert set(NEEDS_OTHERS) < set(attacks.NAMES)
     assert str(parse("nan")) == "nan" == str(parse(str(parse("nan"))))
 
@@ -153,6 +154,14 @@ def test_who_rides_free_sends_what_came_down() -> None:
     assert np.array_equal(lone.sent(rows()[0], 1, before=rows()[1]), rows()[1])
 
 
+def test_who_lies_in_packets_tells_of_honest_rows() -> None:
+    adversary = Adversary(attacks.lying_scale(9.0), 2, seed=3)
+    for number in range(N):
+        lone = adversary.alone(number, N)
+        assert lone.lies(4) == lone.may_lie == (number in adversary.liars(N))
+        np.testing.assert_array_equal(lone.sent(rows()[0], 4), rows()[0])
+
+
 def test_what_does_not_fit_the_workers() -> None:
     with pytest.raises(ValueError, match=r"`q` must be in \[0, n\]"):
         Adversary(attacks.constant(), 3).alone(0, 2)
@@ -183,6 +192,7 @@ def test_liars_who_know_all_rows_must_be_able_to_make_the_attack() -> None:
         (attacks.constant(), 2, "somebody must be honest. Received: 2 liars of 2"),
         (attacks.alie(), 6, r"\(n - f - s\) / \(n - f\).*Received: 2/4, of n=6, f=2"),
         (attacks.alie("n"), 4, "f must be less than n / 2"),
+        (attacks.lying_scale(), 7, "were never packets"),
         (attacks.mimic(5), 7, "less than the 5 honest rows"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -184,6 +184,7 @@ def test_wrong_settings_are_refused(honest: Floats) -> None:
         (lambda: attacks.constant()(honest, -1), "0 or more"),
         (lambda: attacks.constant()(honest, 2, own=honest), "must hold 2 rows of 60"),
         (lambda: attacks.constant()([], 2), "at least one row"),
+        (lambda: attacks.lying_scale()(honest, 2), r"Received: lying_scale\(factor=1000.0\), of"),
         (lambda: attacks.mimic(11)(honest, 2), "`target` of mimic must be less than the 11 honest"),
         (lambda: attacks.Attack("random"), "`name` must be one of reversed_gradient, "),
     ):
@@ -213,11 +214,13 @@ PARAMETERS = {
     ("min_sum", "direction"): (["down", ""], [None, 1], DIRECTIONS),
     ("min_sum", "bound"): (["mean", ""], [None, 1], ["max", "min"]),
     ("free_riding", "sigma"): (SPREAD, ["1", None, True], [0, 0.5]),
+    ("lying_scale", "factor"): (NUMBER, ["9", None, True], [-1, 1e3]),
 }
 
 
-def test_the_table_below_has_every_parameter_of_every_attack() -> None:
-    made = {(name, one) for name in attacks.NAMES for one in inspect.signature(of(name)).parameters}
+def test_the_table_has_every_parameter_of_every_attack() -> None:
+    names = (*attacks.NAMES, *attacks.PACKET_NAMES)
+    made = {(name, one) for name in names for one in inspect.signature(of(name)).parameters}
     assert made == {*PARAMETERS}
 
 

@@ -38,6 +38,7 @@ def test_the_tuning_script_of_detox_means_what_it_meant(settings):
             ["--q", "2", "--lis-simulation", "simulate"],
             "alie(z=1, sign=1, statistics=all, ddof=0)",
         ),
+        (["--q", "2", "--err-mode", "lying_scale(factor=50)"], "lying_scale(factor=50)"),
         (["--q", "2", "--label-flip"], "label_flip"),
         (["--q", "2", "--label-flip", "--err-mode", "label_flip"], "label_flip"),
         (["--q", "2", "--err-mode", "ipm(epsilon=0.5)"], "inner_product(epsilon=0.5)"),
@@ -119,6 +120,10 @@ REFUSED = [
     (
         ["--simulated-workers", "5", "--q", "1", "--err-mode", "alie"],
         "nothing is attacked; give z a number. Received: 2/4, of n=5, f=1",
+    ),
+    (
+        ["--simulated-workers", "5", "--q", "2", "--err-mode", "lying_scale"],
+        "rows that are at hand were never packets",
     ),
     (
         ["--simulated-workers", "5", "--q", "2", "--err-mode", "mimic(target=3)"],

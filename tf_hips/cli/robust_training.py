@@ -93,7 +93,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=attack,
         metavar="ATTACK",
         help="what liars send: rev_grad, constant, random, alie, inner_product(epsilon=2), ..., "
-        "nan, label_flip (rev_grad, with --worker-fail)",
+        "nan, label_flip, lying_scale (rev_grad, with --worker-fail)",
     )
     group.add_argument(
         *("--worker-fail", "--q"),

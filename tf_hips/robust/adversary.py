@@ -57,8 +57,8 @@ def parse(text: str) -> Attack:
     text = ALIASES.get(text.strip(), text)
     call = _CALL.fullmatch(text) if len(text) <= _MAX_TEXT else None
     name = ALIASES.get(call[1], call[1]) if call else ""
-    if call is None or name not in attacks.NAMES:
-        known = ", ".join((*attacks.NAMES, *ALIASES))
+    if call is None or name not in (*attacks.NAMES, *attacks.PACKET_NAMES):
+        known = ", ".join((*attacks.NAMES, *attacks.PACKET_NAMES, *ALIASES))
         raise ValueError(f"an attack must be one of {known}. Received: {text[:_MAX_TEXT]!r}")
     factory = getattr(attacks, name)
     known_types = {
@@ -164,12 +164,15 @@ class Adversary:
         """Looks whether the attack can be made by liars who know the rows of all n workers.
 
         Raises:
-            ValueError: nobody would be honest, or the attack is not defined for so few.
+            ValueError: nobody would be honest, or the attack is not defined for so few, or is one
+                on packets, which nobody makes there.
         """
         if self.q >= n:
             raise ValueError(f"somebody must be honest. Received: {self.q} liars of {n} workers")
         if self.attack is None:
             return
+        if self.attack.is_of_packets:
+            raise ValueError(f"rows that are at hand were never packets. Received: {self.attack}")
         _of_own_rows(self, n)
         if self.attack.name == "mimic" and int(self.attack["target"]) >= n - self.q:
             raise ValueError(
@@ -227,7 +230,7 @@ class Lone:
             step: of the run; each once, in order.
             before: what came down in the step before; None: not known.
         """
-        if self._attack is None:
+        if self._attack is None or self._attack.is_of_packets:
             return own
         if self._attack.name in NEEDS_OTHERS:
             self._rows.append(np.array(own, np.float32))

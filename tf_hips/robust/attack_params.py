@@ -73,6 +73,10 @@ _ANY = Param()
 _SPREAD = Param(least=0)
 
 
+PACKETS = ("lying_scale",)
+"""Attacks on packets, which no row is."""
+
+
 def _words(*words: Value) -> Param:
     return Param(words=words, is_number=False)
 
@@ -96,6 +100,7 @@ PARAMS: Mapping[str, Mapping[str, Param]] = MappingProxyType(
         "min_max": {"direction": _words(*DIRECTIONS)},
         "min_sum": {"direction": _words(*DIRECTIONS), "bound": _words("max", "min")},
         "free_riding": {"sigma": _SPREAD},
+        "lying_scale": {"factor": _ANY},
     }
 )
 """By attack, in the order of its arguments."""

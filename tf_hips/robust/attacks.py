@@ -25,7 +25,9 @@ from tf_hips.robust.rows import Rows, as_rows
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
-NAMES = tuple(attack_params.PARAMS)
+PACKET_NAMES = attack_params.PACKETS
+"""Attacks on packets."""
+NAMES = tuple(name for name in attack_params.PARAMS if name not in PACKET_NAMES)
 """All attacks on gradients."""
 # Where a packet's body holds the floats that all of its elements are made of.
 _SCALES = {"onebit": (0, 4), "terngrad": (2, 6)}
@@ -36,7 +38,7 @@ class Attack:
     """What liars send.
 
     Attributes:
-        name: one of NAMES.
+        name: one of NAMES or PACKET_NAMES.
         params: (name, value) of each parameter.
 
     Raises:
@@ -48,8 +50,13 @@ class Attack:
     params: tuple[tuple[str, int | float | str], ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("name", self.name, NAMES)
+        _one_of("name", self.name, (*NAMES, *PACKET_NAMES))
         attack_params.check(self.name, self.params)
+
+    @property
+    def is_of_packets(self) -> bool:
+        """Whether packets lie and not rows: calling it gives none, see `lie_about_scale`."""
+        return self.name in PACKET_NAMES
 
     def __getitem__(self, name: str) -> int | float | str:
         """The value of a parameter."""
@@ -82,8 +89,13 @@ class Attack:
 
         Raises:
             ValueError: there are no honest rows, or not f own ones; or f of so many cannot do what
-                the attack asks for.
+                the attack asks for, or the attack is one on packets.
         """
+        if self.is_of_packets:
+            raise ValueError(
+                f"an attack on rows must be one of {', '.join(NAMES)}. Received: {self}, of "
+                "packets: `lie_about_scale`, and `simulate_liars` where a codec makes some"
+            )
         if f < 0:
             raise ValueError(f"`f` must be 0 or more. Received: f={f}")
         rows = np.stack(as_rows(honest)).astype(np.float64)
@@ -275,6 +287,11 @@ def free_riding(sigma: float = 0.0) -> Attack:
     return Attack("free_riding", (("sigma", sigma),))
 
 
+def lying_scale(factor: float = 1000.0) -> Attack:
+    """Packets with honest codes and a scale `factor` times theirs: see `lie_about_scale`."""
+    return Attack("lying_scale", (("factor", factor),))
+
+
 def flip_labels(labels: npt.NDArray[np.integer], num_classes: int) -> npt.NDArray[np.integer]:
     """Labels y as num_classes - 1 - y; the gradient is then an honest one of wrong labels."""
     if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
@@ -282,6 +299,11 @@ def flip_labels(labels: npt.NDArray[np.integer], num_classes: int) -> npt.NDArra
             f"labels must be in [0, {num_classes}). Received: {labels.min()} to {labels.max()}"
         )
     return num_classes - 1 - labels
+
+
+def has_scale(compressor: Compressor) -> bool:
+    """Whether packets have a scale that can lie."""
+    return compressor.codec.name in _SCALES
 
 
 def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: float) -> Bytes:
@@ -297,7 +319,7 @@ def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: floa
         ValueError: packets of the compressor have no such scale.
     """
     codec = compressor.codec
-    if codec.name not in _SCALES:
+    if not has_scale(compressor):
         known = ", ".join(_SCALES)
         raise ValueError(f"the compressor must be one of {known}. Received: {compressor.text}")
     lying = np.array(packets, np.uint8, copy=True)

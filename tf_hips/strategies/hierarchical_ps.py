@@ -55,6 +55,7 @@ from tf_hips.ps.shards import connect
 from tf_hips.ps.welcome import Welcome
 from tf_hips.robust import Aggregator, Sketched
 from tf_hips.robust.detox import Detox
+from tf_hips.strategies import lying
 from tf_hips.strategies.connected import ConnectedStrategy
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
@@ -442,16 +443,17 @@ class HierarchicalPS(ConnectedStrategy):
             return super()._uplink_summing(tensors, label)
         site = self._run.uplink.site if self._run.uplink else ""
         up, down = self._for_model(tensors)
+        sizes = [tensor.num_elements for tensor in tensors]
         uplink = make_uplink(
             Way(
-                self._exchange,
+                lying.exchanging(self, self._exchange, up, sizes),
                 len(self._welcome.parties) if self._together() is not None else 1,
                 self._codec_seed or derive_seed(self._run.seed, f"party/{site}"),
                 self._failures,
             ),
             up,
             down,
-            [tensor.num_elements for tensor in tensors],
+            sizes,
             label,
             self._make_variable,
         )
