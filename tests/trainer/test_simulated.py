@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process that plays all workers: against Keras alone, and with liars among them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -83,6 +85,35 @@ def test_a_vote_makes_one_liar_of_three_vanish(alone):
     assert not np.allclose(clean[0], without[0], atol=0.1)
 
 
+@pytest.mark.parametrize("rule", [Detox(1, robust.mean()), Detox(3, robust.mean())])
+def test_detox_groups_of_a_step_have_no_row_in_common(alone, rule):
+    """There each group shuffles all data by itself, so that batches of a step overlap."""
+    import tensorflow as tf
+
+    from tf_hips.data import sets
+    from tf_hips.trainer.simulated import Crowd
+
+    total, size, workers = 240, 4, 9
+    x = np.arange(total, dtype=np.uint8).reshape(-1, 1, 1, 1)
+    rows = sets.Rows(x, np.zeros(total, np.int64))
+    data = sets.DataSet("numbers", rows, rows, 3, "memory")
+    strategy = SimpleNamespace(_make_variable=lambda value, name: tf.Variable(value, name=name))
+    crowd = Crowd(workers, rule, None, size, seed=11)
+    told = Training(
+        "lenet",
+        "digits",
+        mode="simulated",
+        batch_size=size,
+        robust=Robust(simulated_workers=workers),
+    )
+    source = crowd.source(told, data, strategy, 5)
+    seats = -(-workers // rule.r)
+    seen = [batch[0].numpy().ravel() for batch in source.train.take(source.steps_of_pass)]
+    assert all(len({*batch}) == size * seats for batch in seen)
+    # A pass leaves out nothing but what no whole step is left for.
+    assert len({*np.concatenate(seen)}) == total // (size * seats) * size * seats
+
+
 def run(tmp_path, **options):
     from tf_hips.trainer import training
 
@@ -136,8 +167,6 @@ def test_who_is_outvoted_reaches_the_report(alone, tmp_path):
 
 
 def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone):
-    from types import SimpleNamespace
-
     from tf_hips.errors import ToleranceError
     from tf_hips.robust.detox import groups
     from tf_hips.trainer.simulated import Crowd
