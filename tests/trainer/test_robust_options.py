@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Robust rules and liars of `tf-hips train`: what DETOX's flags and our own come to."""
 
+import argparse
+
 import pytest
 
 from tests.trainer.test_command import WHAT
 from tf_hips import robust
-from tf_hips.cli import arguments, train
+from tf_hips.cli import arguments, train, votes
+from tf_hips.ps import rules
 from tf_hips.trainer.modes import AGGREGATIONS
 from tf_hips.trainer.robustness import Robust, server_rule
 
@@ -75,8 +78,6 @@ def test_every_mode_of_detox_is_a_rule_of_simulated_workers(mode, settings):
     ],
 )
 def test_a_server_is_asked_for_a_rule(words, rule, settings):
-    from tf_hips.ps import rules
-
     told = settings(*words)
     assert told.mode == "sync"
     assert server_rule(told.robust) == rule
@@ -100,7 +101,48 @@ def test_groups_that_vote_are_a_rule_of_a_server():
     assert server_rule(told) == "detox(r=5, vote=digest, buckets=0) >> mean"
 
 
+def test_votes_and_fixed_groups_are_those_of_a_server(settings):
+    words = ["--approach", "detox", "-m", "bulyan", "--group-size", "3"]
+    words += ["--vote", "tolerant", "--fixed-groups"]
+    for more in ([], ["--simulated-workers", "27"]):
+        told = settings(*words, *more)
+        chosen = told.robust.detox()
+        assert (chosen.r, chosen.vote, chosen.is_fixed) == (3, "tolerant", True)
+        assert chosen.then.text.startswith("bulyan(f=auto, compat=True")
+        # The server's own words make the same rule.
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--rule")
+        votes.add(parser)
+        given = ["--mode" if word == "-m" else word for word in words]
+        asked = rules.resolve(rules.parse(server_rule(told.robust))).text
+        assert asked == votes.rule_of(parser.parse_args(given))
+    assert settings("--approach", "detox").robust.detox().vote == "digest"
+
+
+def test_a_rule_that_votes_is_one_of_simulated_workers(settings):
+    told = settings("--rule", "detox(r=3, buckets=4, fixed=True) >> krum", *SIMULATED)
+    chosen = told.robust.detox()
+    assert (chosen.r, chosen.buckets, chosen.is_fixed) == (3, 4, True)
+    assert chosen.then == robust.krum()
+    assert settings("--rule", "median", *SIMULATED).robust.detox().r == 1
+
+
+def test_the_help_names_every_mode(capsys):
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    with pytest.raises(SystemExit):
+        parser.parse_args(["train", "--help"])
+    said = "".join(capsys.readouterr().out.split())  # lines end behind hyphens, too
+    assert f"ofDETOX,syncwitharule:{','.join(AGGREGATIONS)}(defaultsync)" in said
+
+
+SIMULATED = ["--simulated-workers", "27"]
 REFUSED = [
+    (["--vote", "exact"], "`vote` is for `approach` maj_vote and detox"),
+    (["--fixed-groups", "--approach", "baseline"], "`fixed_groups` is for `approach` maj_vote"),
+    (["--fixed-groups", "--rule", "median", *SIMULATED], "`fixed_groups` is for `approach`"),
+    (["--rule", "detox(r=3) >> median >> fedavg", *SIMULATED], "fedavg"),
+    (["--rule", "detox(r=3) >> median", "--q", "1", "--label-flip", *SIMULATED], "groups share"),
     (["--err-mode", "rev_grad"], "`err_mode` needs `worker_fail`"),
     (["--adversarial", "3"], "--adversarial needs --worker-fail"),
     (["--q", "1", "--err-mode", "alie", "--adversarial", "3"], "--adversarial is for rev_grad"),

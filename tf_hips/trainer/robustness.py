@@ -10,11 +10,14 @@ from typing import Any
 
 from tf_hips.errors import ConfigError
 from tf_hips.ops.native import derive_seed
+from tf_hips.ps.rules.votes import split as split_votes
 from tf_hips.robust import detox
 from tf_hips.robust import parse as parse_robust
 from tf_hips.robust.adversary import LABEL_FLIP, Adversary, parse
 from tf_hips.robust.detox import GROUP_SIZE, Detox
 
+VOTE = "digest"
+"""How groups vote, unless something else is asked for: as those of a server."""
 # In which what a worker sends can be a lie.
 _MODES = ("sync", "async", "dcasgd", "fedavg", "esync", "hfa", "diloco", "simulated")
 _IN_EVERY_STEP = ("sync", "async", "dcasgd")
@@ -34,6 +37,8 @@ class Robust:
         worker_fail: how many lie; with `approach` also what the rule must bear, 0: all that it can.
         redraw: whether others lie in each step.
         simulated_workers: workers that this one process plays; None: it is one itself.
+        vote: how groups vote, one of `robust.detox.VOTES`; None: by digest.
+        fixed_groups: whether neighbours are a group, and stay; Bulyan is then that of the authors.
     """
 
     rule: str | None = None
@@ -45,6 +50,8 @@ class Robust:
     worker_fail: int = 0
     redraw: bool = False
     simulated_workers: int | None = None
+    vote: str | None = None
+    fixed_groups: bool = False
 
     def __post_init__(self) -> None:
         """Checks each value, and those that exclude each other.
@@ -74,17 +81,18 @@ class Robust:
             )
         chosen = self.detox()
         is_grouped = self._approach != "baseline" and chosen is not None
-        for name in ("group_size", "bucket_size"):
+        shares_rows = chosen is not None and chosen.r > 1
+        for name in ("group_size", "bucket_size", "vote", "fixed_groups"):
             if getattr(self, name) and not is_grouped:
                 raise ConfigError(
                     f"`{name}` is for `approach` maj_vote and detox. Received: "
                     f"{name}={getattr(self, name)}, approach={self.approach}"
                 )
         self.adversary(0)
-        if self.err_mode == LABEL_FLIP and is_grouped:
+        if self.err_mode == LABEL_FLIP and shares_rows:
             raise ConfigError(
                 "Labels are flipped in a worker's own rows, and groups share theirs. Received: "
-                f"err_mode={LABEL_FLIP}, approach={self.approach}"
+                f"err_mode={LABEL_FLIP}, approach={self.approach}, rule={self.rule}"
             )
 
     @property
@@ -120,16 +128,20 @@ class Robust:
         """
         try:
             if self.rule is not None and self.simulated_workers is not None:
-                return Detox(1, parse_robust(self.rule))
+                votes, rest = split_votes(self.rule)
+                then = parse_robust(rest)
+                return Detox(1, then) if votes is None else votes.with_rule(then)
             if self.approach is None and self.aggregation is None:
                 return None
-            return detox.approach(
+            chosen = detox.approach(
                 self._approach,
                 self.aggregation or "normal",
                 group_size=self.group_size or GROUP_SIZE,
                 worker_fail=self.worker_fail or None,
                 bucket_size=self.bucket_size,
+                compat=self.fixed_groups,
             )
+            return chosen if chosen.r == 1 else dataclasses.replace(chosen, vote=self.vote or VOTE)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -141,7 +153,9 @@ def server_rule(told: Robust) -> str | None:
         return told.rule
     if chosen.r == 1:
         return chosen.then.text
-    return f"detox(r={chosen.r}, vote=digest, buckets={chosen.buckets}) >> {chosen.then.text}"
+    fixed = ", fixed=True" if chosen.is_fixed else ""
+    told_votes = f"r={chosen.r}, vote={chosen.vote}, buckets={chosen.buckets}{fixed}"
+    return f"detox({told_votes}) >> {chosen.then.text}"
 
 
 def check(mode: str, told: Robust) -> None:
