@@ -13,9 +13,24 @@ from collections.abc import Collection, Iterator, Sequence
 from benchmarks import collectives_jobs, harness
 from benchmarks.collectives_jobs import Row
 
+NOT_RUN = "not run"
+"""What is said of a target that this machine cannot measure."""
 # Columns of the two tables that are printed.
 FIGURES = ("part", "what", "link", "measured", "unit", "interval", "against")
 TARGETS = ("id", "what", "link", "measured", "interval", "target", "against", "met")
+
+
+class NotRunError(Exception):
+    """A part of a benchmark cannot be run on this machine.
+
+    Attributes:
+        targets: ids of those that only this part measures.
+    """
+
+    def __init__(self, what: str, reason: str, targets: Sequence[str]) -> None:
+        """What was not run, why, and whose targets then have no figure."""
+        super().__init__(f"{what}: not run ({' '.join(reason.split())})")
+        self.targets = tuple(targets)
 
 
 def conclude(
@@ -29,6 +44,7 @@ def conclude(
     columns: Sequence[str] = TARGETS,
     stores_noisy: bool = True,
     updates: Collection[str] = (),
+    not_run: Collection[str] = (),
 ) -> None:
     """Prints figures and targets, stores both, and says how many targets are met.
 
@@ -43,22 +59,25 @@ def conclude(
         stores_noisy: whether that a machine was too busy for a target is stored, too.
         updates: parts whose figures take the place of those in the stored result; none: what is
             stored is all new.
+        not_run: ids of targets that could not be measured here; then nothing is stored.
     """
     if updates:
         rows, note = _updated(theme, rows, note, updates)
-    bound = targets(rows, command)
+    bound = targets(rows, command, not_run)
     noisy = [row["id"] for row in bound if row["met"] == "noisy"]
     if noisy:
         print(f"bench-{theme}: the machine was too busy to tell of {', '.join(noisy)}")
     if rows:
         harness.show(theme, [only(row, figures) for row in rows])
     harness.show("targets", [only(row, columns) for row in bound])
-    if is_complete and (stores_noisy or not noisy):
+    if is_complete and not not_run and (stores_noisy or not noisy):
         harness.write(theme, [*rows, *bound], command=command, note=note, is_shown=False)
     else:
         print("nothing is stored")
     num_met = sum(row["met"] == "yes" for row in bound)
-    print(f"bench-{theme}: {num_met} of {len(bound)} targets met")
+    num_not_run = sum(row["met"] == NOT_RUN for row in bound)
+    more = f", {num_not_run} not run" if num_not_run else ""
+    print(f"bench-{theme}: {num_met} of {len(bound)} targets met{more}")
 
 
 def add_update(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +114,14 @@ def told(rows: Iterator[Row], began: float) -> Iterator[Row]:
         yield row
 
 
-def targets(rows: Sequence[Row], command: str) -> list[Row]:
-    """One row per target of the program behind `command`; what was not measured is not met."""
+def targets(rows: Sequence[Row], command: str, not_run: Collection[str] = ()) -> list[Row]:
+    """One row per target of the program behind `command`; what was not measured is not met.
+
+    Args:
+        rows: what was measured.
+        command: as for `conclude`.
+        not_run: as for `conclude`.
+    """
     path = harness.ROOT / "benchmarks/targets.toml"
     found = []
     for target in tomllib.loads(path.read_text(encoding="utf-8"))["target"]:
@@ -107,6 +132,7 @@ def targets(rows: Sequence[Row], command: str) -> list[Row]:
         limit = target["at_least"] if is_least else target["at_most"]
         if not figures:
             row, met = collectives_jobs.row("", "not measured", 0.0, target["unit"]), "no"
+            met = NOT_RUN if target["id"] in not_run else met
         else:
             row = (min if is_least else max)(figures, key=lambda one: one["measured"])
             is_met = row["measured"] >= limit if is_least else row["measured"] <= limit

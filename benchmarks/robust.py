@@ -83,6 +83,7 @@ _TARGETS = {
     "geometric_median": "robust-geometric-median",
     "nnm": "robust-nnm",
 }
+BYZFL_TARGETS = ("robust-byzfl-krum", "robust-byzfl-krum-45")
 FIGURES = ("part", "what", "measured", "unit", "interval", "against")
 TARGETS = ("id", "what", "measured", "interval", "target", "against", "met")
 
@@ -106,6 +107,7 @@ def main() -> int:
     is_full = os.environ.get("FULL", "") not in ("", "0")
     began = time.monotonic()
     rows: list[Row] = []
+    not_run: list[str] = []
     with closing.terminable():
         for part in arguments.only or PARTS:
             most = (
@@ -114,7 +116,11 @@ def main() -> int:
                 else (PEER_MOST_FULL if is_full else PEER_MOST)
             )
             found = PARTS[part](arguments.rounds, min(most, arguments.most or most))
-            rows += closing.told(found, began)
+            try:
+                rows += closing.told(found, began)
+            except closing.NotRunError as error:
+                print(error, flush=True)
+                not_run += error.targets
     note = (
         f"{time.monotonic() - began:.0f} s, {arguments.rounds} rounds, {THREADS} threads. What "
         "the figures are: see the head of `benchmarks/robust.py`."
@@ -130,6 +136,7 @@ def main() -> int:
         figures=FIGURES,
         columns=TARGETS,
         updates=arguments.only or () if arguments.update else (),
+        not_run=not_run,
     )
     return 0
 
@@ -156,7 +163,7 @@ def about(part: str, rule: str, n: int, d: int) -> str:
         return f"robust-sort-{16 if n <= 16 else 45}"
     if rule != "krum":
         return ""
-    return "robust-byzfl-krum" if n <= 16 else "robust-byzfl-krum-45"
+    return BYZFL_TARGETS[0] if n <= 16 else BYZFL_TARGETS[1]
 
 
 def read(rounds: int, most: int) -> Iterator[Row]:
@@ -207,8 +214,16 @@ def sort(rounds: int, most: int) -> Iterator[Row]:
 
 
 def byzfl(rounds: int, most: int) -> Iterator[Row]:
-    """ByzFL's rules over ours."""
-    with _byzfl() as ask:
+    """ByzFL's rules over ours.
+
+    Raises:
+        NotRunError: it cannot be installed here.
+    """
+    try:
+        python = _interpreter()
+    except OSError as error:
+        raise closing.NotRunError("ByzFL", str(error), BYZFL_TARGETS) from error
+    with _byzfl(python) as ask:
         for n in PEER_COUNTS:
             for d in PEER_LENGTHS:
                 if n * d > most:
@@ -302,10 +317,10 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 @contextlib.contextmanager
-def _byzfl() -> Iterator[Callable[[dict[str, object]], float]]:
+def _byzfl(python: Path) -> Iterator[Callable[[dict[str, object]], float]]:
     """ByzFL in a process of its own; a call sends an order and returns the seconds."""
     process = subprocess.Popen(
-        [str(_interpreter()), str(Path(__file__).parent / "byzfl" / "app.py"), str(THREADS)],
+        [str(python), str(Path(__file__).parent / "byzfl" / "app.py"), str(THREADS)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -29,7 +29,16 @@ from typing import Any
 from benchmarks import harness, obedience, robust_levels, robust_processes
 from benchmarks.collectives_jobs import Row, row
 from benchmarks.ps_processes import Process
-from benchmarks.robust_levels import ATTACKS, CODECS, LEVELS, MEAN, MORE_CODECS, STEPS, Cell
+from benchmarks.robust_levels import (
+    ATTACKS,
+    CODECS,
+    LEVELS,
+    MEAN,
+    MORE_CODECS,
+    STEPS,
+    WORKERS,
+    Cell,
+)
 
 PROCESSES = 2
 SEEDS = 3
@@ -183,7 +192,7 @@ def measured(seeds: int = SEEDS) -> Iterator[Row]:
     show(found)
     run_s = statistics.median(seconds)
     yield row(
-        "table", "a run of 300 steps, 15 workers in one process", run_s, "s",
+        "table", f"a run of {STEPS} steps, {WORKERS} workers in one process", run_s, "s",
         against=f"{len(seconds)} runs, the longest {max(seconds):.3g} s",
         about="robust-table-run",
     )  # fmt: skip

@@ -53,3 +53,18 @@ def test_nothing_is_put_into_a_result_that_is_not_there(results: Path) -> None:
         closing.conclude(
             "a", [], command="make bench-a", note="", is_complete=True, updates=["one"]
         )
+
+
+def test_what_this_machine_cannot_run_is_said_and_stores_nothing(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closing.conclude(
+        "a", [], command="make bench-a", note="", is_complete=True, not_run=["a-figure"]
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == ["nothing is stored", "bench-a: 0 of 1 targets met, 1 not run"]
+    assert not results.exists()
+    [bound] = closing.targets([], "make bench-a", ["a-figure"])
+    assert (bound["what"], bound["met"]) == ("not measured", closing.NOT_RUN)
+    [bound] = closing.targets([], "make bench-a")
+    assert bound["met"] == "no"

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,6 +126,26 @@ def test_training_learns_and_an_attack_that_nobody_rejects_stops_it() -> None:
     median = robust_accuracy.trained(rules.median(), lying, 0, workers=7, liars=2, steps=60)
     assert mean < 50 < 80 < median <= 100
     assert clean > 85
+
+
+def test_byzfl_that_cannot_be_installed_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> Path:
+        raise OSError("`pip install` must succeed.\nReceived: no network")
+
+    monkeypatch.setattr(robust, "_interpreter", refused)
+    monkeypatch.setattr(sys, "argv", ["robust", "--only", "byzfl", "--dry-run"])
+    for name in ("TF_HIPS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(name, "2")
+    assert robust.main() == 0
+    said = capsys.readouterr().out
+    assert "ByzFL: not run (`pip install` must succeed. Received: no network)" in said
+    last = said.splitlines()[-1]
+    assert last.startswith("bench-robust: 0 of ")
+    assert last.endswith(" targets met, 2 not run")
+    ids = {row["id"] for row in TARGETS["target"]}
+    assert {*robust.BYZFL_TARGETS} < ids
 
 
 def test_byzfl_is_pinned() -> None:

@@ -36,8 +36,9 @@ def test_texts_are_attacks(text: str, attack: attacks.Attack) -> None:
 def test_all_names_are_texts_and_nan_is_one() -> None:
     for name in (*attacks.NAMES, *ALIASES):
         assert parse(name).name in attacks.NAMES
+    assert [parse(name).is_of_packets for name in (*attacks.PACKET_NAMES, "alie")] == [True, False]
     assert set(NEEDS_OTHERS) < set(attacks.NAMES)
-    assert str(parse("nan")) == "constant(c=nan)" == str(parse(str(parse("nan"))))
+    assert str(parse("nan")) == "nan" == str(parse(str(parse("nan"))))
 
 
 @pytest.mark.parametrize(
@@ -47,10 +48,13 @@ def test_all_names_are_texts_and_nan_is_one() -> None:
         ("alie(z)", "`alie` takes z, sign, statistics, ddof"),
         ("alie(y=1)", "`alie` takes z, sign, statistics, ddof"),
         ("alie(z=1, z=2)", "`alie` takes"),
-        ("alie(sign=2)", "`sign` is -1 or 1"),
-        ("alie(z=q)", "`z` must be one of paper, n"),
-        ("rev_grad(c=__import__)", "`c` of reversed_gradient must be a number"),
-        ("mimic(target=far)", "`target` of mimic must be a number"),
+        ("alie(sign=2)", "`sign` of alie must be -1 or 1"),
+        ("alie(z=q)", "`z` of alie must be 'paper' or 'n' or a finite number > 0"),
+        ("rev_grad(c=__import__)", "`c` of reversed_gradient must be a finite number"),
+        ("mimic(target=far)", "`target` of mimic must be an integer >= -1"),
+        ("constant(c=nan)", "`c` of constant must be a finite number. Received: c=nan"),
+        ("label_flip", "`tf-hips train --err-mode label_flip`"),
+        (" label_flip()", "`Adversary(None, q)`"),
         ("alie(" + "z" * 300, "an attack must be one of"),
         ("", "an attack must be one of"),
     ],
@@ -150,6 +154,14 @@ def test_who_rides_free_sends_what_came_down() -> None:
     assert np.array_equal(lone.sent(rows()[0], 1, before=rows()[1]), rows()[1])
 
 
+def test_who_lies_in_packets_tells_of_honest_rows() -> None:
+    adversary = Adversary(attacks.lying_scale(9.0), 2, seed=3)
+    for number in range(N):
+        lone = adversary.alone(number, N)
+        assert lone.lies(4) == lone.may_lie == (number in adversary.liars(N))
+        np.testing.assert_array_equal(lone.sent(rows()[0], 4), rows()[0])
+
+
 def test_what_does_not_fit_the_workers() -> None:
     with pytest.raises(ValueError, match=r"`q` must be in \[0, n\]"):
         Adversary(attacks.constant(), 3).alone(0, 2)
@@ -157,3 +169,43 @@ def test_what_does_not_fit_the_workers() -> None:
         Adversary(attacks.alie(), 2).alone(0, 3)
     with pytest.raises(ValueError, match="`q` must be 1 or more"):
         Adversary(attacks.constant(), 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Adversary("alie", 1), r"`attack` must be an Attack.*Received: attack='alie'"),
+        (lambda: Adversary(attacks.alie, 1), r"`attack` must be an Attack"),
+        (lambda: Adversary(attacks.alie(), 1.5), r"`q` must be an integer. Received: q=1.5"),
+        (lambda: Adversary(attacks.alie(), True), r"`q` must be an integer. Received: q=True"),
+        (lambda: Adversary(attacks.alie(), 1, None), r"`seed` must be an integer"),
+        (lambda: parse(attacks.alie()), r"must be told as a string"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_where_it_is_given(make, message) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_liars_who_know_all_rows_must_be_able_to_make_the_attack() -> None:
+    for attack, n, message in (
+        (attacks.constant(), 2, "somebody must be honest. Received: 2 liars of 2"),
+        (attacks.alie(), 6, r"\(n - f - s\) / \(n - f\).*Received: 2/4, of n=6, f=2"),
+        (attacks.alie("n"), 4, "f must be less than n / 2"),
+        (attacks.lying_scale(), 7, "were never packets"),
+        (attacks.mimic(5), 7, "less than the 5 honest rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Adversary(attack, 2).check(n)
+    for attack in (attacks.constant(), attacks.alie(1.0), attacks.alie("n"), attacks.mimic(4)):
+        Adversary(attack, 2).check(7)
+    Adversary(None, 2).check(3)
+
+
+def test_a_lone_mimic_has_no_more_rows_than_it_has_seen() -> None:
+    adversary = Adversary(attacks.mimic(2), 1, seed=3)
+    lone = adversary.alone(adversary.liars(N)[0], N)
+    seen = [rows(step)[0] for step in range(4)]
+    sent = [lone.sent(own, step) for step, own in enumerate(seen)]
+    for one, copied in zip(sent, (0, 1, 2, 2), strict=True):
+        np.testing.assert_array_equal(one, seen[copied])

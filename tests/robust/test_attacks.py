@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks: their formulae, that closed forms are as far as allowed, and that seeds replay them."""
 
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -10,15 +15,20 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.robust import attacks
+from tf_hips.robust.attack_params import DIRECTIONS
 
 Floats = npt.NDArray[np.float32]
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
 
 
+def rows_from(seed: int) -> Floats:
+    generator = np.random.default_rng(seed)
+    return (1 + generator.standard_normal((11, 60))).astype(np.float32)
+
+
 @pytest.fixture(name="honest")
 def honest_rows() -> Floats:
-    generator = np.random.default_rng(5)
-    return (1 + generator.standard_normal((11, 60))).astype(np.float32)
+    return rows_from(5)
 
 
 def test_simple_ones(honest: Floats) -> None:
@@ -67,7 +77,29 @@ def test_both_formulae_of_z(n: int, f: int, paper: float, other: float) -> None:
     assert attacks.alie_z(n, f, "n") == pytest.approx(other, abs=1e-3)
 
 
-@pytest.mark.parametrize("direction", attacks.DIRECTIONS)
+@pytest.mark.parametrize(
+    ("n", "f", "formula", "share"),
+    [
+        (3, 1, "paper", "1/2"),
+        (5, 1, "paper", "2/4"),
+        (4, 1, "paper", "1/3"),
+        (7, 1, "paper", "3/6"),
+        (9, 0, "paper", "4/9"),
+        (4, 1, "n", "2/4"),
+    ],
+)
+def test_a_formula_that_attacks_nothing_says_so(n: int, f: int, formula: str, share: str) -> None:
+    message = rf"\(1/2, 1\) for alie\(z='{formula}'\).*Received: {share}, of n={n}, f={f}"
+    with pytest.raises(ValueError, match=message):
+        attacks.alie_z(n, f, formula)
+    honest = rows_from(3)[: n - f]
+    if f:
+        with pytest.raises(ValueError, match=message):
+            attacks.alie(formula)(honest, f)
+        assert (attacks.alie(0.5)(honest, f) != honest.mean(axis=0)).any()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_closed_forms_are_as_far_as_they_may_be(honest: Floats, direction: str) -> None:
     exact = honest.astype(np.float64)
     apart = oracle.distances(exact)
@@ -148,17 +180,74 @@ def test_wrong_settings_are_refused(honest: Floats) -> None:
     for make, message in (
         (lambda: attacks.liars(4, 5, 1), r"`q` must be in \[0, n\]"),
         (lambda: attacks.liars(4, 2, 1, placement="best"), "random, worst"),
-        (lambda: attacks.alie("mine"), "paper, n"),
-        (lambda: attacks.alie(sign=2), "-1 or 1"),
-        (lambda: attacks.alie(statistics="none"), "honest, own, all"),
-        (lambda: attacks.min_max("down"), "unit, std, sign"),
-        (lambda: attacks.min_sum(bound="mean"), "max, min"),
-        (lambda: attacks.sign_flip("yours"), "own, mean"),
         (lambda: attacks.alie_z(10, 6), "less than n / 2"),
         (lambda: attacks.constant()(honest, -1), "0 or more"),
         (lambda: attacks.constant()(honest, 2, own=honest), "must hold 2 rows of 60"),
         (lambda: attacks.constant()([], 2), "at least one row"),
+        (lambda: attacks.lying_scale()(honest, 2), r"Received: lying_scale\(factor=1000.0\), of"),
+        (lambda: attacks.mimic(11)(honest, 2), "`target` of mimic must be less than the 11 honest"),
         (lambda: attacks.Attack("random"), "`name` must be one of reversed_gradient, "),
     ):
         with pytest.raises(ValueError, match=message):
             make()
+
+
+NUMBER, ABOVE, SPREAD = (
+    [math.nan, math.inf, -math.inf],
+    [math.nan, math.inf, -0.5, 0.0],
+    [math.nan, math.inf, -1e-9],
+)
+# Of every parameter of every attack: what is out of range, of another type, and allowed.
+PARAMETERS = {
+    ("reversed_gradient", "c"): (NUMBER, ["4", None, True], [-3, 0.5, np.float32(2)]),
+    ("constant", "c"): (NUMBER, ["nan", None, False], [0, -100.0]),
+    ("gaussian", "mean"): (NUMBER, ["0", None, 1j], [-3, 0.5]),
+    ("gaussian", "sigma"): (SPREAD, ["1", None, True], [0, 200.0]),
+    ("sign_flip", "of"): (["yours", ""], [None, 1], ["own", "mean"]),
+    ("alie", "z"): ([*ABOVE, "mine", "PAPER"], [None, True, 1j], [1, 1.5, "paper", "n"]),
+    ("alie", "sign"): ([0, 2, -2], [1.0, True, "1", None], [-1, 1]),
+    ("alie", "statistics"): (["none", "mine"], [None, 1], ["honest", "own", "all"]),
+    ("alie", "ddof"): ([-1, 2], [1.0, False, "0", None], [0, 1]),
+    ("inner_product", "epsilon"): (ABOVE, ["2", None, True], [0.1, 20]),
+    ("mimic", "target"): ([-2, -100], [0.5, 2.0, "far", None, True], [-1, 0, np.int64(3)]),
+    ("min_max", "direction"): (["down", ""], [None, 1], DIRECTIONS),
+    ("min_sum", "direction"): (["down", ""], [None, 1], DIRECTIONS),
+    ("min_sum", "bound"): (["mean", ""], [None, 1], ["max", "min"]),
+    ("free_riding", "sigma"): (SPREAD, ["1", None, True], [0, 0.5]),
+    ("lying_scale", "factor"): (NUMBER, ["9", None, True], [-1, 1e3]),
+}
+
+
+def test_the_table_has_every_parameter_of_every_attack() -> None:
+    names = (*attacks.NAMES, *attacks.PACKET_NAMES)
+    made = {(name, one) for name in names for one in inspect.signature(of(name)).parameters}
+    assert made == {*PARAMETERS}
+
+
+@pytest.mark.parametrize(("name", "parameter"), PARAMETERS)
+def test_every_parameter_is_looked_at(name: str, parameter: str) -> None:
+    out_of_range, of_another_type, allowed = PARAMETERS[name, parameter]
+    message = f"`{parameter}` of {name} must be .*. Received: {parameter}="
+    for values, error in ((out_of_range, ValueError), (of_another_type, TypeError)):
+        for value in values:
+            with pytest.raises(error, match=message) as caught:
+                of(name)(**{parameter: value})
+            assert str(caught.value).endswith(f"Received: {parameter}={value!r}")
+            with pytest.raises(error, match=message):
+                dataclasses.replace(
+                    of(name)(),
+                    params=tuple({**dict(of(name)().params), parameter: value}.items()),
+                )
+    for value in allowed:
+        assert of(name)(**{parameter: value})[parameter] == value
+
+
+def test_an_attack_has_its_own_parameters_and_no_others() -> None:
+    for name, params in (("constant", ()), ("nan", (("c", 1.0),)), ("constant", (("d", 1.0),))):
+        with pytest.raises(ValueError, match=f"`params` of {name} must be of "):
+            attacks.Attack(name, params)
+
+
+def of(name: str) -> Callable[..., attacks.Attack]:
+    made: Callable[..., attacks.Attack] = getattr(attacks, name)
+    return made

@@ -8,7 +8,8 @@ import pytest
 from tests.robust import oracle
 from tf_hips import robust
 from tf_hips.errors import ToleranceError
-from tf_hips.robust import attacks
+from tf_hips.robust import Adversary, attacks
+from tf_hips.robust.aggregator import secret_order
 from tf_hips.robust.detox import approach, groups, sampling_seed, vote_exact, vote_tolerant
 
 Floats = npt.NDArray[np.float32]
@@ -275,3 +276,44 @@ def test_detox_liars_are_counted_from_0() -> None:
     # There, index 0 attacks nobody and the last worker is never drawn.
     drawn = {worker for step in range(300) for worker in attacks.liars(10, 2, 5, step)}
     assert drawn == set(range(10))
+
+
+@pytest.mark.parametrize(("name", "r"), [("baseline", 1), ("detox", 3)])
+def test_detox_a_little_is_enough_is_sent_to_sign_sgd_too(name: str, r: int) -> None:
+    # There it goes to a buffer of zeros, and the vote is on gradients without a lie.
+    n, workers = 9, 9 * r
+    honest = (rows_of(n, 400) + np.float32(0.05)).astype(np.float32)
+    rows = seated(honest, workers, r, 1)
+    chosen = approach(name, "sign-sgd", group_size=r)
+    adversary = Adversary(attacks.alie(z=1.0), 2 * r + 2, seed=3)
+    clean = chosen.run(rows, seed=1).vector
+    found = chosen.run(adversary.sent(rows, 0), seed=1).vector
+    assert set(np.unique(found)) <= {-1, 0, 1}
+    # Who would send 1 or -1 in some coordinate now sends mu - sigma, nearly always negative.
+    assert found.sum() < clean.sum() - 20
+
+
+@pytest.mark.parametrize("buckets", [0, 5, 8])
+def test_detox_multi_krum_has_as_many_buckets_as_are_asked_for(buckets: int) -> None:
+    # There they are two, whatever is asked for, each with a multi-Krum of its own.
+    honest = rows_of(15, 40)
+    rows = seated(honest, 45, 3, 1)
+    chosen = approach("detox", "multi-krum", group_size=3, bucket_size=buckets, worker_fail=2)
+    found = chosen.run(rows, seed=1)
+    means = honest
+    if buckets:
+        size = -(-15 // buckets)
+        order = secret_order(15, 1, 0, "robust/bucketing")
+        means = np.stack(
+            [honest[order[first : first + size]].mean(axis=0) for first in range(0, 15, size)]
+        )
+        assert len(means) == buckets
+    rule = robust.multi_krum(f=1)  # the groups that two liars own at worst
+    np.testing.assert_allclose(found.vector, rule(means), rtol=1e-5, atol=1e-6)
+
+
+def test_detox_two_buckets_are_too_few_for_multi_krum() -> None:
+    rows = seated(rows_of(15, 40), 45, 3, 1)
+    chosen = approach("detox", "multi-krum", group_size=3, bucket_size=2, worker_fail=2)
+    with pytest.raises(ToleranceError, match=r"needs n >= 2 f \+ 3 rows. Received: n=2"):
+        chosen.run(rows, seed=1)

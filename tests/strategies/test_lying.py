@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that lie in a real run: steps of one process, and three parties of the launcher."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 from tests.trainer.test_training import launched
 from tf_hips import config, log
 from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.ops import compressor as compressors
+from tf_hips.ops import native
 from tf_hips.robust import Adversary, attacks
 from tf_hips.robust import adversary as adversaries
 from tf_hips.strategies import lying
+from tf_hips.strategies.withheld import NONE
 
 pytestmark = pytest.mark.tf
 
@@ -137,6 +141,103 @@ def test_nan_in_a_loop_is_refused_by_its_meeting(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+class _Party:
+    """A strategy of one of three parties."""
+
+    _sums: ClassVar[dict] = {}
+    _loan = None
+
+    def __init__(self, child, compression):
+        self._welcome = SimpleNamespace(child=child, parties=("a", "b", "c"), workers=(2, 2, 2))
+        self._up = compressors.parse(compression)
+        self.global_rank = 2 * child
+
+
+SIZES = [700, 0, 33]
+
+
+def packets_of(up, number):
+    generator = np.random.default_rng(number)
+    made = []
+    for place, size in enumerate(SIZES):
+        if size:
+            codec = up.at(number).of_size(size).codec
+            values = generator.standard_normal(size).astype(np.float32)
+            made.append(native.encode(codec, values, native.Key(1, number, place)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("compression", "scales"),
+    [
+        ("onebit", [True, True]),
+        ("error_feedback(terngrad(bitwidth=4))", [True, True]),
+        ("mixed(onebit, below=100)", [True, False]),
+    ],
+)
+@pytest.mark.parametrize("redraw", [False, True])
+def test_a_party_lies_about_the_scale_of_what_it_sends(compression, scales, redraw):
+    adversary = Adversary(attacks.lying_scale(64.0), 1, seed=4, is_redrawn=redraw)
+    lies = {}
+    for child in range(3):
+        party, heard = _Party(child, compression), []
+        lone = lying.simulate_liars(party, adversary)
+        assert not lone.flips_labels
+
+        def exchange(number, packets, spoilt, heard=heard):
+            assert spoilt == NONE
+            heard.append(packets)
+            return packets[:3]
+
+        lied = lying.exchanging(party, exchange, party._up, SIZES)
+        for number in range(4):
+            honest = packets_of(party._up, number)
+            before = np.concatenate(honest)
+            reply = lied(np.int64(number), before, NONE)
+            np.testing.assert_array_equal(before, np.concatenate(honest))
+            [sent] = heard[-1:]
+            np.testing.assert_array_equal(reply, sent[:3])
+            lies[child, number] = lone.lies(number)
+            parts = np.split(sent, [honest[0].size])
+            for own, part, size, has_scale in zip(honest, parts, (700, 33), scales, strict=True):
+                codec = party._up.of_size(size).codec
+                factor = 64 if lies[child, number] and has_scale else 1
+                np.testing.assert_allclose(
+                    native.decode(codec, part, size),
+                    factor * native.decode(codec, own, size),
+                    rtol=1e-4,
+                    atol=1e-3,
+                )
+    for number in range(4):
+        who = [child for child in range(3) if lies[child, number]]
+        assert who == [*adversary.liars(3, number)]
+    assert (len({child for (child, _), is_lie in lies.items() if is_lie}) > 1) == redraw
+
+
+def test_gradients_and_movements_of_who_lies_in_packets_are_honest():
+    import tensorflow as tf
+
+    adversary = Adversary(attacks.lying_scale(), 1, seed=4)
+    party = _Party(adversary.liars(3)[0], "onebit")
+    assert lying.simulate_liars(party, adversary).may_lie
+    given = [tf.constant(ROWS[:3])]
+    assert lying._liars[party].gradients(party, given, 0)[0] is given[0]
+    assert lying.movement(party, None, given, 0)[0] is given[0]
+
+
+def test_a_lie_about_a_scale_needs_packets_that_have_one():
+    adversary = Adversary(attacks.lying_scale(), 1)
+    for text in ("fp16", "topk(ratio=0.1)", "error_feedback(qsgd)"):
+        with pytest.raises(ConfigError, match=r"a scale to lie about: onebit or terngrad.*with ly"):
+            lying.simulate_liars(_Party(0, text), adversary)
+    party = _Party(0, "mixed(onebit, below=1000)")
+    lying.simulate_liars(party, adversary)
+    with pytest.raises(ConfigError, match=r"a scale to lie about.*Received: mixed\(onebit"):
+        lying.exchanging(party, None, party._up, SIZES)
+    with pytest.raises(ConfigError, match="Packets lie on their way to a server"):
+        trained(adversary)
+
+
 @pytest.mark.slow
 def test_embeddings_are_refused_in_one_line():
     import keras
@@ -152,6 +253,10 @@ def test_embeddings_are_refused_in_one_line():
     tf_hips.simulate_liars(strategy, Adversary(attacks.constant(), 1))
     with pytest.raises(ConfigError, match="need dense gradients"):
         model.fit(np.zeros([4, 1]), np.zeros([4, 1]), verbose=0)
+
+
+SCALE = ["--q", "1", "--err-mode", "lying_scale(factor=1000)"]
+SCALE += ["--compression", "error_feedback(onebit)"]
 
 
 @pytest.mark.slow
@@ -171,8 +276,14 @@ def test_embeddings_are_refused_in_one_line():
             0.7,
             1.0,
         ),
+        (["--rule", "median", *SCALE], 0.7, 1.0),
+        (SCALE, 0.0, 0.5),
+        (["-m", "fedavg", "--local-steps", "5", "--rule", "median", *SCALE], 0.7, 1.0),
     ],
-    ids=["median", "redrawn", "nan in steps", "mean", "alie", "labels", "movements", "nan"],
+    ids=[
+        *("median", "redrawn", "nan in steps", "mean", "alie", "labels", "movements", "nan"),
+        *("scale", "scale-mean", "scale-movements"),
+    ],
 )
 def test_three_parties_one_of_whom_lies(tmp_path, words, least, most):
     output = launched(

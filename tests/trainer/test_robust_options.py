@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Robust rules and liars of `tf-hips train`: what DETOX's flags and our own come to."""
 
+import argparse
+
 import pytest
 
 from tests.trainer.test_command import WHAT
 from tf_hips import robust
-from tf_hips.cli import arguments, train
+from tf_hips.cli import arguments, train, votes
 from tf_hips.errors import ConfigError
+from tf_hips.ps import rules
 from tf_hips.trainer.modes import AGGREGATIONS
 from tf_hips.trainer.robustness import Robust, check, server_rule
 
@@ -39,6 +42,7 @@ def test_the_tuning_script_of_detox_means_what_it_meant(settings):
             ["--q", "2", "--lis-simulation", "simulate"],
             "alie(z=1, sign=1, statistics=all, ddof=0)",
         ),
+        (["--q", "2", "--err-mode", "lying_scale(factor=50)"], "lying_scale(factor=50)"),
         (["--q", "2", "--label-flip"], "label_flip"),
         (["--q", "2", "--label-flip", "--err-mode", "label_flip"], "label_flip"),
         (["--q", "2", "--err-mode", "ipm(epsilon=0.5)"], "inner_product(epsilon=0.5)"),
@@ -75,8 +79,6 @@ def test_every_mode_of_detox_is_a_rule_of_simulated_workers(mode, settings):
     ],
 )
 def test_a_server_is_asked_for_a_rule(words, rule, settings):
-    from tf_hips.ps import rules
-
     told = settings(*words)
     assert told.mode == "sync"
     assert server_rule(told.robust) == rule
@@ -103,7 +105,7 @@ def test_groups_that_vote_are_a_rule_of_a_server():
 
 
 def test_nan_in_every_step_is_for_robust_rules():
-    liar = {"err_mode": "constant(c=nan)", "worker_fail": 1}
+    liar = {"err_mode": "nan", "worker_fail": 1}
     check("sync", Robust(rule="median", **liar))
     check("sync", Robust(approach="detox", aggregation="krum", **liar))
     for mode, rule in (("sync", None), ("sync", "mean"), ("async", None)):
@@ -111,7 +113,48 @@ def test_nan_in_every_step_is_for_robust_rules():
             check(mode, Robust(rule=rule, **liar))
 
 
+def test_votes_and_fixed_groups_are_those_of_a_server(settings):
+    words = ["--approach", "detox", "-m", "bulyan", "--group-size", "3"]
+    words += ["--vote", "tolerant", "--fixed-groups"]
+    for more in ([], ["--simulated-workers", "27"]):
+        told = settings(*words, *more)
+        chosen = told.robust.detox()
+        assert (chosen.r, chosen.vote, chosen.is_fixed) == (3, "tolerant", True)
+        assert chosen.then.text.startswith("bulyan(f=auto, compat=False")
+        # The server's own words make the same rule.
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--rule")
+        votes.add(parser)
+        given = ["--mode" if word == "-m" else word for word in words]
+        asked = rules.resolve(rules.parse(server_rule(told.robust))).text
+        assert asked == votes.rule_of(parser.parse_args(given))
+    assert settings("--approach", "detox").robust.detox().vote == "digest"
+
+
+def test_a_rule_that_votes_is_one_of_simulated_workers(settings):
+    told = settings("--rule", "detox(r=3, buckets=4, fixed=True) >> krum", *SIMULATED)
+    chosen = told.robust.detox()
+    assert (chosen.r, chosen.buckets, chosen.is_fixed) == (3, 4, True)
+    assert chosen.then == robust.krum()
+    assert settings("--rule", "median", *SIMULATED).robust.detox().r == 1
+
+
+def test_the_help_names_every_mode(capsys):
+    parser = arguments.Parser(prog="tf-hips")
+    train.add(parser.add_subparsers(dest="command"))
+    with pytest.raises(SystemExit):
+        parser.parse_args(["train", "--help"])
+    said = "".join(capsys.readouterr().out.split())  # lines end behind hyphens, too
+    assert f"ofDETOX,syncwitharule:{','.join(AGGREGATIONS)}(defaultsync)" in said
+
+
+SIMULATED = ["--simulated-workers", "27"]
 REFUSED = [
+    (["--vote", "exact"], "`vote` is for `approach` maj_vote and detox"),
+    (["--fixed-groups", "--approach", "baseline"], "`fixed_groups` is for `approach` maj_vote"),
+    (["--fixed-groups", "--rule", "median", *SIMULATED], "`fixed_groups` is for `approach`"),
+    (["--rule", "detox(r=3) >> median >> fedavg", *SIMULATED], "fedavg"),
+    (["--rule", "detox(r=3) >> median", "--q", "1", "--label-flip", *SIMULATED], "groups share"),
     (["--err-mode", "rev_grad"], "`err_mode` needs `worker_fail`"),
     (["--adversarial", "3"], "--adversarial needs --worker-fail"),
     (["--q", "1", "--err-mode", "alie", "--adversarial", "3"], "--adversarial is for rev_grad"),
@@ -128,7 +171,19 @@ REFUSED = [
     (["-m", "streaming", "--q", "1"], "Liars are simulated in the modes sync,"),
     (["-m", "fedavg", "--simulated-workers", "3"], "`simulated_workers` is a mode of its own"),
     (["-m", "simulated"], "--simulated-workers N. Received: none"),
-    (["--simulated-workers", "3", "--q", "3"], "Some of 3 simulated workers must be honest"),
+    (["--simulated-workers", "3", "--q", "3"], "fit 3 simulated workers: somebody must be honest"),
+    (
+        ["--simulated-workers", "5", "--q", "1", "--err-mode", "alie"],
+        "nothing is attacked; give z a number. Received: 2/4, of n=5, f=1",
+    ),
+    (
+        ["--simulated-workers", "5", "--q", "2", "--err-mode", "lying_scale"],
+        "rows that are at hand were never packets",
+    ),
+    (
+        ["--simulated-workers", "5", "--q", "2", "--err-mode", "mimic(target=3)"],
+        "must be less than the 3 honest rows",
+    ),
     (["--simulated-workers", "3", "--compression", "onebit"], "nothing that could be encoded"),
     (["--q", "1", "--err-mode", "nan"], "ends the run on its own worker"),
     (

@@ -89,11 +89,26 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="how many means of votes the rule gets (default 0: the votes themselves)",
     )
     group.add_argument(
+        "--vote",
+        choices=("digest", "exact", "tolerant"),
+        help="of --approach: by SHA-256, by all bytes, or nearly equal, for machines that round "
+        "differently (default digest)",
+    )
+    group.add_argument(
+        "--fixed-groups",
+        type=arguments.switch,
+        nargs="?",
+        const=True,
+        default=False,
+        help="of --approach: neighbours are a group, and stay; else groups are drawn for each "
+        "round",
+    )
+    group.add_argument(
         "--err-mode",
         type=attack,
         metavar="ATTACK",
         help="what liars send: rev_grad, constant, random, alie, inner_product(epsilon=2), ..., "
-        "nan, label_flip (rev_grad, with --worker-fail)",
+        "nan, label_flip, lying_scale (rev_grad, with --worker-fail)",
     )
     group.add_argument(
         *("--worker-fail", "--q"),
@@ -153,6 +168,8 @@ def robust_of(options: argparse.Namespace) -> "Robust":
         worker_fail=options.worker_fail,
         redraw=bool(options.redraw),
         simulated_workers=options.simulated_workers,
+        vote=options.vote,
+        fixed_groups=bool(options.fixed_groups),
     )
 
 

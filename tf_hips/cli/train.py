@@ -49,7 +49,8 @@ def mode(text: str) -> str:
     if text == "normal":
         return "sync"
     if text not in (*MODES, *AGGREGATIONS):
-        raise argparse.ArgumentTypeError(f"must be one of {', '.join(MODES)}. Received: {text!r}")
+        known = ", ".join((*MODES, *AGGREGATIONS))
+        raise argparse.ArgumentTypeError(f"must be one of {known}. Received: {text!r}")
     return text
 
 
@@ -144,7 +145,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         type=mode,
         metavar="MODE",
         default="sync",
-        help="; ".join(f"{name}: {one.text}" for name, one in MODES.items()) + " (default sync)",
+        help="; ".join(f"{name}: {one.text}" for name, one in MODES.items())
+        + f"; of DETOX, sync with a rule: {', '.join(AGGREGATIONS)} (default sync)",
     )
     parser.add_argument(
         *("-dcasgd", "--use-dcasgd"),

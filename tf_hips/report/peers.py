@@ -35,7 +35,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "row_refused": Kind("row refused", "a robust rule: not finite, or an absurd norm"),
         "outvoted": Kind("outvoted", "the majority of its group"),
         "proven": Kind("proven to lie", "its own digest, which is not that of what it sent"),
-        "dropped": Kind("group without majority", "its group: no answer had more than half"),
+        # Why a group has no row (no majority, nobody sent what was agreed on) is the reason.
+        "dropped": Kind("group dropped", "the vote of its group"),
         "absent": Kind("absent", "the others of its round, which closed without it"),
         "rows_refused": Kind("row refused", "a robust rule: not finite, or an absurd norm"),
         "update_refused": Kind(

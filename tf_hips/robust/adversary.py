@@ -30,7 +30,6 @@ ALIASES = {
     "little": "alie",
     "ipm": "inner_product",
     "foe": "inner_product",
-    "nan": "constant(c=nan)",
 }
 """Spellings of DETOX and of others."""
 NEEDS_OTHERS = ("alie", "inner_product", "mimic", "min_max", "min_sum")
@@ -44,13 +43,22 @@ def parse(text: str) -> Attack:
     """The attack that a text names: `alie(z=1.5)`, `rev_grad`; nothing is evaluated.
 
     Raises:
-        ValueError: there is no such attack, or it does not take an argument.
+        ValueError: there is no such attack, it does not take an argument, or it is one on data.
+        TypeError: `text` is not a string.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"an attack must be told as a string. Received: {text!r}")
+    if text.partition("(")[0].strip() == LABEL_FLIP:
+        raise ValueError(
+            f"an attack must change what is sent, and {LABEL_FLIP} changes data: it is `tf-hips "
+            f"train --err-mode {LABEL_FLIP}`, `Adversary(None, q)` and `attacks.flip_labels`. "
+            f"Received: {text[:_MAX_TEXT]!r}"
+        )
     text = ALIASES.get(text.strip(), text)
     call = _CALL.fullmatch(text) if len(text) <= _MAX_TEXT else None
     name = ALIASES.get(call[1], call[1]) if call else ""
-    if call is None or name not in attacks.NAMES:
-        known = ", ".join((*attacks.NAMES, LABEL_FLIP, *ALIASES))
+    if call is None or name not in (*attacks.NAMES, *attacks.PACKET_NAMES):
+        known = ", ".join((*attacks.NAMES, *attacks.PACKET_NAMES, *ALIASES))
         raise ValueError(f"an attack must be one of {known}. Received: {text[:_MAX_TEXT]!r}")
     factory = getattr(attacks, name)
     known_types = {
@@ -66,12 +74,9 @@ def parse(text: str) -> Attack:
                 f"{argument.strip()!r} in {text!r}"
             )
         values[match[1]] = _value(match[2])
-    for key, value in values.items():
-        if isinstance(value, str) and known_types[key] is not str:
-            raise ValueError(f"`{key}` of {name} must be a number. Received: {value!r} in {text!r}")
     try:
         found: Attack = factory(**values)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{error} in {text!r}") from error
     return found
 
@@ -88,6 +93,8 @@ class Adversary:
 
     Raises:
         ValueError: `q` is not positive, or labels would be flipped by the step.
+        TypeError: `attack` is a text, which `parse` reads, or anything else; or `q` or `seed` is no
+            integer.
     """
 
     attack: Attack | None
@@ -96,6 +103,15 @@ class Adversary:
     is_redrawn: bool = False
 
     def __post_init__(self) -> None:
+        if self.attack is not None and not isinstance(self.attack, Attack):
+            raise TypeError(
+                "`attack` must be an Attack, such as `adversary.parse('alie(z=1.5)')` makes, or "
+                f"None for flipped labels. Received: attack={self.attack!r}"
+            )
+        for name in ("q", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}")
         if self.q < 1:
             raise ValueError(f"`q` must be 1 or more. Received: q={self.q}")
         if self.attack is None and self.is_redrawn:
@@ -143,6 +159,26 @@ class Adversary:
             honest, len(who), own=sent[who], before=before, seed=self.seed, step=step
         )
         return sent
+
+    def check(self, n: int) -> None:
+        """Looks whether the attack can be made by liars who know the rows of all n workers.
+
+        Raises:
+            ValueError: nobody would be honest, or the attack is not defined for so few, or is one
+                on packets, which nobody makes there.
+        """
+        if self.q >= n:
+            raise ValueError(f"somebody must be honest. Received: {self.q} liars of {n} workers")
+        if self.attack is None:
+            return
+        if self.attack.is_of_packets:
+            raise ValueError(f"rows that are at hand were never packets. Received: {self.attack}")
+        _of_own_rows(self, n)
+        if self.attack.name == "mimic" and int(self.attack["target"]) >= n - self.q:
+            raise ValueError(
+                f"`target` of mimic must be less than the {n - self.q} honest rows. Received: "
+                f"{self.attack}"
+            )
 
     def alone(self, number: int, n: int) -> "Lone":
         """Worker `number` of n, which sees no other's rows.
@@ -194,7 +230,7 @@ class Lone:
             step: of the run; each once, in order.
             before: what came down in the step before; None: not known.
         """
-        if self._attack is None:
+        if self._attack is None or self._attack.is_of_packets:
             return own
         if self._attack.name in NEEDS_OTHERS:
             self._rows.append(np.array(own, np.float32))
@@ -203,7 +239,10 @@ class Lone:
         # The lie of each liar has noise of its own.
         seed = self._adversary.seed + self._number
         known = list(self._rows) or [own]
-        lie = self._attack(known, 1, own=[own], before=before, seed=seed % 2**63, step=step)
+        attack = self._attack
+        if attack.name == "mimic":  # of rows that it does not have yet its last one
+            attack = attacks.mimic(min(int(attack["target"]), len(known) - 1))
+        lie = attack(known, 1, own=[own], before=before, seed=seed % 2**63, step=step)
         return np.asarray(lie[0])
 
 

@@ -17,28 +17,18 @@ import numpy.typing as npt
 
 from tf_hips.ops.compressor import Compressor, chunk_sizes
 from tf_hips.ops.native import PREFIX_BYTES, Bytes, Floats, derive_seed
+from tf_hips.robust import attack_params
 from tf_hips.robust.aggregator import secret_order
+from tf_hips.robust.attack_params import Z_FORMULAE
 from tf_hips.robust.detox import groups
 from tf_hips.robust.rows import Rows, as_rows
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
-NAMES = (
-    "reversed_gradient",
-    "constant",
-    "gaussian",
-    "sign_flip",
-    "alie",
-    "inner_product",
-    "mimic",
-    "min_max",
-    "min_sum",
-    "free_riding",
-)
+PACKET_NAMES = attack_params.PACKETS
+"""Attacks on packets."""
+NAMES = tuple(name for name in attack_params.PARAMS if name not in PACKET_NAMES)
 """All attacks on gradients."""
-DIRECTIONS = ("unit", "std", "sign")
-STATISTICS = ("honest", "own", "all")
-Z_FORMULAE = ("paper", "n")
 # Where a packet's body holds the floats that all of its elements are made of.
 _SCALES = {"onebit": (0, 4), "terngrad": (2, 6)}
 
@@ -48,18 +38,25 @@ class Attack:
     """What liars send.
 
     Attributes:
-        name: one of NAMES.
+        name: one of NAMES or PACKET_NAMES.
         params: (name, value) of each parameter.
 
     Raises:
-        ValueError: there is no such attack.
+        ValueError: there is no such attack, or a parameter is out of range.
+        TypeError: a parameter is of another type.
     """
 
     name: str
     params: tuple[tuple[str, int | float | str], ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("name", self.name, NAMES)
+        _one_of("name", self.name, (*NAMES, *PACKET_NAMES))
+        attack_params.check(self.name, self.params)
+
+    @property
+    def is_of_packets(self) -> bool:
+        """Whether packets lie and not rows: calling it gives none, see `lie_about_scale`."""
+        return self.name in PACKET_NAMES
 
     def __getitem__(self, name: str) -> int | float | str:
         """The value of a parameter."""
@@ -91,8 +88,14 @@ class Attack:
             step: of the run.
 
         Raises:
-            ValueError: there are no honest rows, or not f own ones.
+            ValueError: there are no honest rows, or not f own ones; or f of so many cannot do what
+                the attack asks for, or the attack is one on packets.
         """
+        if self.is_of_packets:
+            raise ValueError(
+                f"an attack on rows must be one of {', '.join(NAMES)}. Received: {self}, of "
+                "packets: `lie_about_scale`, and `simulate_liars` where a codec makes some"
+            )
         if f < 0:
             raise ValueError(f"`f` must be 0 or more. Received: f={f}")
         rows = np.stack(as_rows(honest)).astype(np.float64)
@@ -101,6 +104,8 @@ class Attack:
             mine = np.stack(as_rows(own)).astype(np.float64)
         if mine.shape != (f, rows.shape[1]):
             raise ValueError(f"`own` must hold {f} rows of {rows.shape[1]}. Received: {mine.shape}")
+        if not f:
+            return np.empty(mine.shape, np.float32)
         generator = np.random.Generator(
             np.random.Philox(key=derive_seed(seed, f"attack/{self.name}/{step}"))
         )
@@ -121,6 +126,8 @@ class Attack:
                 return -float(self["c"]) * own
             case "constant":
                 return np.full_like(own, float(self["c"]))
+            case "nan":
+                return np.full_like(own, np.nan)
             case "gaussian":
                 return generator.normal(float(self["mean"]), float(self["sigma"]), own.shape)
             case "sign_flip":
@@ -148,8 +155,13 @@ class Attack:
 
     def _target(self, rows: Doubles) -> int:
         target = int(self["target"])
+        if target >= len(rows):
+            raise ValueError(
+                f"`target` of mimic must be less than the {len(rows)} honest rows. Received: "
+                f"target={target}"
+            )
         if target >= 0:
-            return min(target, len(rows) - 1)
+            return target
         return int(np.argmax(np.einsum("ij,j->i", rows, top_direction(rows))))
 
     def _farthest(self, rows: Doubles) -> Doubles:
@@ -189,6 +201,11 @@ def constant(c: float = -100.0) -> Attack:
     return Attack("constant", (("c", c),))
 
 
+def nan() -> Attack:
+    """No numbers at all."""
+    return Attack("nan")
+
+
 def gaussian(mean: float = 0.0, sigma: float = 200.0) -> Attack:
     """Noise in place of a gradient, other noise of each liar."""
     return Attack("gaussian", (("mean", mean), ("sigma", sigma)))
@@ -196,7 +213,7 @@ def gaussian(mean: float = 0.0, sigma: float = 200.0) -> Attack:
 
 def sign_flip(of: str = "own") -> Attack:
     """The own gradient reversed, or the honest mean (`of="mean"`)."""
-    return Attack("sign_flip", (("of", _one_of("of", of, ("own", "mean"))),))
+    return Attack("sign_flip", (("of", of),))
 
 
 def alie(
@@ -205,17 +222,12 @@ def alie(
     """A little is enough: mu + sign z sigma, near enough to hide (Baruch et al., NeurIPS 2019).
 
     Args:
-        z: a number, or a formula of `alie_z`. DETOX's code has 1, ByzFL's 1.5.
+        z: a number above 0, or a formula of `alie_z`. DETOX's code has 1, ByzFL's 1.5.
         sign: -1 as the authors, 1 as DETOX and ByzFL.
         statistics: whose mean and deviation: the honest rows', the liars' own, or all.
         ddof: 0 as the authors and DETOX, 1 as ByzFL.
     """
-    if isinstance(z, str):
-        _one_of("z", z, Z_FORMULAE)
-    if sign not in (-1, 1) or ddof not in (0, 1):
-        raise ValueError(f"`sign` is -1 or 1, `ddof` 0 or 1. Received: sign={sign}, ddof={ddof}")
-    known = _one_of("statistics", statistics, STATISTICS)
-    return Attack("alie", (("z", z), ("sign", sign), ("statistics", known), ("ddof", ddof)))
+    return Attack("alie", (("z", z), ("sign", sign), ("statistics", statistics), ("ddof", ddof)))
 
 
 def alie_z(n: int, f: int, formula: str = "paper") -> float:
@@ -225,16 +237,23 @@ def alie_z(n: int, f: int, formula: str = "paper") -> float:
     the paper; (n - s) / n is what other codes have.
 
     Raises:
-        ValueError: the share is not between 0 and 1, so that they need no supporters, or all.
+        ValueError: f is not less than n / 2; or the share is 1 / 2 or less, so that liars would
+            send the mean, or lie the other way round.
     """
     supporters = n // 2 + 1 - f
     _one_of("formula", formula, Z_FORMULAE)
-    share = 0.0
-    if n > f:
-        share = (n - f - supporters) / (n - f) if formula == "paper" else (n - supporters) / n
-    if not 0 < share < 1:
+    if not 0 <= f < n / 2 or n < 3:
         raise ValueError(f"f must be less than n / 2, of n > 2 rows. Received: n={n}, f={f}")
-    return numbers.NormalDist().inv_cdf(share)
+    text, over, under = "(n - f - s) / (n - f)", n - f - supporters, n - f
+    if formula == "n":
+        text, over, under = "(n - s) / n", n - supporters, n
+    if not 1 / 2 < over / under < 1:
+        raise ValueError(
+            f"{text}, with s = floor(n / 2 + 1) - f, must be in (1/2, 1) for alie(z={formula!r}): "
+            f"else z is 0 or less, and nothing is attacked; give z a number. Received: {over}/"
+            f"{under}, of n={n}, f={f}"
+        )
+    return numbers.NormalDist().inv_cdf(over / under)
 
 
 def inner_product(epsilon: float = 2.0) -> Attack:
@@ -249,7 +268,7 @@ def mimic(target: int = -1) -> Attack:
 
 def min_max(direction: str = "std") -> Attack:
     """As far from every honest row as the two that are farthest apart are from each other."""
-    return Attack("min_max", (("direction", _one_of("direction", direction, DIRECTIONS)),))
+    return Attack("min_max", (("direction", direction),))
 
 
 def min_sum(direction: str = "std", bound: str = "max") -> Attack:
@@ -260,15 +279,17 @@ def min_sum(direction: str = "std", bound: str = "max") -> Attack:
         bound: the largest sum of an honest row, as in the paper, or the smallest, as in the
             authors' code ("min").
     """
-    known = _one_of("direction", direction, DIRECTIONS)
-    return Attack(
-        "min_sum", (("direction", known), ("bound", _one_of("bound", bound, ("max", "min"))))
-    )
+    return Attack("min_sum", (("direction", direction), ("bound", bound)))
 
 
 def free_riding(sigma: float = 0.0) -> Attack:
     """Sends back what came down the step before (at first zeros), with some noise."""
     return Attack("free_riding", (("sigma", sigma),))
+
+
+def lying_scale(factor: float = 1000.0) -> Attack:
+    """Packets with honest codes and a scale `factor` times theirs: see `lie_about_scale`."""
+    return Attack("lying_scale", (("factor", factor),))
 
 
 def flip_labels(labels: npt.NDArray[np.integer], num_classes: int) -> npt.NDArray[np.integer]:
@@ -278,6 +299,11 @@ def flip_labels(labels: npt.NDArray[np.integer], num_classes: int) -> npt.NDArra
             f"labels must be in [0, {num_classes}). Received: {labels.min()} to {labels.max()}"
         )
     return num_classes - 1 - labels
+
+
+def has_scale(compressor: Compressor) -> bool:
+    """Whether packets have a scale that can lie."""
+    return compressor.codec.name in _SCALES
 
 
 def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: float) -> Bytes:
@@ -293,7 +319,7 @@ def lie_about_scale(compressor: Compressor, packets: Bytes, n: int, factor: floa
         ValueError: packets of the compressor have no such scale.
     """
     codec = compressor.codec
-    if codec.name not in _SCALES:
+    if not has_scale(compressor):
         known = ", ".join(_SCALES)
         raise ValueError(f"the compressor must be one of {known}. Received: {compressor.text}")
     lying = np.array(packets, np.uint8, copy=True)

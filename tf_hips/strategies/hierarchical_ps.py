@@ -55,6 +55,7 @@ from tf_hips.ps.rules import UpdateRule
 from tf_hips.ps.shards import connect
 from tf_hips.ps.welcome import Welcome
 from tf_hips.ps.wire import REFUSED_WEIGHT
+from tf_hips.strategies import lying
 from tf_hips.strategies.connected import ConnectedStrategy
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
@@ -463,9 +464,11 @@ class HierarchicalPS(ConnectedStrategy):
         site = self._run.uplink.site if self._run.uplink else ""
         up, down = self._for_model(tensors)
         withheld = Withheld(tensors, site, self.write_event)
+        sizes = [tensor.num_elements for tensor in tensors]
+        exchange = functools.partial(self._exchange, withheld)
         uplink = make_uplink(
             Way(
-                functools.partial(self._exchange, withheld),
+                lying.exchanging(self, exchange, up, sizes),
                 len(self._welcome.parties) if self._together() is not None else 1,
                 self._codec_seed or derive_seed(self._run.seed, f"party/{site}"),
                 self._failures,
@@ -473,7 +476,7 @@ class HierarchicalPS(ConnectedStrategy):
             ),
             up,
             down,
-            [tensor.num_elements for tensor in tensors],
+            sizes,
             label,
             self._make_variable,
         )

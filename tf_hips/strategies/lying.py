@@ -2,6 +2,8 @@
 """Workers of a real run that lie, for tests and studies of robust rules.
 
     in every step      gradients become lies where Keras hands them to the strategy
+    in packets         of a codec with a scale, whole parties lie about it to the server, whatever
+                       is sent; gradients and movements stay honest
     in a loop          movements become lies where they are sent; local steps stay honest, so that
                        the liar's model does not run away from it. NaN is the exception: there
                        gradients are NaN, the worker says so itself, and its update is refused;
@@ -11,15 +13,21 @@ A worker that never lies computes what it would without an adversary, operation 
 """
 
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.errors import ConfigError, ProtocolError
+from tf_hips.ops.compressor import Compressor
+from tf_hips.robust import attacks
 from tf_hips.robust.adversary import Adversary, Lone
+from tf_hips.robust.attacks import Attack
+
+Exchange: TypeAlias = Callable[[np.int64, np.ndarray, np.int64], np.ndarray]
+"""Number of a round, all packets, and which gradient has spoilt them (`withheld`)."""
 
 _liars: "weakref.WeakKeyDictionary[Any, Liar]" = weakref.WeakKeyDictionary()
 
@@ -41,7 +49,8 @@ def simulate_liars(strategy: Any, adversary: Adversary) -> Lone:
         What this worker is.
 
     Raises:
-        ConfigError: more would lie than there are, or the attack is not defined for so few.
+        ConfigError: more would lie than there are, or the attack is not defined for so few, or is
+            one on packets and there is no server, or its packets have nothing that could lie.
         ProtocolError: the strategy has summed gradients already.
     """
     if strategy._sums:
@@ -62,17 +71,20 @@ class Liar:
         self._adversary = adversary
         welcome = getattr(strategy, "_welcome", None)
         workers = primitives.size() if welcome is None else sum(welcome.workers)
-        self.lone = _alone(adversary, strategy.global_rank, workers)
+        attack = adversary.attack
+        self._is_of_packets = attack is not None and attack.is_of_packets
+        if self._is_of_packets:
+            welcome = _check_packets(strategy, adversary)
+            self.lone = _alone(adversary, welcome.child, len(welcome.parties))
+        else:
+            self.lone = _alone(adversary, strategy.global_rank, workers)
         self._mover: Lone | None = None  # of a loop, whose members may be parties
         self._before: list[tf.Variable] = []
-        attack = adversary.attack
-        self._is_nan = (
-            attack is not None and attack.name == "constant" and attack["c"] != attack["c"]
-        )
+        self._is_nan = attack is not None and attack.name == "nan"
 
     def gradients(self, strategy: Any, gradients: Sequence[Any], step: Any) -> list[Any]:
         """What the optimizer hands over in this worker's place; as operations."""
-        is_due = strategy._loan is None or self._is_nan
+        is_due = (strategy._loan is None or self._is_nan) and not self._is_of_packets
         if not is_due or not self.lone.may_lie:
             return list(gradients)
         if any(isinstance(one, tf.IndexedSlices) for one in gradients):
@@ -125,7 +137,7 @@ class Liar:
 
     def movement(self, loan: Any, moved: Sequence[tf.Tensor], number: int) -> list[tf.Tensor]:
         """What a member of a loop sends as its movement of round `number`; eager."""
-        if self._is_nan or self._adversary.attack is None:
+        if self._is_nan or self._is_of_packets or self._adversary.attack is None:
             return list(moved)
         self._mover = self._mover or _alone(self._adversary, *loan.member())
         if not self._mover.may_lie:
@@ -137,6 +149,45 @@ class Liar:
             tf.cast(tf.reshape(part, one.shape), one.dtype)
             for part, one in zip(parts, moved, strict=True)
         ]
+
+    def exchanging(self, exchange: Exchange, up: Compressor, sizes: Sequence[int]) -> Exchange:
+        """`exchange`, with packets that lie if this party does; see the function of this name."""
+        attack = self._adversary.attack
+        if attack is None or not attack.is_of_packets:
+            return exchange
+        _check_scale(up, attack, [size for size in sizes if size])
+        if not self.lone.may_lie:
+            return exchange
+
+        def lied(number: np.int64, packets: np.ndarray, spoilt: np.int64) -> np.ndarray:
+            if not self.lone.lies(int(number)):
+                return exchange(number, packets, spoilt)
+            factor, stage = float(attack["factor"]), up.at(int(number))
+            parts, at = [], 0
+            for size in sizes:
+                codec = stage.of_size(size)
+                end = at + (codec.wire_bytes(size) if size else 0)
+                part = packets[at:end]
+                # Small tensors may go without a codec, and all of them while one warms up.
+                is_lie = size > 0 and attacks.has_scale(codec)
+                parts.append(attacks.lie_about_scale(codec, part, size, factor) if is_lie else part)
+                at = end
+            return exchange(number, np.concatenate(parts), spoilt)
+
+        return lied
+
+
+def exchanging(strategy: Any, exchange: Exchange, up: Compressor, sizes: Sequence[int]) -> Exchange:
+    """How a party exchanges packets with its server.
+
+    Args:
+        strategy: a `HierarchicalPS` with an uplink.
+        exchange: does a round.
+        up: what encodes gradients.
+        sizes: elements of each gradient.
+    """
+    liar = _liars.get(strategy)
+    return exchange if liar is None else liar.exchanging(exchange, up, sizes)
 
 
 def told(strategy: Any, optimizer: Any, pairs: list[Any]) -> list[Any]:
@@ -164,6 +215,32 @@ def movement(strategy: Any, loan: Any, moved: list[tf.Tensor], number: int) -> l
     """How far a member of a loop says that it has moved."""
     liar = _liars.get(strategy)
     return moved if liar is None else liar.movement(loan, moved, number)
+
+
+def _check_packets(strategy: Any, adversary: Adversary) -> Any:
+    """What the server has said; raises a ConfigError if there is none, or no packet can lie."""
+    welcome = getattr(strategy, "_welcome", None)
+    if welcome is None:
+        raise ConfigError(
+            "Packets lie on their way to a server: `tf-hips run`, `tf-hips party --server`. "
+            f"Received: {adversary.text} without a server"
+        )
+    # A budget chooses when the model is known; what it takes may have a scale or none.
+    if adversary.attack is not None and not strategy._up.is_budget:
+        _check_scale(strategy._up, adversary.attack)
+    return welcome
+
+
+def _check_scale(up: Compressor, attack: Attack, sizes: Sequence[int] | None = None) -> None:
+    """Raises a ConfigError if no packet of gradients of these sizes, or of any, has a scale."""
+    for _, stage in up.stages:
+        codecs = [stage] if sizes is None else [stage.of_size(size) for size in sizes]
+        if any(attacks.has_scale(codec) for codec in codecs):
+            return
+    raise ConfigError(
+        "`compression` must give packets a scale to lie about: onebit or terngrad. Received: "
+        f"{up.text} with {attack}"
+    )
 
 
 def _alone(adversary: Adversary, number: int, n: int) -> Lone:

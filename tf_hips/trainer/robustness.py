@@ -11,11 +11,14 @@ from typing import Any
 from tf_hips.errors import ConfigError
 from tf_hips.ops.native import derive_seed
 from tf_hips.ps import rules
+from tf_hips.ps.rules.votes import split as split_votes
 from tf_hips.robust import detox
 from tf_hips.robust import parse as parse_robust
 from tf_hips.robust.adversary import LABEL_FLIP, Adversary, parse
 from tf_hips.robust.detox import GROUP_SIZE, Detox
 
+VOTE = "digest"
+"""How groups vote, unless something else is asked for: as those of a server."""
 # In which what a worker sends can be a lie.
 _MODES = ("sync", "async", "dcasgd", "fedavg", "esync", "hfa", "diloco", "simulated")
 _IN_EVERY_STEP = ("sync", "async", "dcasgd")
@@ -35,6 +38,8 @@ class Robust:
         worker_fail: how many lie; with `approach` also what the rule must bear, 0: all that it can.
         redraw: whether others lie in each step.
         simulated_workers: workers that this one process plays; None: it is one itself.
+        vote: how groups vote, one of `robust.detox.VOTES`; None: by digest.
+        fixed_groups: whether neighbours are a group, and stay; Bulyan is then that of the authors.
     """
 
     rule: str | None = None
@@ -46,6 +51,8 @@ class Robust:
     worker_fail: int = 0
     redraw: bool = False
     simulated_workers: int | None = None
+    vote: str | None = None
+    fixed_groups: bool = False
 
     def __post_init__(self) -> None:
         """Checks each value, and those that exclude each other.
@@ -75,17 +82,18 @@ class Robust:
             )
         chosen = self.detox()
         is_grouped = self._approach != "baseline" and chosen is not None
-        for name in ("group_size", "bucket_size"):
+        shares_rows = chosen is not None and chosen.r > 1
+        for name in ("group_size", "bucket_size", "vote", "fixed_groups"):
             if getattr(self, name) and not is_grouped:
                 raise ConfigError(
                     f"`{name}` is for `approach` maj_vote and detox. Received: "
                     f"{name}={getattr(self, name)}, approach={self.approach}"
                 )
         self.adversary(0)
-        if self.err_mode == LABEL_FLIP and is_grouped:
+        if self.err_mode == LABEL_FLIP and shares_rows:
             raise ConfigError(
                 "Labels are flipped in a worker's own rows, and groups share theirs. Received: "
-                f"err_mode={LABEL_FLIP}, approach={self.approach}"
+                f"err_mode={LABEL_FLIP}, approach={self.approach}, rule={self.rule}"
             )
 
     @property
@@ -121,16 +129,20 @@ class Robust:
         """
         try:
             if self.rule is not None and self.simulated_workers is not None:
-                return Detox(1, parse_robust(self.rule))
+                votes, rest = split_votes(self.rule)
+                then = parse_robust(rest)
+                return Detox(1, then) if votes is None else votes.with_rule(then)
             if self.approach is None and self.aggregation is None:
                 return None
-            return detox.approach(
+            chosen = detox.approach(
                 self._approach,
                 self.aggregation or "normal",
                 group_size=self.group_size or GROUP_SIZE,
                 worker_fail=self.worker_fail or None,
                 bucket_size=self.bucket_size,
+                is_fixed=self.fixed_groups,
             )
+            return chosen if chosen.r == 1 else dataclasses.replace(chosen, vote=self.vote or VOTE)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -142,7 +154,7 @@ def server_rule(told: Robust) -> str | None:
         return told.rule
     if chosen.r == 1:
         return chosen.then.text
-    return rules.resolve(dataclasses.replace(chosen, vote="digest")).text
+    return rules.resolve(chosen).text
 
 
 def check(mode: str, told: Robust) -> None:
@@ -173,7 +185,7 @@ def check(mode: str, told: Robust) -> None:
             + ", ".join(f"{name}={value}" for name, value in told.given.items())
         )
     adversary = told.adversary(0)
-    is_nan = adversary is not None and adversary.text == "constant(c=nan)"
+    is_nan = adversary is not None and adversary.text == "nan"
     asked = server_rule(told)
     is_refused = mode == "sync" and asked is not None and rules.parse(asked).is_robust
     if is_nan and mode in _IN_EVERY_STEP and not is_refused:
@@ -182,8 +194,10 @@ def check(mode: str, told: Robust) -> None:
             "before it is sent; simulate NaN with a robust rule in the mode sync, in modes with "
             "local steps, or with --simulated-workers. Received: err_mode=nan"
         )
-    if told.simulated_workers is not None and told.worker_fail >= told.simulated_workers:
-        raise ConfigError(
-            f"Some of {told.simulated_workers} simulated workers must be honest. Received: "
-            f"worker_fail={told.worker_fail}"
-        )
+    if told.simulated_workers is not None and adversary is not None:
+        try:
+            adversary.check(told.simulated_workers)
+        except ValueError as error:
+            raise ConfigError(
+                f"Liars must fit {told.simulated_workers} simulated workers: {error}"
+            ) from error

@@ -20,14 +20,16 @@ import tensorflow as tf
 
 from tf_hips import config
 from tf_hips.data import sets, splits
-from tf_hips.errors import ConfigError
+from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.ops.native import Floats
 from tf_hips.robust import detox
 from tf_hips.robust import mean as mean_rule
 from tf_hips.robust.adversary import Adversary
-from tf_hips.robust.detox import Detox
+from tf_hips.robust.aggregator import Aggregation
+from tf_hips.robust.detox import Detox, Vote
 from tf_hips.trainer import sources
 from tf_hips.trainer.settings import Training
+from tf_hips.trainer.verdicts import Verdicts
 from tf_hips.trainer.ways import WORKERS_VARIABLE, Way, local_optimizer
 
 
@@ -73,7 +75,7 @@ class Crowd:
             seed: of the run; of groups.
 
         Raises:
-            ConfigError: more would lie than there are.
+            ConfigError: nobody would be honest, or the attack is not defined for so few.
         """
         self.workers = workers
         self._rule = rule
@@ -82,11 +84,12 @@ class Crowd:
         self._seed = seed
         self.seats = -(-workers // rule.r)
         self._before: Floats | None = None
-        self._strategy: Any = None
-        if adversary is not None and adversary.q >= workers:
-            raise ConfigError(
-                f"Some of {workers} simulated workers must be honest. Received: {adversary.q} liars"
-            )
+        self._verdicts: Verdicts
+        if adversary is not None:
+            try:
+                adversary.check(workers)
+            except ValueError as error:
+                raise ConfigError(f"Liars must fit {workers} simulated workers: {error}") from error
 
     def source(
         self, settings: Training, data: sets.DataSet, strategy: Any, seed: int
@@ -124,7 +127,7 @@ class Crowd:
 
     def play(self, model: keras.Model, strategy: Any) -> None:
         """Makes training steps of `model` those of all workers."""
-        self._strategy = strategy
+        self._verdicts = Verdicts(self.workers, strategy.write_event)
         sizes = [int(np.prod(one.shape, dtype=np.int64)) for one in model.trainable_variables]
         aggregated = strategy._failures.kept(self._aggregated)
 
@@ -188,28 +191,42 @@ class Crowd:
                 rows[list(members)] = found[seat]
         if self._adversary is not None:
             rows = self._adversary.sent(rows, step, before=self._before)
-        if self._rule.r > 1:
-            result = self._rule.run(rows, seed=self._seed, step=step)
-            for who in result.outvoted:
-                self._tell("outvoted", step, who)
-            # A row of the rule is a vote that was won.
-            won = [vote for vote in result.votes if vote.is_won]
-            for one in result.aggregation.rejected if not self._rule.buckets else ():
-                for who in won[one.row].agreed:
-                    self._tell("row_refused", step, who, reason=one.reason)
-            vector = result.vector
-        else:
-            aggregation = self._rule.then.run(
-                rows, reference=self._before, seed=self._seed, step=step
-            )
-            for one in aggregation.rejected:
-                self._tell("row_refused", step, one.row, reason=one.reason)
-            vector = aggregation.vector
+        vector = self._result(rows, step)
         self._before = vector
         return np.asarray(vector)
 
-    def _tell(self, event: str, step: int, who: int, **more: Any) -> None:
-        self._strategy.write_event(event, round=step, who=f"worker {who}", **more)
+    def _result(self, rows: Any, step: int) -> Floats:
+        """What the rule makes of the rows of all workers; tells who had no part in it.
+
+        Raises:
+            ToleranceError: the rule cannot bear what it was given; says which workers.
+        """
+        try:
+            found, votes = self._run(self._rule, rows, step)
+        except ToleranceError as error:
+            # A mean bears anything: it tells who was outvoted and refused, and is not used.
+            anything = dataclasses.replace(self._rule, then=mean_rule(), buckets=0)
+            try:
+                found, votes = self._run(anything, rows, step)
+            except ToleranceError:
+                raise error from None
+            told = self._verdicts.stopped(step, found.rejected, votes)
+            if votes is not None:
+                self._verdicts.voted(step, votes)
+            raise ToleranceError(f"{error}" + (f" ({told})" if told else "")) from error
+        if votes is not None:
+            self._verdicts.voted(step, votes)
+        self._verdicts.refused(step, found.rejected, votes)
+        return found.vector
+
+    def _run(
+        self, rule: Detox, rows: Any, step: int
+    ) -> tuple[Aggregation, tuple[Vote, ...] | None]:
+        """What a rule comes to, and how groups have voted, if there are any."""
+        if rule.r > 1:
+            result = rule.run(rows, seed=self._seed, step=step)
+            return result.aggregation, result.votes
+        return rule.then.run(rows, reference=self._before, seed=self._seed, step=step), None
 
 
 def _shared(data: sets.DataSet, *, is_whole: bool) -> sets.DataSet:
