@@ -24,6 +24,7 @@ from tests.faults.training import Setting, Trainer
 from tf_hips.config import Tls, Uplink
 from tf_hips.errors import TfHipsError
 from tf_hips.ps.passing import WayUp
+from tf_hips.ps.rules import parse
 from tf_hips.ps.shards import Connection, connect
 from tf_hips.ps.wire import Assembler
 
@@ -93,6 +94,7 @@ class Trap:
 def _train(client: Connection, setting: Setting, site: str, backup: Path, trap: Trap) -> None:
     welcome = client.join(setting.up, setting.down, setting.seed)
     child = welcome.child
+    weight = 1.0 if parse(welcome.rule).is_mean else None
     assert setting.sites[child] == site
     trainer = Trainer(setting, child)
     number = 0
@@ -113,7 +115,7 @@ def _train(client: Connection, setting: Setting, site: str, backup: Path, trap: 
             continue
         while number < int(line):
             trap.round = number
-            trainer.apply(client.exchange(number, trainer.packets(number)))
+            trainer.apply(client.exchange(number, trainer.packets(number), weight))
             trap.pass_by("done")
             _say(round=number)
             number += 1

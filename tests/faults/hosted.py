@@ -33,6 +33,7 @@ class Hosted:
         children: tuple[str, ...],
         shard: Shard = WHOLE,
         is_below: bool = False,
+        is_sketched: bool = False,
     ) -> None:
         """A server that does not run.
 
@@ -44,6 +45,7 @@ class Hosted:
             children: those that it serves.
             shard: which of those that share the model.
             is_below: whether there is a server above it.
+            is_sketched: whether a rule is decided on sketches.
         """
         folder = base / name
         folder.mkdir()
@@ -52,7 +54,7 @@ class Hosted:
         self.archive.mkdir()
         self.log, self.events = folder / f"{name}.log", folder / "events"
         self.more: list[str] = []  # options of the next process
-        self.is_eager = is_eager
+        self.is_eager, self.is_sketched = is_eager, is_sketched
         self.num_kills = 0
         self._options = options
         with socket.socket() as probe:
@@ -79,6 +81,7 @@ class Hosted:
             "options": [*self._options(), *options, *self.more],
             "archive": str(self.archive),
             "is_eager": self.is_eager,
+            "is_sketched": self.is_sketched,
             "trap": trap,
         }
         self.process = Spoken("tests.faults.trapped", order, self.log)
@@ -133,6 +136,11 @@ class Hosted:
             (fields["round"], fields["child"], fields["chunk"])
             for fields in self.recorded(Kind.PACKET)
         ]
+        if self.is_sketched and not self.is_below:
+            # A party without a weight sends nothing; each round is of one at least.
+            updates = [one for one in updates if one in came]
+            if {number for number, *_ in updates} != set(rounds):
+                raise Failed(f"{self.name}: each round must have a sum. Received: {came[:5]}")
         self._compare(came, updates, "(round, child, chunk)")
         if closes:
             self._check_closings(self.recorded(Kind.CLOSED), num_rounds)

@@ -8,6 +8,7 @@ a, b, c           children, each of the server that the setting says
 
 import contextlib
 import dataclasses
+import functools
 import json
 import tempfile
 import threading
@@ -65,6 +66,7 @@ class Job:
         *,
         is_eager: bool = False,
         resends: bool = False,
+        wanted: str | None = None,
     ) -> None:
         """A job that has not begun.
 
@@ -74,10 +76,13 @@ class Job:
             known: identities, where the setting is secure.
             is_eager: servers make a snapshot in every round.
             resends: children that call again send all, and not only what the server lacks.
+            wanted: digest of the final weights; None: they must be equal.
         """
         self.setting = setting
         self.resends = resends
         self.num_child_kills = 0
+        self.digest = ""  # of the first child's weights, in the end
+        self._wanted = wanted
         self._base, self._known = base, known
         self.tops = [
             Hosted(
@@ -86,6 +91,7 @@ class Job:
                 lambda place=place: self._top_options(place),  # type: ignore[misc]
                 is_eager=is_eager,
                 children=setting.top_children,
+                is_sketched=setting.draws,
                 shard=Shard(place, setting.shards),
             )
             for place in range(setting.shards)
@@ -98,6 +104,7 @@ class Job:
                 is_eager=is_eager,
                 children=leaves,
                 is_below=True,
+                is_sketched=setting.draws,
             )
             for site, leaves in setting.parties
         ]
@@ -151,6 +158,10 @@ class Job:
         if self.setting.has_quorum:
             quorum = len(self.setting.top_children) - 1
             found += ["--quorum", str(quorum), "--round-deadline", "0.3"]
+        if self.setting.rule is not None:
+            found += ["--rule", self.setting.rule]
+            if place:
+                found += ["--lead", self.top.relay.address]
         return [*found, "--shard", f"{place}/{self.setting.shards}"]
 
     def _party_options(self, site: str, leaves: tuple[str, ...]) -> list[str]:
@@ -255,7 +266,8 @@ class Job:
     def check_end(self) -> None:
         """The second half of `finish`."""
         digests = [one.wait_for("digest")["digest"] for one in self.children]
-        wanted = digests[0] if self.setting.has_quorum else undisturbed(self.setting)
+        self.digest = digests[0]
+        wanted = self._wanted or self.digest
         if any(one != wanted for one in digests):
             raise Failed(f"weights must be {wanted}. Received: {digests}\n{self.story()}")
         servers = [one.running for one in self.servers.values()]
@@ -290,6 +302,20 @@ def run(base: Path, setting: Setting, act: Callable[[Job], None], **more: Any) -
     Raises:
         Failed: it did not end as it must.
     """
+    wanted = None
+    if not (setting.has_quorum or setting.draws):
+        wanted = undisturbed(setting) if setting.rule is None else calm(setting)
+    return _run(base, setting, act, wanted=wanted, **more)
+
+
+@functools.cache
+def calm(setting: Setting) -> str:
+    """The digest of the final weights of a job in which nothing happens."""
+    with tempfile.TemporaryDirectory() as name:
+        return _run(Path(name), setting, lambda job: None).digest
+
+
+def _run(base: Path, setting: Setting, act: Callable[[Job], None], **more: Any) -> Job:
     with contextlib.ExitStack() as stack:
         known = stack.enter_context(certificates(setting)) if setting.is_secure else None
         job = stack.enter_context(Job(base, setting, known, **more))

@@ -10,7 +10,17 @@ from pathlib import Path
 from tests.faults import child as children
 from tests.faults import job as jobs
 from tests.faults.job import Failed, Job
-from tests.faults.training import LARGE, SETTINGS, SHARDED, SMALL, TREES, Setting
+from tests.faults.training import (
+    LARGE,
+    RULED,
+    RULED_TOGETHER,
+    RULED_TREES,
+    SETTINGS,
+    SHARDED,
+    SMALL,
+    TREES,
+    Setting,
+)
 from tf_hips.ps.assignment import Shard
 from tf_hips.ps.model import Model
 
@@ -140,6 +150,14 @@ ROLES: dict[str, Role] = {
     ),
     "above-a-party-server": Role(_OF_SERVERS, TREES[:1]),
     "leaf": Role(_OF_CHILDREN, TREES[:1]),  # the first child, which a party server serves
+    "ruling-server": Role(_OF_SERVERS, RULED),
+    "ruling-shard": Role(_OF_SERVERS, RULED_TOGETHER, "top-1"),
+    "lead-of-shards": Role(_OF_SERVERS, RULED_TOGETHER[:1]),
+    "ruled-party": Role(_OF_CHILDREN, RULED[:1]),
+    "sketching-server": Role(
+        (*_OF_SERVERS, Phase("going-up", "trap", "going-up")), RULED_TREES, "west"
+    ),
+    "sketched-server": Role(_OF_SERVERS, RULED_TREES),
 }
 CASE_ROUND = 3
 _WAITING = 2  # settings of a role in which nobody is there for long

@@ -46,6 +46,8 @@ class Setting:
         shards: global servers that share the model.
         parties: sites that have a server of their own, each with those of `sites` below it, which
             follow one another there.
+        rule: of the global server; None: the sum.
+        draws: whether the rule draws from a secret of the run, so that another run has other bits.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Setting:
     has_quorum: bool = False
     shards: int = 1
     parties: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    rule: str | None = None
+    draws: bool = False
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Setting":
@@ -101,6 +105,45 @@ TREES = (
     Setting("tree", _ONEBIT, _ONEBIT, **_WEST),
     Setting("tree-tls", "fp32", "fp32", shapes=LARGE, is_secure=True, **_WEST),
     Setting("tree-two", "error_feedback(topk(ratio=0.05))", _ONEBIT, shards=2, **_WEST),
+)
+_ABC = {"sites": ("a", "b", "c")}
+RULED = (
+    Setting("krum", _ONEBIT, _ONEBIT, **_ABC, rule="krum(f=0)"),
+    Setting("median", "fp32", _ONEBIT, shapes=LARGE, **_ABC, rule="median"),
+    Setting("clipping", "fp16", _ONEBIT, **_ABC, rule="centred_clipping(f=1)"),
+    # A step of the optimizer is of a decision, which must be made once.
+    Setting("krum-adam", _ONEBIT, "fp32", **_ABC, rule="multi_krum(f=0) >> adam(0.01)"),
+)
+RULED_TOGETHER = (
+    Setting("krum-two", _ONEBIT, _ONEBIT, shards=2, **_ABC, rule="krum(f=0)"),
+    Setting(
+        "clipping-three",
+        "fp32",
+        _ONEBIT,
+        ("a", "b", "c"),
+        shapes=LARGE,
+        shards=3,
+        rule="nnm(f=1) >> centred_clipping(f=1)",
+    ),
+)
+RULED_TREES = (
+    Setting(
+        "tree-median",
+        _ONEBIT,
+        _ONEBIT,
+        ("a", "b", "c", "d"),
+        rule="median",
+        parties=(("west", ("a", "b")),),
+    ),
+    Setting(
+        "sketched",
+        _ONEBIT,
+        _ONEBIT,
+        ("a", "b", "c", "d"),
+        rule="sketched(k=64) >> krum(f=0)",
+        parties=(("west", ("a", "b")), ("east", ("c", "d"))),
+        draws=True,
+    ),
 )
 
 

@@ -2,7 +2,7 @@
 """A server that stops at a place it is told of, so that it can be killed there.
 
     python -m tests.faults.trapped '{"options": [...], "archive": DIR, "is_eager": false,
-                                     "trap": null}'
+                                     "is_sketched": false, "trap": null}'
 
 A line of JSON on standard input, {"place": NAME, "round": R, "count": N}, sets a trap: from round R
 on, the N-th thread that comes to the place says so on standard output and goes no further. The
@@ -96,8 +96,11 @@ def _after(owner: type, name: str, place: str) -> None:
     setattr(owner, name, method)
 
 
-def _lay() -> None:
-    """Lays the places of traps into the classes of the server."""
+def _lay(*, is_sketched: bool) -> None:
+    """Lays the places of traps into the classes of the server.
+
+    `is_sketched`: whether party servers send sketches before their sums.
+    """
     begin = Store.begin
 
     def begun(self: Store, number: int) -> bool:
@@ -126,6 +129,14 @@ def _lay() -> None:
     messages = WayUp.messages
 
     def going_up(call: WayUp) -> Iterator[bytes]:
+        if is_sketched:
+            # What follows a sketch is there when that has been answered: nothing is held back, and
+            # the trap is behind the first message.
+            for message in messages(call):
+                yield message
+                if TRAP.is_hit("going-up"):
+                    TRAP.spring("going-up")
+            return
         last: bytes | None = None
         for message in messages(call):
             if last is not None:
@@ -182,7 +193,7 @@ def _say(**fields: object) -> None:
 def main() -> int:
     order = json.loads(sys.argv[1])
     _archive(Path(order["archive"]))
-    _lay()
+    _lay(is_sketched=order.get("is_sketched", False))
     if order["is_eager"]:
         durable.SNAPSHOT_AFTER_BYTES = durable.SNAPSHOT_AFTER_SNAPSHOTS = 0
     if order.get("trap"):
