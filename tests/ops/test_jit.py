@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import compll
 import tf_hips
-from compll import pipeline
+from compll import pipeline, specification
 from tests.ops.codecs import bits, gradient
 from tests.support import hurried
 from tests.support.ranks import process_groups
@@ -379,7 +379,7 @@ def test_a_library_that_was_built_elsewhere_needs_no_compiler(
     mine: Compressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = changed(tmp_path, "elsewhere")
-    library = pipeline.build(file, tmp_path / "made")
+    library = pipeline.build(specification.read(file), tmp_path / "made")
     monkeypatch.setenv("CXX", "no-such-compiler")
     codec = parse(f"{library}(2, 1)", files=True)
     assert codec.name == loaded.full_name("elsewhere", file.read_bytes())
