@@ -57,17 +57,17 @@ GLUE := codec_kernels codec_shapes cuda_library gpu_kernels loaded_codecs
 HEADERS := $(foreach part,runtime tf cuda,$(wildcard $(OURS)/tf_hips/cc/$(part)/*.h))
 OBJECTS := $(GLUE:%=objects/tf/%.o) \\
   $(patsubst $(OURS)/tf_hips/cc/%.cc,objects/%.o,$(wildcard $(OURS)/tf_hips/cc/runtime/*.cc))
-ASK := from tensorflow import sysconfig as s;
-COMPILE := print(*(f.replace("-I", "-isystem", f[:2] == "-I") for f in s.get_compile_flags()))
-TF_COMPILE = $(eval TF_COMPILE := $(shell $(PYTHON) -c '$(ASK) $(COMPILE)'))$(TF_COMPILE)
-TF_LINK = $(eval TF_LINK := $(shell $(PYTHON) -c '$(ASK) print(*s.get_link_flags())'))$(TF_LINK)
+ASK := from tensorflow import sysconfig as s; \\
+  print(*(f.replace("-I", "-isystem", f[:2] == "-I") for f in s.get_compile_flags()), \\
+  *s.get_link_flags())
+TENSORFLOW = $(eval TENSORFLOW := $(shell $(PYTHON) -c '$(ASK)'))$(TENSORFLOW)
 
 $(OBJECTS): objects/%.o: $(OURS)/tf_hips/cc/%.cc $(HEADERS)
 \t@mkdir -p $(@D)
-\t$(CXX) $(FLAGS) -I$(OURS) $(TF_COMPILE) -c -o $@ $<
+\t$(CXX) $(FLAGS) -c -I$(OURS) -o $@ $< $(TENSORFLOW)
 
 $(OPERATIONS): %_ops.so: %.codec.cc %.tf.cc $(OBJECTS)
-\t$(CXX) $(FLAGS) -shared -I$(OURS) $(TF_COMPILE) -o $@ $^ $(TF_LINK) -pthread
+\t$(CXX) $(FLAGS) -shared -I$(OURS) -o $@ $^ $(TENSORFLOW) -pthread
 """
 """The same for all codecs and targets."""
 
