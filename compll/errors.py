@@ -31,7 +31,7 @@ CODES = {
     "E103": "a statement or operator of C that the language does not have",
     "E201": "unknown name",
     "E202": "unknown function",
-    "E203": "a name declared twice",
+    "E203": "a name declared twice, or two unequal blocks of one name",
     "E204": "an operator of CompLL that this version does not have",
     "E205": "a variable is read before it has a value",
     "E206": "an assignment to something that cannot be assigned",

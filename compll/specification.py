@@ -131,7 +131,8 @@ def looked_for(path: Path, content: bytes) -> str:
         return f"there is no {beside.name} beside it"
     held = _File(beside, str(beside)).functions
     told = " and ".join(map("".join, held)) or "no such function"
-    return f"{beside.name} beside it must hold that. Received: {told}"
+    wanted = f"{file.half[0]}{other}" if file.half is not None else f"its {other}"
+    return f"{beside.name} beside it must hold {wanted}. Received: {told}"
 
 
 class _File:

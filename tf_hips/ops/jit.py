@@ -281,7 +281,8 @@ def _specification(name: str) -> _Source:
     raise errors.SpecificationError(
         f"`{name}` must be a specification of that content, which this process does not have. Put "
         f"{stem}{SPECIFICATION} here and name it (`tf_hips.load` in a program, `--compression "
-        f"{stem}{SPECIFICATION}` of a server), or set {SPECS} to the folder that holds it. "
+        f"{stem}{SPECIFICATION}` of a server), or set {SPECS} to the folder that holds it, in one "
+        f"file or two. "
         f"Received: {'; '.join(others) or 'no such file'}"
     )
 
