@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compll import passes, pipeline
+from compll import passes, pipeline, specification
 from compll.backends.library import BuildError, CompiledCodec, build, include_folder
 from compll.backends.reference import Reference
 from compll.errors import CompileError
 from compll.ir import nodes
 from compll.ir.printer import print_plan, print_program, spec_hash
 from compll.packet import MAX_ELEMENTS, PacketError
-from compll.pipeline import compile_spec, generate
+from compll.pipeline import compile_specification, generate
+from compll.specification import Specification
 
 
 class CommandError(Exception):
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"compll: error: {error.filename or 'file'}: {error.strerror or error}\n")
         return 1
     return 0
+
+
+_ONE = "a codec: one file, or that of its Encode and that of its Decode"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("specs", nargs="+", metavar="SPEC")
     check.set_defaults(command=_check)
     ir = commands.add_parser("ir", help="print the typed IR and the loops that are made of it")
-    ir.add_argument("spec", metavar="SPEC")
+    ir.add_argument("specs", nargs="+", metavar="SPEC", help=_ONE)
     ir.add_argument(
         "--after",
         choices=passes.NAMES,
@@ -85,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     ir.set_defaults(command=_ir)
     run = commands.add_parser("run", help="run a function of a specification on a .npy file")
-    run.add_argument("spec", metavar="SPEC")
+    run.add_argument("specs", nargs="+", metavar="SPEC", help=_ONE)
     run.add_argument("function", metavar="FUNCTION", help="such as TernGradEncode")
     run.add_argument("--in", dest="input", required=True, metavar="X.npy")
     run.add_argument("--out", dest="output", required=True, metavar="Y.npy")
@@ -148,16 +152,17 @@ def _targets(text: str) -> tuple[str, ...]:
 
 def _gen(options: argparse.Namespace) -> None:
     folder = Path(options.output)
+    specs = specification.group(options.specs)
     if options.target is not None:
-        pipeline.write(options.specs, folder, options.target)
+        pipeline.write(specs, folder, options.target)
     else:
-        _gen_all(options.specs, folder)
+        _gen_all(specs, folder)
     if options.build:
-        for spec in options.specs:
+        for spec in specs:
             sys.stdout.write(f"{pipeline.build(spec, folder)}\n")
 
 
-def _gen_all(specs: Sequence[str], folder: Path) -> None:
+def _gen_all(specs: Sequence[Specification], folder: Path) -> None:
     """Writes every target, without CUDA where its back end refuses, and says so."""
     try:
         pipeline.write(specs, folder)
@@ -170,20 +175,31 @@ def _gen_all(specs: Sequence[str], folder: Path) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     problems = []
-    for spec in options.specs:
+    for spec in specification.group(options.specs):
         try:
-            program = compile_spec(spec)
+            program = compile_specification(spec)
         except CompileError as error:
             problems.append(str(error))
             continue
         functions = [f.name for f in (program.encode, program.decode) if f is not None]
-        sys.stdout.write(f"{spec}: {', '.join(functions)}; spec hash {spec_hash(program):08x}\n")
+        sys.stdout.write(
+            f"{spec.shown}: {', '.join(functions)}; spec hash {spec_hash(program):08x}\n"
+        )
     if problems:
         raise CommandError("the following specifications are wrong\n\n" + "\n\n".join(problems))
 
 
+def _one(options: argparse.Namespace) -> Specification:
+    """The specification that was given, in one file or two."""
+    found = specification.group(options.specs)
+    if len(found) > 1:
+        shown = " and ".join(spec.shown for spec in found)
+        raise CommandError(f"`SPEC` must be one codec, in one file or two. Received: {shown}")
+    return found[0]
+
+
 def _ir(options: argparse.Namespace) -> None:
-    program = compile_spec(options.spec)
+    program = compile_specification(_one(options))
     if options.after is None:
         sys.stdout.write(f"{print_program(program)}\n{print_plan(passes.optimise(program))}")
         return
@@ -192,12 +208,13 @@ def _ir(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    program = compile_spec(options.spec)
+    spec = _one(options)
+    program = compile_specification(spec)
     functions = {f.name: f for f in (program.encode, program.decode) if f is not None}
     if options.function not in functions:
         known = " and ".join(functions)
         raise CommandError(
-            f"`FUNCTION` must be one of {options.spec}: {known}. Received: {options.function}"
+            f"`FUNCTION` must be one of {spec.shown}: {known}. Received: {options.function}"
         )
     codec = _codec(program, _values(options.values), options.backend)
     data = _load(options.input)
@@ -236,7 +253,8 @@ def _state(
     """What the encoder kept, or zeros; None for one without state."""
     if not codec.state_names:
         if options.state is not None or options.new_state is not None:
-            raise CommandError(f"{options.spec} must have a `state` block for that")
+            shown = " + ".join(options.specs)
+            raise CommandError(f"{shown} must have a `state` block for that")
         return None
     if options.state is None:
         return np.zeros((len(codec.state_names), n), np.float32)

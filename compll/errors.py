@@ -31,7 +31,7 @@ CODES = {
     "E103": "a statement or operator of C that the language does not have",
     "E201": "unknown name",
     "E202": "unknown function",
-    "E203": "a name declared twice",
+    "E203": "a name declared twice, or two unequal blocks of one name",
     "E204": "an operator of CompLL that this version does not have",
     "E205": "a variable is read before it has a value",
     "E206": "an assignment to something that cannot be assigned",
@@ -93,7 +93,8 @@ class Diagnostic:
 
     def render(self, source: SourceFile) -> str:
         """The message with the program text and carets under the span's first line."""
-        number, column = source.location(self.span.start)
+        source, start = source.at(self.span.start)
+        number, column = source.location(start)
         text = source.line(number)
         shown = text.replace("\t", " ")
         width = max(1, min(self.span.end - self.span.start, len(text) - column + 1))
@@ -135,7 +136,13 @@ class Report:
 
     def line(self, span: Span) -> int:
         """Number of the line where `span` starts, for notes that point elsewhere."""
-        return self._source.location(span.start)[0]
+        source, start = self._source.at(span.start)
+        return source.location(start)[0]
+
+    def place(self, span: Span) -> str:
+        """The line where `span` starts, with its file if there are several, for such notes."""
+        file = f" of {self._source.at(span.start)[0].name}" if self._source.parts else ""
+        return f"line {self.line(span)}{file}"
 
     def raise_if_any(self) -> None:
         """Raises CompileError with all diagnostics in the order of the text, if there are any."""

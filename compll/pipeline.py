@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from compll import specification
 from compll.backends import cpp, cuda, makefile, module, tf_op, toolchain
 from compll.errors import CompileError, Report
 from compll.frontend.check import check
@@ -17,36 +18,56 @@ from compll.ir import nodes
 from compll.ir.verify import verify
 from compll.passes import optimise
 from compll.passes.inline import TooLargeError, inline
-from compll.source import SourceFile, Span
+from compll.source import SourceFile, Span, join
+from compll.specification import Specification
 
 
-def compile_spec(path: str | Path) -> nodes.Program:
-    """Compiles the specification at `path` to a checked program, named after the stem of the file.
+def compile_spec(path: str | Path, other: str | Path | None = None) -> nodes.Program:
+    """Compiles the specification at `path` to a checked program.
+
+    Args:
+        path: the file of a codec, which is named after it, or of its Encode or Decode; then the
+            other half is looked for beside it (FooEncode.pse and FooDecode.pse are one codec, Foo)
+            and may be missing.
+        other: the file of the other half, wherever it is.
 
     Raises:
         CompileError: the specification is refused; holds every diagnostic.
-        OSError: the file cannot be read.
+        OSError: a file cannot be read.
     """
-    path = Path(path)
-    return compile_bytes(path.read_bytes(), path.stem, str(path))
+    return compile_specification(specification.read(path, other))
 
 
-def compile_bytes(data: bytes, name: str, shown: str) -> nodes.Program:
-    """Compiles what a file holds; `name`: of the codec; `shown`: the file that messages name."""
+def compile_specification(spec: Specification) -> nodes.Program:
+    """Compiles what the files of a specification hold; raises CompileError."""
+    return _compile([_source(file, data) for file, data in spec.parts], spec.name)
+
+
+def _source(shown: str, data: bytes) -> SourceFile:
     try:
-        text = data.decode("utf-8")
+        return SourceFile(shown, data.decode("utf-8"))
     except UnicodeDecodeError as error:
         readable = data.decode("ascii", errors="replace").replace("\ufffd", "?")
         report = Report(SourceFile(shown, readable))
         report.add("E004", "a specification must be UTF-8 text", Span(error.start, error.start + 1))
         report.raise_if_any()
         raise
-    return compile_text(text, name, shown)
 
 
 def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
     """Compiles text; `name`: of the codec; `shown`: the file that messages name."""
-    source = SourceFile(shown, text)
+    return _compile([SourceFile(shown, text)], name)
+
+
+def _compile(files: Sequence[SourceFile], name: str) -> nodes.Program:
+    """Compiles one file, or two that are read as one; `name`: of the codec."""
+    if len(files) > 1:
+        # Each for itself, so that a bracket that one leaves open is not looked for in the other.
+        for file in files:
+            report = Report(file)
+            parse(file, report)
+            report.raise_if_any()
+    source = join(files)
     report = Report(source)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         message = f"the file of a codec must be named like a variable. Received: {name!r}"
@@ -71,27 +92,26 @@ TARGETS = ("numpy", "cpp", "cuda", "tensorflow")
 """What `write` can make; `cpp` is what TensorFlow's operations are built on."""
 
 
-def write(specs: Sequence[str | Path], folder: Path, targets: Sequence[str] = TARGETS) -> None:
+def write(specs: Sequence[Specification], folder: Path, targets: Sequence[str] = TARGETS) -> None:
     """Compiles specifications and writes their sources, with a Makefile, to a folder.
 
+    The Makefile is the same whatever is written, and builds all that lies in the folder: what an
+    earlier call left there stays.
+
     Args:
-        specs: paths; all are compiled before anything is written.
+        specs: of codecs; all are compiled before anything is written.
         folder: made if it is missing.
         targets: of TARGETS.
 
     Raises:
         CompileError: a specification is refused, or is by the CUDA back end if that is a target.
         ValueError: two of them would be written to the same file, or name the same operations.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be written.
     """
-    texts = [Path(spec).read_bytes() for spec in specs]
-    programs = [
-        compile_bytes(text, Path(spec).stem, str(spec))
-        for spec, text in zip(specs, texts, strict=True)
-    ]
+    programs = [compile_specification(spec) for spec in specs]
     _check_distinct(specs, programs)
     files: dict[str, str] = {}
-    for program, text in zip(programs, texts, strict=True):
+    for program, spec in zip(programs, specs, strict=True):
         made = generate(program)
         wanted = {".codec.cc": "cpp", ".tf.cc": "tensorflow"}
         files |= {
@@ -100,34 +120,33 @@ def write(specs: Sequence[str | Path], folder: Path, targets: Sequence[str] = TA
             if any(name.endswith(end) and target in targets for end, target in wanted.items())
         }
         if "numpy" in targets:
-            files[f"{program.name}_reference.py"] = module.emit(program, text.decode("utf-8"))
-    if "cuda" in targets:
-        for spec, program, text in zip(specs, programs, texts, strict=True):
-            files[f"{program.name}.cu"] = cuda_source(program, text.decode("utf-8"), str(spec))
+            text = spec.data.decode("utf-8")
+            named = " and ".join(Path(file).name for file, _ in spec.parts)
+            files[f"{program.name}_reference.py"] = module.emit(program, text, ascii(named)[1:-1])
+        if "cuda" in targets:
+            files[f"{program.name}.cu"] = cuda_source(program, spec)
+        if "cpp" in targets:
+            identity = toolchain.codec_id(program.name, spec.data)
+            files[f"{program.name}.mk"] = makefile.identify(program.name, identity)
     if "cpp" in targets or "cuda" in targets:
-        named = [
-            (program.name, toolchain.codec_id(program.name, text))
-            for program, text in zip(programs, texts, strict=True)
-        ]
-        files["Makefile"] = makefile.emit(named, targets)
+        files["Makefile"] = makefile.TEXT
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="ascii")
 
 
-def cuda_source(program: nodes.Program, text: str, shown: str) -> str:
+def cuda_source(program: nodes.Program, spec: Specification) -> str:
     """The source of a codec for nvcc, `NAME.cu`.
 
     Args:
-        program: what was compiled from `text`.
-        text: the specification.
-        shown: the file that messages name.
+        program: what was compiled from `spec`.
+        spec: for messages.
 
     Raises:
         CompileError: the CUDA back end does not do something that the specification asks for.
     """
     plan = optimise(program)
-    report = Report(SourceFile(shown, text))
+    report = Report(join([_source(file, data) for file, data in spec.parts]))
     for refusal in cuda.refusals(plan):
         note = "help: leave cuda out: --target numpy,cpp,tensorflow"
         report.add("E701", refusal.message, refusal.span, note)
@@ -135,32 +154,31 @@ def cuda_source(program: nodes.Program, text: str, shown: str) -> str:
     return cuda.emit(plan)
 
 
-def build(spec: str | Path, folder: Path) -> Path:
+def build(spec: Specification, folder: Path) -> Path:
     """Compiles a specification to a library that `tf_hips.load` takes; returns its path.
 
     Raises:
         CompileError, OSError: as for `write`; BuildError: the C++ compiler is missing or fails.
     """
-    text = Path(spec).read_bytes()
-    program = compile_bytes(text, Path(spec).stem, str(spec))
+    program = compile_specification(spec)
     library = folder / f"{program.name}.so"
     source = generate(program)[f"{program.name}.codec.cc"]
-    toolchain.compile_codec(source, toolchain.codec_id(program.name, text), library)
+    toolchain.compile_codec(source, toolchain.codec_id(program.name, spec.data), library)
     return library
 
 
-def _check_distinct(specs: Sequence[str | Path], programs: Sequence[nodes.Program]) -> None:
+def _check_distinct(specs: Sequence[Specification], programs: Sequence[nodes.Program]) -> None:
     """Raises ValueError if two programs have one name, or one prefix of operations."""
     for attribute, what in (
         ("name", "be written to {}.codec.cc"),
         ("prefix", "register operations of {}"),
     ):
-        seen: dict[str, str | Path] = {}
+        seen: dict[str, str] = {}
         for spec, program in zip(specs, programs, strict=True):
             value: str = getattr(program, attribute)
             if value in seen:
-                raise ValueError(f"{seen[value]} and {spec} would both {what.format(value)}")
-            seen[value] = spec
+                raise ValueError(f"{seen[value]} and {spec.shown} would both {what.format(value)}")
+            seen[value] = spec.shown
 
 
 def generate(program: nodes.Program) -> dict[str, str]:

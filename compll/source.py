@@ -6,6 +6,7 @@ Lines and columns are computed only when a message is rendered.
 """
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,17 +25,31 @@ class Span:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """The text of one specification and the name that messages use for it."""
+    """The text of one specification and the name that messages use for it.
+
+    Attributes:
+        name: of the file; of several, all of them.
+        text: all of it.
+        parts: the files that it is made of, where they are several, with their offsets in it.
+    """
 
     name: str
     text: str
+    parts: tuple[tuple[int, "SourceFile"], ...] = ()
+
+    def at(self, offset: int) -> tuple["SourceFile", int]:
+        """The file that a character offset lies in, and the offset in that file."""
+        for start, part in reversed(self.parts):
+            if offset >= start:
+                return part, offset - start
+        return self, offset
 
     @cached_property
     def _line_starts(self) -> list[int]:
         return [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
 
     def location(self, offset: int) -> tuple[int, int]:
-        """Line and column of a character offset, both counted from 1."""
+        """Line and column of a character offset in a single file, both counted from 1."""
         line = bisect.bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
@@ -43,3 +58,17 @@ class SourceFile:
         start = self._line_starts[number - 1]
         end = self._line_starts[number] - 1 if number < len(self._line_starts) else len(self.text)
         return self.text[start:end].rstrip("\r")
+
+
+def join(files: Sequence[SourceFile]) -> SourceFile:
+    """Files one below the other, each on lines of its own, as one."""
+    if len(files) == 1:
+        return files[0]
+    parts = []
+    text = ""
+    for file in files:
+        if text and not text.endswith("\n"):
+            text += "\n"
+        parts.append((len(text), file))
+        text += file.text
+    return SourceFile(" + ".join(file.name for file in files), text, tuple(parts))

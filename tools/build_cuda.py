@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from compll import CompileError, pipeline  # noqa: E402
+from compll import CompileError, pipeline, specification  # noqa: E402
 from compll.backends.toolchain import NVCC_FLAGS  # noqa: E402
 
 LIBRARY = ROOT / "tf_hips/ops/libtf_hips_cuda.so"
@@ -88,7 +88,7 @@ def main() -> int:
 def _write(spec: Path, folder: Path) -> bool:
     """Writes the source of a codec; False, and a message, if the back end refuses it."""
     try:
-        pipeline.write([spec], folder, ["cuda"])
+        pipeline.write([specification.read(spec)], folder, ["cuda"])
     except CompileError as error:
         if {found.code for found in error.diagnostics} != {"E701"}:
             raise

@@ -8,6 +8,7 @@ of its type.
 
 import keyword
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,8 +68,8 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
             continue
         if kind in found or (found and stem != prefix):
             first = next(iter(found.values()))
-            line = report.line(first.span)
-            note = f"note: `{first.name}` is on line {line}; one file holds one codec"
+            place = report.place(first.span)
+            note = f"note: `{first.name}` is on {place}; one file holds one codec"
             report.add("E503", f"`{function.name}` is one function too many", function.span, note)
             continue
         prefix = stem
@@ -166,8 +167,7 @@ def _read_params(
                 "E601", f"`{block.name}` is not the codec of this file", block.span, *help_lines
             )
             continue
-        if any(earlier.name == block.name for earlier in tree.blocks[:number]):
-            report.add("E203", f"a second `param {block.name}`", block.span)
+        if _is_repeated(block, tree.blocks[:number], report):
             continue
         for item in block.fields:
             if item.name not in types:
@@ -196,6 +196,36 @@ def _read_params(
     return params
 
 
+def _is_repeated(
+    block: ast.ParamBlock | ast.StateBlock,
+    earlier: Sequence[ast.ParamBlock | ast.StateBlock],
+    report: Report,
+) -> bool:
+    """Whether a block of this name came before; one that says something else is reported.
+
+    Equal ones are welcome: the files of an Encode and a Decode may both say what both need.
+    """
+    first = next((one for one in earlier if one.name == block.name), None)
+    if first is not None and _content(first) != _content(block):
+        word = "param" if isinstance(block, ast.ParamBlock) else "state"
+        note = f"note: it must be equal to the first one, on {report.place(first.span)}"
+        report.add("E203", f"a second `{word} {block.name}`", block.span, note)
+    return first is not None
+
+
+def _content(block: ast.ParamBlock | ast.StateBlock) -> list[tuple[object, ...]]:
+    """What a block says, without places in the text."""
+    if isinstance(block, ast.StateBlock):
+        return [(item.name, _spelled(item.type)) for item in block.fields]
+    return [
+        (
+            *(item.name, _spelled(item.type)),
+            *(None if n is None else n.value for n in (item.low, item.high, item.default)),
+        )
+        for item in block.fields
+    ]
+
+
 def _read_states(
     tree: ast.File,
     prefix: str,
@@ -215,8 +245,7 @@ def _read_states(
             help_lines = nearest(block.name, [prefix]) if block.name != prefix else ()
             report.add("E604", message, block.span, *(help_lines or (note,)))
             continue
-        if any(earlier.name == block.name for earlier in tree.states[:number]):
-            report.add("E203", f"a second `state {block.name}`", block.span)
+        if _is_repeated(block, tree.states[:number], report):
             continue
         for item in block.fields:
             if _spelled(item.type) != "float*":

@@ -19,8 +19,9 @@ from compll.backends.reference import Reference
 from compll.errors import Report
 from compll.frontend.lexer import tokenize
 from compll.ir import nodes
-from compll.pipeline import compile_bytes
+from compll.pipeline import compile_specification
 from compll.source import SourceFile
+from compll.specification import Specification
 from tests.compll.support import SPECS
 
 TESTS = SPECS.parents[2] / "tests"
@@ -215,7 +216,7 @@ def survives(data: bytes, name: str = "foo") -> nodes.Program | None:
     reference makes the same packets of the program before and after the passes.
     """
     try:
-        program = compile_bytes(data, name, f"{name}.pse")
+        program = compile_specification(Specification(name, ((f"{name}.pse", data),)))
     except compll.CompileError as error:
         assert error.diagnostics
         assert str(error).startswith("error[E")

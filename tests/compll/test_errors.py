@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import compll
+from compll import specification
 from compll.errors import CODES
 from compll.pipeline import cuda_source
 
@@ -19,7 +20,7 @@ def test_case(case, request):
         program = compll.compile_spec(case)
         # What a back end refuses is right for the others.
         assert case.name.startswith("E7")
-        cuda_source(program, case.read_text(encoding="utf-8"), str(case))
+        cuda_source(program, specification.read(case))
     text = str(caught.value).replace(str(case), case.name) + "\n"
     assert {item.code for item in caught.value.diagnostics} == {case.name[:4]}
     expected = case.with_suffix(".txt")

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import compll
 import tf_hips
-from compll import pipeline
+from compll import pipeline, specification
 from tests.ops.codecs import bits, gradient
 from tests.support import hurried
 from tests.support.ranks import process_groups
@@ -379,7 +379,7 @@ def test_a_library_that_was_built_elsewhere_needs_no_compiler(
     mine: Compressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = changed(tmp_path, "elsewhere")
-    library = pipeline.build(file, tmp_path / "made")
+    library = pipeline.build(specification.read(file), tmp_path / "made")
     monkeypatch.setenv("CXX", "no-such-compiler")
     codec = parse(f"{library}(2, 1)", files=True)
     assert codec.name == loaded.full_name("elsewhere", file.read_bytes())
@@ -392,6 +392,67 @@ def test_a_library_that_was_built_elsewhere_needs_no_compiler(
         tf_hips.load(tmp_path / "no.so")
     with pytest.raises(LibraryError, match="tf_hips_codec_id"):
         tf_hips.load(NATIVE_PATH)
+
+
+def halved(folder: Path, one: str = "TwoEncode", two: str = "TwoDecode") -> tuple[Path, Path]:
+    """The codec of `mine.pse` under another name, in two files."""
+    text = MINE.read_text().replace("Mine", "Two")
+    at = text.index("void TwoDecode")
+    folder.mkdir(exist_ok=True)
+    for name, part in ((one, text[:at]), (two, text[at:])):
+        (folder / f"{name}.pse").write_text(part)
+    return folder / f"{one}.pse", folder / f"{two}.pse"
+
+
+def test_a_codec_in_two_files_is_that_of_one(mine: Compressor, tmp_path: Path) -> None:
+    encode, decode = halved(tmp_path / "two")
+    whole = tmp_path / "Two.pse"
+    whole.write_text(encode.read_text() + decode.read_text())
+    name = loaded.full_name("Two", whole.read_bytes())
+    for paths in ((encode, decode), (decode, encode), (encode,), (decode,), (whole,)):
+        assert tf_hips.load(*paths).name == name
+    codec = parse(f"error_feedback({decode}(2, salt=1))", files=True).inner
+    assert codec is not None and codec.name == name
+    x = gradient(999)
+    packet = native.encode(codec, x, KEY)
+    reference = compll.Reference(compll.compile_spec(whole), scale=2, salt=1)
+    assert packet.tobytes() == reference.encode(x, KEY.seed, KEY.step, KEY.tensor_id).tobytes()
+    np.testing.assert_array_equal(native.decode(codec, packet, 999), reference.decode(packet, 999))
+    library = pipeline.build(specification.read(encode, decode), tmp_path / "made")
+    assert tf_hips.load(library).name == name
+    with pytest.raises(ValueError, match="left out for a library"):
+        tf_hips.load(library, decode)
+    # Either half is part of the content.
+    decode.write_text(decode.read_text() + "// changed\n")
+    with pytest.raises(ValueError, match=f"`{encode} \\+ {decode}` must have the content.*{name}"):
+        tf_hips.load(encode)
+
+
+def test_a_server_finds_both_files_of_what_a_peer_names(mine: Compressor, tmp_path: Path) -> None:
+    encode, decode = halved(tmp_path / "two", "two_encode", "two_decode")
+    name = tf_hips.load(encode, decode).name
+    program = f"from tf_hips.ops import parse\nprint(parse('{name}(2, 1)').wire_bytes(100))\n"
+    environment = {jit.CACHE: str(tmp_path / "cache"), jit.SPECS: str(tmp_path / "two")}
+    found = run(program, **environment)
+    assert found.stdout.strip() == str(mine.wire_bytes(100)), found.stderr
+    decode.unlink()  # the cache keeps both as one
+    again = run(program, **environment)
+    assert again.stdout == found.stdout, again.stderr
+
+
+def test_the_half_that_is_missing_is_named(tmp_path: Path) -> None:
+    encode, decode = halved(tmp_path)
+    decode.unlink()
+    with pytest.raises(SpecificationError, match=r"no Decode; there is no TwoDecode.pse beside it"):
+        tf_hips.load(encode)
+    decode.write_text(encode.read_text().replace("TwoEncode", "TwiceEncode"))
+    with pytest.raises(SpecificationError, match=r"must hold TwoDecode. Received: TwiceEncode"):
+        tf_hips.load(encode)
+    encode.rename(tmp_path / "first.pse")
+    with pytest.raises(SpecificationError, match=r"first.pse does not end with Encode.pse, so no"):
+        tf_hips.load(tmp_path / "first.pse")
+    with pytest.raises(SpecificationError, match=r"none.pse` must be a specification that can"):
+        tf_hips.load(tmp_path / "first.pse", tmp_path / "none.pse")
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@
     strategy = tf_hips.HierarchicalPS(compression=topk(ratio=0.1))
 
 The system's C++ compiler makes a library of the codec alone, in about two seconds, and the cache
-keeps it under a hash of all that goes into it: the specification, CompLL, the headers, the compiler
-and its flags. A library is written aside and renamed, and processes that want the same one at once
-take turns: one compiles, the others wait for it. Entries are never changed, so old ones do no harm;
-a cached codec is loaded without importing CompLL.
+keeps it under a hash of all that goes into it: the specification (that of two files as one text),
+CompLL, the headers, the compiler and its flags. A library is written aside and renamed, and
+processes that want the same one at once take turns: one compiles, the others wait for it. Entries
+are never changed, so old ones do no harm; a cached codec of one file is loaded without importing
+CompLL.
 
     TF_HIPS_CACHE   folder of the cache (default: ~/.cache/tf_hips)
     TF_HIPS_SPECS   folders, separated by colons, where codecs that other processes name are found
@@ -32,12 +33,13 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tf_hips import errors
 from tf_hips.ops import loaded, registry
 
 if TYPE_CHECKING:
+    from compll.specification import Specification
     from tf_hips.ops.compressor import Compressor
 
 CACHE = "TF_HIPS_CACHE"
@@ -90,13 +92,42 @@ class LoadedCodec:
         return f"<codec {self.name}({shown})>"
 
 
-def load(path: str | os.PathLike[str], replace: bool = False) -> LoadedCodec:
+class _Source(NamedTuple):
+    """A specification: the stem of its codec's name, the whole text, and the files it came from.
+
+    `parts`: for each file what messages call it, and its content.
+    """
+
+    stem: str
+    data: bytes
+    parts: tuple[tuple[str, bytes], ...]
+
+    @property
+    def name(self) -> str:
+        """The full name of the codec."""
+        return loaded.full_name(self.stem, self.data)
+
+    @property
+    def shown(self) -> str:
+        """The files, for messages."""
+        return " + ".join(file for file, _ in self.parts)
+
+
+def load(
+    path: str | os.PathLike[str],
+    other: str | os.PathLike[str] | None = None,
+    *,
+    replace: bool = False,
+) -> LoadedCodec:
     """Makes the codec of a specification known to this process, compiling it if that is needed.
 
     Loading the same content again costs a look into the file.
 
     Args:
-        path: a specification, `my.pse`, or a library that `compll gen --build` made of one.
+        path: a specification, `my.pse`, or a library that `compll gen --build` made of one. If it
+            holds an Encode alone or a Decode alone, the other half is looked for beside it:
+            `MyEncode.pse` and `MyDecode.pse` are one codec, `My`.
+        other: the file of the other half, wherever it is.
         replace: take the name although another content has it; compressors that were made of the
             other one stay as they are. For interactive work.
 
@@ -109,15 +140,20 @@ def load(path: str | os.PathLike[str], replace: bool = False) -> LoadedCodec:
         ValueError: a built-in codec, or a loaded one of another content, has this name.
     """
     file = Path(path)
-    if file.suffix == LIBRARY:
-        _, name = loaded.identity(file)
+    source = None
+    if file.suffix != LIBRARY:
+        source = _read(file, None if other is None else Path(other))
+        name, shown = source.name, source.shown
+    elif other is not None:
+        raise ValueError(
+            f"`other` must be left out for a library, which has both halves. Received: {other}"
+        )
     else:
-        data = _read(file)
-        name = loaded.full_name(file.stem, data)
+        name, shown = loaded.identity(file)[1], str(file)
     with _lock:
-        _check_name(name, file, replace)
+        _check_name(name, shown, replace)
         if loaded.table(name) is None:
-            library = file if file.suffix == LIBRARY else _library(name, data, str(file))
+            library = file if source is None else _library(source)
             return LoadedCodec(loaded.add(library))
         algorithm = registry.find(name)
         registry.add(algorithm)
@@ -141,7 +177,7 @@ def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
             if loaded.table(name) is None:
                 found = _specification(name)
                 before = registry.newest(name.partition("@")[0])
-                loaded.add(_library(name, found[1], found[0]))
+                loaded.add(_library(found))
                 if before is not None:  # what another process named does not change what ours means
                     registry.add(registry.find(before))
     return registry.find(name, also)
@@ -163,11 +199,11 @@ def cuda_table(name: str) -> tuple[int | None, str]:
         return None, "nvcc is not here"
     stem, _, content = name.partition("@")
     try:
-        shown, specification = _specification(name)
+        source = _specification(name)
         entry = _cache() / f"{stem}-{content}-{_tools((nvcc,))}.cuda{LIBRARY}"
         with _lock, _turn(entry.with_suffix(".lock")):
             if not entry.is_file():
-                _make_cuda(entry, stem, specification, shown, nvcc)
+                _make_cuda(entry, source, nvcc)
             getter = ctypes.CDLL(str(entry.absolute()))[f"tf_hips_cuda_codec_{stem}"]
     except (errors.SpecificationError, errors.LibraryError, OSError) as error:
         return None, str(error)
@@ -176,32 +212,51 @@ def cuda_table(name: str) -> tuple[int | None, str]:
     return address, ""
 
 
-def _make_cuda(entry: Path, stem: str, specification: bytes, shown: str, nvcc: str) -> None:
+def _make_cuda(entry: Path, source: _Source, nvcc: str) -> None:
     from compll import CompileError
     from compll.backends.toolchain import BuildError, compile_cuda
-    from compll.pipeline import compile_bytes, cuda_source
+    from compll.pipeline import compile_specification, cuda_source
+    from compll.specification import Specification
 
     try:
-        program = compile_bytes(specification, stem, shown)
-        source = cuda_source(program, specification.decode("utf-8"), shown)
-        compile_cuda(source, stem, entry, nvcc)
+        specification = Specification(source.stem, source.parts)
+        made = cuda_source(compile_specification(specification), specification)
+        compile_cuda(made, source.stem, entry, nvcc)
     except CompileError as error:
         raise errors.SpecificationError(str(error)) from error
     except BuildError as error:
         raise errors.LibraryError(str(error)) from error
 
 
-def _read(file: Path) -> bytes:
+def _read(file: Path, other: Path | None) -> _Source:
+    """Reads a specification; where it is one half, with the other."""
     try:
-        return file.read_bytes()
+        if other is None:
+            data = file.read_bytes()
+            source = _Source(file.stem, data, ((str(file), data),))
+            if loaded.table(source.name) is not None or _kept(source.name).is_file():
+                return source  # what was compiled before is whole
+
+        from compll import specification
+
+        return _of(specification.read(file, other))
     except OSError as error:
         raise errors.SpecificationError(
-            f"`{file}` must be a specification that can be read. Received: {error.strerror}, in "
-            f"the folder {Path.cwd()}"
+            f"`{error.filename or file}` must be a specification that can be read. Received: "
+            f"{error.strerror}, in the folder {Path.cwd()}"
         ) from error
 
 
-def _check_name(name: str, file: Path, replace: bool) -> None:
+def _of(specification: "Specification") -> _Source:
+    return _Source(specification.name, specification.data, specification.parts)
+
+
+def _kept(name: str) -> Path:
+    """Where the cache keeps the specification of a codec that it has compiled."""
+    return cache_folder() / f"{name.replace('@', '-')}{SPECIFICATION}"
+
+
+def _check_name(name: str, file: str, replace: bool) -> None:
     stem = name.partition("@")[0]
     if stem in registry.REGISTRY or stem in registry.WITHOUT_PACKETS:
         raise ValueError(
@@ -215,25 +270,37 @@ def _check_name(name: str, file: Path, replace: bool) -> None:
         )
 
 
-def _specification(name: str) -> tuple[str, bytes]:
-    """File and content of the specification of a codec that another process named."""
-    stem, _, content = name.partition("@")
-    folders = [Path(folder) for folder in os.environ.get(SPECS, "").split(":") if folder]
-    files = [cache_folder() / f"{stem}-{content}{SPECIFICATION}"]
-    files += [folder / f"{stem}{SPECIFICATION}" for folder in folders]
+def _specification(name: str) -> _Source:
+    """The specification of a codec that another process named."""
+    stem = name.partition("@")[0]
     others = []
-    for file in files:
-        with contextlib.suppress(OSError):
-            data = file.read_bytes()
-            if loaded.full_name(stem, data) == name:
-                return str(file), data
-            others.append(f"{file} is {loaded.full_name(stem, data)}")
+    for source in _candidates(name):
+        if source.name == name:
+            return source
+        others.append(f"{source.shown} is {source.name}")
     raise errors.SpecificationError(
         f"`{name}` must be a specification of that content, which this process does not have. Put "
         f"{stem}{SPECIFICATION} here and name it (`tf_hips.load` in a program, `--compression "
-        f"{stem}{SPECIFICATION}` of a server), or set {SPECS} to the folder that holds it. "
+        f"{stem}{SPECIFICATION}` of a server), or set {SPECS} to the folder that holds it, in one "
+        f"file or two. "
         f"Received: {'; '.join(others) or 'no such file'}"
     )
+
+
+def _candidates(name: str) -> Iterator[_Source]:
+    """Specifications that may be meant: what the cache keeps, then those in the user's folders."""
+    stem = name.partition("@")[0]
+    folders = [Path(folder) for folder in os.environ.get(SPECS, "").split(":") if folder]
+    for file in (_kept(name), *(folder / f"{stem}{SPECIFICATION}" for folder in folders)):
+        with contextlib.suppress(OSError):
+            data = file.read_bytes()
+            yield _Source(stem, data, ((str(file), data),))
+    if folders:
+        from compll import specification
+
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                yield from map(_of, specification.in_two_files(folder, stem))
 
 
 def cache_folder() -> Path:
@@ -245,21 +312,21 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "tf_hips"
 
 
-def _library(name: str, specification: bytes, shown: str) -> Path:
-    """The library of a specification, from the cache or made now; `shown`: its file in messages."""
-    stem, _, content = name.partition("@")
+def _library(source: _Source) -> Path:
+    """The library of a specification, from the cache or made now."""
+    name = source.name
     command = _command()
     folder = _cache()
-    entry = folder / f"{stem}-{content}-{_tools(command)}{LIBRARY}"
+    entry = folder / f"{name.replace('@', '-')}-{_tools(command)}{LIBRARY}"
     if _is_good(entry, name):
         return entry
     with _turn(entry.with_suffix(".lock")):
         if not _is_good(entry, name):
-            _make(entry, name, specification, shown, command)
-        kept = folder / f"{stem}-{content}{SPECIFICATION}"
+            _make(entry, source, command)
+        kept = _kept(name)
         if not kept.is_file():
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
-                aside.write(specification)
+                aside.write(source.data)
             Path(aside.name).replace(kept)
     return entry
 
@@ -274,26 +341,27 @@ def _is_good(entry: Path, name: str) -> bool:
         return False
 
 
-def _make(
-    entry: Path, name: str, specification: bytes, shown: str, command: tuple[str, ...]
-) -> None:
-    from compll import CompileError
+def _make(entry: Path, source: _Source, command: tuple[str, ...]) -> None:
+    from compll import CompileError, specification
     from compll.backends.library import BuildError, compile_codec
-    from compll.pipeline import compile_bytes, generate
+    from compll.pipeline import compile_specification, generate
 
-    stem = name.partition("@")[0]
     try:
-        program = compile_bytes(specification, stem, shown)
+        program = compile_specification(specification.Specification(source.stem, source.parts))
     except CompileError as error:
         raise errors.SpecificationError(str(error)) from error
     if program.encode is None or program.decode is None:
-        missing = "Encode" if program.encode is None else "Decode"
+        lacks = "Encode" if program.encode is None else "Decode"
+        looked = ""
+        if len(source.parts) == 1:
+            file, content = source.parts[0]
+            looked = f"; {specification.looked_for(Path(file), content)}"
         raise errors.SpecificationError(
-            f"`{shown}` must have an Encode and a Decode. Received: no {missing}"
+            f"`{source.shown}` must have an Encode and a Decode. Received: no {lacks}{looked}"
         )
-    source = generate(program)[f"{stem}.codec.cc"]
+    made = generate(program)[f"{source.stem}.codec.cc"]
     try:
-        compile_codec(source, name, entry, command)
+        compile_codec(made, source.name, entry, command)
     except BuildError as error:
         raise errors.LibraryError(str(error)) from error
 
