@@ -28,6 +28,13 @@ def key_part(lower: "Lowerer", name: str, span: Span) -> nodes.Expr:
     return nodes.KeyPart(INT, span, name)
 
 
+def check_key(lower: "Lowerer", tree: ast.Call) -> None:
+    """Refuses a call that draws noise where nothing gives it a key."""
+    if not lower.has_key:
+        note = "help: draw it in the Encode and put what Decode needs into the packet"
+        raise lower.refuse("E402", f"`{tree.name}` in a Decode", tree.name_span, note)
+
+
 def call(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     """Lowers a call of one of SCALAR."""
     if tree.name == "random":
@@ -68,6 +75,7 @@ def _random(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
         note = "note: noise belongs to an element, so it is drawn in the lambda of a `map`"
         message = "`random` outside the lambda of a `map`"
         raise lower.refuse("E402", message, tree.name_span, note)
+    check_key(lower, tree)
     lower.arity(tree, 2)
     site = lower.site(tree)
     if kind.name == "int":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from compll.frontend import ast
 from compll.frontend.constants import integer_of
+from compll.frontend.scalars import check_key
 from compll.frontend.scope import Function
 from compll.ir import nodes
 from compll.ir.reducers import REDUCERS, order_of, recognise
@@ -117,6 +118,7 @@ def _top_k(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
 
 
 def _sample(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    check_key(lower, tree)
     source = lower.vector(tree.arguments[0], frame)
     count = _count(lower, tree.arguments[1], frame, "the number of a `sample`")
     return nodes.Sample(source.type, tree.span, source, count, lower.site(tree))
