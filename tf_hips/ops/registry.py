@@ -138,7 +138,7 @@ class Algorithm:
         """Whether it came while the program runs; its name then holds the specification's hash."""
         return "@" in self.name
 
-    def checked(self, **values: object) -> tuple[tuple[str, int | float], ...]:
+    def checked(self, /, **values: object) -> tuple[tuple[str, int | float], ...]:
         """Returns (name, value) of all parameters, with defaults filled in.
 
         Raises:
