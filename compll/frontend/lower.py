@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compll.errors import Report
-from compll.frontend import ast, scalars
+from compll.frontend import ast, hints, scalars
 from compll.frontend.constants import integer_of
 from compll.frontend.scalars import KEY_PARTS, SCALAR
-from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest
+from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest, unknown
 from compll.frontend.vectors import OPERATORS
 from compll.ir import nodes
 from compll.ir.reducers import REDUCERS
@@ -124,7 +124,8 @@ class Lowerer:
 
     def type_of(self, tree: ast.TypeName, frame: Frame) -> Type:
         """The type that a type name stands for."""
-        if tree.width is not None and tree.name != "uint":
+        is_known = tree.name in ("float", "int", *FIXED_WIDTHS)
+        if tree.width is not None and is_known:
             raise self.refuse(
                 "E304", f"`{tree.name}` takes no width", tree.span, "help: `uint<...>` does"
             )
@@ -141,8 +142,8 @@ class Lowerer:
                 f"`{tree.name}` is not a type of a value",
                 tree.span,
                 *(
-                    nearest(tree.name, known)
-                    or (f"note: the types are {', '.join(known)}, and vectors of them",)
+                    hints.type_help(tree.name, nearest(tree.name, known))
+                    or (f"help: the types are {', '.join(known)}, and vectors of them",)
                 ),
             )
         return Array(element) if tree.is_array else element
@@ -275,7 +276,7 @@ class Lowerer:
                 "E201",
                 f"unknown name `{tree.name}`",
                 tree.span,
-                *nearest(tree.name, frame.scope.all_names()),
+                *unknown(tree.name, frame.scope.all_names()),
             )
         if found is POISONED:
             raise Refused
@@ -376,7 +377,17 @@ class Lowerer:
             "E202",
             f"unknown function `{tree.name}`",
             tree.name_span,
-            *nearest(tree.name, [*BUILT_IN, *LATER]),
+            *self._unknown_function(tree.name, frame),
+        )
+
+    def _unknown_function(self, name: str, frame: Frame) -> tuple[str, ...]:
+        declared = frame.scope.lambda_name()
+        if name == declared:
+            return ("help: a function cannot call itself; write out the steps, or use `reduce`",)
+        return (
+            hints.elsewhere(name)
+            or nearest(name, [*BUILT_IN, *LATER])
+            or (f"help: the functions are {', '.join(sorted(BUILT_IN))}, and lambdas",)
         )
 
     def _later(self, name: str, span: Span) -> Refused:
@@ -485,7 +496,8 @@ class Lowerer:
     ) -> nodes.Lambda:
         tree, at = function.tree, function.declared.start
         inner, around = (
-            Frame(Scope(function.scope, at), [], True, position, frame.lenient) for _ in range(2)
+            Frame(Scope(function.scope, at, function.name), [], True, position, frame.lenient)
+            for _ in range(2)
         )
         params = []
         for parameter in tree.parameters:

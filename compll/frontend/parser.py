@@ -27,8 +27,9 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from compll.errors import Report
-from compll.frontend import ast
+from compll.frontend import ast, hints
 from compll.frontend.lexer import Token, tokenize
+from compll.frontend.scope import nearest
 from compll.source import SourceFile, Span
 
 MAX_DEPTH = 64
@@ -106,6 +107,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
         self._report = report
+        self._open: list[Token] = []
 
     # Tokens.
 
@@ -145,8 +147,36 @@ class _Parser:
         token = self._token
         if token.kind == "op" and token.text in _FOREIGN_OPERATORS:
             self._foreign(token)
-        self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span)
+        if self._open and (token.kind == "end" or self._is_at_function()):
+            line = self._report.line(self._open[-1].span)
+            what = "the end of the file" if token.kind == "end" else f"`{self._peek().text}`"
+            note = (
+                f"help: close the `{{` of line {line}, or one inside of it, with `}}` before that"
+            )
+            self._report.add("E101", f"expected `}}`, found {what}", token.span, note)
+            raise _Recover
+        is_type = token.kind == "name" and token.text in TYPE_NAMES
+        note = hints.advice(expected, token.text, is_type)
+        self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span, note)
         raise _Recover
+
+    def _expect_semicolon(self, where: str) -> None:
+        """Takes a `;`; one that is missing at the end of a line is reported there."""
+        last = self._tokens[max(0, self._at - 1)].span
+        is_next_line = self._report.line(last) != self._report.line(self._token.span)
+        if self._is(";") or not is_next_line or self._is_at_function() or self._token.kind == "end":
+            self._expect(";", where)
+            return
+        expected = f"`;` {where}"
+        note = hints.advice(expected, "", False)
+        behind = Span(last.end, last.end + 1)
+        self._report.add("E101", f"expected {expected}", behind, note)
+        if self._token.kind != "name" and not self._is("}"):
+            raise _Recover
+
+    def _is_at_function(self) -> bool:
+        """Whether a function begins here, which stands in no block."""
+        return self._is("void") and self._peek().kind == "name" and self._peek(2).text == "("
 
     def _foreign(self, token: Token) -> NoReturn:
         help_line = (
@@ -159,7 +189,8 @@ class _Parser:
 
     def _nested(self, rule: Callable[[], _Item]) -> _Item:
         if self._depth >= MAX_DEPTH:
-            self._report.add("E102", f"nested more than {MAX_DEPTH} levels deep", self._token.span)
+            message = f"nested more than {MAX_DEPTH} levels deep"
+            self._report.add("E102", message, self._token.span)
             raise _Recover
         self._depth += 1
         try:
@@ -168,16 +199,19 @@ class _Parser:
             self._depth -= 1
 
     def _skip_statement(self) -> None:
-        """Goes behind the next ';' or block of this level, or before the '}' that closes it."""
+        """Goes behind the next ';' or block of this level, or before the '}' that closes it.
+
+        A block that is an argument's, a lambda's body, is not the end of its statement.
+        """
         level = 0
-        while self._token.kind != "end":
+        while self._token.kind != "end" and not (self._open and self._is_at_function()):
             if self._is("{"):
                 level += 1
             elif self._is("}"):
                 if level == 0:
                     return
                 level -= 1
-                if level == 0:
+                if level == 0 and self._peek().text not in (")", ",", "]"):
                     self._next()
                     self._take(";")
                     return
@@ -235,7 +269,7 @@ class _Parser:
     def _state_field(self) -> ast.StateField:
         kind = self._type()
         name = self._name("the name of a state")
-        self._expect(";", "after a state")
+        self._expect_semicolon("after a state")
         return ast.StateField(name.span, kind, name.text)
 
     def _field(self) -> ast.ParamField:
@@ -250,7 +284,7 @@ class _Parser:
             self._expect("]", "after a range")
         if self._take("="):
             default = self._signed_number()
-        self._expect(";", "after a parameter")
+        self._expect_semicolon("after a parameter")
         return ast.ParamField(name.span, kind, name.text, low, high, default)
 
     def _signed_number(self) -> ast.Number:
@@ -304,19 +338,22 @@ class _Parser:
     # Statements.
 
     def _body(self) -> tuple[ast.Stmt, ...]:
-        self._expect("{", "before a block")
-        statements: list[ast.Stmt] = []
-        while not self._is("}"):
-            if self._token.kind == "end":
-                self._fail("`}` at the end of a block")
-            try:
-                statement = self._nested(self._statement)
-                if statement is not None:
-                    statements.append(statement)
-            except _Recover:
-                self._skip_statement()
-        self._next()
-        return tuple(statements)
+        self._open.append(self._expect("{", "before a block"))
+        try:
+            statements: list[ast.Stmt] = []
+            while not self._is("}"):
+                if self._token.kind == "end" or self._is_at_function():
+                    self._fail("`}` at the end of a block")
+                try:
+                    statement = self._nested(self._statement)
+                    if statement is not None:
+                        statements.append(statement)
+                except _Recover:
+                    self._skip_statement()
+            self._next()
+            return tuple(statements)
+        finally:
+            self._open.pop()
 
     def _branch(self) -> tuple[ast.Stmt, ...]:
         if self._is("{"):
@@ -339,13 +376,26 @@ class _Parser:
                 note = "help: `state X { float* residual; }` stands before the functions"
                 self._report.add("E511", "`state` is not allowed here", token.span, note)
                 raise _Recover
-            if token.text in TYPE_NAMES or self._peek().kind == "name":
+            if self._is_declaration():
                 return self._declare()
             if self._peek().kind == "op" and self._peek().text in ("=", *_COMPOUND):
                 return self._assign()
         value = self._expression()
         self._end_statement(value)
         return ast.Evaluate(value.span, value)
+
+    def _is_declaration(self) -> bool:
+        """Whether a statement begins with a type, be it a known one or not."""
+        name = self._token.text
+        if name in TYPE_NAMES or self._peek().kind == "name":
+            return True
+        ahead = [self._peek(distance) for distance in range(1, 5)]
+        texts = [token.text for token in ahead]
+        if texts[0] == "<" and texts[2] == ">":
+            return texts[3] == "*" or ahead[3].kind == "name"
+        if texts[0] != "*" or ahead[1].kind != "name" or texts[2] not in ("=", ";"):
+            return False
+        return texts[2] == "=" or hints.is_like_a_type(name, nearest(name, TYPE_NAMES))
 
     def _declare(self) -> ast.Stmt:
         kind = self._type()
@@ -370,7 +420,7 @@ class _Parser:
         if isinstance(value, ast.Lambda):
             self._take(";")
         else:
-            self._expect(";", "at the end of a statement")
+            self._expect_semicolon("at the end of a statement")
 
     def _if(self) -> ast.Stmt:
         start = self._next()
@@ -441,7 +491,8 @@ class _Parser:
                 value = ast.Field(value.span.to(field.span), value, field.text)
             else:
                 return value
-        self._report.add("E102", f"more than {MAX_DEPTH} indices in a row", value.span)
+        note = "help: name a part of it in a variable"
+        self._report.add("E102", f"more than {MAX_DEPTH} indices in a row", value.span, note)
         raise _Recover
 
     def _primary(self) -> ast.Expr:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import compll
-from compll.errors import CODES
+from compll.errors import CODES, HELP
 from compll.pipeline import cuda_source
 
 FOLDER = Path(__file__).parent / "errors"
@@ -22,6 +22,12 @@ def test_case(case, request):
         cuda_source(program, case.read_text(encoding="utf-8"), str(case))
     text = str(caught.value).replace(str(case), case.name) + "\n"
     assert {item.code for item in caught.value.diagnostics} == {case.name[:4]}
+    for item in caught.value.diagnostics:
+        assert item.notes
+        for note in item.notes:
+            kind, _, advice = note.partition(": ")
+            assert kind in ("help", "note") and len(advice) > 5 and "\n" not in note
+            assert advice not in item.message and item.message not in advice
     expected = case.with_suffix(".txt")
     if request.config.getoption("--update-golden", default=False):
         expected.write_text(text, encoding="ascii")
@@ -30,6 +36,10 @@ def test_case(case, request):
 
 def test_every_code_has_a_case():
     assert {case.name[:4] for case in CASES} == set(CODES)
+
+
+def test_every_code_says_what_to_do():
+    assert set(HELP) == set(CODES)
 
 
 def test_codes_are_documented():
@@ -49,6 +59,7 @@ def test_carets_point_at_the_program():
         "  |",
         "2 |  o = concat(h);",
         "  |             ^",
+        "  = help: declare it before, as in `float h = ...;`",
     ]
 
 

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a message of the parser advises: by what was expected, and by what stands there instead."""
+
+import re
+
+# By what the parser expected, up to what differs.
+_BY_EXPECTED = {
+    "`;` at the end of a statement": "end the statement with `;`",
+    "`;` after a state": "end the state with `;`, as in `float* residual;`",
+    "`;` after a parameter": "end the parameter with `;`, as in `float clip in [0, 1] = 0.5;`",
+    "`(` before parameters": "list the parameters in parentheses, as in `(float x)`",
+    "`,` between parameters": "part parameters with `,` and close the list with `)`",
+    "`,` between arguments": "part arguments with `,` and close the call with `)`",
+    "`,` between the ends": "write a range as `in [0, 1]`",
+    "`[` before a range": "write a range as `in [0, 1]`",
+    "`]` after a range": "write a range as `in [0, 1]`",
+    "`>` after the width": "close the width with `>`, as in `uint<bits>`",
+    "`>` after the type": "close the type with `>`, as in `random<float>(0, 1)`",
+    "`(` after `": "give it arguments, as in `random<float>(0, 1)` or `bitcast<uint32>(x)`",
+    "`(` after `if`": "put the condition in parentheses, as in `if (x > 0)`",
+    "`)` after a condition": "close the condition with `)`",
+    "`:` between": "give `?` both values, as in `x > 0 ? 1 : 2`",
+    "`]` after an index": "close the index with `]`",
+    "`)` to match": "close the parenthesis with `)`",
+    "`&` in": "begin a lambda with `[&]`; it captures all it needs",
+    "`]` in": "begin a lambda with `[&]`; it captures all it needs",
+    "`->` before": "say what the lambda returns, as in `[&](float x) -> float { ... }`",
+    "`{` before": "write the body in braces, as in `{ return x; }`",
+    "`{` after": "list what the block declares in braces",
+    "`}` at the end": "close the block with `}`",
+    "the name of a variable": "give the variable a name after its type, as in `float mean = 0;`",
+    "the name of a function": "begin a function as in `void FooEncode(float* gradient, uint8* out)`",
+    "the name of a codec": "name the X of XEncode and XDecode there",
+    "the name of a parameter": "give the parameter a name after its type, as in `float clip`",
+    "the name of a state": "give the state a name after its type, as in `float* residual;`",
+    "the name of a field": "write `v.size`, the only field there is",
+    "a type": "begin with a type: float, int, uint8, uint<bits>, or one of them with `*`",
+    "a number": "write one number; parameters take no expressions there",
+    "a value": "write a number, a name, a call or `(...)` there",
+}
+
+# By the word or operator that stands where the parser expected something else.
+_BY_FOUND = {
+    "and": "write `&&`",
+    "or": "write `||`",
+    "not": "write `!`",
+    "elif": "write `else if (...)`",
+    "else": "write `else` directly behind the branch of an `if`, which needs braces if it is long",
+    "import": "remove it; a specification stands alone and all functions are built in",
+    "from": "remove it; a specification stands alone and all functions are built in",
+    "def": "write `void XEncode(...)`, or `lambda_func f = [&](float x) -> float { ... }`",
+    "lambda": "write a lambda as `[&](float x) -> float { return x; }`",
+    "return": "end the statement before it with `;`",
+    "=": "declare a variable before it is assigned; an element cannot be assigned, use `map`",
+    "**": "write x * x, or `exp2(y * log2(x))`",
+}
+_NO_CAST = "a declaration converts: write `{} x = ...;` and use x"
+
+
+def advice(expected: str, found: str, is_type: bool) -> str:
+    """The line of help for a token that was not expected.
+
+    Args:
+        expected: what the parser's message says was.
+        found: the token's text.
+        is_type: whether that is the name of a type.
+    """
+    if expected.startswith("a value") and is_type:
+        return f"help: {_NO_CAST.format(found)}"
+    if found in _BY_FOUND and not expected.startswith(("a number", "the name")):
+        return f"help: {_BY_FOUND[found]}"
+    for start, text in _BY_EXPECTED.items():
+        if expected.startswith(start):
+            return f"help: {text}"
+    raise KeyError(f"`expected` must begin as an entry of the table. Received: {expected!r}")
+
+
+# Names that other languages have, and what stands for them here.
+_ELSEWHERE = {
+    "true": "write 1; any number that is not 0 is true",
+    "false": "write 0",
+    "True": "write 1; any number that is not 0 is true",
+    "False": "write 0",
+    "nan": "there is no such number; a value that is not finite is best left out by a `filter`",
+    "NAN": "there is no such number; a value that is not finite is best left out by a `filter`",
+    "inf": "write the largest number, 3.4028234e38",
+    "INFINITY": "write the largest number, 3.4028234e38",
+    "pow": "write x * x, or `exp2(y * log2(x))`",
+    "exp": "write `exp2(x * 1.442695)`",
+    "log": "write `log2(x) * 0.6931472`",
+    "fabs": "write `abs(x)`",
+    "len": "write `v.size`",
+    "size": "write `v.size`",
+    "mean": "write `reduce(v, 0, sum) / v.size`",
+    "sum": "write `reduce(v, 0, sum)`",
+    "int": "a declaration converts: write `int j = x;`",
+    "float": "a declaration converts: write `float y = x;`",
+    "import": "remove it; a specification stands alone and all functions are built in",
+    "include": "remove it; files are not included",
+}
+
+
+def elsewhere(name: str) -> tuple[str, ...]:
+    """The line of help for a name of another language; nothing for other names."""
+    return (f"help: {_ELSEWHERE[name]}",) if name in _ELSEWHERE else ()
+
+
+def is_like_a_type(name: str, near: tuple[str, ...]) -> bool:
+    """Whether an unknown name was meant as a type; `near`: what is spelt like it."""
+    return bool(near) or re.fullmatch(r"u?int[0-9]+(_t)?|double|half|float[0-9]+", name) is not None
+
+
+def type_help(name: str, near: tuple[str, ...]) -> tuple[str, ...]:
+    """The line of help for an unknown type; `near`: that of the type that is spelt like it."""
+    found = re.fullmatch(r"uint([0-9]{1,2})", name)
+    if found and 1 <= int(found[1]) <= 16:
+        return (f"help: write `uint<{found[1]}>`",)
+    if re.fullmatch(r"u?int[0-9]+(_t)?", name):
+        return ("help: write `int`, which has 64 bits, or `uint8`, `uint16`, `uint32`",)
+    return ("help: write `float`, the only type of that kind",) if name == "double" else near
