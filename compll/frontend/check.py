@@ -15,7 +15,7 @@ from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.interface import Interface, read_interface
 from compll.frontend.lower import MAX_FLOAT, Frame, Refused
-from compll.frontend.scope import POISONED, Scope, Variable, nearest
+from compll.frontend.scope import POISONED, Scope, Variable, unknown
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
 from compll.ir.sizes import DataDependentError, SizeError, capacity_of, size_of
@@ -287,7 +287,7 @@ class _Decoder(_Body):
             raise self.lower.refuse("E206", "`extract` takes the names of variables", argument.span)
         found = self.frame.scope.find(argument.name)
         if not isinstance(found, Variable):
-            help_lines = nearest(argument.name, self.frame.scope.all_names())
+            help_lines = unknown(argument.name, self.frame.scope.all_names())
             raise self.lower.refuse(
                 "E201", f"unknown name `{argument.name}`", argument.span, *help_lines
             )

@@ -29,7 +29,7 @@ _BY_EXPECTED = {
     "`{` after": "list what the block declares in braces",
     "`}` at the end": "close the block with `}`",
     "the name of a variable": "give the variable a name after its type, as in `float mean = 0;`",
-    "the name of a function": "begin a function as in `void FooEncode(float* gradient, uint8* out)`",
+    "the name of a function": "begin as in `void FooEncode(float* gradient, uint8* out)`",
     "the name of a codec": "name the X of XEncode and XDecode there",
     "the name of a parameter": "give the parameter a name after its type, as in `float clip`",
     "the name of a state": "give the state a name after its type, as in `float* residual;`",
@@ -51,7 +51,7 @@ _BY_FOUND = {
     "def": "write `void XEncode(...)`, or `lambda_func f = [&](float x) -> float { ... }`",
     "lambda": "write a lambda as `[&](float x) -> float { return x; }`",
     "return": "end the statement before it with `;`",
-    "=": "declare a variable before it is assigned; an element cannot be assigned, use `map`",
+    "=": "an element cannot be assigned: make the whole vector by a `map`",
     "**": "write x * x, or `exp2(y * log2(x))`",
 }
 _NO_CAST = "a declaration converts: write `{} x = ...;` and use x"
@@ -67,6 +67,8 @@ def advice(expected: str, found: str, is_type: bool) -> str:
     """
     if expected.startswith("a value") and is_type:
         return f"help: {_NO_CAST.format(found)}"
+    if expected.startswith("`(` before parameters") and found in ("=", ";", "["):
+        return "help: move it into a function; nothing is global but `param` and `state` blocks"
     if found in _BY_FOUND and not expected.startswith(("a number", "the name")):
         return f"help: {_BY_FOUND[found]}"
     for start, text in _BY_EXPECTED.items():
@@ -103,6 +105,30 @@ _ELSEWHERE = {
 def elsewhere(name: str) -> tuple[str, ...]:
     """The line of help for a name of another language; nothing for other names."""
     return (f"help: {_ELSEWHERE[name]}",) if name in _ELSEWHERE else ()
+
+
+# How the operators are called.
+_FORMS = {
+    "abs": "abs(x)",
+    "block_reduce": "block_reduce(v, n, init, f)",
+    "filter": "filter(v, f)` or `filter(v, f, k)",
+    "map": "map(v, f)",
+    "max": "max(x, y)",
+    "min": "min(x, y)",
+    "bitcast": "bitcast<uint32>(x)",
+    "random": "random<float>(lo, hi)",
+    "range": "range(n)",
+    "reduce": "reduce(v, init, f)",
+    "sample": "sample(v, m)",
+    "scatter": "scatter(n, indices, values)` or `scatter(n, indices, values, count)",
+    "sort": "sort(v, less)",
+    "top_k": "top_k(v, k)",
+}
+
+
+def form(name: str) -> str:
+    """The line of help that says how a built-in function is called."""
+    return f"help: write `{_FORMS.get(name, f'{name}(x)')}`"
 
 
 def is_like_a_type(name: str, near: tuple[str, ...]) -> bool:

@@ -193,7 +193,10 @@ class Lowerer:
         value = self.expr(tree, frame)
         if isinstance(value.type, Array):
             raise self.refuse(
-                "E301", f"expected a scalar, found a vector of type `{value.type}`", tree.span
+                "E301",
+                f"expected a scalar, found a vector of type `{value.type}`",
+                tree.span,
+                "help: take an element, as in `v[0]`, or `reduce` or `map` the vector",
             )
         return value
 
@@ -205,7 +208,9 @@ class Lowerer:
         """Lowers an expression that must be an integer."""
         value = self.scalar(tree, frame)
         if value.type == FLOAT:
-            raise self.refuse("E301", f"{what} must be an integer, found a `float`", tree.span)
+            message = f"{what} must be an integer, found a `float`"
+            help_line = "help: declare `int j = ...;` before, which drops the fraction, and use j"
+            raise self.refuse("E301", message, tree.span, help_line)
         return self.convert(value, INT)
 
     # Expressions.
@@ -290,7 +295,8 @@ class Lowerer:
             message = (
                 f"`{tree.name}` is a packet: it can only be made by `concat` and read by `extract`"
             )
-            raise self.refuse("E301", message, tree.span)
+            note = "help: give values to `concat`, and get them back with `extract`"
+            raise self.refuse("E301", message, tree.span, note)
         if found.value is None:
             if frame.lenient and found.kind == "captured" and not isinstance(found.type, Array):
                 return nodes.Const(found.type, tree.span, 0)
@@ -300,7 +306,10 @@ class Lowerer:
             if frame.lenient and found.kind == "captured":
                 return nodes.Ref(found.type, tree.span, nodes.Var(tree.name, found.type, tree.span))
             raise self.refuse(
-                "E205", f"`{tree.name}` is read before it has a value on every path", tree.span
+                "E205",
+                f"`{tree.name}` is read before it has a value on every path",
+                tree.span,
+                "help: give it a value where it is declared, or in both branches of the `if`",
             )
         return replace(found.value, span=tree.span)
 
@@ -402,10 +411,15 @@ class Lowerer:
             plural = "" if counts == (1,) else "s"
             wanted = " or ".join(map(str, counts))
             message = f"`{tree.name}` takes {wanted} argument{plural}, found {len(tree.arguments)}"
-            raise self.refuse("E303", message, tree.span)
+            raise self.refuse("E303", message, tree.span, hints.form(tree.name))
 
     def _apply(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Expr:
-        self.arity(tree, len(found.tree.parameters))
+        wanted = len(found.tree.parameters)
+        if len(tree.arguments) != wanted:
+            message = f"`{tree.name}` takes {wanted} arguments, found {len(tree.arguments)}"
+            line = self.report.line(found.declared)
+            help_line = f"help: give it what the lambda on line {line} takes"
+            raise self.refuse("E303", message, tree.span, help_line)
         function = self.lambda_(found, frame, frame.position)
         values = [self.scalar(argument, frame) for argument in tree.arguments]
         arguments = tuple(
@@ -434,21 +448,35 @@ class Lowerer:
         try:
             resolved = scalar_of(count, self.lets, self.params, self.sizes)
         except SizeError as error:
-            raise self.refuse_size(error) from error
+            at = tree.arguments[0].span
+            raise self.refuse_size(error, at, "the length of a `range`") from error
         return nodes.Range(Array(INT), tree.span, resolved)
 
-    def refuse_size(self, error: SizeError) -> Refused:
-        """Reports a length that cannot be used; the caller raises what is returned."""
+    def refuse_size(
+        self, error: SizeError, at: Span | None = None, what: str = "this length"
+    ) -> Refused:
+        """Reports a length that cannot be used; the caller raises what is returned.
+
+        Args:
+            error: what cannot be used in it, and where that is.
+            at: where the length is given; None for `error.span`.
+            what: the length, as messages name it.
+        """
         if isinstance(error, LongSizeError):
             return self.refuse("E403", _too_long("length"), error.span)
-        note = "note: lengths may depend on parameters and on the gradient's size"
-        return self.refuse("E403", "this length depends on data", error.span, note)
+        at = error.span if at is None else at
+        notes = ["help: make it of parameters and the gradient's size"]
+        if self.report.line(error.span) != self.report.line(at):
+            notes.append(f"note: the data comes in on line {self.report.line(error.span)}")
+        return self.refuse("E403", f"{what} depends on data", at, *notes)
 
     def vector(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         """Lowers an expression that must be a vector."""
         value = self.expr(tree, frame)
         if not isinstance(value.type, Array):
-            raise self.refuse("E301", f"expected a vector, found a `{value.type}`", tree.span)
+            help_line = "help: give it the gradient, `range(n)` or another vector"
+            message = f"expected a vector, found a `{value.type}`"
+            raise self.refuse("E301", message, tree.span, help_line)
         return value
 
     def function(self, tree: ast.Expr, frame: Frame) -> Function | str | None:
@@ -475,7 +503,9 @@ class Lowerer:
         source = self.vector(tree.arguments[0], frame)
         function = self.function(tree.arguments[1], frame)
         if not isinstance(function, Function):
-            raise self.refuse("E305", "`map` takes a lambda", tree.arguments[1].span)
+            help_line = "help: write it there, `map(v, [&](float x) -> float { return x; })`"
+            span = tree.arguments[1].span
+            raise self.refuse("E305", "`map` takes a lambda", span, help_line)
         found = len(function.tree.parameters)
         if found != 1:
             message = f"the lambda of a `map` takes one argument, this one {found}"

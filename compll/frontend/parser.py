@@ -65,6 +65,8 @@ _FOREIGN_WORDS = (
     *("static", "typedef", "template", "using", "namespace", "new", "delete", "sizeof"),
 )
 _FOREIGN_OPERATORS = ("++", "--")
+# Foreign where a statement begins with them, and good names of variables.
+_FOREIGN_STARTS = ("def", "elif", "from", "import")
 _COMPOUND = ("+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^=")
 _PRECEDENCE = {
     **{
@@ -156,7 +158,9 @@ class _Parser:
             self._report.add("E101", f"expected `}}`, found {what}", token.span, note)
             raise _Recover
         is_type = token.kind == "name" and token.text in TYPE_NAMES
-        note = hints.advice(expected, token.text, is_type)
+        before = self._tokens[max(0, self._at - 1)]
+        is_power = token.text == before.text == "*" and before.span.end == token.span.start
+        note = hints.advice(expected, "**" if is_power else token.text, is_type)
         self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span, note)
         raise _Recover
 
@@ -184,8 +188,17 @@ class _Parser:
         )
         if token.text in _FOREIGN_OPERATORS:
             help_line = "help: write `x += 1;`"
+        elif token.text in _FOREIGN_STARTS:
+            help_line = hints.advice("a statement", token.text, False)
         self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)
         raise _Recover
+
+    def _is_foreign(self) -> bool:
+        """Whether a word of another language begins a statement here."""
+        token, after = self._token, self._peek()
+        if token.kind != "name" or token.text not in _FOREIGN_STARTS:
+            return token.kind == "name" and token.text in _FOREIGN_WORDS
+        return after.kind == "name" or (token.text == "elif" and after.text == "(")
 
     def _nested(self, rule: Callable[[], _Item]) -> _Item:
         if self._depth >= MAX_DEPTH:
@@ -296,7 +309,7 @@ class _Parser:
         return ast.Number(start.to(number.span), sign * number.value)
 
     def _function(self) -> ast.Function:
-        if self._token.kind == "name" and self._token.text in _FOREIGN_WORDS:
+        if self._is_foreign():
             self._foreign(self._token)
         result = self._type()
         name = self._name("the name of a function")
@@ -366,7 +379,7 @@ class _Parser:
         if self._take(";"):
             return None
         if token.kind == "name":
-            if token.text in _FOREIGN_WORDS:
+            if self._is_foreign():
                 self._foreign(token)
             if token.text == "if":
                 return self._if()

@@ -56,13 +56,15 @@ def _bitcast(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     if kind not in (FLOAT, UInt(32)):
         span = tree.name_span if named is None else named.span
         message = "`bitcast` must be `bitcast<float>` or `bitcast<uint32>`"
-        raise lower.refuse("E301", message, span)
+        help_line = "help: give the type in angle brackets, as in `bitcast<uint32>(x)`"
+        raise lower.refuse("E301", message, span, help_line)
     lower.arity(tree, 1)
     value = lower.number(lower.scalar(tree.arguments[0], frame))
     if (kind == FLOAT) == (value.type == FLOAT):
         wanted = "an integer" if kind == FLOAT else "a `float`"
         message = f"`bitcast<{kind}>` takes {wanted}, found `{value.type}`"
-        raise lower.refuse("E302", message, tree.arguments[0].span)
+        help_line = f"help: declare it as {'`uint32`' if kind == FLOAT else '`float`'} before"
+        raise lower.refuse("E302", message, tree.arguments[0].span, help_line)
     return nodes.Bitcast(kind, tree.span, value)
 
 

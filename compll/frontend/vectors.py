@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from compll.frontend.lower import Frame, Lowerer
 
 ORDERS = ("less", "greater")
+_SORT_HELP = "help: write `less` or `greater` in its place"
+_REDUCE_HELP = f"help: name one of {', '.join(REDUCERS)} in its place"
 
 
 def _count(lower: "Lowerer", tree: ast.Expr, frame: "Frame", what: str) -> nodes.Expr:
@@ -35,7 +37,7 @@ def _count(lower: "Lowerer", tree: ast.Expr, frame: "Frame", what: str) -> nodes
     try:
         return scalar_of(count, lower.lets, lower.params, lower.sizes)
     except SizeError as error:
-        raise lower.refuse_size(error) from error
+        raise lower.refuse_size(error, tree.span, what) from error
 
 
 def _source(lower: "Lowerer", tree: ast.Expr, frame: "Frame") -> nodes.Expr:
@@ -97,13 +99,13 @@ def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     found = len(function.tree.parameters)
     if found != 2:
         message = f"the lambda of a `sort` takes two arguments, this one {found}"
-        raise lower.refuse("E305", message, order.span)
+        raise lower.refuse("E305", message, order.span, _SORT_HELP)
     lowered = lower.lambda_(function, frame, None)
     element = source.type.element if isinstance(source.type, Array) else source.type
     wanted = FLOAT if element == FLOAT else INT
     if any(param.type not in (wanted, element) for param in lowered.params):
         message = f"the lambda of this `sort` must take ({wanted}, {wanted})"
-        raise lower.refuse("E305", message, order.span)
+        raise lower.refuse("E305", message, order.span, _SORT_HELP)
     name = order_of(lowered)
     if name is None:
         note = "note: accepted are `less`, `greater`, and lambdas that compute `a < b` or `a > b`"
@@ -132,7 +134,8 @@ def _scatter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     indices = lower.vector(tree.arguments[1], frame)
     if indices.type == Array(FLOAT):
         message = "the indices of a `scatter` must be integers, found `float`"
-        raise lower.refuse("E301", message, tree.arguments[1].span)
+        help_line = "help: declare them as `int*` or `uint32*`"
+        raise lower.refuse("E301", message, tree.arguments[1].span, help_line)
     indices = lower.as_vector(indices, INT)
     values = _floats(lower, tree.arguments[2], frame, "the values of a `scatter`")
     used = None
@@ -179,7 +182,8 @@ def _reduction(
     function = lower.function(tree.arguments[-1], frame)
     span = tree.arguments[-1].span
     if function is None:
-        raise lower.refuse("E305", f"`{tree.name}` takes a lambda or the name of a reducer", span)
+        message = f"`{tree.name}` takes a lambda or the name of a reducer"
+        raise lower.refuse("E305", message, span, _REDUCE_HELP)
     if isinstance(function, str):
         reducer = function
         kind = INT if reducer in ("count", "and", "or") else joined(element, init.type)
@@ -187,7 +191,10 @@ def _reduction(
         reducer, kind = _reducer(lower, function, element, span, frame)
     if kind == INT and init.type == FLOAT:
         raise lower.refuse(
-            "E301", "this reduction gives an integer; its initial value is a `float`", init.span
+            "E301",
+            "this reduction gives an integer; its initial value is a `float`",
+            init.span,
+            "help: write an integer, as in `0`",
         )
     return reducer, lower.convert(init, kind)
 
@@ -198,7 +205,7 @@ def _reducer(
     found = len(declared.tree.parameters)
     if found != 2:
         message = f"the lambda of a `reduce` takes two arguments, this one {found}"
-        raise lower.refuse("E305", message, span)
+        raise lower.refuse("E305", message, span, _REDUCE_HELP)
     function = lower.lambda_(declared, frame, None)
     kind, value = function.params[0].type, function.params[1].type
     reducer = recognise(function)
@@ -208,7 +215,7 @@ def _reducer(
         or (value != kind and reducer != "count")
     ):
         message = "the lambda of a `reduce` must be (float, float) -> float or (int, int) -> int"
-        raise lower.refuse("E305", message, span)
+        raise lower.refuse("E305", message, span, _REDUCE_HELP)
     if value == INT and element == FLOAT:
         message = "this reducer takes integers, and the vector holds `float`"
         raise lower.refuse("E305", message, span, "help: `map` it to integers first")
@@ -216,7 +223,8 @@ def _reducer(
         note = f"note: accepted are {', '.join(REDUCERS)}, by name or as a lambda"
         raise lower.refuse("E401", "this function is not an accepted reducer", span, note)
     if reducer in ("count", "and", "or") and kind == FLOAT:
-        raise lower.refuse("E305", f"the reducer `{reducer}` gives an `int`", span)
+        help_line = "help: make its lambda (int, int) -> int"
+        raise lower.refuse("E305", f"the reducer `{reducer}` gives an `int`", span, help_line)
     return reducer, kind
 
 
