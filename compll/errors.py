@@ -16,6 +16,7 @@ Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operator
 6 parameters, 7 back ends.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -149,18 +150,43 @@ class Diagnostic:
         """The message with the program text and carets under the span's first line."""
         number, column = source.location(self.span.start)
         text = source.line(number)
-        shown = text.replace("\t", " ")
-        width = max(1, min(self.span.end - self.span.start, len(text) - column + 1))
+        marked = text[column - 1 : column - 1 + self.span.end - self.span.start]
+        width = max(1, columns(printable(marked)))
+        indent = columns(printable(text[: column - 1]))
         gutter = " " * len(str(number))
         lines = [
             f"error[{self.code}]: {self.message}",
             f"{gutter}--> {source.name}:{number}:{column}",
             f"{gutter} |",
-            f"{number} | {shown}",
-            f"{gutter} | {' ' * (column - 1)}{'^' * width}",
+            f"{number} | {printable(text)}",
+            f"{gutter} | {' ' * indent}{'^' * width}",
             *(f"{gutter} = {note}" for note in self.notes),
         ]
         return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: tabs as blanks, and what would not be seen, or act, as its escape."""
+    return "".join(
+        " "
+        if char == "\t"
+        else char
+        if char.isprintable()
+        else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def columns(text: str) -> int:
+    """Columns that text takes on a terminal: wide characters take two, combining ones none."""
+    return sum(
+        0
+        if unicodedata.combining(char)
+        else 2
+        if unicodedata.east_asian_width(char) in ("W", "F")
+        else 1
+        for char in text
+    )
 
 
 class CompileError(Exception):

@@ -34,14 +34,23 @@ def compile_spec(path: str | Path) -> nodes.Program:
 def compile_bytes(data: bytes, name: str, shown: str) -> nodes.Program:
     """Compiles what a file holds; `name`: of the codec; `shown`: the file that messages name."""
     try:
-        text = data.decode("utf-8")
+        text = text_of(data)
     except UnicodeDecodeError as error:
-        readable = data.decode("ascii", errors="replace").replace("\ufffd", "?")
+        readable = error.object.decode("ascii", errors="replace").replace("\ufffd", "?")
         report = Report(SourceFile(shown, readable))
         report.add("E004", "a specification must be UTF-8 text", Span(error.start, error.start + 1))
         report.raise_if_any()
         raise
     return compile_text(text, name, shown)
+
+
+def text_of(data: bytes) -> str:
+    """The text of a specification: UTF-8, with a byte order mark or without.
+
+    Raises:
+        UnicodeDecodeError: it is something else.
+    """
+    return data.decode("utf-8-sig")
 
 
 def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
@@ -100,10 +109,10 @@ def write(specs: Sequence[str | Path], folder: Path, targets: Sequence[str] = TA
             if any(name.endswith(end) and target in targets for end, target in wanted.items())
         }
         if "numpy" in targets:
-            files[f"{program.name}_reference.py"] = module.emit(program, text.decode("utf-8"))
+            files[f"{program.name}_reference.py"] = module.emit(program, text_of(text))
     if "cuda" in targets:
         for spec, program, text in zip(specs, programs, texts, strict=True):
-            files[f"{program.name}.cu"] = cuda_source(program, text.decode("utf-8"), str(spec))
+            files[f"{program.name}.cu"] = cuda_source(program, text_of(text), str(spec))
     if "cpp" in targets or "cuda" in targets:
         named = [
             (program.name, toolchain.codec_id(program.name, text))

@@ -3,6 +3,8 @@
 
 import re
 
+from compll.errors import HELP
+
 # By what the parser expected, up to what differs.
 _BY_EXPECTED = {
     "`;` at the end of a statement": "end the statement with `;`",
@@ -16,7 +18,8 @@ _BY_EXPECTED = {
     "`]` after a range": "write a range as `in [0, 1]`",
     "`>` after the width": "close the width with `>`, as in `uint<bits>`",
     "`>` after the type": "close the type with `>`, as in `random<float>(0, 1)`",
-    "`(` after `": "give it arguments, as in `random<float>(0, 1)` or `bitcast<uint32>(x)`",
+    "`(` after `random<": "give it arguments, as in `random<float>(0, 1)`",
+    "`(` after `bitcast<": "give it arguments, as in `bitcast<uint32>(x)`",
     "`(` after `if`": "put the condition in parentheses, as in `if (x > 0)`",
     "`)` after a condition": "close the condition with `)`",
     "`:` between": "give `?` both values, as in `x > 0 ? 1 : 2`",
@@ -74,7 +77,7 @@ def advice(expected: str, found: str, is_type: bool) -> str:
     for start, text in _BY_EXPECTED.items():
         if expected.startswith(start):
             return f"help: {text}"
-    raise KeyError(f"`expected` must begin as an entry of the table. Received: {expected!r}")
+    return f"help: {HELP['E101']}"
 
 
 # Names that other languages have, and what stands for them here.
@@ -83,8 +86,8 @@ _ELSEWHERE = {
     "false": "write 0",
     "True": "write 1; any number that is not 0 is true",
     "False": "write 0",
-    "nan": "there is no such number; a value that is not finite is best left out by a `filter`",
-    "NAN": "there is no such number; a value that is not finite is best left out by a `filter`",
+    "nan": "leave out what is not finite by a `filter`; `x != x` tells it",
+    "NAN": "leave out what is not finite by a `filter`; `x != x` tells it",
     "inf": "write the largest number, 3.4028234e38",
     "INFINITY": "write the largest number, 3.4028234e38",
     "pow": "write x * x, or `exp2(y * log2(x))`",

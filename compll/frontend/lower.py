@@ -416,7 +416,8 @@ class Lowerer:
     def _apply(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Expr:
         wanted = len(found.tree.parameters)
         if len(tree.arguments) != wanted:
-            message = f"`{tree.name}` takes {wanted} arguments, found {len(tree.arguments)}"
+            plural = "" if wanted == 1 else "s"
+            message = f"`{tree.name}` takes {wanted} argument{plural}, found {len(tree.arguments)}"
             line = self.report.line(found.declared)
             help_line = f"help: give it what the lambda on line {line} takes"
             raise self.refuse("E303", message, tree.span, help_line)

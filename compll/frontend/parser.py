@@ -191,7 +191,19 @@ class _Parser:
         elif token.text in _FOREIGN_STARTS:
             help_line = hints.advice("a statement", token.text, False)
         self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)
+        if self._peek().text == "(":
+            # The `;` in the head of a loop does not end it.
+            self._skip_parentheses()
         raise _Recover
+
+    def _skip_parentheses(self) -> None:
+        """Goes behind what the next token opens, or to where a block ends inside of it."""
+        self._next()
+        level = 0
+        while self._token.kind != "end" and self._token.text not in ("{", "}"):
+            level += {"(": 1, ")": -1}.get(self._next().text, 0)
+            if level == 0:
+                return
 
     def _is_foreign(self) -> bool:
         """Whether a word of another language begins a statement here."""

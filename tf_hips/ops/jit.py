@@ -179,11 +179,11 @@ def cuda_table(name: str) -> tuple[int | None, str]:
 def _make_cuda(entry: Path, stem: str, specification: bytes, shown: str, nvcc: str) -> None:
     from compll import CompileError
     from compll.backends.toolchain import BuildError, compile_cuda
-    from compll.pipeline import compile_bytes, cuda_source
+    from compll.pipeline import compile_bytes, cuda_source, text_of
 
     try:
         program = compile_bytes(specification, stem, shown)
-        source = cuda_source(program, specification.decode("utf-8"), shown)
+        source = cuda_source(program, text_of(specification), shown)
         compile_cuda(source, stem, entry, nvcc)
     except CompileError as error:
         raise errors.SpecificationError(str(error)) from error
