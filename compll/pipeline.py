@@ -59,7 +59,7 @@ def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
     report = Report(source)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         message = f"the file of a codec must be named like a variable. Received: {name!r}"
-        report.add("E004", message, Span(0, 1))
+        report.add("E004", message, Span(0, 1), "help: rename it, such as to my_codec.pse")
     tree = parse(source, report)
     report.raise_if_any()
     program = check(tree, name, report)

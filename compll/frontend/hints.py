@@ -54,7 +54,6 @@ _BY_FOUND = {
     "def": "write `void XEncode(...)`, or `lambda_func f = [&](float x) -> float { ... }`",
     "lambda": "write a lambda as `[&](float x) -> float { return x; }`",
     "return": "end the statement before it with `;`",
-    "=": "an element cannot be assigned: make the whole vector by a `map`",
     "**": "write x * x, or `exp2(y * log2(x))`",
 }
 _NO_CAST = "a declaration converts: write `{} x = ...;` and use x"
@@ -72,6 +71,8 @@ def advice(expected: str, found: str, is_type: bool) -> str:
         return f"help: {_NO_CAST.format(found)}"
     if expected.startswith("`(` before parameters") and found in ("=", ";", "["):
         return "help: move it into a function; nothing is global but `param` and `state` blocks"
+    if expected.startswith("`;`") and found == "=":
+        return "help: an element cannot be assigned: make the whole vector by a `map`"
     if found in _BY_FOUND and not expected.startswith(("a number", "the name")):
         return f"help: {_BY_FOUND[found]}"
     for start, text in _BY_EXPECTED.items():

@@ -125,9 +125,9 @@ def _has_signature(function: ast.Function, kind: str, report: Report) -> bool:
     for parameter in function.parameters[2:]:
         name = parameter.name
         if name in RESERVED or name.startswith("_") or keyword.iskeyword(name):
-            note = f"note: the generated operations use {', '.join(RESERVED)} themselves"
+            note = f"help: choose another; operations use {', '.join(RESERVED)} themselves"
             if name not in RESERVED:
-                note = "note: the generated operations must be callable from Python with it"
+                note = "help: choose a name that an argument in Python may have"
             report.add(
                 "E603",
                 f"`{parameter.name}` cannot be the name of a parameter",

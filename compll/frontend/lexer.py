@@ -52,6 +52,7 @@ def tokenize(source: SourceFile, report: Report) -> list[Token]:
             "E004",
             f"a specification must have at most {MAX_CHARACTERS} characters. Received: {len(text)}",
             Span(0, 1),
+            "help: shorten it; a codec is a page of text",
         )
         text = ""
     if (found := _BINARY.search(text)) is not None:

@@ -188,6 +188,8 @@ class _Parser:
         )
         if token.text in _FOREIGN_OPERATORS:
             help_line = "help: write `x += 1;`"
+        elif token.text in ("auto", "const", "static"):
+            help_line = "help: remove it; a declaration is a type and a name, `float mean = ...;`"
         elif token.text in _FOREIGN_STARTS:
             help_line = hints.advice("a statement", token.text, False)
         self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)

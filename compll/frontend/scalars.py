@@ -23,7 +23,7 @@ _OF_INTS_TOO = ("abs", "sign", "min", "max")
 def key_part(lower: "Lowerer", name: str, span: Span) -> nodes.Expr:
     """`seed` or `step` where nothing else has that name."""
     if not lower.has_key:
-        note = "note: it is known in Encode; a packet is decoded without it"
+        note = "help: only an Encode knows it; put what Decode needs into the packet"
         raise lower.refuse("E201", f"unknown name `{name}`", span, note)
     return nodes.KeyPart(INT, span, name)
 
@@ -74,7 +74,7 @@ def _random(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
         span = tree.name_span if kind is None else kind.span
         raise lower.refuse("E402", "`random` must be `random<float>` or `random<int>`", span)
     if frame.position is None:
-        note = "note: noise belongs to an element, so it is drawn in the lambda of a `map`"
+        note = "help: draw it in the lambda of a `map`: noise belongs to an element"
         message = "`random` outside the lambda of a `map`"
         raise lower.refuse("E402", message, tree.name_span, note)
     check_key(lower, tree)

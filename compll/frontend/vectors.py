@@ -128,7 +128,7 @@ def _sample(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
 
 def _scatter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     if not lower.is_decode:
-        note = "note: what is wrong with its indices is wrong with a packet, which is refused"
+        note = "help: move it to the Decode, which refuses a packet with wrong indices"
         raise lower.refuse("E406", "`scatter` outside a Decode", tree.name_span, note)
     size = _count(lower, tree.arguments[0], frame, "the size of a `scatter`")
     indices = lower.vector(tree.arguments[1], frame)
@@ -154,7 +154,7 @@ def _block_reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Exp
     source = lower.vector(tree.arguments[0], frame)
     at = tree.arguments[1]
     block = lower.integer(at, frame, "the size of a block")
-    note = "note: tiles of 1024 elements must hold whole blocks"
+    note = "help: write 16, 32, 64, 128, 256, 512 or 1024, or a parameter"
     message = "a block must have a power of two of elements, from 16 to 1024"
     try:
         block = scalar_of(block, lower.lets, lower.params, lower.sizes)
