@@ -111,8 +111,8 @@ def test_any_name_is_good_in_cpp(is_parameter):
     names = [name for name in candidates() if accepted([name], is_parameter)]
     assert {"int64_t", "int32_t", "uint8_t", "add_field", "has_rows"} <= set(names)
     assert len(names) > 600
-    for start in range(0, len(names), 400):
-        text = accepted(names[start : start + 400], is_parameter)
+    for start in range(0, len(names), 200):
+        text = accepted(names[start : start + 200], is_parameter)
         assert text is not None
         source = compll.generate(compll.compile_text(text, "foo"))["foo.codec.cc"]
         done = subprocess.run(
