@@ -16,6 +16,7 @@ Hundreds say the stage: 0 lexer and file, 1 parser, 2 names, 3 types, 4 operator
 6 parameters, 7 back ends.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ CODES = {
     "E307": "only vectors can be indexed",
     "E308": "a number that its type cannot hold",
     "E401": "a reducer outside the accepted ones",
-    "E402": "`random` in a wrong place or of a wrong type",
+    "E402": "`random` or `sample` in a wrong place, or `random` of a wrong type",
     "E403": "a length that depends on data",
     "E404": "a vector operator inside a lambda",
     "E405": "an order outside the accepted ones",
@@ -74,6 +75,60 @@ CODES = {
     "E701": "something that the CUDA back end does not do",
 }
 
+# What to do, where the place of a message knows nothing sharper.
+HELP = {
+    "E001": "remove it, or write it in a comment; programs are plain ASCII",
+    "E002": "end it with `*/`",
+    "E003": "write integers as 12 or 0xC, floats as 0.5 or 1e-3",
+    "E004": "save it as UTF-8 text",
+    "E101": "compare it with the grammar in docs/compll-language.md",
+    "E102": "name parts of it in variables, or use fewer lambdas in lambdas",
+    "E103": "write a `map` or a `reduce`",
+    "E201": "declare it before it is used",
+    "E202": "call one of the functions in docs/compll-language.md, or a lambda",
+    "E203": "give one of the two another name",
+    "E204": "see docs/compll-language.md for what stands in its place",
+    "E205": "give it a value where it is declared",
+    "E206": "declare a variable of your own and assign that",
+    "E207": "end it with a `return` outside of any `if`",
+    "E208": "write float, int, uint8 or another type of docs/compll-language.md",
+    "E301": "write a value of that type, or declare a variable of it first",
+    "E302": "declare an `int` first, as in `int j = x;`, and use that",
+    "E303": "see docs/compll-language.md for its arguments",
+    "E304": "write a number from 1 to 16, or parameters, as in `uint<bits>`",
+    "E305": "write a lambda of that form, as in `[&](float x) -> float { return x; }`",
+    "E306": "write `v.size`",
+    "E307": "use the value without `[...]`",
+    "E308": "write a number that is nearer to 0",
+    "E401": "use one of sum, prod, min, max, count, and, or",
+    "E402": "write `random<float>(lo, hi)` or `random<int>(lo, hi)`",
+    "E403": "make the length of parameters and the gradient's size",
+    "E404": "compute it before the lambda, which captures it",
+    "E405": "write `less` or `greater`",
+    "E406": "move it to the Decode",
+    "E407": "write 16, 32, 64, 128, 256, 512, 1024 or a parameter",
+    "E501": "name it XEncode or XDecode",
+    "E502": "write its parameters in that order and with these types",
+    "E503": "move it to a file of its own",
+    "E504": "end the Encode with one `packet = concat(a, b, ...);`",
+    "E505": "write one `extract(packet, a, b, ...);` and end with `gradient = ...;`",
+    "E506": "extract what Encode concatenates, in that order",
+    "E507": "give both functions the same parameters",
+    "E508": "make it by a `map` over `range(gradient.size)`, or by a `scatter` of that size",
+    "E509": "write an XEncode or an XDecode",
+    "E510": "declare it with a width, as in `uint32 x = ...;`",
+    "E511": "remove it, or assign its value to a variable",
+    "E601": "write the type and the name as the functions do",
+    "E602": "write numbers that the type and the range hold",
+    "E603": "give the parameter another name",
+    "E604": "name the block like the codec, with at most 8 vectors in it",
+    "E605": "declare it as `float* NAME;`",
+    "E606": "assign it once, at the top of the Encode",
+    "E607": "put what Decode needs into the packet",
+    "E608": "make it by a `map` over `range(gradient.size)`",
+    "E701": "leave cuda out: --target numpy,cpp,tensorflow",
+}
+
 
 @dataclass(frozen=True)
 class Diagnostic:
@@ -96,18 +151,43 @@ class Diagnostic:
         source, start = source.at(self.span.start)
         number, column = source.location(start)
         text = source.line(number)
-        shown = text.replace("\t", " ")
-        width = max(1, min(self.span.end - self.span.start, len(text) - column + 1))
+        marked = text[column - 1 : column - 1 + self.span.end - self.span.start]
+        width = max(1, columns(printable(marked)))
+        indent = columns(printable(text[: column - 1]))
         gutter = " " * len(str(number))
         lines = [
             f"error[{self.code}]: {self.message}",
             f"{gutter}--> {source.name}:{number}:{column}",
             f"{gutter} |",
-            f"{number} | {shown}",
-            f"{gutter} | {' ' * (column - 1)}{'^' * width}",
+            f"{number} | {printable(text)}",
+            f"{gutter} | {' ' * indent}{'^' * width}",
             *(f"{gutter} = {note}" for note in self.notes),
         ]
         return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: tabs as blanks, and what would not be seen, or act, as its escape."""
+    return "".join(
+        " "
+        if char == "\t"
+        else char
+        if char.isprintable()
+        else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def columns(text: str) -> int:
+    """Columns that text takes on a terminal: wide characters take two, combining ones none."""
+    return sum(
+        0
+        if unicodedata.combining(char)
+        else 2
+        if unicodedata.east_asian_width(char) in ("W", "F")
+        else 1
+        for char in text
+    )
 
 
 class CompileError(Exception):
@@ -129,9 +209,10 @@ class Report:
         self._found: dict[tuple[str, Span], Diagnostic] = {}
 
     def add(self, code: str, message: str, span: Span, *notes: str) -> None:
-        """Adds a diagnostic."""
+        """Adds a diagnostic; without `notes`, what helps is what HELP says of the code."""
         if code not in CODES:
             raise KeyError(f"`code` must be listed in CODES. Received: code={code!r}")
+        notes = notes or (f"help: {HELP[code]}",)
         self._found.setdefault((code, span), Diagnostic(code, message, span, notes))
 
     def line(self, span: Span) -> int:

@@ -45,13 +45,22 @@ def compile_specification(spec: Specification) -> nodes.Program:
 
 def _source(shown: str, data: bytes) -> SourceFile:
     try:
-        return SourceFile(shown, data.decode("utf-8"))
+        return SourceFile(shown, text_of(data))
     except UnicodeDecodeError as error:
-        readable = data.decode("ascii", errors="replace").replace("\ufffd", "?")
+        readable = error.object.decode("ascii", errors="replace").replace("\ufffd", "?")
         report = Report(SourceFile(shown, readable))
         report.add("E004", "a specification must be UTF-8 text", Span(error.start, error.start + 1))
         report.raise_if_any()
         raise
+
+
+def text_of(data: bytes) -> str:
+    """The text of a specification: UTF-8, with a byte order mark or without.
+
+    Raises:
+        UnicodeDecodeError: it is something else.
+    """
+    return data.decode("utf-8-sig")
 
 
 def compile_text(text: str, name: str, shown: str = "<text>") -> nodes.Program:
@@ -71,7 +80,7 @@ def _compile(files: Sequence[SourceFile], name: str) -> nodes.Program:
     report = Report(source)
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         message = f"the file of a codec must be named like a variable. Received: {name!r}"
-        report.add("E004", message, Span(0, 1))
+        report.add("E004", message, Span(0, 1), "help: rename it, such as to my_codec.pse")
     tree = parse(source, report)
     report.raise_if_any()
     program = check(tree, name, report)
@@ -120,7 +129,7 @@ def write(specs: Sequence[Specification], folder: Path, targets: Sequence[str] =
             if any(name.endswith(end) and target in targets for end, target in wanted.items())
         }
         if "numpy" in targets:
-            text = spec.data.decode("utf-8")
+            text = text_of(spec.data)
             named = " and ".join(Path(file).name for file, _ in spec.parts)
             files[f"{program.name}_reference.py"] = module.emit(program, text, ascii(named)[1:-1])
         if "cuda" in targets:

@@ -6,9 +6,12 @@ Lines and columns are computed only when a message is rendered.
 """
 
 import bisect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+_LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class SourceFile:
 
     @cached_property
     def _line_starts(self) -> list[int]:
-        return [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
+        return [0, *(found.end() for found in _LINE_END.finditer(self.text))]
 
     def location(self, offset: int) -> tuple[int, int]:
         """Line and column of a character offset in a single file, both counted from 1."""
@@ -56,8 +59,8 @@ class SourceFile:
     def line(self, number: int) -> str:
         """Text of a line, counted from 1, without its end."""
         start = self._line_starts[number - 1]
-        end = self._line_starts[number] - 1 if number < len(self._line_starts) else len(self.text)
-        return self.text[start:end].rstrip("\r")
+        end = self._line_starts[number] if number < len(self._line_starts) else len(self.text)
+        return self.text[start:end].rstrip("\r\n")
 
 
 def join(files: Sequence[SourceFile]) -> SourceFile:

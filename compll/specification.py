@@ -9,6 +9,7 @@ A file that holds one half finds the other beside it by name: FooEncode.pse and 
 `_encode` and `_decode`, `Enc` and `Dec`.
 """
 
+import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ class _File:
     def __init__(self, path: Path, shown: str, content: bytes | None = None) -> None:
         self.path = path
         self.shown = shown
-        self.content = path.read_bytes() if content is None else content
+        given = path.read_bytes() if content is None else content
+        self.content = given.removeprefix(codecs.BOM_UTF8)  # it may stand before the second half
         heads = _HEAD.finditer(_COMMENT.sub(b" ", self.content))
         # Of each function its X and which it is; of a half there is one.
         self.functions = [(head[1].decode(), head[2].decode()) for head in heads]

@@ -30,6 +30,7 @@ _HOMES = {
     "error_feedback": "tf_hips.ops",
     "fingerprint": "tf_hips.strategies",
     "fp16": "tf_hips.ops",
+    "fp32": "tf_hips.ops",
     "fp8": "tf_hips.ops",
     "gather": "tf_hips.strategies",
     "graddrop": "tf_hips.ops",

@@ -12,38 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from compll.backends.c_names import RESERVED, is_reserved
 from compll.backends.narrow import Narrow, Ranges
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, MAX_PACKED_BITS, Type, UInt
-
-_KEYWORDS = """
-alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class
-compl const const_cast constexpr continue decltype default delete do double dynamic_cast else enum
-explicit export extern false float for friend goto if inline int long mutable namespace new noexcept
-not not_eq nullptr operator or or_eq private protected public register reinterpret_cast return short
-signed sizeof static static_assert static_cast struct switch template this thread_local throw true
-try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
-linux unix
-"""
-# What generated functions use themselves, and what they call.
-_OWN = """
-add_all add_tile begin bodies check_body encode_feedback encode_fields encode_tiles end exact
-feedback_fields gradient decode_fields how is_first merge merge_ranges merge_rows mode new_residual
-put_tile reserve residual rows kRows state stream_end stream_tile sum to abs add all_finite base
-bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count decode
-decode_rows encode exp2_exact finish first first_block float_at float_bits float_key float_to_code
-float_to_int for_blocks for_tiles is_finite num_blocks sum_codes float_to_uint32 in in_place_fields
-int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block j k is_in_place
-keep_range keep_state keep_values key key_float layout load_code load_float load_floats log2_exact
-main max_body_bytes maximum minimum n noise noise_at noise_tile old out pack_codes packed_bytes
-params power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
-round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
-store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
-for_steps for_ranges_back hidden at late value_or prefetch_half prefetch_part prefetch_tile
-wide_noise_tile wide_random_int packed_bits
-mirror_tile with_packed_width random_int32
-"""
-RESERVED = frozenset((_KEYWORDS + _OWN).split())
 
 _PRECEDENCE = {
     **{
@@ -92,11 +64,10 @@ class Names:
     def fresh(self, wanted: str) -> str:
         """A name that nothing else has, as near to `wanted` as can be."""
         base = re.sub("_+", "_", wanted).strip("_") or "x"
-        if base[0].isdigit():
+        # Guards of headers end in `_`, as what is reserved does once it is renamed.
+        if base[0].isdigit() or base.startswith("TF_HIPS_"):
             base = f"x{base}"
-        # Types, constants and macros of the runtime and of C begin with capitals or k; digits are
-        # for numbering.
-        if base in RESERVED or re.fullmatch(r"[A-Z].+|k[A-Z].*|.*[0-9]", base):
+        if is_reserved(base):
             base += "_"
         name, number = base, 1
         while name in self._taken:

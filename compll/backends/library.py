@@ -94,7 +94,7 @@ def _pointers(vectors: Sequence[Floats]) -> "ctypes.Array[ctypes.c_void_p]":
 class CompiledCodec:
     """A codec in machine code, with the interface of Reference."""
 
-    def __init__(self, program: nodes.Program, library: Path, **params: float) -> None:
+    def __init__(self, program: nodes.Program, library: Path, /, **params: float) -> None:
         """`library`: what `build` made of the program; `params`: as for Reference."""
         self.program = program
         self.params = packet.parameter_values(program, params)

@@ -43,12 +43,12 @@ def emit(program: nodes.Program, specification: str, files: str) -> str:
         SPECIFICATION = (
         {lines}
         )
-        PROGRAM = _compll.compile_text(SPECIFICATION, "{name}", "{name}.pse")
+        _PROGRAM = _compll.compile_text(SPECIFICATION, "{name}", "{name}.pse")
 
 
         def codec({arguments}) -> _compll.Reference:
             \"\"\"The codec with these values of its parameters.\"\"\"
-            return _compll.Reference(PROGRAM{comma}{values})
+            return _compll.Reference(_PROGRAM{comma}{values})
         """).format(
         name=program.name,
         files=files,

@@ -227,7 +227,7 @@ class Reference:
     Raises ValueError for parameters that are unknown, missing or out of range.
     """
 
-    def __init__(self, program: nodes.Program, **params: float) -> None:
+    def __init__(self, program: nodes.Program, /, **params: float) -> None:
         """`params`: values by name; the others take their defaults."""
         self.program = program
         self.params = packet.parameter_values(program, params)

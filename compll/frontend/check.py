@@ -15,7 +15,7 @@ from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.interface import Interface, read_interface
 from compll.frontend.lower import MAX_FLOAT, Frame, Refused
-from compll.frontend.scope import POISONED, Scope, Variable, nearest
+from compll.frontend.scope import POISONED, Scope, Variable, unknown
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
 from compll.ir.sizes import DataDependentError, SizeError, capacity_of, size_of
@@ -182,7 +182,9 @@ class _Encoder(_Body):
                 "E504", f"`{self.packet}` can only be made by `concat`", call.span, help_line
             )
         if not call.arguments:
-            raise self.lower.refuse("E303", "`concat` takes at least one argument", call.span)
+            help_line = f"help: `{self.packet} = concat(a, b, ...);`"
+            message = "`concat` takes at least one argument"
+            raise self.lower.refuse("E303", message, call.span, help_line)
         fields = []
         for argument in call.arguments:
             value = self.lower.expr(argument, self.frame)
@@ -260,7 +262,10 @@ class _Decoder(_Body):
         first = call.arguments[0] if call.arguments else None
         if len(call.arguments) < 2 or not isinstance(first, ast.Name) or first.name != self.packet:
             raise self.lower.refuse(
-                "E303", f"the form is `extract({self.packet}, a, b, ...)`", call.span
+                "E303",
+                f"the form is `extract({self.packet}, a, b, ...)`",
+                call.span,
+                "help: name the packet first, and then variables that have no value yet",
             )
         targets: list[tuple[nodes.Var, nodes.Var | None]] = []
         for argument in call.arguments[1:]:
@@ -287,7 +292,7 @@ class _Decoder(_Body):
             raise self.lower.refuse("E206", "`extract` takes the names of variables", argument.span)
         found = self.frame.scope.find(argument.name)
         if not isinstance(found, Variable):
-            help_lines = nearest(argument.name, self.frame.scope.all_names())
+            help_lines = unknown(argument.name, self.frame.scope.all_names())
             raise self.lower.refuse(
                 "E201", f"unknown name `{argument.name}`", argument.span, *help_lines
             )

@@ -126,9 +126,9 @@ def _has_signature(function: ast.Function, kind: str, report: Report) -> bool:
     for parameter in function.parameters[2:]:
         name = parameter.name
         if name in RESERVED or name.startswith("_") or keyword.iskeyword(name):
-            note = f"note: the generated operations use {', '.join(RESERVED)} themselves"
+            note = f"help: choose another; operations use {', '.join(RESERVED)} themselves"
             if name not in RESERVED:
-                note = "note: the generated operations must be callable from Python with it"
+                note = "help: choose a name that an argument in Python may have"
             report.add(
                 "E603",
                 f"`{parameter.name}` cannot be the name of a parameter",
@@ -268,6 +268,11 @@ def _held(value: float, kind: Type) -> float:
     return float(np.float32(value))
 
 
+def _shown(limit: float, kind: Type) -> str:
+    """A limit of a parameter as messages print it."""
+    return f"{limit:.9g}" if kind == FLOAT or limit != int(limit) else str(int(limit))
+
+
 def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> nodes.Param:
     if isinstance(var.type, UInt) and isinstance(var.type.bits, int):
         low, high = 0.0, float((1 << var.type.bits) - 1)
@@ -282,22 +287,23 @@ def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> node
         if number is None:
             continue
         if var.type != FLOAT and isinstance(number.value, float):
-            report.add("E602", f"`{var.name}` is an integer", number.span)
+            help_line = "help: write a number without a point"
+            report.add("E602", f"`{var.name}` is an integer", number.span, help_line)
         elif not type_low <= number.value <= type_high:
-            report.add(
-                "E602", f"a `{var.type}` holds {type_low:.9g} to {type_high:.9g}", number.span
-            )
+            holds = " to ".join(_shown(limit, var.type) for limit in (type_low, type_high))
+            article = "an" if var.type == INT else "a"
+            report.add("E602", f"{article} `{var.type}` holds {holds}", number.span)
     if item.low is not None and item.high is not None:
         low, high = _held(item.low.value, var.type), _held(item.high.value, var.type)
         if low > high:
-            report.add(
-                "E602",
-                f"the range [{low:.9g}, {high:.9g}] is empty",
-                item.low.span.to(item.high.span),
-            )
+            message = f"the range [{_shown(low, var.type)}, {_shown(high, var.type)}] is empty"
+            help_line = "help: write the smaller number first"
+            report.add("E602", message, item.low.span.to(item.high.span), help_line)
+            return nodes.Param(var, low, high, None)
     if item.default is None:
         return nodes.Param(var, low, high, None)
     default = _held(item.default.value, var.type)
     if not low <= default <= high:
-        report.add("E602", f"the default must be in [{low:.9g}, {high:.9g}]", item.default.span)
+        shown = f"[{_shown(low, var.type)}, {_shown(high, var.type)}]"
+        report.add("E602", f"the default must be in {shown}", item.default.span)
     return nodes.Param(var, low, high, default)

@@ -13,10 +13,14 @@ from compll.errors import Report
 from compll.source import SourceFile, Span
 
 MAX_CHARACTERS = 1 << 20
+# Control characters that no text has.
+_BINARY = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
 
 _TOKEN = re.compile(
-    r"(?P<space>\s+|//[^\n]*|/\*.*?\*/)"
+    r"(?P<space>\s+|//[^\n\r]*|/\*.*?\*/)"
     r"|(?P<open>/\*)"
+    r"|(?P<directive>#[^\n\r]*)"
+    r"|(?P<string>\"[^\"\n\r]*\"?|'[^'\n\r]*')"
     r"|(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[A-Za-z0-9_.]*)"
     r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
     r"|(?P<op>->|<<=|>>=|<<|>>|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%&|^]=|[-+*/%<>=!~&|^?:;,.(){}\[\]])",
@@ -48,7 +52,12 @@ def tokenize(source: SourceFile, report: Report) -> list[Token]:
             "E004",
             f"a specification must have at most {MAX_CHARACTERS} characters. Received: {len(text)}",
             Span(0, 1),
+            "help: shorten it; a codec is a page of text",
         )
+        text = ""
+    if (found := _BINARY.search(text)) is not None:
+        message = "a specification must be text. Received: a file with control characters"
+        report.add("E004", message, Span(found.start(), found.end()))
         text = ""
     tokens: list[Token] = []
     at = 0
@@ -68,7 +77,9 @@ def tokenize(source: SourceFile, report: Report) -> list[Token]:
         if kind == "open":
             report.add("E002", "this comment is never closed", span, "help: end it with `*/`")
             break
-        if kind == "number":
+        if kind in ("directive", "string"):
+            _foreign(match.group(), span, report)
+        elif kind == "number":
             tokens.append(_number(match.group(), span, report))
         elif kind != "space":
             tokens.append(Token(str(kind), match.group(), span))
@@ -76,6 +87,20 @@ def tokenize(source: SourceFile, report: Report) -> list[Token]:
     end = max(0, len(text) - 1)
     tokens.append(Token("end", "", Span(end, end + 1)))
     return tokens
+
+
+def _foreign(text: str, span: Span, report: Report) -> None:
+    """Reports a string or a line of a preprocessor: one message for all of it."""
+    if not text.startswith("#"):
+        help_line = "help: write numbers; a parameter stands for what is chosen by name"
+        report.add("E001", "the language has no strings", span, help_line)
+        return
+    help_line = "help: write comments as `// ...`"
+    message = "the language has no lines with `#`"
+    if text[1:].strip().startswith("include"):
+        message = "files are not included"
+        help_line = "help: remove the line; all functions are built in"
+    report.add("E001", message, span, help_line)
 
 
 def _number(text: str, span: Span, report: Report) -> Token:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compll.errors import Report
-from compll.frontend import ast, scalars
+from compll.frontend import ast, hints, scalars
 from compll.frontend.constants import integer_of
 from compll.frontend.scalars import KEY_PARTS, SCALAR
-from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest
+from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest, unknown
 from compll.frontend.vectors import OPERATORS
 from compll.ir import nodes
 from compll.ir.reducers import REDUCERS
@@ -124,7 +124,8 @@ class Lowerer:
 
     def type_of(self, tree: ast.TypeName, frame: Frame) -> Type:
         """The type that a type name stands for."""
-        if tree.width is not None and tree.name != "uint":
+        is_known = tree.name in ("float", "int", *FIXED_WIDTHS)
+        if tree.width is not None and is_known:
             raise self.refuse(
                 "E304", f"`{tree.name}` takes no width", tree.span, "help: `uint<...>` does"
             )
@@ -141,8 +142,8 @@ class Lowerer:
                 f"`{tree.name}` is not a type of a value",
                 tree.span,
                 *(
-                    nearest(tree.name, known)
-                    or (f"note: the types are {', '.join(known)}, and vectors of them",)
+                    hints.type_help(tree.name, nearest(tree.name, known))
+                    or (f"help: the types are {', '.join(known)}, and vectors of them",)
                 ),
             )
         return Array(element) if tree.is_array else element
@@ -192,7 +193,10 @@ class Lowerer:
         value = self.expr(tree, frame)
         if isinstance(value.type, Array):
             raise self.refuse(
-                "E301", f"expected a scalar, found a vector of type `{value.type}`", tree.span
+                "E301",
+                f"expected a scalar, found a vector of type `{value.type}`",
+                tree.span,
+                "help: take an element, as in `v[0]`, or `reduce` or `map` the vector",
             )
         return value
 
@@ -204,7 +208,9 @@ class Lowerer:
         """Lowers an expression that must be an integer."""
         value = self.scalar(tree, frame)
         if value.type == FLOAT:
-            raise self.refuse("E301", f"{what} must be an integer, found a `float`", tree.span)
+            message = f"{what} must be an integer, found a `float`"
+            help_line = "help: declare `int j = ...;` before, which drops the fraction, and use j"
+            raise self.refuse("E301", message, tree.span, help_line)
         return self.convert(value, INT)
 
     # Expressions.
@@ -275,7 +281,7 @@ class Lowerer:
                 "E201",
                 f"unknown name `{tree.name}`",
                 tree.span,
-                *nearest(tree.name, frame.scope.all_names()),
+                *unknown(tree.name, frame.scope.all_names()),
             )
         if found is POISONED:
             raise Refused
@@ -289,7 +295,8 @@ class Lowerer:
             message = (
                 f"`{tree.name}` is a packet: it can only be made by `concat` and read by `extract`"
             )
-            raise self.refuse("E301", message, tree.span)
+            note = "help: give values to `concat`, and get them back with `extract`"
+            raise self.refuse("E301", message, tree.span, note)
         if found.value is None:
             if frame.lenient and found.kind == "captured" and not isinstance(found.type, Array):
                 return nodes.Const(found.type, tree.span, 0)
@@ -299,7 +306,10 @@ class Lowerer:
             if frame.lenient and found.kind == "captured":
                 return nodes.Ref(found.type, tree.span, nodes.Var(tree.name, found.type, tree.span))
             raise self.refuse(
-                "E205", f"`{tree.name}` is read before it has a value on every path", tree.span
+                "E205",
+                f"`{tree.name}` is read before it has a value on every path",
+                tree.span,
+                "help: give it a value where it is declared, or in both branches of the `if`",
             )
         return replace(found.value, span=tree.span)
 
@@ -376,7 +386,17 @@ class Lowerer:
             "E202",
             f"unknown function `{tree.name}`",
             tree.name_span,
-            *nearest(tree.name, [*BUILT_IN, *LATER]),
+            *self._unknown_function(tree.name, frame),
+        )
+
+    def _unknown_function(self, name: str, frame: Frame) -> tuple[str, ...]:
+        declared = frame.scope.lambda_name()
+        if name == declared:
+            return ("help: a function cannot call itself; write out the steps, or use `reduce`",)
+        return (
+            hints.elsewhere(name)
+            or nearest(name, [*BUILT_IN, *LATER])
+            or (f"help: the functions are {', '.join(sorted(BUILT_IN))}, and lambdas",)
         )
 
     def _later(self, name: str, span: Span) -> Refused:
@@ -391,10 +411,16 @@ class Lowerer:
             plural = "" if counts == (1,) else "s"
             wanted = " or ".join(map(str, counts))
             message = f"`{tree.name}` takes {wanted} argument{plural}, found {len(tree.arguments)}"
-            raise self.refuse("E303", message, tree.span)
+            raise self.refuse("E303", message, tree.span, hints.form(tree.name))
 
     def _apply(self, tree: ast.Call, found: Function, frame: Frame) -> nodes.Expr:
-        self.arity(tree, len(found.tree.parameters))
+        wanted = len(found.tree.parameters)
+        if len(tree.arguments) != wanted:
+            plural = "" if wanted == 1 else "s"
+            message = f"`{tree.name}` takes {wanted} argument{plural}, found {len(tree.arguments)}"
+            line = self.report.line(found.declared)
+            help_line = f"help: give it what the lambda on line {line} takes"
+            raise self.refuse("E303", message, tree.span, help_line)
         function = self.lambda_(found, frame, frame.position)
         values = [self.scalar(argument, frame) for argument in tree.arguments]
         arguments = tuple(
@@ -423,21 +449,35 @@ class Lowerer:
         try:
             resolved = scalar_of(count, self.lets, self.params, self.sizes)
         except SizeError as error:
-            raise self.refuse_size(error) from error
+            at = tree.arguments[0].span
+            raise self.refuse_size(error, at, "the length of a `range`") from error
         return nodes.Range(Array(INT), tree.span, resolved)
 
-    def refuse_size(self, error: SizeError) -> Refused:
-        """Reports a length that cannot be used; the caller raises what is returned."""
+    def refuse_size(
+        self, error: SizeError, at: Span | None = None, what: str = "this length"
+    ) -> Refused:
+        """Reports a length that cannot be used; the caller raises what is returned.
+
+        Args:
+            error: what cannot be used in it, and where that is.
+            at: where the length is given; None for `error.span`.
+            what: the length, as messages name it.
+        """
         if isinstance(error, LongSizeError):
             return self.refuse("E403", _too_long("length"), error.span)
-        note = "note: lengths may depend on parameters and on the gradient's size"
-        return self.refuse("E403", "this length depends on data", error.span, note)
+        at = error.span if at is None else at
+        notes = ["help: make it of parameters and the gradient's size"]
+        if self.report.line(error.span) != self.report.line(at):
+            notes.append(f"note: the data comes in on line {self.report.line(error.span)}")
+        return self.refuse("E403", f"{what} depends on data", at, *notes)
 
     def vector(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         """Lowers an expression that must be a vector."""
         value = self.expr(tree, frame)
         if not isinstance(value.type, Array):
-            raise self.refuse("E301", f"expected a vector, found a `{value.type}`", tree.span)
+            help_line = "help: give it the gradient, `range(n)` or another vector"
+            message = f"expected a vector, found a `{value.type}`"
+            raise self.refuse("E301", message, tree.span, help_line)
         return value
 
     def function(self, tree: ast.Expr, frame: Frame) -> Function | str | None:
@@ -464,7 +504,9 @@ class Lowerer:
         source = self.vector(tree.arguments[0], frame)
         function = self.function(tree.arguments[1], frame)
         if not isinstance(function, Function):
-            raise self.refuse("E305", "`map` takes a lambda", tree.arguments[1].span)
+            help_line = "help: write it there, `map(v, [&](float x) -> float { return x; })`"
+            span = tree.arguments[1].span
+            raise self.refuse("E305", "`map` takes a lambda", span, help_line)
         found = len(function.tree.parameters)
         if found != 1:
             message = f"the lambda of a `map` takes one argument, this one {found}"
@@ -485,7 +527,8 @@ class Lowerer:
     ) -> nodes.Lambda:
         tree, at = function.tree, function.declared.start
         inner, around = (
-            Frame(Scope(function.scope, at), [], True, position, frame.lenient) for _ in range(2)
+            Frame(Scope(function.scope, at, function.name), [], True, position, frame.lenient)
+            for _ in range(2)
         )
         params = []
         for parameter in tree.parameters:

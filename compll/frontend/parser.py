@@ -27,8 +27,9 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from compll.errors import Report
-from compll.frontend import ast
+from compll.frontend import ast, hints
 from compll.frontend.lexer import Token, tokenize
+from compll.frontend.scope import nearest
 from compll.source import SourceFile, Span
 
 MAX_DEPTH = 64
@@ -64,6 +65,8 @@ _FOREIGN_WORDS = (
     *("static", "typedef", "template", "using", "namespace", "new", "delete", "sizeof"),
 )
 _FOREIGN_OPERATORS = ("++", "--")
+# Foreign where a statement begins with them, and good names of variables.
+_FOREIGN_STARTS = ("def", "elif", "from", "import")
 _COMPOUND = ("+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^=")
 _PRECEDENCE = {
     **{
@@ -106,6 +109,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
         self._report = report
+        self._open: list[Token] = []
 
     # Tokens.
 
@@ -145,8 +149,38 @@ class _Parser:
         token = self._token
         if token.kind == "op" and token.text in _FOREIGN_OPERATORS:
             self._foreign(token)
-        self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span)
+        if self._open and (token.kind == "end" or self._is_at_function()):
+            line = self._report.line(self._open[-1].span)
+            what = "the end of the file" if token.kind == "end" else f"`{self._peek().text}`"
+            note = (
+                f"help: close the `{{` of line {line}, or one inside of it, with `}}` before that"
+            )
+            self._report.add("E101", f"expected `}}`, found {what}", token.span, note)
+            raise _Recover
+        is_type = token.kind == "name" and token.text in TYPE_NAMES
+        before = self._tokens[max(0, self._at - 1)]
+        is_power = token.text == before.text == "*" and before.span.end == token.span.start
+        note = hints.advice(expected, "**" if is_power else token.text, is_type)
+        self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span, note)
         raise _Recover
+
+    def _expect_semicolon(self, where: str) -> None:
+        """Takes a `;`; one that is missing at the end of a line is reported there."""
+        last = self._tokens[max(0, self._at - 1)].span
+        is_next_line = self._report.line(last) != self._report.line(self._token.span)
+        if self._is(";") or not is_next_line or self._is_at_function() or self._token.kind == "end":
+            self._expect(";", where)
+            return
+        expected = f"`;` {where}"
+        note = hints.advice(expected, "", False)
+        behind = Span(last.end, last.end + 1)
+        self._report.add("E101", f"expected {expected}", behind, note)
+        if self._token.kind != "name" and not self._is("}"):
+            raise _Recover
+
+    def _is_at_function(self) -> bool:
+        """Whether a function begins here, which stands in no block."""
+        return self._is("void") and self._peek().kind == "name" and self._peek(2).text == "("
 
     def _foreign(self, token: Token) -> NoReturn:
         help_line = (
@@ -154,12 +188,36 @@ class _Parser:
         )
         if token.text in _FOREIGN_OPERATORS:
             help_line = "help: write `x += 1;`"
+        elif token.text in ("auto", "const", "static"):
+            help_line = "help: remove it; a declaration is a type and a name, `float mean = ...;`"
+        elif token.text in _FOREIGN_STARTS:
+            help_line = hints.advice("a statement", token.text, False)
         self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)
+        if self._peek().text == "(":
+            # The `;` in the head of a loop does not end it.
+            self._skip_parentheses()
         raise _Recover
+
+    def _skip_parentheses(self) -> None:
+        """Goes behind what the next token opens, or to where a block ends inside of it."""
+        self._next()
+        level = 0
+        while self._token.kind != "end" and self._token.text not in ("{", "}"):
+            level += {"(": 1, ")": -1}.get(self._next().text, 0)
+            if level == 0:
+                return
+
+    def _is_foreign(self) -> bool:
+        """Whether a word of another language begins a statement here."""
+        token, after = self._token, self._peek()
+        if token.kind != "name" or token.text not in _FOREIGN_STARTS:
+            return token.kind == "name" and token.text in _FOREIGN_WORDS
+        return after.kind == "name" or (token.text == "elif" and after.text == "(")
 
     def _nested(self, rule: Callable[[], _Item]) -> _Item:
         if self._depth >= MAX_DEPTH:
-            self._report.add("E102", f"nested more than {MAX_DEPTH} levels deep", self._token.span)
+            message = f"nested more than {MAX_DEPTH} levels deep"
+            self._report.add("E102", message, self._token.span)
             raise _Recover
         self._depth += 1
         try:
@@ -168,16 +226,19 @@ class _Parser:
             self._depth -= 1
 
     def _skip_statement(self) -> None:
-        """Goes behind the next ';' or block of this level, or before the '}' that closes it."""
+        """Goes behind the next ';' or block of this level, or before the '}' that closes it.
+
+        A block that is an argument's, a lambda's body, is not the end of its statement.
+        """
         level = 0
-        while self._token.kind != "end":
+        while self._token.kind != "end" and not (self._open and self._is_at_function()):
             if self._is("{"):
                 level += 1
             elif self._is("}"):
                 if level == 0:
                     return
                 level -= 1
-                if level == 0:
+                if level == 0 and self._peek().text not in (")", ",", "]"):
                     self._next()
                     self._take(";")
                     return
@@ -235,7 +296,7 @@ class _Parser:
     def _state_field(self) -> ast.StateField:
         kind = self._type()
         name = self._name("the name of a state")
-        self._expect(";", "after a state")
+        self._expect_semicolon("after a state")
         return ast.StateField(name.span, kind, name.text)
 
     def _field(self) -> ast.ParamField:
@@ -250,7 +311,7 @@ class _Parser:
             self._expect("]", "after a range")
         if self._take("="):
             default = self._signed_number()
-        self._expect(";", "after a parameter")
+        self._expect_semicolon("after a parameter")
         return ast.ParamField(name.span, kind, name.text, low, high, default)
 
     def _signed_number(self) -> ast.Number:
@@ -262,7 +323,7 @@ class _Parser:
         return ast.Number(start.to(number.span), sign * number.value)
 
     def _function(self) -> ast.Function:
-        if self._token.kind == "name" and self._token.text in _FOREIGN_WORDS:
+        if self._is_foreign():
             self._foreign(self._token)
         result = self._type()
         name = self._name("the name of a function")
@@ -304,19 +365,22 @@ class _Parser:
     # Statements.
 
     def _body(self) -> tuple[ast.Stmt, ...]:
-        self._expect("{", "before a block")
-        statements: list[ast.Stmt] = []
-        while not self._is("}"):
-            if self._token.kind == "end":
-                self._fail("`}` at the end of a block")
-            try:
-                statement = self._nested(self._statement)
-                if statement is not None:
-                    statements.append(statement)
-            except _Recover:
-                self._skip_statement()
-        self._next()
-        return tuple(statements)
+        self._open.append(self._expect("{", "before a block"))
+        try:
+            statements: list[ast.Stmt] = []
+            while not self._is("}"):
+                if self._token.kind == "end" or self._is_at_function():
+                    self._fail("`}` at the end of a block")
+                try:
+                    statement = self._nested(self._statement)
+                    if statement is not None:
+                        statements.append(statement)
+                except _Recover:
+                    self._skip_statement()
+            self._next()
+            return tuple(statements)
+        finally:
+            self._open.pop()
 
     def _branch(self) -> tuple[ast.Stmt, ...]:
         if self._is("{"):
@@ -329,7 +393,7 @@ class _Parser:
         if self._take(";"):
             return None
         if token.kind == "name":
-            if token.text in _FOREIGN_WORDS:
+            if self._is_foreign():
                 self._foreign(token)
             if token.text == "if":
                 return self._if()
@@ -339,13 +403,26 @@ class _Parser:
                 note = "help: `state X { float* residual; }` stands before the functions"
                 self._report.add("E511", "`state` is not allowed here", token.span, note)
                 raise _Recover
-            if token.text in TYPE_NAMES or self._peek().kind == "name":
+            if self._is_declaration():
                 return self._declare()
             if self._peek().kind == "op" and self._peek().text in ("=", *_COMPOUND):
                 return self._assign()
         value = self._expression()
         self._end_statement(value)
         return ast.Evaluate(value.span, value)
+
+    def _is_declaration(self) -> bool:
+        """Whether a statement begins with a type, be it a known one or not."""
+        name = self._token.text
+        if name in TYPE_NAMES or self._peek().kind == "name":
+            return True
+        ahead = [self._peek(distance) for distance in range(1, 5)]
+        texts = [token.text for token in ahead]
+        if texts[0] == "<" and texts[2] == ">":
+            return texts[3] == "*" or ahead[3].kind == "name"
+        if texts[0] != "*" or ahead[1].kind != "name" or texts[2] not in ("=", ";"):
+            return False
+        return texts[2] == "=" or hints.is_like_a_type(name, nearest(name, TYPE_NAMES))
 
     def _declare(self) -> ast.Stmt:
         kind = self._type()
@@ -370,7 +447,7 @@ class _Parser:
         if isinstance(value, ast.Lambda):
             self._take(";")
         else:
-            self._expect(";", "at the end of a statement")
+            self._expect_semicolon("at the end of a statement")
 
     def _if(self) -> ast.Stmt:
         start = self._next()
@@ -441,7 +518,8 @@ class _Parser:
                 value = ast.Field(value.span.to(field.span), value, field.text)
             else:
                 return value
-        self._report.add("E102", f"more than {MAX_DEPTH} indices in a row", value.span)
+        note = "help: name a part of it in a variable"
+        self._report.add("E102", f"more than {MAX_DEPTH} indices in a row", value.span, note)
         raise _Recover
 
     def _primary(self) -> ast.Expr:

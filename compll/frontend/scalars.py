@@ -23,9 +23,16 @@ _OF_INTS_TOO = ("abs", "sign", "min", "max")
 def key_part(lower: "Lowerer", name: str, span: Span) -> nodes.Expr:
     """`seed` or `step` where nothing else has that name."""
     if not lower.has_key:
-        note = "note: it is known in Encode; a packet is decoded without it"
+        note = "help: only an Encode knows it; put what Decode needs into the packet"
         raise lower.refuse("E201", f"unknown name `{name}`", span, note)
     return nodes.KeyPart(INT, span, name)
+
+
+def check_key(lower: "Lowerer", tree: ast.Call) -> None:
+    """Refuses a call that draws noise where nothing gives it a key."""
+    if not lower.has_key:
+        note = "help: draw it in the Encode and put what Decode needs into the packet"
+        raise lower.refuse("E402", f"`{tree.name}` in a Decode", tree.name_span, note)
 
 
 def call(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
@@ -49,13 +56,15 @@ def _bitcast(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     if kind not in (FLOAT, UInt(32)):
         span = tree.name_span if named is None else named.span
         message = "`bitcast` must be `bitcast<float>` or `bitcast<uint32>`"
-        raise lower.refuse("E301", message, span)
+        help_line = "help: give the type in angle brackets, as in `bitcast<uint32>(x)`"
+        raise lower.refuse("E301", message, span, help_line)
     lower.arity(tree, 1)
     value = lower.number(lower.scalar(tree.arguments[0], frame))
     if (kind == FLOAT) == (value.type == FLOAT):
         wanted = "an integer" if kind == FLOAT else "a `float`"
         message = f"`bitcast<{kind}>` takes {wanted}, found `{value.type}`"
-        raise lower.refuse("E302", message, tree.arguments[0].span)
+        help_line = f"help: declare it as {'`uint32`' if kind == FLOAT else '`float`'} before"
+        raise lower.refuse("E302", message, tree.arguments[0].span, help_line)
     return nodes.Bitcast(kind, tree.span, value)
 
 
@@ -65,9 +74,10 @@ def _random(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
         span = tree.name_span if kind is None else kind.span
         raise lower.refuse("E402", "`random` must be `random<float>` or `random<int>`", span)
     if frame.position is None:
-        note = "note: noise belongs to an element, so it is drawn in the lambda of a `map`"
+        note = "help: draw it in the lambda of a `map`: noise belongs to an element"
         message = "`random` outside the lambda of a `map`"
         raise lower.refuse("E402", message, tree.name_span, note)
+    check_key(lower, tree)
     lower.arity(tree, 2)
     site = lower.site(tree)
     if kind.name == "int":

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from compll.frontend import ast
+from compll.frontend import ast, hints
 from compll.ir import nodes
 from compll.ir.types import FLOAT, Type
 from compll.source import Span
@@ -59,11 +59,16 @@ class Scope:
     A lambda sees what was declared before it, so it cannot call itself.
     """
 
-    def __init__(self, outer: "Scope | None" = None, at: int = 0) -> None:
-        """An empty scope; for a lambda, `outer` is where it is declared, at offset `at`."""
+    def __init__(self, outer: "Scope | None" = None, at: int = 0, name: str = "") -> None:
+        """An empty scope; for a lambda `name`, `outer` is where it is declared, at offset `at`."""
         self.names: dict[str, Variable | Function] = {}
         self.outer = outer
         self._at = at
+        self._name = name
+
+    def lambda_name(self) -> str:
+        """The name of the lambda that this scope is of; empty for one without a name."""
+        return self._name
 
     def find(self, name: str, before: int | None = None) -> Variable | Function | None:
         """What `name` stands for; inside a lambda, locals of the outside are "captured".
@@ -87,6 +92,12 @@ class Scope:
 def _is_seen(found: Variable | Function, before: int | None) -> bool:
     is_local = isinstance(found, Function) or found.kind == "local"
     return before is None or not is_local or found.declared.start < before
+
+
+def unknown(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The line of help for an unknown name: what is near, or how it is declared."""
+    declare = f"help: declare it before, as in `float {name} = ...;`"
+    return hints.elsewhere(name) or nearest(name, known) or (declare,)
 
 
 def nearest(name: str, known: Iterable[str]) -> tuple[str, ...]:

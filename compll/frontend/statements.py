@@ -15,7 +15,7 @@ from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer, Refused
 from compll.frontend.scalars import KEY_PARTS
-from compll.frontend.scope import POISONED, Function, Variable, nearest
+from compll.frontend.scope import POISONED, Function, Variable, unknown
 from compll.ir import nodes
 from compll.ir.types import BOOL, INT, Array, Type
 from compll.source import Span
@@ -162,7 +162,7 @@ class Statements:
             message = f"`{statement.name}` belongs to the call, so it cannot be assigned"
             raise lower.refuse("E206", message, statement.span)
         if found is None:
-            help_lines = nearest(statement.name, frame.scope.all_names())
+            help_lines = unknown(statement.name, frame.scope.all_names())
             raise lower.refuse(
                 "E201", f"unknown name `{statement.name}`", statement.span, *help_lines
             )
@@ -171,8 +171,7 @@ class Statements:
         if isinstance(found, Function) or found.kind != "local":
             what = "lambda" if isinstance(found, Function) else _WHAT[found.kind]
             message = f"`{statement.name}` is a {what}, which cannot be assigned here"
-            is_state = isinstance(found, Variable) and found.kind == "state"
-            help_lines = ("help: assign it once, at the top of the Encode",) if is_state else ()
+            help_lines = (_INSTEAD[found.kind if isinstance(found, Variable) else "lambda"],)
             raise lower.refuse("E206", message, statement.span, *help_lines)
         self._store(statement.name, statement.value, statement.span, frame)
 
@@ -197,7 +196,12 @@ class Statements:
             return lower.as_vector(value, kind.element)
         if isinstance(kind, Array) or isinstance(value.type, Array):
             raise lower.refuse(
-                "E301", f"expected a value of type `{kind}`, found `{value.type}`", tree.span
+                "E301",
+                f"expected a value of type `{kind}`, found `{value.type}`",
+                tree.span,
+                "help: make a vector by `map`"
+                if isinstance(kind, Array)
+                else "help: declare a vector, with `*`, or `reduce` it to one number",
             )
         return lower.convert(value, kind)
 
@@ -267,9 +271,12 @@ class Statements:
     def _return(self, statement: ast.Return, frame: Frame, state: _State, kind: Type) -> None:
         lower = self.lowerer
         if not frame.is_lambda:
-            raise lower.refuse("E511", "only lambdas return", statement.span)
+            help_line = "help: assign the result: `packet = concat(...);` or `gradient = ...;`"
+            raise lower.refuse("E511", "only lambdas return", statement.span, help_line)
         if statement.value is None:
-            raise lower.refuse("E301", f"this lambda returns a `{kind}`", statement.span)
+            help_line = "help: write the value, as in `return x;`"
+            message = f"this lambda returns a `{kind}`"
+            raise lower.refuse("E301", message, statement.span, help_line)
         value = lower.convert(lower.scalar(statement.value, frame), kind)
         if state.done is True:
             return
@@ -285,6 +292,15 @@ _WHAT = {
     "packet": "packet",
     "state": "state",
     "captured": "captured variable",
+}
+
+_INSTEAD = {
+    "lambda": "help: declare another lambda",
+    "parameter": "help: copy it to a variable of your own, and change that",
+    "output": "help: assign it once, by the last statement of the Decode",
+    "packet": "help: assign it once, by the last statement of the Encode",
+    "state": "help: assign it once, at the top of the Encode",
+    "captured": "help: let the lambda return the value, and assign what it returns",
 }
 
 

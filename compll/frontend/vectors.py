@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from compll.frontend import ast
 from compll.frontend.constants import integer_of
+from compll.frontend.scalars import check_key
 from compll.frontend.scope import Function
 from compll.ir import nodes
 from compll.ir.reducers import REDUCERS, order_of, recognise
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from compll.frontend.lower import Frame, Lowerer
 
 ORDERS = ("less", "greater")
+_SORT_HELP = "help: write `less` or `greater` in its place"
+_REDUCE_HELP = f"help: name one of {', '.join(REDUCERS)} in its place"
 
 
 def _count(lower: "Lowerer", tree: ast.Expr, frame: "Frame", what: str) -> nodes.Expr:
@@ -34,7 +37,7 @@ def _count(lower: "Lowerer", tree: ast.Expr, frame: "Frame", what: str) -> nodes
     try:
         return scalar_of(count, lower.lets, lower.params, lower.sizes)
     except SizeError as error:
-        raise lower.refuse_size(error) from error
+        raise lower.refuse_size(error, tree.span, what) from error
 
 
 def _source(lower: "Lowerer", tree: ast.Expr, frame: "Frame") -> nodes.Expr:
@@ -96,13 +99,13 @@ def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     found = len(function.tree.parameters)
     if found != 2:
         message = f"the lambda of a `sort` takes two arguments, this one {found}"
-        raise lower.refuse("E305", message, order.span)
+        raise lower.refuse("E305", message, order.span, _SORT_HELP)
     lowered = lower.lambda_(function, frame, None)
     element = source.type.element if isinstance(source.type, Array) else source.type
     wanted = FLOAT if element == FLOAT else INT
     if any(param.type not in (wanted, element) for param in lowered.params):
         message = f"the lambda of this `sort` must take ({wanted}, {wanted})"
-        raise lower.refuse("E305", message, order.span)
+        raise lower.refuse("E305", message, order.span, _SORT_HELP)
     name = order_of(lowered)
     if name is None:
         note = "note: accepted are `less`, `greater`, and lambdas that compute `a < b` or `a > b`"
@@ -117,6 +120,7 @@ def _top_k(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
 
 
 def _sample(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    check_key(lower, tree)
     source = lower.vector(tree.arguments[0], frame)
     count = _count(lower, tree.arguments[1], frame, "the number of a `sample`")
     return nodes.Sample(source.type, tree.span, source, count, lower.site(tree))
@@ -124,13 +128,14 @@ def _sample(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
 
 def _scatter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     if not lower.is_decode:
-        note = "note: what is wrong with its indices is wrong with a packet, which is refused"
+        note = "help: move it to the Decode, which refuses a packet with wrong indices"
         raise lower.refuse("E406", "`scatter` outside a Decode", tree.name_span, note)
     size = _count(lower, tree.arguments[0], frame, "the size of a `scatter`")
     indices = lower.vector(tree.arguments[1], frame)
     if indices.type == Array(FLOAT):
         message = "the indices of a `scatter` must be integers, found `float`"
-        raise lower.refuse("E301", message, tree.arguments[1].span)
+        help_line = "help: declare them as `int*` or `uint32*`"
+        raise lower.refuse("E301", message, tree.arguments[1].span, help_line)
     indices = lower.as_vector(indices, INT)
     values = _floats(lower, tree.arguments[2], frame, "the values of a `scatter`")
     used = None
@@ -149,7 +154,7 @@ def _block_reduce(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Exp
     source = lower.vector(tree.arguments[0], frame)
     at = tree.arguments[1]
     block = lower.integer(at, frame, "the size of a block")
-    note = "note: tiles of 1024 elements must hold whole blocks"
+    note = "help: write 16, 32, 64, 128, 256, 512 or 1024, or a parameter"
     message = "a block must have a power of two of elements, from 16 to 1024"
     try:
         block = scalar_of(block, lower.lets, lower.params, lower.sizes)
@@ -177,7 +182,8 @@ def _reduction(
     function = lower.function(tree.arguments[-1], frame)
     span = tree.arguments[-1].span
     if function is None:
-        raise lower.refuse("E305", f"`{tree.name}` takes a lambda or the name of a reducer", span)
+        message = f"`{tree.name}` takes a lambda or the name of a reducer"
+        raise lower.refuse("E305", message, span, _REDUCE_HELP)
     if isinstance(function, str):
         reducer = function
         kind = INT if reducer in ("count", "and", "or") else joined(element, init.type)
@@ -185,7 +191,10 @@ def _reduction(
         reducer, kind = _reducer(lower, function, element, span, frame)
     if kind == INT and init.type == FLOAT:
         raise lower.refuse(
-            "E301", "this reduction gives an integer; its initial value is a `float`", init.span
+            "E301",
+            "this reduction gives an integer; its initial value is a `float`",
+            init.span,
+            "help: write an integer, as in `0`",
         )
     return reducer, lower.convert(init, kind)
 
@@ -196,7 +205,7 @@ def _reducer(
     found = len(declared.tree.parameters)
     if found != 2:
         message = f"the lambda of a `reduce` takes two arguments, this one {found}"
-        raise lower.refuse("E305", message, span)
+        raise lower.refuse("E305", message, span, _REDUCE_HELP)
     function = lower.lambda_(declared, frame, None)
     kind, value = function.params[0].type, function.params[1].type
     reducer = recognise(function)
@@ -206,7 +215,7 @@ def _reducer(
         or (value != kind and reducer != "count")
     ):
         message = "the lambda of a `reduce` must be (float, float) -> float or (int, int) -> int"
-        raise lower.refuse("E305", message, span)
+        raise lower.refuse("E305", message, span, _REDUCE_HELP)
     if value == INT and element == FLOAT:
         message = "this reducer takes integers, and the vector holds `float`"
         raise lower.refuse("E305", message, span, "help: `map` it to integers first")
@@ -214,7 +223,8 @@ def _reducer(
         note = f"note: accepted are {', '.join(REDUCERS)}, by name or as a lambda"
         raise lower.refuse("E401", "this function is not an accepted reducer", span, note)
     if reducer in ("count", "and", "or") and kind == FLOAT:
-        raise lower.refuse("E305", f"the reducer `{reducer}` gives an `int`", span)
+        help_line = "help: make its lambda (int, int) -> int"
+        raise lower.refuse("E305", f"the reducer `{reducer}` gives an `int`", span, help_line)
     return reducer, kind
 
 

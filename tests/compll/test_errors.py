@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every diagnostic: `errors/<code>_<what>.pse` must be refused with the text beside it."""
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 
 import compll
 from compll import specification
-from compll.errors import CODES
+from compll.cli import main
+from compll.errors import CODES, HELP
+from compll.frontend import hints, parser
 from compll.pipeline import cuda_source
 
 FOLDER = Path(__file__).parent / "errors"
+EXPECTS = re.compile(r'_expect(?:_semicolon)?\("(.)"?, f?"([^"]*)"')
 CASES = sorted(FOLDER.glob("*.pse"))
 
 
@@ -23,6 +28,12 @@ def test_case(case, request):
         cuda_source(program, specification.read(case))
     text = str(caught.value).replace(str(case), case.name) + "\n"
     assert {item.code for item in caught.value.diagnostics} == {case.name[:4]}
+    for item in caught.value.diagnostics:
+        assert item.notes
+        for note in item.notes:
+            kind, _, advice = note.partition(": ")
+            assert kind in ("help", "note") and len(advice) > 5 and "\n" not in note
+            assert advice not in item.message and item.message not in advice
     expected = case.with_suffix(".txt")
     if request.config.getoption("--update-golden", default=False):
         expected.write_text(text, encoding="ascii")
@@ -31,6 +42,10 @@ def test_case(case, request):
 
 def test_every_code_has_a_case():
     assert {case.name[:4] for case in CASES} == set(CODES)
+
+
+def test_every_code_says_what_to_do():
+    assert set(HELP) == set(CODES)
 
 
 def test_codes_are_documented():
@@ -50,7 +65,62 @@ def test_carets_point_at_the_program():
         "  |",
         "2 |  o = concat(h);",
         "  |             ^",
+        "  = help: declare it before, as in `float h = ...;`",
     ]
+
+
+WIDE = "void XEncode(float* g, uint8* o) {\n/* \u65e5\u672c e\u0301 */ o = concat(h);\n}\n"
+
+
+def test_carets_stand_below_wide_characters():
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_text(WIDE, "x", "x.pse")
+    shown, caret = str(caught.value).splitlines()[3:5]
+    # Two characters of two columns each, and one that takes none.
+    assert caret.index("^") == shown.index("h)") + 2 - 1
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
+def test_lines_may_end_in_any_way(end):
+    text = "// one" + end + "void XEncode(float* g, uint8* o) {" + end + "o = concat(h); }" + end
+    with pytest.raises(compll.CompileError, match=r"x.pse:3:12\n  \|\n3 \| o = concat"):
+        compll.compile_text(text, "x", "x.pse")
+    assert compll.compile_text(text.replace("h)", "g)"), "x").encode is not None
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    file = tmp_path / "x.pse"
+    file.write_bytes(b"\xef\xbb\xbfvoid XEncode(float* g, uint8* o) { o = concat(g); }")
+    assert compll.compile_spec(file).encode is not None
+    assert main(["gen", str(file), "-o", str(tmp_path / "out")]) == 0
+    exec((tmp_path / "out/x_reference.py").read_text(), {})
+    file.write_bytes(b"\xef\xbb\xbfvoid \xff")
+    with pytest.raises(compll.CompileError, match=r":1:6"):
+        compll.compile_spec(file)
+
+
+def test_binary_files_are_one_error_and_print_no_control_characters():
+    for text in ("\x00\x01\x02" * 50, "void\x1b[31mX", "\x7fELF\x02"):
+        with pytest.raises(compll.CompileError, match="must be text") as caught:
+            compll.compile_text(text, "x")
+        assert [found.code for found in caught.value.diagnostics] == ["E004"]
+        assert all(char.isprintable() or char == "\n" for char in str(caught.value))
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_text("void \u202e X", "x")
+    assert "\u202e" not in str(caught.value) and "\\u202e" in str(caught.value)
+
+
+def test_every_expectation_of_the_parser_has_its_own_advice():
+    text = inspect.getsource(parser)
+    wanted = [f"`{token}` {where}" for token, where in EXPECTS.findall(text)]
+    wanted += re.findall(r'_(?:fail|name)\("((?:a|the|`) ?[^"]*)"', text)
+    wanted += [
+        "`>` after the type of `random`",
+        "`(` after `random<...>`",
+        "`(` after `bitcast<...>`",
+    ]
+    assert len(wanted) > 25
+    assert [w for w in wanted if hints.advice(w, "", False) == f"help: {HELP['E101']}"] == []
 
 
 def test_all_errors_of_a_stage_come_at_once():

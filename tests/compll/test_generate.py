@@ -118,6 +118,35 @@ def test_the_glue_of_operations_is_compiled_once(tmp_path):
     assert set(built) >= {"objects/tf/codec_kernels.o", *(f"{name}_ops.so" for name in NAMES)}
 
 
+ODD = """
+param Odd { float self in [0, 9] = 0.5; float program = 2; int library = 1; float PROGRAM = 4; }
+void OddEncode(float* g, uint8* o, float self, float program, int library, float PROGRAM) {
+    float product = self * program * library * PROGRAM;
+    o = concat(map(g, [&](float x) -> float { return x * product; }));
+}
+void OddDecode(uint8* o, float* g, float self, float program, int library, float PROGRAM) {
+    extract(o, g);
+}
+"""
+
+
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("cpp", marks=pytest.mark.heavy)])
+def test_parameters_named_as_our_own_arguments(tmp_path, backend):
+    file, x = tmp_path / "odd.pse", np.arange(1, 4, dtype=np.float32)
+    file.write_text(ODD)
+    np.save(tmp_path / "x.npy", x)
+    assert main(["check", str(file)]) == 0
+    assert main(["gen", str(file), "-o", str(tmp_path), "--target", "numpy"]) == 0
+    values: dict = {}
+    exec((tmp_path / "odd_reference.py").read_text(), values)
+    packet = values["codec"](self=3, program=1, library=2, PROGRAM=1).encode(x)
+    np.testing.assert_array_equal(packet[16:].view(np.float32), x * 6)
+    out = str(tmp_path / "p.npy")
+    run = ["run", str(file), "OddEncode", "--in", str(tmp_path / "x.npy"), "--out", out]
+    assert main([*run, "--set", "self=3", "--set", "library=5", "--backend", backend]) == 0
+    np.testing.assert_array_equal(np.load(out)[16:].view(np.float32), x * 120)
+
+
 @pytest.mark.heavy
 def test_the_makefile_builds_elsewhere_what_build_leaves(tmp_path, capsys):
     made, elsewhere = tmp_path / "made", tmp_path / "elsewhere"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressor values: text and back, and what is refused with which words."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,11 +59,46 @@ def test_what_makes_no_packets() -> None:
     assert plain.wire_bytes(200) == plain.wire_bytes_of([200]) == 800
     assert plain.wire_bytes(0) == 0
     assert ops.onebit().wire_bytes_of([8, 1000]) == ops.onebit().wire_bytes(8000)
-    with pytest.raises(ValueError, match="at least 0"):
-        plain.wire_bytes(-1)
+    assert plain.wire_bytes(np.int32(2**30)) == plain.wire_bytes(2**30) > 0
+    sides = np.array([2**16, 2**16], np.int32)
+    assert plain.wire_bytes_of(sides) == 4 * 4 * 2 * 2**16
     for wrong in ("powersgd(rank=0)", "powersgd(rank=257)", "powersgd(min_compression_rate=0.5)"):
         with pytest.raises(ValueError, match="must be in"):
             parse(wrong)
+
+
+@pytest.mark.parametrize("text", ["powersgd", "mixed(onebit, below=9)", "onebit"])
+def test_sizes_are_checked_by_all(text: str) -> None:
+    value = parse(text)
+    for wrong in (None, True, 9.0, "9"):
+        with pytest.raises(TypeError, match="`n` must be an integer"):
+            value.wire_bytes(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="`n` must be an integer"):
+            value.wire_bytes_of([3, wrong])  # type: ignore[list-item]
+    for size in (-1, 10**30, 2**48 + 1):
+        with pytest.raises(ValueError, match="`n` must be in"):
+            value.wire_bytes(size)
+        with pytest.raises(ValueError, match="`n` must be in"):
+            value.wire_bytes_of([size, 1])
+    with pytest.raises(ValueError, match="`n` must be in"):
+        value.wire_bytes_of([2**25, 2**25])
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert ops.topk(np.float32(0.5)) == ops.topk(np.float64(0.5)) == ops.topk(0.5)
+    assert ops.terngrad(np.int64(4)) == ops.terngrad(np.uint8(4)) == ops.terngrad(4)
+    assert ops.topk(np.int32(1)).text == ops.topk(1).text
+    for wrong in (np.bool_(True), True, np.float32(4), np.array([4])):
+        with pytest.raises(TypeError, match="`bitwidth` must be an integer"):
+            ops.terngrad(wrong)  # type: ignore[arg-type]
+
+
+def test_what_has_state_is_advised_to_stay_as_it_is() -> None:
+    for text in ("dgc", "warmup(dgc, 10)", "mixed(dgc, below=9)"):
+        with pytest.raises(ValueError, match="so write") as caught:
+            parse(f"error_feedback({text})")
+        advised = str(caught.value).split("so write ")[1].split(". Received")[0]
+        assert parse(advised) == parse(text)
 
 
 def test_words_stand_for_numbers() -> None:

@@ -85,6 +85,19 @@ def run(program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def test_parameters_may_have_the_names_of_our_arguments(tmp_path: Path, mine: Compressor) -> None:
+    file = tmp_path / "selfish.pse"
+    file.write_text(
+        "void SelfishEncode(float* g, uint8* o, float self, float values) {\n"
+        "    o = concat(map(g, [&](float x) -> float { return x * self + values; }));\n}\n"
+        "void SelfishDecode(uint8* o, float* g, float self, float values) { extract(o, g); }\n"
+    )
+    codec = tf_hips.load(file)(self=3.0, values=1.0)
+    assert parse(codec.text) == codec
+    packet = native.encode(codec, np.ones(3, np.float32), KEY)
+    np.testing.assert_array_equal(native.decode(codec, packet, 3), np.full(3, 4, np.float32))
+
+
 def test_its_text_says_which_content_it_is(mine: Compressor) -> None:
     assert mine.text == f"{NAME}(scale=2, salt={BIG})"
     assert parse(mine.text) == mine

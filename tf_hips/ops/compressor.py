@@ -111,6 +111,11 @@ class Compressor:
 
     def _check_error_feedback(self) -> None:
         inner = self.inner
+        if inner is not None and inner.has_state and not inner.has_residual:
+            raise ValueError(
+                "`error_feedback` must wrap a codec without state: one with state keeps what "
+                f"it does not send itself, so write {inner.text}. Received: inner={inner.text}"
+            )
         if inner is not None and inner.name in (WARMUP, MIXED):
             raise ValueError(
                 f"`error_feedback` must stand inside of `{inner.name}`: write "
@@ -120,11 +125,6 @@ class Compressor:
             raise ValueError(
                 "`error_feedback` must wrap one codec without error feedback. "
                 f"Received: inner={inner and inner.text}, params={self.params}"
-            )
-        if inner.has_state:
-            raise ValueError(
-                "`error_feedback` must wrap a codec without state: one with state keeps what "
-                f"it does not send itself. Received: inner={inner.text}"
             )
         algorithm = jit.algorithm(inner.name)
         if algorithm.is_loaded and growth.diverges(inner):
@@ -301,7 +301,13 @@ class Compressor:
 
         Of a warm-up those of its last stage; `at` tells others'. What makes no packets sends, for a
         matrix that is as near to a square as can be, what `wire_bytes_of` says.
+
+        Raises:
+            TypeError: `n` is no integer.
+            ValueError: `n` is negative or more than 2^48.
         """
+        native.check_size(n)
+        n = int(n)  # NumPy's integers would overflow
         if self.is_mixed:
             return self.of_size(n).wire_bytes(n)
         if not self.makes_packets:
@@ -310,7 +316,13 @@ class Compressor:
         return native.wire_bytes(self, n)
 
     def wire_bytes_of(self, shape: Sequence[int]) -> int:
-        """Returns the bytes that stand for a gradient of `shape`; codecs look at its size only."""
+        """Returns the bytes that stand for a gradient of `shape`; codecs look at its size only.
+
+        Raises:
+            TypeError: a side is no integer.
+            ValueError: a side is negative, or there are more than 2^48 elements.
+        """
+        shape = native.checked_shape(shape)
         if self.is_mixed:
             return self.of_size(math.prod(shape)).wire_bytes_of(shape)
         if not self.makes_packets:

@@ -68,7 +68,7 @@ class LoadedCodec:
         self.name = algorithm.name
         self.parameters = algorithm.parameters
 
-    def __call__(self, *values: float, **named: float) -> "Compressor":
+    def __call__(self, /, *values: float, **named: float) -> "Compressor":
         """Returns the compressor with these values of its parameters, by position or by name.
 
         Raises:

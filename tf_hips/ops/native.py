@@ -78,7 +78,7 @@ def derive_seed(run_seed: int, role: str) -> int:
 
 def wire_bytes(compressor: "Compressor", n: int) -> int:
     """Returns the bytes of all packets of n elements, prefixes included."""
-    _check_size(n)
+    check_size(n)
     codec, params = _codec(compressor.codec)
     return _checked(_functions().wire_bytes(codec, params, n), compressor)
 
@@ -170,7 +170,7 @@ def decode(
     check_stage(compressor)
     if add and out is None:
         raise ValueError("`add` must come with `out`. Received: add=True, out=None")
-    _check_size(n)
+    check_size(n)
     source = _bytes(packets, "packets")
     target = _room_for(compressor, [source], n) if out is None else _output(out, n)
     codec, params = _codec(compressor.codec)
@@ -199,7 +199,7 @@ def merge(
         ValueError: `packets` is empty, `out` has another size, or `compressor` is a warm-up.
     """
     check_stage(compressor)
-    _check_size(n)
+    check_size(n)
     rows, pointers, sizes = _rows(packets)
     target = _room_for(compressor, rows, n) if out is None else _output(out, n)
     codec, params = _codec(compressor.codec)
@@ -230,7 +230,7 @@ def merge_encode(
             at fault.
         ValueError: `packets` is empty, sizes differ, or `kept` is missing or superfluous.
     """
-    _check_size(n)
+    check_size(n)
     compressor = check_stage(compressor.at(key.step))
     if compressor.has_state and not compressor.has_residual:
         raise ValueError(
@@ -388,10 +388,20 @@ def _check_integer(name: str, value: object) -> None:
         raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}")
 
 
-def _check_size(n: int) -> None:
+def check_size(n: int) -> None:
+    """Refuses what cannot be the number of elements of a tensor: TypeError, ValueError."""
     _check_integer("n", n)
     if not 0 <= n <= _MAX_ELEMENTS:
         raise ValueError(f"`n` must be in [0, 2^48]. Received: n={n}")
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape in Python's integers, which do not overflow; refuses what `check_size` refuses."""
+    for side in shape:
+        check_size(side)
+    sides = tuple(int(side) for side in shape)
+    check_size(math.prod(sides))
+    return sides
 
 
 def check_stage(compressor: "Compressor") -> "Compressor":

@@ -9,6 +9,7 @@ and nothing imports TensorFlow.
 
 import dataclasses
 import difflib
+import numbers
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
@@ -52,8 +53,11 @@ class Parameter:
             raise ValueError(f"`{self.name}` must be given: it has no default.")
         is_integer = self.is_integer
         kind = "an integer" if is_integer else "a number"
-        if isinstance(value, bool) or not isinstance(value, int if is_integer else (int, float)):
+        wanted = numbers.Integral if is_integer else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, wanted):
             raise TypeError(f"`{self.name}` must be {kind}. Received: {self.name}={value!r}")
+        # NumPy's numbers among them.
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
         # Attributes of TensorFlow ops are float32, and the value enters the hash in each packet.
         low, high = self.minimum, self.maximum
         if not is_integer:
@@ -138,7 +142,7 @@ class Algorithm:
         """Whether it came while the program runs; its name then holds the specification's hash."""
         return "@" in self.name
 
-    def checked(self, **values: object) -> tuple[tuple[str, int | float], ...]:
+    def checked(self, /, **values: object) -> tuple[tuple[str, int | float], ...]:
         """Returns (name, value) of all parameters, with defaults filled in.
 
         Raises:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Words of C++, of the runtime and of the generated code: no variable of a user has their names.
+
+What is a name in a specification need not be one in C++. A variable with such a name gets another
+(`c_common.Names`); a test compares the list with the headers and with what is generated.
+"""
+
+import re
+
+_KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class
+compl const const_cast constexpr continue decltype default delete do double dynamic_cast else enum
+explicit export extern false float for friend goto if inline int long mutable namespace new noexcept
+not not_eq nullptr operator or or_eq private protected public register reinterpret_cast return short
+signed sizeof static static_assert static_cast struct switch template this thread_local throw true
+try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+linux unix
+"""
+# What generated functions use themselves, and what they call.
+_OWN = """
+add_all add_tile begin bodies check_body encode_feedback encode_fields encode_tiles end exact
+feedback_fields gradient decode_fields how is_first merge merge_ranges merge_rows mode new_residual
+put_tile reserve residual rows kRows state stream_end stream_tile sum to abs add all_finite base
+bits_float body buffer bytes canonical_bits capacity code_at codec_hash codes count decode
+decode_rows encode exp2_exact finish first first_block float_at float_bits float_key float_to_code
+float_to_int for_blocks for_tiles is_finite num_blocks sum_codes float_to_uint32 in in_place_fields
+int_abs int_add int_div int_mul int_neg int_rem int_shl int_shr int_sub is_block j k is_in_place
+keep_range keep_state keep_values key key_float layout load_code load_float load_floats log2_exact
+main max_body_bytes maximum minimum n noise noise_at noise_tile old out pack_codes packed_bytes
+params power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
+round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
+store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
+for_steps for_ranges_back hidden at late value_or prefetch_half prefetch_part prefetch_tile
+wide_noise_tile wide_random_int packed_bits
+mirror_tile with_packed_width random_int32
+"""
+# What the headers of the runtime and of its CUDA half declare or call besides.
+_RUNTIME = """
+add_bins add_blocks add_field add_lane add_tasks among_groups atomicAdd atomicMin bits block_number
+blocks_of_one_word blocks_wide call can_write change check_prefix clear_bins combine_lanes
+combine_row compared complain copy_tile count_bits cudaGetLastError cut defined digit_of each
+elements end_block exchange exchange_some fetch few_of find_machine find_spot finish_floats
+finish_ints finished flag_bits fmaf fmaxf fminf fnv1a fold fold_lane fold_rows fold_wide for_flags
+gather_bits getter group_base guess has_compression has_rows held_value high_halves is_aligned
+is_allowed is_candidate is_left is_line join join_doubles join_lanes join_share join_shares joined
+keep_candidates keep_finite kernel kth_largest lane_of lanes launched lay_out least load_group
+load_some load_word machine madvise majority_of make_layout mask median_of memcpy mixed more
+nearest_mean needed neutral next noise_wide noise_words num_runs num_tiles of_pair one pack_groups
+pack_stream pack_wide padded_count pair philox philox_round pick_digit place_of prefetch_bytes put
+put_rows range rank_key ranked reduce_rows residual_tile row_abs row_at row_bits row_both row_bytes
+row_codes row_difference row_either row_held row_is_at_least row_is_at_most row_is_equal row_is_less
+row_is_more row_is_set row_is_unequal row_left row_low_bits row_maximum row_minimum row_mirrored
+row_noise row_number row_number_is_at_least row_number_is_at_most row_number_is_equal
+row_number_is_less row_number_is_more row_number_is_unequal row_number_select row_of row_of_codes
+row_of_flags row_of_number row_packed row_plus_noise row_select row_store row_stream row_sum
+row_whole_noise rule_of run_of run_top_k scaled_noise scan_threads scan_tiles scatter_bits shared
+shift_of sign size_for sort_all sort_key sort_keys sort_steps sorted_few sorted_few_or_none
+sorted_many sorted_value sorter spread_weights start start_block step store_bits store_codes
+store_some stream_on_wide stream_wide sum_at sum_threads sum_wide sweep take take_tile take_values
+taken top top_k_alone top_k_count top_k_gather top_k_pack top_k_pick top_k_scan top_k_write
+trimmed_mean unpack_groups unpack_stream unpack_wide used value_of within_groups write_chosen
+write_line write_prefix write_staged write_until xor_all
+"""
+RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
+# Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits
+# are for numbering.
+_PATTERN = re.compile(r"[A-Z].+|k[A-Z].*|tf_hips_.*|.*_t|.*[0-9]")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a variable of a user must have another name in C++."""
+    return name in RESERVED or _PATTERN.fullmatch(name) is not None

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a message of the parser advises: by what was expected, and by what stands there instead."""
+
+import re
+
+from compll.errors import HELP
+
+# By what the parser expected, up to what differs.
+_BY_EXPECTED = {
+    "`;` at the end of a statement": "end the statement with `;`",
+    "`;` after a state": "end the state with `;`, as in `float* residual;`",
+    "`;` after a parameter": "end the parameter with `;`, as in `float clip in [0, 1] = 0.5;`",
+    "`(` before parameters": "list the parameters in parentheses, as in `(float x)`",
+    "`,` between parameters": "part parameters with `,` and close the list with `)`",
+    "`,` between arguments": "part arguments with `,` and close the call with `)`",
+    "`,` between the ends": "write a range as `in [0, 1]`",
+    "`[` before a range": "write a range as `in [0, 1]`",
+    "`]` after a range": "write a range as `in [0, 1]`",
+    "`>` after the width": "close the width with `>`, as in `uint<bits>`",
+    "`>` after the type": "close the type with `>`, as in `random<float>(0, 1)`",
+    "`(` after `random<": "give it arguments, as in `random<float>(0, 1)`",
+    "`(` after `bitcast<": "give it arguments, as in `bitcast<uint32>(x)`",
+    "`(` after `if`": "put the condition in parentheses, as in `if (x > 0)`",
+    "`)` after a condition": "close the condition with `)`",
+    "`:` between": "give `?` both values, as in `x > 0 ? 1 : 2`",
+    "`]` after an index": "close the index with `]`",
+    "`)` to match": "close the parenthesis with `)`",
+    "`&` in": "begin a lambda with `[&]`; it captures all it needs",
+    "`]` in": "begin a lambda with `[&]`; it captures all it needs",
+    "`->` before": "say what the lambda returns, as in `[&](float x) -> float { ... }`",
+    "`{` before": "write the body in braces, as in `{ return x; }`",
+    "`{` after": "list what the block declares in braces",
+    "`}` at the end": "close the block with `}`",
+    "the name of a variable": "give the variable a name after its type, as in `float mean = 0;`",
+    "the name of a function": "begin as in `void FooEncode(float* gradient, uint8* out)`",
+    "the name of a codec": "name the X of XEncode and XDecode there",
+    "the name of a parameter": "give the parameter a name after its type, as in `float clip`",
+    "the name of a state": "give the state a name after its type, as in `float* residual;`",
+    "the name of a field": "write `v.size`, the only field there is",
+    "a type": "begin with a type: float, int, uint8, uint<bits>, or one of them with `*`",
+    "a number": "write one number; parameters take no expressions there",
+    "a value": "write a number, a name, a call or `(...)` there",
+}
+
+# By the word or operator that stands where the parser expected something else.
+_BY_FOUND = {
+    "and": "write `&&`",
+    "or": "write `||`",
+    "not": "write `!`",
+    "elif": "write `else if (...)`",
+    "else": "write `else` directly behind the branch of an `if`, which needs braces if it is long",
+    "import": "remove it; a specification stands alone and all functions are built in",
+    "from": "remove it; a specification stands alone and all functions are built in",
+    "def": "write `void XEncode(...)`, or `lambda_func f = [&](float x) -> float { ... }`",
+    "lambda": "write a lambda as `[&](float x) -> float { return x; }`",
+    "return": "end the statement before it with `;`",
+    "**": "write x * x, or `exp2(y * log2(x))`",
+}
+_NO_CAST = "a declaration converts: write `{} x = ...;` and use x"
+
+
+def advice(expected: str, found: str, is_type: bool) -> str:
+    """The line of help for a token that was not expected.
+
+    Args:
+        expected: what the parser's message says was.
+        found: the token's text.
+        is_type: whether that is the name of a type.
+    """
+    if expected.startswith("a value") and is_type:
+        return f"help: {_NO_CAST.format(found)}"
+    if expected.startswith("`(` before parameters") and found in ("=", ";", "["):
+        return "help: move it into a function; nothing is global but `param` and `state` blocks"
+    if expected.startswith("`;`") and found == "=":
+        return "help: an element cannot be assigned: make the whole vector by a `map`"
+    if found in _BY_FOUND and not expected.startswith(("a number", "the name")):
+        return f"help: {_BY_FOUND[found]}"
+    for start, text in _BY_EXPECTED.items():
+        if expected.startswith(start):
+            return f"help: {text}"
+    return f"help: {HELP['E101']}"
+
+
+# Names that other languages have, and what stands for them here.
+_ELSEWHERE = {
+    "true": "write 1; any number that is not 0 is true",
+    "false": "write 0",
+    "True": "write 1; any number that is not 0 is true",
+    "False": "write 0",
+    "nan": "leave out what is not finite by a `filter`; `x != x` tells it",
+    "NAN": "leave out what is not finite by a `filter`; `x != x` tells it",
+    "inf": "write the largest number, 3.4028234e38",
+    "INFINITY": "write the largest number, 3.4028234e38",
+    "pow": "write x * x, or `exp2(y * log2(x))`",
+    "exp": "write `exp2(x * 1.442695)`",
+    "log": "write `log2(x) * 0.6931472`",
+    "fabs": "write `abs(x)`",
+    "len": "write `v.size`",
+    "size": "write `v.size`",
+    "mean": "write `reduce(v, 0, sum) / v.size`",
+    "sum": "write `reduce(v, 0, sum)`",
+    "int": "a declaration converts: write `int j = x;`",
+    "float": "a declaration converts: write `float y = x;`",
+    "import": "remove it; a specification stands alone and all functions are built in",
+    "include": "remove it; files are not included",
+}
+
+
+def elsewhere(name: str) -> tuple[str, ...]:
+    """The line of help for a name of another language; nothing for other names."""
+    return (f"help: {_ELSEWHERE[name]}",) if name in _ELSEWHERE else ()
+
+
+# How the operators are called.
+_FORMS = {
+    "abs": "abs(x)",
+    "block_reduce": "block_reduce(v, n, init, f)",
+    "filter": "filter(v, f)` or `filter(v, f, k)",
+    "map": "map(v, f)",
+    "max": "max(x, y)",
+    "min": "min(x, y)",
+    "bitcast": "bitcast<uint32>(x)",
+    "random": "random<float>(lo, hi)",
+    "range": "range(n)",
+    "reduce": "reduce(v, init, f)",
+    "sample": "sample(v, m)",
+    "scatter": "scatter(n, indices, values)` or `scatter(n, indices, values, count)",
+    "sort": "sort(v, less)",
+    "top_k": "top_k(v, k)",
+}
+
+
+def form(name: str) -> str:
+    """The line of help that says how a built-in function is called."""
+    return f"help: write `{_FORMS.get(name, f'{name}(x)')}`"
+
+
+def is_like_a_type(name: str, near: tuple[str, ...]) -> bool:
+    """Whether an unknown name was meant as a type; `near`: what is spelt like it."""
+    return bool(near) or re.fullmatch(r"u?int[0-9]+(_t)?|double|half|float[0-9]+", name) is not None
+
+
+def type_help(name: str, near: tuple[str, ...]) -> tuple[str, ...]:
+    """The line of help for an unknown type; `near`: that of the type that is spelt like it."""
+    found = re.fullmatch(r"uint([0-9]{1,2})", name)
+    if found and 1 <= int(found[1]) <= 16:
+        return (f"help: write `uint<{found[1]}>`",)
+    if re.fullmatch(r"u?int[0-9]+(_t)?", name):
+        return ("help: write `int`, which has 64 bits, or `uint8`, `uint16`, `uint32`",)
+    return ("help: write `float`, the only type of that kind",) if name == "double" else near
