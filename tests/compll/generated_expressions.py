@@ -10,9 +10,14 @@ INTS = (
     *("(-128)", "9223372036854775807", "gradient.size"),
 )
 KINDS = ("uint1", "uint2", "uint4", "uint8", "uint16", "uint32")
+CODES = ("uint1", "uint2", "uint4", "uint8", "uint<3>", "uint<5>", "uint<width>")
 WIDTHS = ("uint<width>", "uint<17 - width>", "uint<3>", "uint<5>", "uint<11>")
-AT = ("{0} ^ 1", "{0} ^ 3", "{0} ^ 7", "{0} / block", "{0} / 16", "{0} + 1", "{0} - 1", "{0} * 3")
+MIRRORED = ("{0} ^ 1", "{0} ^ 3", "{0} ^ 7")
+AT = ("{0} / block", "{0} / 16", "{0} / 128", "{0} + 1", "{0} - 1", "{0} * 3")
 AT_ODD = ("0", "{0} % 5", "{0} >> 2", "gradient.size - 1 - {0}", "count", "{0} & -8")
+# Kinds of expressions of floats; rows of 16 floats have the plain ones.
+PLAIN = ("sign", "sign", "sign", "least", "select", "abs", "minus", "draw", "value")
+OTHER = ("function", "function", "call", "bits")
 # Operations that a lambda may have, those of the vectors that it reads included.
 MAX_COST = 150
 
@@ -32,7 +37,10 @@ class Vector:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an expression may read; `position`: the number of its element, if it knows it."""
+    """What an expression may read; `position`: the number of its element, if it knows it.
+
+    `is_plain`: it uses only what C++ computes in rows of 16 floats (compll/backends/row_code.py).
+    """
 
     floats: tuple[str, ...]
     ints: tuple[str, ...]
@@ -40,6 +48,7 @@ class Scope:
     helpers: tuple[str, ...] = ()
     position: str | None = None
     may_draw: bool = False
+    is_plain: bool = False
 
 
 @dataclass
@@ -71,6 +80,8 @@ class Expressions:
         self._choose = choose
         self._number = 0
         self._cost = 0
+        # Codes made of floats and back, as quantisers do, or anything.
+        self._is_quantiser = choose.random() < 0.5
         self._function = Function(is_encode=True)
 
     def _name(self) -> str:
@@ -81,7 +92,9 @@ class Expressions:
         self._function.statements.append(statement)
 
     def _kind(self) -> str:
-        return self._choose.choice(self._choose.choice([KINDS, WIDTHS]))
+        """A type of unsigned integers."""
+        kinds = CODES if self._is_quantiser else self._choose.choice([KINDS, WIDTHS])
+        return self._choose.choice(kinds)
 
     def _lambda(
         self,
@@ -98,7 +111,11 @@ class Expressions:
         """
         choose, name, outer = self._choose, self._name(), self._function.scope()
         depth = choose.randint(1, 3) if depth is None else depth
-        floats, ints = ((name,) * 4, ()) if kind == "float" else ((), (name,) * 2)
+        is_plain = choose.random() < (0.9 if self._is_quantiser else 0.2)
+        floats: tuple[str, ...] = (name,) * 4
+        if kind != "float":
+            floats = (f"({name} + 0.0)",) * (0 if is_plain and kind == "int" else 3)
+        ints = () if kind == "float" else (name,) * 2
         scope = replace(
             outer,
             floats=floats + outer.floats,
@@ -106,6 +123,7 @@ class Expressions:
             vectors=outer.vectors if is_index else (),
             position=name if is_index else None,
             may_draw=may_draw and self._function.is_encode,
+            is_plain=is_plain,
         )
         self._cost = 0
         return f"[&]({kind} {name}) -> {result} {{ {self._body(result, depth, scope)} }}"
@@ -114,22 +132,23 @@ class Expressions:
         choose = self._choose
 
         def value(at_depth: int) -> str:
-            is_float = result == "float" or choose.random() < 0.5
+            is_float = result == "float" or scope.is_plain or choose.random() < 0.5
             return (self._float if is_float else self._int)(at_depth, scope)
 
-        shape = choose.randrange(5)
-        if shape == 0:
+        shapes = ["branches", "variable", "value", "value"]
+        shape = choose.choice(shapes if scope.is_plain else [*shapes, "number"])
+        if shape == "branches":
             first = f"if ({self._condition(1, scope)}) {{ return {value(depth - 1)}; }}"
             second = f"else if ({self._condition(1, scope)}) {{ return {value(0)}; }}"
             return f"{first} {second} return {value(depth)};"
-        if shape == 1:
+        if shape == "variable":
             name = self._name()
             start = f"float {name} = {self._float(depth, scope)};"
             scope = replace(scope, floats=(name,) * 3 + scope.floats)
             change = f"{name} {choose.choice(['=', '+=', '*=', '-='])} {self._float(1, scope)};"
             last = f"return {name} {choose.choice('+-*')} {self._float(1, scope)};"
             return f"{start} if ({self._condition(1, scope)}) {{ {change} }} {last}"
-        if shape == 2:
+        if shape == "number":
             name, kind = self._name(), choose.choice(["int", self._kind()])
             start = f"{kind} {name} = {value(depth)};"
             scope = replace(scope, ints=(name,) * 3 + scope.ints)
@@ -142,30 +161,33 @@ class Expressions:
         self._cost += 1
         if depth <= 0:
             return self._leaf(scope, FLOATS, scope.floats, is_float=True)
-        shape = choose.randrange(13)
-        if shape < 4:
+        shape = choose.choice(PLAIN if scope.is_plain else PLAIN + OTHER)
+        if shape == "sign":
             left, right = self._float(depth - 1, scope), self._float(depth - 1, scope)
             return f"({left} {choose.choice('+-*/')} {right})"
-        if shape == 4:
-            return f"abs({self._float(depth - 1, scope)})"
-        if shape == 5:
+        if shape == "least":
             name = choose.choice(["min", "max"])
             return f"{name}({self._float(depth - 1, scope)}, {self._float(depth - 1, scope)})"
-        if shape == 6:
-            name = choose.choice(["sqrt", "floor", "ceil", "round", "sign", "exp2", "log2"])
-            return f"{name}({self._float(depth - 1, scope)})"
-        if shape == 7:
+        if shape == "select":
             yes, no = self._float(depth - 1, scope), self._float(depth - 1, scope)
             return f"({self._condition(depth - 1, scope)} ? {yes} : {no})"
-        if shape == 8:
-            return f"bitcast<float>({self._int(depth - 1, scope)})"
-        if shape == 9 and scope.may_draw:
+        if shape == "draw" and scope.may_draw:
+            if scope.is_plain:
+                return "random<float>(0, 1)"
             return f"random<float>({self._float(0, scope)}, {self._float(0, scope)})"
-        if shape == 10 and scope.helpers:
-            return f"{choose.choice(scope.helpers)}({self._float(depth - 1, scope)})"
-        if shape == 11:
-            return f"(-{self._float(depth - 1, scope)})"
-        return self._float(0, scope)
+        inner = self._float(depth - 1, scope)
+        if shape == "minus":
+            return f"(-{inner})"
+        if shape == "abs":
+            return f"abs({inner})"
+        if shape == "function":
+            name = choose.choice(["sqrt", "floor", "ceil", "round", "sign", "exp2", "log2"])
+            return f"{name}({inner})"
+        if shape == "call" and scope.helpers:
+            return f"{choose.choice(scope.helpers)}({inner})"
+        if shape == "bits":
+            return f"bitcast<float>({self._int(depth - 1, scope)})"
+        return inner
 
     def _int(self, depth: int, scope: Scope) -> str:
         choose = self._choose
@@ -194,12 +216,16 @@ class Expressions:
         if shape == 0 and depth > 0:
             left, right = self._condition(depth - 1, scope), self._condition(depth - 1, scope)
             return f"({left} {choose.choice(['&&', '||'])} {right})"
-        if shape == 1:
+        if shape == 1 and not scope.is_plain:
             sign = choose.choice(["<", "==", "!=", ">="])
             return f"({self._int(depth - 1, scope)} {sign} {self._int(depth - 1, scope)})"
-        if shape == 2:
+        if shape == 2 and not scope.is_plain:
             return f"!({self._float(depth - 1, scope)} > {self._float(0, scope)})"
         sign = choose.choice(["<", ">", "<=", ">=", "==", "!="])
+        codes = [one for one in scope.vectors if one.kind.startswith("uint")]
+        if shape == 3 and codes and scope.position is not None:
+            code = self._element(choose.choice(codes), scope)
+            return f"({code} {sign} {choose.randrange(8)})"
         return f"({self._float(depth - 1, scope)} {sign} {self._float(depth - 1, scope)})"
 
     def _leaf(
@@ -213,16 +239,22 @@ class Expressions:
             if (is_float or one.kind != "float") and self._cost + one.cost <= MAX_COST
         ]
         if vectors and choose.random() < 0.6:
-            return self._element(choose.choice(vectors), scope.position)
+            one = choose.choice(vectors)
+            element = self._element(one, scope)
+            is_code = is_float and scope.is_plain and one.kind != "float"
+            return f"({element} + 0.0)" if is_code else element
         return choose.choice(names) if choose.random() < 0.7 else choose.choice(numbers)
 
-    def _element(self, vector: Vector, position: str | None) -> str:
-        choose = self._choose
+    def _element(self, vector: Vector, scope: Scope) -> str:
+        choose, position = self._choose, scope.position
         self._cost += vector.cost
         if position is None:
             return f"{vector.name}[{choose.choice(['0', 'gradient.size - 1', 'count', '(-1)'])}]"
         _, by, block = vector.length.rpartition(" by ")
         if by and choose.random() < 0.7:
             return f"{vector.name}[{position} / {block}]"
-        places = choose.choice([("{0}",), ("{0}",), AT, AT_ODD])
+        if scope.is_plain:
+            places = choose.choice([("{0}",), ("{0}",), ("{0}",), MIRRORED])
+        else:
+            places = choose.choice([("{0}",), MIRRORED, AT, AT_ODD])
         return f"{vector.name}[{choose.choice(places).format(position)}]"

@@ -99,11 +99,13 @@ class _Writer(Expressions):
     def _statements(self, number: int) -> None:
         vectors: list[Callable[[], None]] = [
             *(self._map, self._map, self._map, self._map, self._block_reduce, self._block_reduce),
-            *(self._reduce, self._reduce, self._reduce, self._filter, self._sort, self._top_k),
+            *(self._reduce, self._reduce, self._reduce),
         ]
+        if not self._is_quantiser:
+            vectors += [self._filter, self._sort, self._top_k]
+            if self._function.is_encode:
+                vectors.append(self._sample)
         scalars: list[Callable[[], None]] = [self._scalar, self._assign, self._branch, self._helper]
-        if self._function.is_encode:
-            vectors.append(self._sample)
         for _ in range(number):
             self._choose.choice(vectors + scalars if self._function.vectors else scalars)()
 
@@ -125,7 +127,7 @@ class _Writer(Expressions):
             assert source is not None
             text = f"map({source.name}, {self._lambda(source.kind, kind)})"
             return Vector(text, kind, source.length, self._cost + source.cost)
-        is_whole = self._choose.random() < 0.75
+        is_whole = self._choose.random() < (0.9 if self._is_quantiser else 0.7)
         length = N if is_whole else self._choose.choice(LENGTHS)
         text = f"map(range({length}), {self._lambda('int', kind, is_index=True)})"
         return Vector(text, kind, "n" if is_whole else length, self._cost)
@@ -155,7 +157,8 @@ class _Writer(Expressions):
         return name, result
 
     def _reduce(self) -> None:
-        source, name = self._source(), self._name()
+        is_made = self._is_quantiser and self._choose.random() < 0.6
+        source, name = self._mapped("float") if is_made else self._source(), self._name()
         reducer, kind = self._reducer(source.kind)
         init = self._choose.choice(["0", "1", "(-5)", "count"])
         self._add(f"{kind} {name} = reduce({source.name}, {init}, {reducer});")
@@ -261,7 +264,10 @@ class _Writer(Expressions):
             scalars.append((count, "uint32"))
         # In a Decode `gradient` is the result, and states are not there.
         made = [one for one in function.vectors if one.name.startswith("v")]
-        for one in choose.sample(made, min(len(made), choose.randint(1, 5))):
+        if self._is_quantiser:
+            # Quantisers do not send floats, but those of blocks.
+            made = [one for one in made if one.kind != "float" or one.length != "n"]
+        for one in choose.sample(made, min(len(made), choose.randint(1, 3))):
             if one.kind == "int":
                 name, kind = self._name(), self._kind()
                 self._add(
@@ -275,9 +281,9 @@ class _Writer(Expressions):
             self._add(f"{kind} {name} = {value};")
             scalars.append((name, kind))
         if not vectors:
-            name = self._name()
-            self._add(f"float* {name} = map(gradient, {self._lambda('float', 'float')});")
-            vectors.append(Vector(name, "float", "n"))
+            name, kind = self._name(), self._kind() if self._is_quantiser else "float"
+            self._add(f"{kind}* {name} = map(gradient, {self._lambda('float', kind)});")
+            vectors.append(Vector(name, kind, "n"))
         return [*((one.name, f"{one.kind}*") for one in vectors), *scalars], vectors, scalars
 
     def _result(self, sparse: tuple[str, ...]) -> str:
