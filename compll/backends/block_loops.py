@@ -303,7 +303,9 @@ class BlockLoops(Loops):
         if block is None or not isinstance(expr.array, nodes.Ref):
             return None
         vector = self.stored[expr.array.var]
-        is_plain = vector.is_field and is_of_floats(vector)
+        # Rows do not ask whether there is such a block.
+        is_whole = vector.size == blocks_in(self._size, block)
+        is_plain = vector.is_field and is_of_floats(vector) and is_whole
         return (vector.pointer, self.c(block)) if is_plain else None
 
     def row_of_blocks(self, expr: nodes.Expr) -> tuple[str, str] | None:

@@ -303,6 +303,7 @@ class _Emitter:
                 )
             targets[len(encode.fields) + number] = new
             function.loops.floats.add(new)
+            function.loops.overwritten.add(old)
         return targets
 
     def _wrap(self, name: str, *, feedback: bool, in_place: bool = False) -> None:

@@ -73,7 +73,14 @@ class _Codec(ctypes.Structure):
                 *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
             ),
         ),
-        ("merge", ctypes.c_void_p),
+        (
+            "merge",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int32,
+                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
+                *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p),
+            ),
+        ),
         ("num_states", ctypes.c_int32),
         ("state_names", ctypes.c_void_p),
         (
@@ -87,7 +94,7 @@ class _Codec(ctypes.Structure):
     )
 
 
-def _pointers(vectors: Sequence[Floats]) -> "ctypes.Array[ctypes.c_void_p]":
+def _pointers(vectors: Sequence[Floats] | Sequence[Bytes]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(vectors))(*(vector.ctypes.data for vector in vectors))
 
 
@@ -106,6 +113,16 @@ class CompiledCodec:
         if self._codec.spec_hash != spec_hash(program):
             raise BuildError(f"{library} must hold {program.name}. Received: another program")
         self._values = (ctypes.c_double * max(1, len(self.params)))(*self.params.values())
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether it encodes with feedback itself; else the runtime decodes what it encodes."""
+        return bool(self._codec.encode_feedback)
+
+    @property
+    def has_merge(self) -> bool:
+        """Whether it sums bodies itself; for one whose decoding can fail the runtime does."""
+        return bool(self._codec.merge)
 
     def body_bytes(self, n: int) -> int:
         """Bytes of the body of a chunk of n elements."""
@@ -160,7 +177,7 @@ class CompiledCodec:
         Raises:
             ValueError: the program cannot encode with feedback.
         """
-        if not self._codec.encode_feedback:
+        if not self.has_feedback:
             raise ValueError(
                 f"`program` must encode with feedback. Received: {self.program.name}, which lacks "
                 "an Encode or a Decode, or has state"
@@ -178,6 +195,23 @@ class CompiledCodec:
         status = self._codec.decode(
             self._values, body.ctypes.data, body.size, out.ctypes.data, out.size, int(add)
         )
+        self._checked(-int(status))
+
+    def merge_bodies(self, bodies: Sequence[Bytes], out: Floats) -> None:
+        """Writes the sum of the bodies of one chunk, in their order, to `out`.
+
+        Raises:
+            ValueError: the codec has no merge of its own: see `has_merge`.
+            PacketError: a body is refused; `out` is as it was.
+        """
+        if not self.has_merge:
+            raise ValueError(
+                f"`program` must have a Decode that cannot fail. Received: {self.program.name}"
+            )
+        sizes = (ctypes.c_int64 * len(bodies))(*(body.size for body in bodies))
+        bad_row = ctypes.c_int32()
+        rows = (_pointers(bodies), sizes, len(bodies), out.ctypes.data, out.size)
+        status = self._codec.merge(self._values, *rows, 0, ctypes.byref(bad_row))
         self._checked(-int(status))
 
     def encode(

@@ -39,9 +39,11 @@ class Loops(TileNeeds):
 
     Attributes:
         floats: targets of writes that are vectors of float in memory, and no fields of a body.
+        overwritten: pointers to vectors that the writes of a loop may be stored over.
     """
 
     floats: set[str] = field(default_factory=set)
+    overwritten: set[str] = field(default_factory=set)
     _made: list[tuple[nodes.Elementwise, Type, str]] = field(default_factory=list)
     _shared: list[str] = field(default_factory=list)
     _stores: list[str] = field(default_factory=list)
@@ -282,6 +284,16 @@ class Loops(TileNeeds):
         self.lines.add(*statements)
         self.lines.close()
 
+    def _use(self, values: str, statement: str) -> None:
+        """Emits what is done with a tile of values, behind the loop that makes them.
+
+        Those of a vector itself are there already, and may be overwritten in that loop.
+        """
+        if values.removesuffix(" + base") in self.overwritten:
+            self.lines.add(statement)
+        else:
+            self._after.append(statement)
+
     def _run_shared(self) -> None:
         """Emits the loop of what was shared, and what waits for it."""
         if self._shared:
@@ -311,7 +323,7 @@ class Loops(TileNeeds):
             raise TypeError(f"a reduction must be inlined before it is emitted. Received: {part!r}")
         if reduce.type == FLOAT:
             values = self._values(part, FLOAT)
-            self._after.append(f"{result}.take({values}, count);")
+            self._use(values, f"{result}.take({values}, count);")
             return
         kind = part.value.type
         is_small = isinstance(kind, UInt) and kind.bits != 32
@@ -369,7 +381,7 @@ class Loops(TileNeeds):
                 self._after.append(f"pack_codes({values}, count, {bits}, {at});")
         else:
             values = self._values(write.value, FLOAT)
-            self._after.append(f"store_floats({values}, count, {target} + base * 4);")
+            self._use(values, f"store_floats({values}, count, {target} + base * 4);")
 
     def _write_gradient(self, part: nodes.Elementwise) -> None:
         """A tile of a decode, in the way that `mode` asks for (codec.h)."""

@@ -256,6 +256,40 @@ def test_a_decoder_that_reduces_sees_all_elements(reducer):
         assert_decodes(codec, packet, reference.decode(packet, n))
 
 
+# Of blocks there are fewer than the gradient has: beyond them is 0, not what lies in memory there.
+FEW_BLOCKS = """
+param Few { int count in [-3, 4000] = 9; }
+void FewEncode(float* gradient, uint8* out, int count) {
+    lambda_func five = [&](int i) -> float { return 5; }
+    float* top = block_reduce(map(range(count), five), 32, 0, max);
+    out = concat(top);
+}
+void FewDecode(uint8* in, float* gradient, int count) {
+    float* top;
+    extract(in, top);
+    gradient = map(range(gradient.size), [&](int i) -> float { return top[i / 32] * 2; });
+}
+"""
+
+
+@pytest.mark.parametrize("count", [-3, 9, 500, 4000])
+def test_a_field_may_have_fewer_blocks_than_the_gradient(count):
+    program = compll.compile_text(FEW_BLOCKS, "few")
+    reference = compll.Reference(program, count=count)
+    codec = compiled(program, count=count)
+    for n in LENGTHS[1:]:
+        packet = reference.encode(gradients(n)["plain"])
+        # Behind the body lie floats that nobody may read.
+        memory = np.full(packet.size + 4096, 0x42, np.uint8)
+        memory[: packet.size] = packet
+        body, expected = memory[16 : packet.size], reference.decode(packet, n)
+        found = np.empty(n, np.float32)
+        codec.decode_body(body, found)
+        assert_same_floats(found, expected)
+        codec.merge_bodies([body] * 5, found)
+        assert_same_floats(found, expected * 5)
+
+
 @pytest.mark.parametrize("kind", ["uint1", "uint2", "uint<3>", "uint4", "uint8", "uint<width>"])
 @pytest.mark.parametrize("mirror", [1, 3, 7])
 def test_groups_the_other_way_round_agree(kind, mirror):

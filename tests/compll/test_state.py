@@ -80,6 +80,12 @@ UPDATES = {
         "out = concat(sent);",
         False,
     ),
+    "sums and copies of old ones": (
+        "float all = reduce(kept, 0, sum); float* old = map(kept, [&](float k) -> float "
+        "{ return k; }); kept = map(gradient, [&](float g) -> float { return g; }); "
+        "out = concat(all, old);",
+        True,
+    ),
     "a sum of new ones": (
         "kept = total; float all = reduce(kept, 0, sum); "
         "float* rest = map(sent, [&](float x) -> float { return x - all; }); out = concat(rest);",

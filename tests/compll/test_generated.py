@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that a grammar makes are the same in every back end.
+
+A few here; `python -m tests.fuzz programs` compares any number.
+"""
+
+import random
+import re
+
+import pytest
+
+import compll
+from tests.compll.differential import check_cpp, check_cuda, compiled_program, has_cuda, shrink
+from tests.compll.generated_programs import generate
+from tests.fuzz import programs
+
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
+# Seeds that found something, or whose programs have what those lack.
+SEEDS = {
+    0: "indices of a filter, and a state",
+    3: "a field with fewer blocks than the gradient",
+    5: "a sorted sample, and numbers of blocks",
+    73: "a state that is reduced and overwritten at once",
+    326: "a decoder that reduces what rows decode",
+}
+CUDA_SEEDS = (2, 3, 73, 88)
+# What programs are made of, as it stands in them.
+PARTS = (
+    *("map(", "range(", "reduce(", "block_reduce(", "filter(", "sort(", "top_k(", "sample("),
+    *("scatter(", "random<float>", "random<int>", "lambda_func", "if (", "else", "?", "state "),
+    *("bitcast<float>", "bitcast<uint32>", "^ 1]", "^ 3]", "^ 7]", "/ block]", "/ 128]", "seed"),
+    *("sum)", "prod)", "min)", "max)", "count)", "and)", "or)", "uint1*", "uint2*", "uint4*"),
+    *("uint8*", "uint16*", "uint32*", "uint<width>*", "uint<17 - width>*", "uint<11>*", "{0}.size"),
+    *("log2(", "sqrt(", "round(", "sign(", "&&", "||", "-> uint1", "packet, width", "+=", "less)"),
+)
+
+
+def made(seed):
+    return generate(random.Random(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_machine_code_equals_the_reference(seed):
+    check_cpp(compll.compile_text(made(seed).text, "made"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", CUDA_SEEDS)
+def test_kernels_equal_the_reference(seed):
+    program = compll.compile_text(made(seed).text, "made")
+    assert has_cuda(program, made(seed))
+    check_cuda(program)
+
+
+def test_programs_are_accepted_and_have_everything():
+    found = [made(seed) for seed in range(200)]
+    accepted = [one.text for one in found if compiled_program(one) is not None]
+    assert len(accepted) > 2 / 3 * len(found)
+    together = "\n".join(accepted)
+    assert not [part for part in PARTS if part.replace("{0}", "") not in together]
+    for function in ("reduce(", "block_reduce(", "sort(", "top_k("):
+        decoders = [text.partition("MadeDecode")[2] for text in accepted]
+        assert any(function in text for text in decoders)
+    assert made(7) == made(7)
+    assert made(7) != made(8)
+
+
+def test_a_program_that_fails_is_made_short():
+    whole = made(next(seed for seed in range(99) if "sort(" in "".join(made(seed).decode)))
+    short = shrink(whole, lambda one: "sort(" in "".join(one.decode))
+    assert len(short.text) < 0.7 * len(whole.text)
+    assert compiled_program(short) is not None
+    # Nothing is left that could go.
+    assert len(short.fields) == 1
+    assert len(short.decode) == 2
+    assert shrink(whole, lambda one: False) == whole
+
+
+def test_the_long_run_tells_what_fails(monkeypatch, capsys):
+    monkeypatch.setattr(programs, "check_cpp", _no_reductions)
+    seeds = [seed for seed in range(12) if _fails(made(seed))]
+    assert 0 < len(seeds) < 12
+    assert programs.main(["--count", "12", "--tries", "9"]) == 1
+    told = capsys.readouterr().out
+    assert [int(seed) for seed in re.findall(r"^seed (\d+), C\+\+: no", told, re.M)] == seeds
+    assert f"12 programs, 0 refused, {len(seeds)} with failures" in told
+    assert f"again: python -m tests.fuzz programs --seed {seeds[0]} --count 1" in told
+    fine = next(seed for seed in range(12) if seed not in seeds)
+    assert programs.main(["--seed", str(fine), "--count", "1"]) == 0
+
+
+def _fails(one):
+    return programs.failure(lambda program: _no_reductions(program, ()), compiled_program(one))
+
+
+def _no_reductions(program, flags):
+    """A back end that cannot reduce in a Decode."""
+    names = {type(let.value).__name__ for let in program.decode.lets}
+    assert "Reduce" not in names, "no reductions"
