@@ -304,7 +304,7 @@ class BlockLoops(Loops):
             return None
         vector = self.stored[expr.array.var]
         # Rows do not ask whether there is such a block.
-        is_whole = vector.size == blocks_in(self._size, block)
+        is_whole = self._size is not None and vector.size == blocks_in(self._size, block)
         is_plain = vector.is_field and is_of_floats(vector) and is_whole
         return (vector.pointer, self.c(block)) if is_plain else None
 
