@@ -233,7 +233,8 @@ class BlockLoops(Loops):
         """Emits what a function of rows needs before it is called."""
         if rows.uses_bytes:
             self._run_unpacks()
-        self.lines.add(*(codes.declaration for codes in rows.packed))
+        # One vector may be read in order, and the other way round.
+        self.lines.add(*dict.fromkeys(codes.declaration for codes in rows.packed))
 
     def row_code(
         self, part: nodes.Elementwise, tag: str = "p", *, is_varied: bool = False

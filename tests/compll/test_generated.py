@@ -20,8 +20,8 @@ pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
 SEEDS = {
     0: "indices of a filter, and a state",
     3: "a field with fewer blocks than the gradient",
-    5: "a sorted sample, and numbers of blocks",
     73: "a state that is reduced and overwritten at once",
+    137: "codes that are read in order and mirrored",
     326: "a decoder that reduces what rows decode",
 }
 CUDA_SEEDS = (2, 3, 73, 88)
