@@ -43,6 +43,8 @@ class EventLog:
         """Opens `<folder>/<role>-<site>-<rank>.jsonl` for appending; makes the folder."""
         self._facts = {"run": run, "role": role, "site": site, "rank": rank}
         self._lock = threading.Lock()
+        self._clock = threading.Lock()
+        self._last_us = 0
         self._file: IO[str] | None = None
         self._news = threading.Condition()
         self._waiting: collections.deque[dict[str, Any]] = collections.deque()
@@ -116,7 +118,10 @@ class EventLog:
             listener(event, values)
 
     def _record(self, event: str, values: dict[str, Any]) -> dict[str, Any]:
-        return {"time_us": time.time_ns() // 1000, **self._facts, "event": event, **values}
+        with self._clock:
+            # One event after the other, also within a microsecond.
+            self._last_us = max(time.time_ns() // 1000, self._last_us + 1)
+            return {"time_us": self._last_us, **self._facts, "event": event, **values}
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._lock:

@@ -104,7 +104,9 @@ def test_a_restored_server_does_not_tell_again_whom_it_has_refused(tmp_path: Pat
         assert not run.told("row_refused")
 
 
-@pytest.mark.parametrize("rule", ["median", "geometric_median(f=1)", "median >> fedavg", "fedavg"])
+@pytest.mark.parametrize(
+    "rule", ["median(f=1)", "geometric_median(f=1)", "median(f=1) >> fedavg", "fedavg"]
+)
 def test_who_refuses_its_own_update_is_told(tmp_path: Path, rule: str) -> None:
     first = tmp_path / "first"
     first.mkdir()
