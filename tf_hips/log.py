@@ -27,6 +27,8 @@ warning = logging.warning
 error = logging.error
 
 
+# What a clock goes back by reading it twice, at most; more is a clock that was set.
+_SAME_US = 1000
 # Events of `write_later` that may wait for the disk.
 _MOST_WAITING = 10_000
 # Seconds that the end of a process waits for them.
@@ -119,8 +121,9 @@ class EventLog:
 
     def _record(self, event: str, values: dict[str, Any]) -> dict[str, Any]:
         with self._clock:
-            # One event after the other, also within a microsecond.
-            self._last_us = max(time.time_ns() // 1000, self._last_us + 1)
+            now, last = time.time_ns() // 1000, self._last_us
+            # One event after the other, also within a microsecond; a clock may be set back.
+            self._last_us = last + 1 if last - _SAME_US < now <= last else now
             return {"time_us": self._last_us, **self._facts, "event": event, **values}
 
     def _append(self, record: dict[str, Any]) -> None:

@@ -305,8 +305,9 @@ class BlockLoops(Loops):
             return None
         vector = self.stored[expr.array.var]
         # Rows do not ask whether there is such a block.
-        is_whole = self._size is not None and vector.size == blocks_in(self._size, block)
-        is_plain = vector.is_field and is_of_floats(vector) and is_whole
+        if self._size is None or vector.size != blocks_in(self._size, block):
+            return None
+        is_plain = vector.is_field and is_of_floats(vector)
         return (vector.pointer, self.c(block)) if is_plain else None
 
     def row_of_blocks(self, expr: nodes.Expr) -> tuple[str, str] | None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets of a fuzzer that is led by coverage; see `__main__`."""
+"""Targets of a fuzzer that is led by coverage, and generated programs: see `__main__`."""

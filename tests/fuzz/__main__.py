@@ -13,7 +13,8 @@ Back ends of CompLL get programs that a grammar makes (tests/fuzz/programs.py), 
 
     python -m tests.fuzz programs --seed 0 --count 300 [--cuda] [--shipped]
 
-A seed that fails is told, with a short program that fails in the same way.
+A seed that fails is told, with a short program that fails in the same way. `TF_HIPS_CPU=base`
+before it takes the loops that machines without AVX-512 run.
 """
 
 import sys
