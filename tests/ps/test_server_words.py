@@ -104,7 +104,7 @@ def test_a_refused_address_can_be_read(
         )
         context = Context()
         with pytest.raises(RuntimeError, match="ABORTED"):
-            calls._refuse(context, grpc.StatusCode.ABORTED, reason)  # type: ignore[arg-type]
+            calls._refuse(context, grpc.StatusCode.ABORTED, reason)
     assert context.aborted == [reason]
     assert [text for text in messages(caplog) if "Refused" in text] == warnings
 
