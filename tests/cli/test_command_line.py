@@ -89,6 +89,26 @@ WRONG = {
         "--hostfile no cannot be read",
     ),
     "certificate for nobody": (["certs", "issue", "x"], "--party-server, --party and --operator"),
+    "a quorum of more than all": (
+        ["server", "--parties", "a,b", "--insecure", "--quorum", "5"],
+        "`quorum` must be from 1 to the number of parties, 2. Received: quorum=5",
+    ),
+    "late without a quorum": (
+        ["server", "--parties", "a,b", "--insecure", "--late", "drop"],
+        "`late` needs a `quorum` or `close_at`",
+    ),
+    "a quorum of no rounds": (
+        ["server", "--parties", "a,b", "--insecure", "--rule", "asgd", "--quorum", "1"],
+        "asynchronous rules have none. Received: rule=asgd",
+    ),
+    "too few parties for a server's rule": (
+        ["server", "--parties", "a,b", "--insecure", "--rule", "krum(f=1)"],
+        "krum needs n >= 2 f + 3 rows. Received: n=2, f=1",
+    ),
+    "too few parties for a rule": (
+        ["run", "--parties", "3", "--rule", "krum(f=3)", "{script}"],
+        "`--rule`: Rule krum(f=3) cannot work with 3 children",
+    ),
     "a site without a server above": (
         ["server", "--parties", "a", "--insecure", "--site", "west"],
         "--site needs --uplink",
@@ -334,7 +354,7 @@ def test_plain_text_on_a_public_address_is_refused(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         cli.main(["server", "--parties", "a", "--insecure", "--bind", "0.0.0.0:0"])
     error = capsys.readouterr().err
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert error.count("\n") == 1
     assert "loopback" in error
 

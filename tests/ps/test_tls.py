@@ -154,7 +154,8 @@ def test_another_run_is_refused(certificates: Certificates) -> None:
         code, text = raw_exchange(channel, wire.Call("other", "b", "p", 1), [])
     assert (code, text) == (
         grpc.StatusCode.PERMISSION_DENIED,
-        "The run must be `local`. Received: `other`",
+        "The run must be `local`. Received: `other`. Both sides take it from --run, or `run` of "
+        "their configuration",
     )
 
 
@@ -193,6 +194,7 @@ def test_plain_text_to_a_tls_port(certificates: Certificates) -> None:
         error = error_of_join(address, None)
     assert isinstance(error, PeerError)
     assert "speaks TLS and this side plain text" in str(error)
+    assert "--authority, --certificate and --key" in str(error)
 
 
 def test_tls_to_a_plain_port(certificates: Certificates) -> None:

@@ -43,14 +43,16 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Looks at what `add` has added.
+    """Looks at what `add` has added, and at the rule of the global server.
 
     Raises:
-        UsageError: there are no such servers, or they cannot do it.
+        UsageError: there are no such servers, or they cannot do it, or the rule of the global
+            server cannot work with so many parties.
     """
     text = options.robust_local
     if options.rule is not None:
         _check_sketches(options)
+        _check_rule(options)
     if text is None:
         return
     from tf_hips.ps import rules
@@ -93,6 +95,23 @@ def _check_sketches(options: argparse.Namespace) -> None:
             f"`--intra ps`, and no `--robust-local`. Received: {rule}"
         )
     why_not = leaves.why_too_few(options.rule, options.parties * options.workers)
+    if why_not is not None:
+        raise arguments.UsageError(f"`--rule`: {why_not}")
+
+
+def _check_rule(options: argparse.Namespace) -> None:
+    """Looks whether the rule of the global server can work with so many parties.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    from tf_hips.ps import rules
+    from tf_hips.ps.assignment import Shard
+
+    shard = Shard.from_numbers((0, options.servers or 1))
+    why_not = rules.why_not(
+        options.rule, options.parties, options.compression, shard=shard, is_led=True
+    )
     if why_not is not None:
         raise arguments.UsageError(f"`--rule`: {why_not}")
 

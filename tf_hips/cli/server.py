@@ -7,9 +7,14 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tf_hips.cli import arguments, config_file, quorums, uplinks, votes
+from tf_hips.config import Tls, Uplink
+from tf_hips.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tf_hips.ps.settings import ServerConfig
 
 _MIB = 2**20
 
@@ -140,9 +145,28 @@ def run(options: argparse.Namespace) -> int:
 
     from tf_hips.ps.memory import limit_arenas
     from tf_hips.ps.serving import serve
-    from tf_hips.ps.settings import ServerConfig
 
     limit_arenas()
+    config = _config_of(options, tls, uplink, rule)
+    flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults
+    absl_logging.use_absl_handler()
+    absl_logging.get_absl_handler().setFormatter(_Formatter())
+    absl_logging.set_verbosity(absl_logging.INFO)
+    signal.signal(signal.SIGTERM, _end)
+    serve(config, Path(options.announce) if options.announce else None)
+    return 0
+
+
+def _config_of(
+    options: argparse.Namespace, tls: Tls | None, uplink: Uplink | None, rule: str | None
+) -> "ServerConfig":
+    """What the server is told.
+
+    Raises:
+        UsageError: options do not go together.
+    """
+    from tf_hips.ps.settings import ServerConfig
+
     limits = {
         "max_model_bytes": options.max_model_mb and options.max_model_mb * _MIB,
         "max_gather_bytes": options.max_gather_mb and options.max_gather_mb * _MIB,
@@ -151,35 +175,31 @@ def run(options: argparse.Namespace) -> int:
         "join_timeout_s": options.join_timeout,
         "lost_after_s": options.lost_after,
     }
-    config = ServerConfig(
-        parties=options.parties,
-        run=options.run_name,
-        bind=options.bind,
-        compression=options.compression,
-        downlink=options.downlink,
-        rule=rule,
-        tls=tls,
-        revoked=options.revoked,
-        metrics=options.metrics,
-        insecure=options.insecure,
-        once=options.once,
-        log_dir=options.log_dir,
-        state_dir=options.state,
-        shard=options.shard or (0, 1),
-        lead=options.lead,
-        uplink=uplink,
-        uplink_compression=options.uplink_compression,
-        **quorums.of(options),
-        period=options.period,
-        **{name: value for name, value in limits.items() if value is not None},
-    )
-    flags.FLAGS.mark_as_parsed()  # absl's own flags keep their defaults
-    absl_logging.use_absl_handler()
-    absl_logging.get_absl_handler().setFormatter(_Formatter())
-    absl_logging.set_verbosity(absl_logging.INFO)
-    signal.signal(signal.SIGTERM, _end)
-    serve(config, Path(options.announce) if options.announce else None)
-    return 0
+    try:
+        return ServerConfig(
+            parties=options.parties,
+            run=options.run_name,
+            bind=options.bind,
+            compression=options.compression,
+            downlink=options.downlink,
+            rule=rule,
+            tls=tls,
+            revoked=options.revoked,
+            metrics=options.metrics,
+            insecure=options.insecure,
+            once=options.once,
+            log_dir=options.log_dir,
+            state_dir=options.state,
+            shard=options.shard or (0, 1),
+            lead=options.lead,
+            uplink=uplink,
+            uplink_compression=options.uplink_compression,
+            **quorums.of(options),
+            period=options.period,
+            **{name: value for name, value in limits.items() if value is not None},
+        )
+    except ConfigError as error:  # all of it comes from options
+        raise arguments.UsageError(str(error)) from error
 
 
 class _Formatter(logging.Formatter):

@@ -134,7 +134,10 @@ class Admission:
 
     def _check_run(self, call: Call) -> None:
         if call.run != self._config.run:
-            _refuse(f"The run must be `{self._config.run}`. Received: `{call.run}`")
+            _refuse(
+                f"The run must be `{self._config.run}`. Received: `{call.run}`. Both sides take "
+                "it from --run, or `run` of their configuration"
+            )
 
     def _peer(self, context: grpc.ServicerContext) -> str:
         """Who is counted: a certificate, so that one cannot be shut out by another of its name.

@@ -23,6 +23,7 @@ it binds loopback only and must be asked for. Which session a call belongs to is
 
 import contextlib
 import dataclasses
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, Protocol
 
@@ -50,6 +51,7 @@ from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Flow, Traffic
 from tf_hips.ps.tree import read_groups, read_leaves
+from tf_hips.ps.waiting import ENDED, STOPPED, HungUpError
 from tf_hips.ps.waits import Waits
 from tf_hips.ps.weigh_poll import poll_of
 from tf_hips.ps.wire import Call
@@ -208,6 +210,9 @@ class Calls:
                 self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             self._traffic.refused()
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except HungUpError as error:  # no refusal
+            log.debug("%s", error)
+            context.abort(grpc.StatusCode.ABORTED, str(error))
         except RefusedError as error:
             self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
         except TfHipsError as error:
@@ -217,9 +222,12 @@ class Calls:
 
     def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
         text = text[:2000]  # gRPC bounds a call's metadata to 8 KiB
+        if text == f"{ENDED}{STOPPED}":  # whoever has stopped it knows
+            context.abort(code, text)
+        peer = urllib.parse.unquote(context.peer())  # gRPC quotes the brackets of IPv6
         self._traffic.refused()
-        self._events.write("call_refused", code=code.name, reason=text, peer=context.peer())
-        log.warning("Refused a call of %s: %s", context.peer(), text)
+        self._events.write("call_refused", code=code.name, reason=text, peer=peer)
+        log.warning("Refused a call of %s: %s", peer, text)
         who = self._admission.note(context, code)
         if who is not None:
             self._events.write("turned_away", who=who)
@@ -252,6 +260,7 @@ class Calls:
             is_durable=self._config.state_dir is not None,
             shard=self._config.shard,
             is_over=session.is_over,
+            absent=session.absent(),
         )
 
     def _join(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:

@@ -151,7 +151,7 @@ class Client:
                 come.
         """
         try:
-            self.ask_terms()
+            self._tell_waits(self.ask_terms())
             # The server may count on this party before the answer is here: `leave` tells it then.
             self._is_joining = True
             return self._join(compression, downlink, seed, rule, above)
@@ -161,8 +161,11 @@ class Client:
         finally:
             self._is_joining = False
 
-    def ask_terms(self) -> None:
+    def ask_terms(self) -> list[str]:
         """Hears what the server was told, as far as a party must know it; `join` asks by itself.
+
+        Returns:
+            The sites that have yet to join.
 
         Raises:
             ProtocolError: it is another shard than this client was told.
@@ -179,6 +182,13 @@ class Client:
         self._max_gather_bytes = terms["max_gather_bytes"]
         self._wait_s = max(deadline_s, terms["round_timeout_s"] + _MARGIN_S)
         self._join_s = max(deadline_s, terms["join_timeout_s"] + _MARGIN_S)
+        return [str(site) for site in terms["absent"]]
+
+    def _tell_waits(self, absent: Sequence[str]) -> None:
+        """Says once whom this party waits for; of several servers the first one is asked."""
+        others = [site for site in absent if site != self._uplink.site]
+        if others and self._shard.index == 0:
+            log.warning("Connected to %s, waiting for %s", self._uplink.server, ", ".join(others))
 
     def _join(
         self, compression: str, downlink: str, seed: int, rule: str | None, above: str | None

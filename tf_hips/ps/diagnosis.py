@@ -84,8 +84,8 @@ def _diagnose_plain(connection: socket.socket, where: str) -> Diagnosis:
         not answer and address is not None and _speaks_tls(address)
     ):
         return Diagnosis(
-            f"{where} speaks TLS and this side plain text. Give this side certificates "
-            f"(`uplink.tls`).",
+            f"{where} speaks TLS and this side plain text. Give this side certificates: "
+            "--authority, --certificate and --key of a command, `uplink.tls` in a script.",
             False,
         )
     return Diagnosis(

@@ -114,4 +114,5 @@ def read_terms(answer: bytes) -> dict[str, Any]:
         is_durable=bool,
         shard=list,
         is_over=bool,
+        absent=list,
     )

@@ -27,12 +27,14 @@ from tf_hips.ps.diagnosis import check_server
 from tf_hips.ps.durable import Keeper
 from tf_hips.ps.judging import Judge, Lead, judge_of
 from tf_hips.ps.listening import SERVER_OPTIONS, check_free, keepalive
+from tf_hips.ps.rules import why_weak
 from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig, terms_of
 from tf_hips.ps.shards import connect
 from tf_hips.ps.status import Metrics, snapshot
 from tf_hips.ps.traffic import Traffic
 from tf_hips.ps.upper import Upper
+from tf_hips.ps.waiting import ENDED, STOPPED
 from tf_hips.ps.waits import Waits
 
 # For children to hear why a run has ended, before a server of one run stops.
@@ -133,6 +135,9 @@ class Server:
             self.address,
             ", ".join(self._config.parties),
         )
+        weak = why_weak(self._config.rule, len(self._config.parties)) if self._config.rule else None
+        if weak is not None:
+            log.warning("%s", weak)
         if self._metrics is not None:
             log.info("Metrics at http://%s/metrics", self._metrics.address)
             if self._metrics.is_public:
@@ -170,7 +175,7 @@ class Server:
         self._stopped.set()
         with self._session.changed:
             if not self._session.is_over:  # who hears later of a run that is over, hears why
-                self._session.end("The server was stopped.")
+                self._session.end(STOPPED)
         if self._server is not None:
             self._server.stop(grace_s).wait()
             self._server = None
@@ -236,7 +241,7 @@ class Server:
     def _renew(self) -> None:
         """Begins a new session where a process that joins finds one that is over."""
         if self._stopped.is_set() and self._session.is_over:
-            raise PeerError("The run has ended. The server was stopped.")
+            raise PeerError(f"{ENDED}{STOPPED}")
         if not self._session.is_over or self._config.once:
             return
         self._session = (

@@ -172,6 +172,13 @@ class Session(Departing):
         with self.changed:
             return self.ended is not None or self._members.have_left
 
+    def absent(self) -> list[str]:
+        """The sites that have yet to join before a run begins; of one that is over, all."""
+        with self.changed:
+            if self.is_over:
+                return list(self._terms.parties)
+            return [self._site(child) for child in sorted(self._members.absent())]
+
     def is_known_to_all(self) -> bool:
         """Whether every child has left, knows why the run has ended, or cannot be told."""
         with self.changed:

@@ -21,6 +21,8 @@ from tf_hips.ps.members import Caller, Members
 
 # What the end of a run is told with, before its reason.
 ENDED = "The run has ended. "
+# The reason of a server that is told to end.
+STOPPED = "The server was stopped."
 # Seconds that others wait for a child whose step failed; its script may catch the error and go on.
 FAILED_AFTER_S = 10.0
 # Seconds after which a child that waits is told that others are still sending.
@@ -72,6 +74,10 @@ class Moves:
         return self.count != count and time.monotonic() > since + TELLS_AFTER_S
 
 
+class HungUpError(PeerError):
+    """The other end of a call has gone, so that nobody hears an answer."""
+
+
 class Waiting:
     """The waiting calls of one run, and how the run has ended."""
 
@@ -109,7 +115,7 @@ class Waiting:
         if self.ended is not None:
             raise self.error(f"{ENDED}{self.ended}")
         if caller.is_gone:
-            raise PeerError(f"Site `{self._members.site(caller.child)}` has hung up.")
+            raise HungUpError(f"Site `{self._members.site(caller.child)}` has hung up.")
 
     def idle_s(self) -> float:
         """Seconds since the last call ended or began; 0 while one waits."""

@@ -14,7 +14,7 @@
 Formulas, sources and memory stand in docs/rules.md. Imports no TensorFlow, opens no socket.
 """
 
-from tf_hips.ps.rules.robust import why_not
+from tf_hips.ps.rules.robust import why_not, why_weak
 from tf_hips.ps.rules.value import NAMES, UpdateRule, parse, resolve
 
-__all__ = ["NAMES", "UpdateRule", "parse", "resolve", "why_not"]
+__all__ = ["NAMES", "UpdateRule", "parse", "resolve", "why_not", "why_weak"]

@@ -146,6 +146,24 @@ def borne(text: str, children: int, quorum: Quorum | None = None) -> str | None:
     return f"{f} of {n} {rows}" if robust.bears_any else None
 
 
+def why_weak(text: str, children: int) -> str | None:
+    """Why a rule with votes stands on one vote alone with so many children; None: it does not.
+
+    Args:
+        text: of any rule.
+        children: how many there are.
+    """
+    rule = parse(text)
+    if rule.votes is None or rule.votes.num_groups(children) > 1:
+        return None
+    bears = (children - 1) // 2
+    return (
+        f"The parties vote in one group of {children}, so the rule behind the vote has one row, "
+        f"and {f'more than {bears}' if bears else 'any'} of them can spoil it. Groups of "
+        f"{rule.votes.r} need more than {rule.votes.r} parties; --group-size makes smaller ones"
+    )
+
+
 def why_not(
     text: str,
     children: int,

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server and its parties say in their logs, and what they keep to themselves."""
+
+import logging
+import re
+import threading
+
+import grpc
+import pytest
+
+from tests.ps.parties import Party, parties, serving, train_all
+from tests.support.certs import Certificates
+from tf_hips.ps import rules
+from tf_hips.ps.calls import Calls
+from tf_hips.ps.waiting import ENDED, STOPPED
+
+pytestmark = pytest.mark.heavy  # servers start in most of these
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_party_says_once_whom_it_waits_for(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(certificates) as server:
+        first = Party(server.address, "a", certificates.party("a"))
+        second = Party(server.address, "b", certificates.party("b"))
+        joining = threading.Thread(target=first.join, daemon=True)
+        joining.start()
+        session = server._session
+        with session.changed:
+            assert session.changed.wait_for(lambda: session.absent() == ["b"], 20)
+        second.join()
+        joining.join(20)
+        assert not joining.is_alive()
+        assert session.absent() == []
+        first.client.leave()
+        second.client.leave()
+        assert session.absent() == ["a", "b"]  # of the run that begins next
+        said = [text for text in messages(caplog) if "waiting for" in text]
+        assert said == [f"Connected to {server.address}, waiting for b"]
+
+
+def test_who_hangs_up_and_a_stop_are_no_refusals(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(certificates) as server:
+        with parties(server, certificates) as (a, b):
+            train_all((a, b), 0, 0)
+            has_failed = threading.Event()
+            waiting = server._session._waiting
+
+            def wait() -> None:
+                with pytest.raises(Exception, match="left the run"):
+                    b.train(1, 1)
+                has_failed.set()
+
+            thread = threading.Thread(target=wait, daemon=True)
+            thread.start()
+            with server._session.changed:
+                assert server._session.changed.wait_for(lambda: waiting._num_calls > 0, 20)
+            b.client.close()  # in the middle of its round
+            assert has_failed.wait(20)
+            thread.join(20)
+        with server._session.changed:
+            assert server._session.changed.wait_for(lambda: waiting._num_calls == 0, 20)
+        server.stop(5.0)
+    assert [text for text in messages(caplog) if "Refused" in text] == []
+
+
+class Context:
+    """A call of somebody with an address of IPv6."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+
+    def peer(self) -> str:
+        return "ipv6:%5B::1%5D:52480"
+
+    def abort(self, code: grpc.StatusCode, text: str) -> None:
+        self.aborted.append(text)
+        raise RuntimeError(code.name)
+
+
+@pytest.mark.parametrize(
+    ("reason", "warnings"),
+    [
+        (f"{ENDED}{STOPPED}", []),
+        ("No.", ["Refused a call of ipv6:[::1]:52480: No."]),
+    ],
+)
+def test_a_refused_address_can_be_read(
+    certificates: Certificates,
+    caplog: pytest.LogCaptureFixture,
+    reason: str,
+    warnings: list[str],
+) -> None:
+    with serving(certificates) as server:
+        calls = Calls(
+            *(server._config, server._waits, server._admission, server._traffic),
+            *(server._events, server),
+        )
+        context = Context()
+        with pytest.raises(RuntimeError, match="ABORTED"):
+            calls._refuse(context, grpc.StatusCode.ABORTED, reason)
+    assert context.aborted == [reason]
+    assert [text for text in messages(caplog) if "Refused" in text] == warnings
+
+
+@pytest.mark.parametrize(
+    ("rule", "children", "text"),
+    [
+        ("median", 2, None),
+        ("detox(r=3) >> mean", 4, None),
+        ("detox(r=3) >> mean", 3, "one group of 3, .* more than 1 of them can spoil it"),
+        ("detox(r=3) >> mean", 2, "one group of 2, .* any of them can spoil it"),
+    ],
+)
+def test_one_group_is_a_warning(
+    certificates: Certificates,
+    caplog: pytest.LogCaptureFixture,
+    rule: str,
+    children: int,
+    text: str | None,
+) -> None:
+    with serving(certificates, parties=("a", "b", "c", "d")[:children], rule=rule):
+        pass
+    found = [said for said in messages(caplog) if "one group" in said]
+    assert found == ([] if text is None else [rules.why_weak(rule, children)])
+    if text is not None:
+        assert re.search(text, found[0])
