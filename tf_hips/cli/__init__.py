@@ -13,33 +13,42 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-import tf_hips
-from tf_hips.cli import (
-    arguments,
-    certs,
-    cluster,
-    data,
-    deploy,
-    evaluate,
-    info,
-    party,
-    plan,
-    profile,
-    report,
-    run,
-    server,
-    simulate,
-    state_server,
-    status,
-    train,
-)
-from tf_hips.errors import TfHipsError
-
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs one sub-command and exits with its code."""
+    """Runs one sub-command and exits with its code: 130 where Ctrl-C ends it, also at its start."""
+    try:
+        code = _run(argv)
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    # All of it is imported here, where Ctrl-C is caught.
+    import tf_hips
+    from tf_hips.cli import (
+        arguments,
+        certs,
+        cluster,
+        data,
+        deploy,
+        evaluate,
+        info,
+        party,
+        plan,
+        profile,
+        report,
+        run,
+        server,
+        simulate,
+        state_server,
+        status,
+        train,
+    )
+    from tf_hips.errors import TfHipsError
+
     parser = arguments.Parser(
         prog="tf-hips",
         description="Train Keras models over slow links: parties, servers, certificates, plans.",
@@ -53,14 +62,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         module.add(commands)
     options = parser.parse_args(argv)
     try:
-        code = options.run(options)
+        code: int = options.run(options)
     except arguments.UsageError as error:
-        code = _complain(options.command, error, 2)
+        return _complain(options.command, error, 2)
     except (TfHipsError, OSError, ValueError) as error:
-        code = _complain(options.command, error, 1)
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)
+        return _complain(options.command, error, 1)
+    return code
 
 
 def _complain(command: str, error: Exception, code: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, tables
 from tf_hips.cli.output import printable
 from tf_hips.config import SERVER_ROLES, Tls
 
@@ -157,13 +157,9 @@ def _issue(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("certificate", "of", "until", "fingerprint"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("state", overflow="fold")
+    columns = [tables.Column(name) for name in ("certificate", "of", "until", "fingerprint")]
+    columns.append(tables.Column("state", folds=True))
+    rows = []
     now = datetime.datetime.now(datetime.UTC)
     is_good = True
     for path, one, why in _shown([Path(path) for path in options.paths]):
@@ -176,10 +172,10 @@ def _show(options: argparse.Namespace) -> int:
         is_good &= not wrong
         state = printable(wrong) or f"{left.days} days left"
         name = "the authority" if one.is_authority else printable(one.name)
-        table.add_row(
-            printable(path.name), name, f"{one.ends:%Y-%m-%d}", one.fingerprint[:12], state
+        rows.append(
+            (printable(path.name), name, f"{one.ends:%Y-%m-%d}", one.fingerprint[:12], state)
         )
-    Console(highlight=False, markup=False).print(table)
+    tables.show(columns, rows)
     return 0 if is_good else 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tf_hips.cli import arguments, config_file, party, server
+from tf_hips.cli import arguments, config_file, party, server, tables
 from tf_hips.cli.output import printable
 
 _PATIENCE_S = 60.0
@@ -161,17 +161,9 @@ def _chosen(cluster: Any, sites: list[str] | None) -> list[Any]:
 
 
 def _show(heard: list[Any], order: list[tuple[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    if not heard:
-        return
-    table = Table(box=None, pad_edge=False)
-    for column in ("role", "host", "state"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("", overflow="fold")
-    for outcome in sorted(heard, key=lambda one: order.index((one.role, one.host))):
-        table.add_row(
-            outcome.role, outcome.host, printable(outcome.state), printable(outcome.detail)
-        )
-    Console(highlight=False, markup=False).print(table)
+    columns = [tables.Column(name) for name in ("role", "host", "state")]
+    rows = [
+        (outcome.role, outcome.host, printable(outcome.state), printable(outcome.detail))
+        for outcome in sorted(heard, key=lambda one: order.index((one.role, one.host)))
+    ]
+    tables.show([*columns, tables.Column("", folds=True)], rows)

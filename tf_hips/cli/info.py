@@ -10,6 +10,7 @@ import platform
 from typing import Any
 
 import tf_hips
+from tf_hips.cli import tables
 from tf_hips.errors import LibraryError
 
 _DISTRIBUTIONS = {
@@ -36,15 +37,8 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the table."""
     del options
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts().items():
-        table.add_row(name, value)
-    Console(highlight=False).print(table)
+    columns = (tables.Column("name"), tables.Column("value", folds=True))
+    tables.show(columns, list(facts().items()), has_head=False)
     return 0
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, tables
 
 if TYPE_CHECKING:
     from tf_hips.comm.plan import Plan
@@ -132,33 +132,30 @@ def run(options: argparse.Namespace) -> int:
 
 def show(plan: "Plan", exact_seconds: float) -> None:
     """Prints a plan, a gradient a line, and what it promises."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("gradient", overflow="fold")
-    table.add_column("elements", justify="right")
-    table.add_column("compression", overflow="fold")
-    table.add_column("topology", no_wrap=True)
-    table.add_column("parts", justify="right")
-    table.add_column("alone", justify="right", no_wrap=True)
+    columns = (
+        tables.Column("gradient", folds=True),
+        *tables.numbers("elements"),
+        tables.Column("compression", folds=True),
+        tables.Column("topology"),
+        *tables.numbers("parts", "alone"),
+    )
+    rows = []
     for choice in plan.choices:
         alone = choice.predicted_seconds
-        table.add_row(
-            escape(choice.name),
+        row = (
+            choice.name,
             str(choice.num_elements),
-            "-" if choice.compression is None else escape(choice.compression),
+            choice.compression or "-",
             choice.topology,
             str(choice.partitions),
             "" if alone is None else _shown(alone),
         )
-    console = Console(highlight=False)
-    console.print(table)
+        rows.append(row)
+    tables.show(columns, rows)
     compressed = sum(choice.compression is not None for choice in plan.choices)
     planned = plan.predicted_seconds or 0.0
     gain = f", {exact_seconds / planned:.2f}x" if planned else ""
-    console.print(
+    tables.console().print(
         f"{plan.num_ranks} ranks, {compressed} of {len(plan.choices)} gradients compressed; "
         f"predicted step: {_shown(exact_seconds)} exact, {_shown(planned)} planned{gain}",
         soft_wrap=True,

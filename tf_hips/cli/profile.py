@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_hips import config
-from tf_hips.cli import arguments, party
+from tf_hips.cli import arguments, party, tables
 from tf_hips.cli.processes import Job
 
 if TYPE_CHECKING:
@@ -133,37 +133,29 @@ def _run_here(command: list[str], number: int) -> int:
 
 def show(profile: "Profile") -> None:
     """Prints a profile: what a million elements, or a mebibyte, cost."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
+    console = tables.console()
     console.print(
         f"{profile.num_ranks} ranks, at most {profile.ranks_per_host} on a host of "
         f"{profile.cores} cores"
     )
-    codecs = Table("compression", box=None, pad_edge=False)
-    for name in ("encode", "decode", "merge", "bytes"):
-        codecs.add_column(name, justify="right")
     million = 1 << 20
-    for codec in profile.codecs:
-        codecs.add_row(
+    codecs = [
+        (
             codec.compression,
             f"{codec.encode(million) * 1e3:.2f} ms",
             f"{codec.decode(million) * 1e3:.2f} ms",
             f"{codec.recode(million, profile.num_ranks) * 1e3:.2f} ms",
             f"{codec.packet(million) / 1024:.0f} KiB",
         )
-    links = Table("collective", box=None, pad_edge=False)
-    for name in ("latency", "1 MiB"):
-        links.add_column(name, justify="right")
+        for codec in profile.codecs
+    ]
+    links = []
     for name in ("allreduce", "alltoall", "allgather", "broadcast"):
         cost = getattr(profile, name)
         seconds = cost.delay + cost(0), cost.delay + cost(_SHOWN_BYTES)
-        links.add_row(name, *(f"{one * 1e3:.2f} ms" for one in seconds))
-    for table, title in (
-        (codecs, f"for {million} elements"),
-        (links, "for bytes of one rank"),
-    ):
-        console.print()
-        console.print(title)
-        console.print(table)
+        links.append((name, *(f"{one * 1e3:.2f} ms" for one in seconds)))
+    console.print(f"\nfor {million} elements")
+    columns = tables.numbers("encode", "decode", "merge", "bytes")
+    tables.show((tables.Column("compression", folds=True), *columns), codecs)
+    console.print("\nfor bytes of one rank")
+    tables.show((tables.Column("collective"), *tables.numbers("latency", "1 MiB")), links)

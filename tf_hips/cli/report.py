@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, tables
 
-_WIDE = 400
 _TEXTS = ("peer", "what", "rounds", "found out by", "reason")  # columns of words
 _RUN = (
     "a folder of events (--log-dir), a folder of trees (--tree-dir, HiPS, ESync), a summary of "
@@ -71,22 +70,10 @@ def _summary(options: argparse.Namespace) -> int:
         return 0
     if options.json is not None:
         Path(options.json).write_text(text, encoding="utf-8")
-    from rich.console import Console
-    from rich.table import Table
-
-    # A file or a pipe has no width; what is cut off there would be lost.
-    width = None if sys.stdout.isatty() else _WIDE
-    console = Console(highlight=False, width=width)
     for head, *rows in (page.table(found), page.peer_table(found)):
-        if not rows:
-            continue
-        table = Table(box=None, pad_edge=False)
-        for number, name in enumerate(head):
-            is_text = number == 0 or name in _TEXTS
-            table.add_column(name, justify="left" if is_text else "right", no_wrap=number > 0)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        words = {head[0], *_TEXTS}
+        columns = [tables.Column(name, name not in words, name in words) for name in head]
+        tables.show(columns, rows)
     return 0
 
 

@@ -9,12 +9,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, tables
 
 if TYPE_CHECKING:
     from tf_hips.simulation import Description, Result
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+# On a narrow terminal, in this order: what says least about which method to take.
+_LEFT_OUT = ("least", "most", "95 %", "transfer", "compute", "stale", "down/round")
 
 
 def add(commands: Any) -> None:
@@ -72,19 +74,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(description: "Description", results: "list[Result]", took_s: float) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("method", overflow="fold")
-    for name in ("round", "95 %", "compute", "transfer", "idle", "steps", "least", "most"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("steps/s", "up/round", "down/round", "stale"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in results:
-        table.add_row(
-            escape(one.method),
+    columns = (
+        tables.Column("method"),
+        *tables.numbers("round", "95 %", "compute", "transfer", "idle", "steps", "least", "most"),
+        *tables.numbers("steps/s", "up/round", "down/round", "stale"),
+    )
+    rows = [
+        (
+            one.method,
             _seconds(one.round_s),
             _seconds(one.round_p95_s),
             f"{one.compute_share:.1%}",
@@ -98,9 +95,10 @@ def _show(description: "Description", results: "list[Result]", took_s: float) ->
             _bytes(one.down_bytes),
             f"{one.staleness:.1f}" if one.staleness else "-",
         )
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
+        for one in results
+    ]
+    tables.show(columns, rows, leave_out=_LEFT_OUT, hint="--json - prints all")
+    tables.console().print(
         f"{description.num_sites} sites, {results[0].rounds} rounds of each method after the "
         f"first three; simulated in {took_s:.1f} s",
         soft_wrap=True,

@@ -7,11 +7,13 @@ import json
 import sys
 from typing import Any
 
-from tf_hips.cli import arguments
+from tf_hips.cli import arguments, tables
 from tf_hips.cli.output import printable
 from tf_hips.config import SERVER_ROLES
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+# On a narrow terminal, in this order; who is late, absent, refused or outvoted stays.
+_LEFT_OUT = ("workers", "retries", "chunks", "sent", "received", "last call", "lag")
 
 
 def add(commands: Any) -> None:
@@ -121,16 +123,8 @@ def ask(
 
 
 def _show(all_told: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, markup=False)
-    table = Table(box=None, pad_edge=False)
+    console = tables.console()
     is_sharded = "server" in all_told[0]
-    if is_sharded:
-        table.add_column("shard")
-    table.add_column("site", no_wrap=True)
-    table.add_column("state")
     columns = ["workers", "round", "lag", "chunks", "received", "sent", "retries", "last call"]
     has_quorum = any(told.get("quorum") is not None for told in all_told)
     # Of children that lie, or that have sent what no rule takes.
@@ -144,8 +138,7 @@ def _show(all_told: list[dict[str, Any]]) -> None:
     )
     more = [*(("late", "absent") if has_quorum else ()), *["refused_rows"] * has_refused]
     more += ["outvoted", "proven"] * votes
-    for column in [*columns, *(one.partition("_")[0] for one in more)]:
-        table.add_column(column, justify="right")
+    rows: list[tuple[str, ...]] = []
     is_first = True
     for told in all_told:
         if "error" in told:
@@ -158,7 +151,7 @@ def _show(all_told: list[dict[str, Any]]) -> None:
         shard = ["/".join(map(str, told["shard"]))] if is_sharded else []
         for child in told["children"]:
             last = child["last_call_s"]
-            table.add_row(
+            row = (
                 *shard,
                 child["site"],
                 child["state"],
@@ -172,7 +165,10 @@ def _show(all_told: list[dict[str, Any]]) -> None:
                 "never" if last is None else f"{_time(last)} ago",
                 *(str(child.get(column, 0)) for column in more),
             )
-    console.print(table)
+            rows.append(row)
+    texts = [tables.Column(name) for name in (*["shard"] * is_sharded, "site", "state")]
+    counts = tables.numbers(*columns, *(one.partition("_")[0] for one in more))
+    tables.show([*texts, *counts], rows, leave_out=_LEFT_OUT, hint="--json prints all")
 
 
 def _show_run(console: Any, told: dict[str, Any]) -> None:

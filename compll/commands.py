@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands: gen, check, ir, run, includes.
+
+Whatever the input, a mistake is one message on stderr and exit code 1 (2 when the command itself is
+misspelt), never a traceback: one comes only from a fault of the compiler.
+"""
+
+import argparse
+import sys
+import tokenize
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from compll import passes, pipeline, specification
+from compll.backends.library import BuildError, CompiledCodec, build, include_folder
+from compll.backends.reference import Reference
+from compll.errors import CompileError
+from compll.ir import nodes
+from compll.ir.printer import print_plan, print_program, spec_hash
+from compll.packet import MAX_ELEMENTS, PacketError
+from compll.pipeline import compile_specification, generate
+from compll.specification import Specification
+
+
+class CommandError(Exception):
+    """Something that the user gave cannot be used; the message is all there is to say."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except CompileError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except (CommandError, PacketError, BuildError, ValueError) as error:
+        sys.stderr.write(f"compll: error: {error}\n")
+        return 1
+    except MemoryError as error:
+        sys.stderr.write(f"compll: error: not enough memory: {str(error) or 'no more is known'}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"compll: error: {error.filename or 'file'}: {error.strerror or error}\n")
+        return 1
+    return 0
+
+
+_ONE = "a codec: one file, or that of its Encode and that of its Decode"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compll", description="Compiles specifications of gradient compression."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    gen = commands.add_parser(
+        "gen", help="write the sources of each specification, with a Makefile"
+    )
+    gen.add_argument("specs", nargs="+", metavar="SPEC")
+    gen.add_argument(
+        "-o", "--output", default=".", metavar="DIR", help="folder for the files (default: here)"
+    )
+    gen.add_argument(
+        "--target",
+        type=_targets,
+        metavar="T,T",
+        help="of numpy (NAME_reference.py), cpp (NAME.codec.cc), cuda (NAME.cu) and tensorflow "
+        "(NAME.tf.cc), with a Makefile; default: all that can be had",
+    )
+    gen.add_argument(
+        "--build", action="store_true", help="leave NAME.so, too, a library for tf_hips.load"
+    )
+    gen.set_defaults(command=_gen)
+    check = commands.add_parser("check", help="say whether specifications are right")
+    check.add_argument("specs", nargs="+", metavar="SPEC")
+    check.set_defaults(command=_check)
+    ir = commands.add_parser("ir", help="print the typed IR and the loops that are made of it")
+    ir.add_argument("specs", nargs="+", metavar="SPEC", help=_ONE)
+    ir.add_argument(
+        "--after",
+        choices=passes.NAMES,
+        metavar="PASS",
+        help=f"print what this pass made: one of {', '.join(passes.NAMES)}",
+    )
+    ir.set_defaults(command=_ir)
+    run = commands.add_parser("run", help="run a function of a specification on a .npy file")
+    run.add_argument("specs", nargs="+", metavar="SPEC", help=_ONE)
+    run.add_argument("function", metavar="FUNCTION", help="such as TernGradEncode")
+    run.add_argument("--in", dest="input", required=True, metavar="X.npy")
+    run.add_argument("--out", dest="output", required=True, metavar="Y.npy")
+    run.add_argument(
+        "--set",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter",
+    )
+    for name, bits in _KEY.items():
+        run.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=_word(bits),
+            metavar="N",
+            help=f"of the noise, in [0, 2^{bits}), when encoding (default: 0)",
+        )
+    run.add_argument(
+        "--state",
+        metavar="S.npy",
+        help="what an encoder with state kept: float32, a row per state (default: zeros)",
+    )
+    run.add_argument("--new-state", metavar="T.npy", help="where to write what it keeps then")
+    run.add_argument("--size", type=int, metavar="N", help="elements to decode")
+    run.add_argument("--backend", choices=("numpy", "cpp"), default="numpy")
+    run.set_defaults(command=_run)
+    includes = commands.add_parser(
+        "includes", help="print the folder to give to the C++ compiler's -I"
+    )
+    includes.set_defaults(command=lambda _: sys.stdout.write(f"{include_folder()}\n"))
+    return parser
+
+
+# What the noise of an encoding depends on, with the bits of each.
+_KEY = {"seed": 64, "step": 32, "tensor_id": 32, "offset": 63}
+
+
+def _word(bits: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not 0 <= value < 1 << bits:
+            raise argparse.ArgumentTypeError(f"must be in [0, 2^{bits}). Received: {text}")
+        return value
+
+    parse.__name__ = "integer"
+    return parse
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(","))
+    known = ", ".join(pipeline.TARGETS)
+    for target in found:
+        if target not in pipeline.TARGETS:
+            raise argparse.ArgumentTypeError(f"must be of {known}. Received: {target!r}")
+    if "tensorflow" in found and "cpp" not in found:
+        raise argparse.ArgumentTypeError("tensorflow needs cpp beside it: its operations call it")
+    return found
+
+
+def _gen(options: argparse.Namespace) -> None:
+    folder = Path(options.output)
+    specs = specification.group(options.specs)
+    if options.target is not None:
+        pipeline.write(specs, folder, options.target)
+    else:
+        _gen_all(specs, folder)
+    if options.build:
+        for spec in specs:
+            sys.stdout.write(f"{pipeline.build(spec, folder)}\n")
+
+
+def _gen_all(specs: Sequence[Specification], folder: Path) -> None:
+    """Writes every target, without CUDA where its back end refuses, and says so."""
+    try:
+        pipeline.write(specs, folder)
+    except CompileError as error:
+        if {found.code for found in error.diagnostics} != {"E701"}:
+            raise
+        pipeline.write(specs, folder, [name for name in pipeline.TARGETS if name != "cuda"])
+        sys.stderr.write(f"{error}\ncompll: the rest was written, without .cu files\n")
+
+
+def _check(options: argparse.Namespace) -> None:
+    problems = []
+    for spec in specification.group(options.specs):
+        try:
+            program = compile_specification(spec)
+        except CompileError as error:
+            problems.append(str(error))
+            continue
+        functions = [f.name for f in (program.encode, program.decode) if f is not None]
+        sys.stdout.write(
+            f"{spec.shown}: {', '.join(functions)}; spec hash {spec_hash(program):08x}\n"
+        )
+    if problems:
+        raise CommandError("the following specifications are wrong\n\n" + "\n\n".join(problems))
+
+
+def _one(options: argparse.Namespace) -> Specification:
+    """The specification that was given, in one file or two."""
+    found = specification.group(options.specs)
+    if len(found) > 1:
+        shown = " and ".join(spec.shown for spec in found)
+        raise CommandError(f"`SPEC` must be one codec, in one file or two. Received: {shown}")
+    return found[0]
+
+
+def _ir(options: argparse.Namespace) -> None:
+    program = compile_specification(_one(options))
+    if options.after is None:
+        sys.stdout.write(f"{print_program(program)}\n{print_plan(passes.optimise(program))}")
+        return
+    made = dict(passes.stages(program))[options.after]
+    sys.stdout.write(print_plan(made) if isinstance(made, nodes.Plan) else print_program(made))
+
+
+def _run(options: argparse.Namespace) -> None:
+    spec = _one(options)
+    program = compile_specification(spec)
+    functions = {f.name: f for f in (program.encode, program.decode) if f is not None}
+    if options.function not in functions:
+        known = " and ".join(functions)
+        raise CommandError(
+            f"`FUNCTION` must be one of {spec.shown}: {known}. Received: {options.function}"
+        )
+    codec = _codec(program, _values(options.values), options.backend)
+    data = _load(options.input)
+    key = {name: value for name in _KEY if (value := getattr(options, name)) is not None}
+    result: npt.NDArray[Any]
+    if isinstance(functions[options.function], nodes.Encode):
+        if options.size is not None:
+            raise CommandError(
+                "`--size` is for decoding only: an encode takes its size from its input"
+            )
+        gradient = _vector(data, np.float32, options.input)
+        state = _state(codec, gradient.size, options)
+        result = codec.encode(gradient, **key, state=state)
+        if state is not None and options.new_state is not None:
+            with Path(options.new_state).open("wb") as file:
+                np.save(file, state)
+    else:
+        if options.state is not None or options.new_state is not None:
+            raise CommandError("`--state` and `--new-state` are for encoding only")
+        if key:
+            shown = ", ".join(f"`--{name.replace('_', '-')}`" for name in key)
+            raise CommandError(f"{shown} is for encoding only: a decode draws no noise")
+        if options.size is None or not 0 <= options.size <= MAX_ELEMENTS:
+            shown = "nothing" if options.size is None else options.size
+            raise CommandError(
+                f"`--size` must be the number of elements to decode. Received: {shown}"
+            )
+        result = codec.decode(_vector(data, np.uint8, options.input), options.size)
+    with Path(options.output).open("wb") as file:
+        np.save(file, result)
+
+
+def _state(
+    codec: Reference | CompiledCodec, n: int, options: argparse.Namespace
+) -> npt.NDArray[np.float32] | None:
+    """What the encoder kept, or zeros; None for one without state."""
+    if not codec.state_names:
+        if options.state is not None or options.new_state is not None:
+            shown = " + ".join(options.specs)
+            raise CommandError(f"{shown} must have a `state` block for that")
+        return None
+    if options.state is None:
+        return np.zeros((len(codec.state_names), n), np.float32)
+    return _load(options.state)
+
+
+def _codec(
+    program: nodes.Program, values: dict[str, float], backend: str
+) -> Reference | CompiledCodec:
+    reference = Reference(program, **values)
+    if backend == "numpy":
+        return reference
+    source = generate(program)[f"{program.name}.codec.cc"]
+    return CompiledCodec(program, build(source, program.name), **values)
+
+
+def _values(settings: list[str]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            equals = ""
+        if not equals or not name.isidentifier():
+            raise CommandError(f"`--set` must be NAME=NUMBER. Received: {setting}")
+        if name in values:
+            raise CommandError(f"`--set` must give {name} once. Received: {' '.join(settings)}")
+        values[name] = value
+    return values
+
+
+# What NumPy raises for headers that are no Python literal, or name no type or shape.
+_BAD_HEADER = (SyntaxError, tokenize.TokenError, TypeError, OverflowError, RecursionError)
+
+
+def _load(path: str) -> npt.NDArray[Any]:
+    with Path(path).open("rb") as file:
+        try:
+            # Not np.load, which also takes archives and advises to load pickles.
+            data: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        except (*_BAD_HEADER, ValueError, EOFError, MemoryError) as error:
+            reason = " ".join(str(error).split())
+            raise CommandError(f"{path} must be a .npy file of numbers: {reason}") from error
+    return data
+
+
+def _vector(data: npt.NDArray[Any], kind: type, path: str) -> npt.NDArray[Any]:
+    if data.dtype != kind or data.ndim != 1:
+        wanted = np.dtype(kind).name
+        raise CommandError(
+            f"{path} must hold a {wanted} vector. Received: {data.dtype} of shape {data.shape}"
+        )
+    return data
