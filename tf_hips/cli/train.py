@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tf_hips.cli import arguments, config_file, local_training, robust_training
+from tf_hips.cli import arguments, config_file, local_training, preflight, robust_training
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import AGGREGATIONS, MODES, OPTIMIZERS
 
@@ -319,6 +319,7 @@ def run(options: argparse.Namespace, file: config_file.ConfigFile) -> int:
         settings = settings_of(merged, optimizer_options)
     except ConfigError as error:
         raise arguments.UsageError(str(error)) from error
+    preflight.check(settings)
     environment = dict(os.environ)
     chosen = chosen_device(merged, environment)
     if chosen is not None:
