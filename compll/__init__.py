@@ -16,12 +16,15 @@ from compll.ir.nodes import Program
 from compll.packet import CHUNK, PacketError
 from compll.pipeline import compile_spec, compile_text, generate
 
+__version__ = "0.1.0"  # that of tf_hips: one wheel has both
+
 __all__ = [
     "CHUNK",
     "CompileError",
     "PacketError",
     "Program",
     "Reference",
+    "__version__",
     "compile_spec",
     "compile_text",
     "generate",

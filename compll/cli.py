@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import compll
 from compll import passes, pipeline, specification
 from compll.backends.library import BuildError, CompiledCodec, build, include_folder
 from compll.backends.reference import Reference
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compll", description="Compiles specifications of gradient compression."
     )
+    parser.add_argument("--version", action="version", version=f"compll {compll.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     gen = commands.add_parser(
         "gen", help="write the sources of each specification, with a Makefile"

@@ -49,8 +49,11 @@ def mode(text: str) -> str:
     if text == "normal":
         return "sync"
     if text not in (*MODES, *AGGREGATIONS):
-        known = ", ".join((*MODES, *AGGREGATIONS))
-        raise argparse.ArgumentTypeError(f"must be one of {known}. Received: {text!r}")
+        known = (*MODES, *AGGREGATIONS)
+        near = arguments.hint(text, known) or "."
+        raise argparse.ArgumentTypeError(
+            f"must be one of {', '.join(known)}{near} Received: {text!r}"
+        )
     return text
 
 
