@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from compll.packet import CHUNK, PacketError
     from compll.pipeline import compile_spec, compile_text, generate
 
+__version__ = "0.1.0"  # that of tf_hips: one wheel has both
+
 __all__ = [
     "CHUNK",
     "CompileError",
     "PacketError",
     "Program",
     "Reference",
+    "__version__",
     "compile_spec",
     "compile_text",
     "generate",

@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compll", description="Compiles specifications of gradient compression."
     )
+    parser.add_argument("--version", action="version", version=f"compll {compll.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     gen = commands.add_parser(
         "gen", help="write the sources of each specification, with a Makefile"

@@ -132,7 +132,9 @@ def load(path: str | Path) -> Run:
     return read(Run, path)
 
 
-def read(kind: type[_Value], path: str | Path, version: int | None = None) -> _Value:
+def read(
+    kind: type[_Value], path: str | Path, version: int | None = None, what: str | None = None
+) -> _Value:
     """Reads a dataclass from a YAML file that anybody may have written.
 
     Args:
@@ -141,6 +143,8 @@ def read(kind: type[_Value], path: str | Path, version: int | None = None) -> _V
             check, `Any`.
         path: the file.
         version: what the key `version` must say; None where there is no such key.
+        what: what such a file holds, for the error about one of another kind; None: any error is
+            about its first key.
 
     Raises:
         ConfigError: the file is missing or is no YAML mapping, its version is another, a key is
@@ -148,6 +152,8 @@ def read(kind: type[_Value], path: str | Path, version: int | None = None) -> _V
     """
     path = Path(path)
     data = _parsed(path)
+    if what is not None and isinstance(data, Mapping):
+        _check_kind(kind, data, path, what)
     if version is not None:
         if not isinstance(data, Mapping) or "version" not in data:
             raise ConfigError(
@@ -262,6 +268,22 @@ def _parsed(path: Path) -> Any:
         # A date that no calendar has, a number of too many digits, nesting without end.
         raise ConfigError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from error
     return data if data is not None else {}
+
+
+def _check_kind(cls: type[Any], data: Mapping[Any, Any], path: Path, what: str) -> None:
+    """Raises ConfigError where most keys, and more than one, are of another kind of file."""
+    hints = typing.get_type_hints(cls)
+    others = [key for key in data if key not in hints]
+    if len(others) > max(1, len(data) // 2):
+        shown_keys = ", ".join(
+            f"`{shown(key) if not isinstance(key, str) else key[:_MAX_SHOWN]}`"
+            for key in others[:3]
+        )
+        raise ConfigError(
+            f"{path} must be a file of {what}. Received: another kind of file, in which "
+            f"{len(others)} of {len(data)} keys are unknown: {shown_keys}"
+            f"{', ...' if len(others) > 3 else ''}"
+        )
 
 
 def _build(cls: type[_Value], data: Any, file: str, where: str) -> _Value:

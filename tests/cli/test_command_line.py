@@ -28,8 +28,41 @@ def tf_hips(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 WRONG = {
     "no command": ([], "COMMAND"),
-    "unknown command": (["trian"], "'trian'"),
-    "unknown option": (["run", "--partys", "2", "x.py"], "--partys"),
+    "unknown command": (["trian"], "; did you mean train?"),
+    "command like none": (["frobnicate"], "invalid choice: 'frobnicate'"),
+    "unknown option": (
+        ["run", "--partys", "2", "x.py"],
+        "tf-hips run: error: unrecognized arguments: --partys; did you mean --parties?",
+    ),
+    "unknown option with a value": (
+        ["server", "--parties", "a", "--compresion=onebit"],
+        "tf-hips server: error: unrecognized arguments: --compresion=onebit; did you mean "
+        "--compression?",
+    ),
+    "unknown option of a verb": (
+        ["data", "show", "--worker", "2"],
+        "tf-hips data show: error: unrecognized arguments: --worker",
+    ),
+    "unknown choice": (
+        ["train", "-n", "lenet", "-dt", "digits", "--optimizer", "adamm"],
+        "; did you mean adam",
+    ),
+    "choice nearly": (
+        ["train", "-n", "lenet", "-dt", "digits", "--split-over", "partys"],
+        "; did you mean party?",
+    ),
+    "mode nearly": (
+        ["train", "-n", "lenet", "-dt", "digits", "--mode", "fedavgg"],
+        "; did you mean fedavg? Received: 'fedavgg'",
+    ),
+    "attack nearly": (
+        ["train", "-n", "lenet", "-dt", "digits", "--err-mode", "label_flop"],
+        "foe, label_flip; did you mean label_flip? Received: 'label_flop'",
+    ),
+    "a folder nobody can make": (
+        ["server", "--parties", "a", "--insecure", "--log-dir", "/proc/xx"],
+        "--log-dir must be a folder that can be written. Received: /proc/xx (",
+    ),
     "abbreviated option": (["run", "--work", "2", "x.py"], "--work"),
     "no script": (["run", "--parties", "2"], "the following arguments are required: script\n"),
     "missing script": (["run", "nowhere.py"], "Received: 'nowhere.py'"),

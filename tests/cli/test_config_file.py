@@ -85,6 +85,12 @@ def test_what_is_printed_says_the_same_again(run: Run, tmp_path: Path) -> None:
     ("text", "code", "said"),
     [
         ("partys: [a]", 1, "unknown key `partys`. Did you mean `parties`?"),
+        (
+            "version: 1\nrun: a\nsites: []\nscript: b",
+            1,
+            "must be a file of options of `tf-hips server`. Received: another kind of file, in "
+            "which 3 of 4 keys are unknown: `version`, `sites`, `script`",
+        ),
         ("parties: a", 1, "`parties` must be of type list. Received: 'a'"),
         ("parties: [a, a]", 1, "`parties` must name every party once. Received: 'a,a'"),
         ("parties: [yes]", 1, "`parties[0]` must be of type str. Received: True"),

@@ -69,6 +69,7 @@ def test_workers_are_counted_over_all_parties(
     ("options", "message"),
     [
         (["--slowdown", "3:20x"], "must be worker=N:20x"),
+        (["--slowdown", "3x"], "worker=N:50ms or worker=N:cpu=20%. Received: '3x'"),
         (["--slowdown", "worker=x:20x"], "must be worker=N:20x"),
         (["--slowdown", "worker=1:20"], "must be a factor >= 1"),
         (["--slowdown", "worker=1:0.5x"], "must be a factor >= 1"),

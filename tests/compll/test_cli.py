@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: what it writes, and one clear line for every mistake."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -240,3 +243,13 @@ def test_no_compiler(monkeypatch, capsys, tmp_path, gradient):
     ]
     assert main(run) == 1
     assert "a C++17 compiler is needed" in capsys.readouterr().err
+
+
+def test_it_says_its_version_which_is_that_of_the_package(capsys):
+    # Read, and not imported: the compiler stands alone.
+    package = Path(compll.__file__).parents[1] / "tf_hips/__init__.py"
+    version = re.search(r'^__version__ = "(.+)"$', package.read_text(), re.MULTILINE)[1]
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"compll {version}\n"

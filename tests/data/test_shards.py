@@ -183,11 +183,14 @@ def test_what_is_left_out_is_said_once_by_one_group(caplog):
         groups_of(uncounted(), 4, 2)
         groups_of(uncounted(), 4, 2, drop_remainder=False)
         groups_of(uncounted(), 1, 1)
+        groups_of(rows(100), 32, 1)
     assert [record.getMessage() for record in caplog.records] == [
         "shard: each epoch leaves out 40 of 1000 rows, others each time, so that 3 workers take 10 "
         "equal steps of 32 rows.",
         "shard: up to 7 rows of each epoch are left out, others each time, so that 2 workers take "
         "equal steps of 4 rows.",
+        "shard: each epoch leaves out 4 of 100 rows, others each time, so that 1 worker takes 3 "
+        "equal steps of 32 rows.",
     ]
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.trainer.test_command import WHAT, Became
-from tf_hips.cli import arguments, train
+from tf_hips.cli import arguments, preflight, train
 
 
 @pytest.fixture
@@ -22,6 +22,7 @@ def settings(monkeypatch):
         raise Became
 
     monkeypatch.setattr(train, "become", become)
+    monkeypatch.setattr(preflight, "_check_launcher", lambda mode: None)  # there is one
 
     def run(*words):
         options = parser.parse_args(["train", *WHAT, *words])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_hips.cli import arguments, evaluate, train
+from tf_hips.cli import arguments, evaluate, preflight, train
 from tf_hips.cli import data as data_command
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import MODES
@@ -36,6 +36,7 @@ def command(monkeypatch):
         raise Became
 
     monkeypatch.setattr(train, "become", become)
+    monkeypatch.setattr(preflight, "_check_launcher", lambda mode: None)  # there is one
     for name in ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -235,7 +236,7 @@ def test_settings_travel_as_json(command):
         ["train", *WHAT, "--set", "optimizer.beta_1=0.5", "--optimizer", "adam"],
         ["evaluate", "--model-dir", "m", "--follow", "--eval-freq", "7"],
         ["data", "show", "digits", "--workers", "2,3", "--split", "class"],
-        ["data", "prepare", "mnist", "--from", "d"],
+        ["data", "prepare", "mnist", "--from", "."],
     ):
         _, told, _ = command(*words)
         text = json.dumps(dataclasses.asdict(told))

@@ -2,12 +2,14 @@
 """Argument types and the parser that says what is wrong in one line."""
 
 import argparse
+import difflib
 import re
 import shutil
 import ssl
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tf_hips.config import Tls
 from tf_hips.errors import LibraryError
@@ -18,6 +20,10 @@ _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 
 _ON = {"1", "true", "yes", "on"}
 _OFF = {"", "0", "false", "no", "off"}
+
+
+# What argparse says; newer versions have no quotes around the choices.
+_WRONG_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 
 
 class UsageError(Exception):
@@ -31,10 +37,38 @@ class Parser(argparse.ArgumentParser):
         """As `argparse.ArgumentParser`, without abbreviations."""
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As `argparse.ArgumentParser`, but what is unknown is refused here.
+
+        Else the parser of all commands would do it, which does not say of which command.
+        """
+        options, left = super().parse_known_args(args, namespace)
+        if left:
+            known = [
+                name
+                for name, action in self._option_string_actions.items()
+                if action.help != argparse.SUPPRESS
+            ]
+            unknown = [one.partition("=")[0] for one in left if one.startswith("--")]
+            hints = [found for one in unknown if (found := hint(one, known))]
+            self.error(f"unrecognized arguments: {' '.join(left)}{hints[0] if hints else ''}")
+        return options, left
+
     def error(self, message: str) -> NoReturn:
-        """Prints one line and exits with 2."""
+        """Prints one line, with the choice that is nearest to a wrong one, and exits with 2."""
+        wrong = _WRONG_CHOICE.search(message)
+        if wrong is not None:
+            message += hint(wrong[1], re.findall(r"[^\s,']+", wrong[2]))
         sys.stderr.write(f"{self.prog}: error: {message}\n")
         sys.exit(2)
+
+
+def hint(text: str, known: Iterable[str]) -> str:
+    """What is to be said behind a wrong name: `; did you mean NAME?`, or nothing."""
+    near = difflib.get_close_matches(text, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def count(text: str) -> int:

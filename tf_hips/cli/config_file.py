@@ -40,6 +40,7 @@ class ConfigFile:
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         """Takes the options that `parser` has so far; it must not have defaults set by `dest`."""
+        self._what = f"options of `{parser.prog}`"
         self._actions = {
             key: action
             for action in parser._actions
@@ -116,7 +117,7 @@ class ConfigFile:
         found: dict[str, Any] = {}
         if given.config is not None:
             path = Path(given.config)
-            values = dataclasses.asdict(config.read(self.kind, path))
+            values = dataclasses.asdict(config.read(self.kind, path, what=self._what))
             found = self.checked(values, str(path), path.resolve().parent)
             texts = {key: value for key, value in values.items() if isinstance(value, str)}
             self._texts = {**texts, **self._texts}

@@ -2,6 +2,7 @@
 """`tf-hips data`: which data sets are there, what is in one, and how others are made ready."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from tf_hips.cli import arguments, train
@@ -87,6 +88,12 @@ def _show(options: argparse.Namespace) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     from tf_hips.trainer.settings import Prepare
 
+    source = options.source
+    if source is not None and not Path(source).is_dir():
+        raise arguments.UsageError(
+            f"--from must be a folder of files or images. Received: {source}, which is "
+            f"{'no folder' if Path(source).exists() else 'not there'}"
+        )
     train.become(
         "prepare",
         Prepare(

@@ -4,9 +4,10 @@
 import argparse
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
-from tf_hips.cli import arguments, config_file, train
+from tf_hips.cli import arguments, config_file, preflight, train
 from tf_hips.errors import ConfigError
 
 _PATHS = ("model_dir", "data_dir", "output", "log_dir")
@@ -98,6 +99,15 @@ def run(options: argparse.Namespace, file: config_file.ConfigFile) -> int:
         settings = Evaluation(**values)
     except ConfigError as error:
         raise arguments.UsageError(str(error)) from error
+    if not settings.follow and not Path(settings.model_dir).is_dir():
+        raise arguments.UsageError(
+            "--model-dir must be a folder of checkpoints; --follow waits for one. Received: "
+            f"{settings.model_dir}"
+        )
+    if settings.network is not None:
+        preflight.check_network(settings.network)
+    if settings.dataset is not None:
+        preflight.check_data(settings.dataset, settings.data_dir)
     environment = dict(os.environ)
     if merged.cpu:
         environment["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -5,6 +5,7 @@ import argparse
 import logging
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -140,6 +141,8 @@ def run(options: argparse.Namespace) -> int:
     tls = arguments.identity(options)
     uplink = uplinks.of(options)
     rule = votes.rule_of(options)
+    if options.log_dir is not None:
+        _check_writable(options.log_dir)
     from absl import flags
     from absl import logging as absl_logging
 
@@ -200,6 +203,23 @@ def _config_of(
         )
     except ConfigError as error:  # all of it comes from options
         raise arguments.UsageError(str(error)) from error
+
+
+def _check_writable(folder: str) -> None:
+    """Makes the folder of event logs.
+
+    Raises:
+        UsageError: it cannot be made, or nothing can be written there.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise arguments.UsageError(
+            "--log-dir must be a folder that can be written. Received: "
+            f"{folder} ({error.strerror or error})"
+        ) from error
 
 
 class _Formatter(logging.Formatter):

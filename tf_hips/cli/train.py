@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tf_hips.cli import arguments, config_file, local_training, robust_training
+from tf_hips.cli import arguments, config_file, local_training, preflight, robust_training
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import AGGREGATIONS, MODES, OPTIMIZERS
 
@@ -49,8 +49,11 @@ def mode(text: str) -> str:
     if text == "normal":
         return "sync"
     if text not in (*MODES, *AGGREGATIONS):
-        known = ", ".join((*MODES, *AGGREGATIONS))
-        raise argparse.ArgumentTypeError(f"must be one of {known}. Received: {text!r}")
+        known = (*MODES, *AGGREGATIONS)
+        near = arguments.hint(text, known) or "."
+        raise argparse.ArgumentTypeError(
+            f"must be one of {', '.join(known)}{near} Received: {text!r}"
+        )
     return text
 
 
@@ -319,6 +322,7 @@ def run(options: argparse.Namespace, file: config_file.ConfigFile) -> int:
         settings = settings_of(merged, optimizer_options)
     except ConfigError as error:
         raise arguments.UsageError(str(error)) from error
+    preflight.check(settings)
     environment = dict(os.environ)
     chosen = chosen_device(merged, environment)
     if chosen is not None:

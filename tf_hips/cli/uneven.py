@@ -20,7 +20,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=_slowdown,
         metavar="worker=N:20x",
         help="pad the training steps of worker N, counted from 0 over all parties, with sleep: to "
-        "20 times their length, or as worker=N:50ms or N:0.5s to that at least; or, as "
+        "20 times their length, or as worker=N:50ms or worker=N:0.5s to that at least; or, as "
         "worker=N:cpu=20%%, hold its process to that share of a core; may be given for several "
         "workers",
     )
@@ -63,7 +63,8 @@ def environments(options: argparse.Namespace, workers: int) -> list[dict[str, st
 
 
 def _slowdown(text: str) -> tuple[int, str, str]:
-    worker, value = _of_worker(text, "worker=N:20x, worker=N:0.5s, worker=N:50ms or N:cpu=20%")
+    example = "worker=N:20x, worker=N:0.5s, worker=N:50ms or worker=N:cpu=20%"
+    worker, value = _of_worker(text, example)
     if value.startswith(_CPU):
         percent = _number(value.removeprefix(_CPU).removesuffix("%"))
         if not (value.endswith("%") and 0.1 <= percent <= _MOST_PERCENT):

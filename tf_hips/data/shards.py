@@ -70,23 +70,22 @@ def shard(
         result = arrays.batches(tensors, batch_size, is_shuffled=bool(shuffle), **common)
     is_endless = length is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY
     position.drops = drop_remainder and not is_endless and (length is None or length % joined > 0)
+    takers = "1 worker takes" if groups == 1 else f"{groups} workers take"
     if position.drops and length is None and group == 0 and joined > 1:
         log.warning(
-            "shard: up to %d rows of each epoch are left out%s, so that %d workers take equal "
-            "steps of %d rows.",
+            "shard: up to %d rows of each epoch are left out%s, so that %s equal steps of %d rows.",
             joined - 1,
             ", others each time" if shuffle else ", the last ones",
-            groups,
+            takers,
             batch_size,
         )
     elif position.drops and length is not None and group == 0:
         log.warning(
-            "shard: each epoch leaves out %d of %d rows%s, so that %d workers take %d equal steps "
-            "of %d rows.",
+            "shard: each epoch leaves out %d of %d rows%s, so that %s %d equal steps of %d rows.",
             length % joined,
             length,
             ", others each time" if shuffle else ", the last ones",
-            groups,
+            takers,
             length // joined,
             batch_size,
         )

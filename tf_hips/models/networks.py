@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from tf_hips.models import plain, residual, text
+from tf_hips.models.names import TEXT_NETWORKS, canonical
 
 # Of the shape of one sample, and the number of classes.
 Make = Callable[[Any, int], keras.Model]
@@ -57,29 +58,6 @@ _NETWORKS: dict[str, Make] = {
     "vgg19": functools.partial(plain.vgg, "vgg19"),
 }
 NETWORKS: Mapping[str, Make] = MappingProxyType(_NETWORKS)
-_TEXT_NETWORKS = ("transformer",)
-# How the seeds and tf_cnn_benchmarks call some of them.
-_OTHER_NAMES = {
-    "inception3": "inception_v3",
-    "mobilenet": "mobilenet_v1",
-    "resnet18": "resnet18_v1",
-    "resnet50": "resnet50_v1",
-}
-
-
-def canonical(name: str) -> str:
-    """The name of a network as `NETWORKS` has it; `ResNet-18` and `resnet18-v1` are known, too.
-
-    Raises:
-        ValueError: there is no such network.
-    """
-    plainly = name.lower().replace("-", "_")
-    squeezed = plainly.replace("_", "")
-    for one in (plainly, squeezed):
-        one = _OTHER_NAMES.get(one, one)
-        if one in NETWORKS:
-            return one
-    raise ValueError(f"`name` must be one of {', '.join(NETWORKS)}. Received: name={name!r}")
 
 
 def make(name: str, input_shape: Sequence[int], classes: int) -> keras.Model:
@@ -101,7 +79,7 @@ def make(name: str, input_shape: Sequence[int], classes: int) -> keras.Model:
     """
     found = canonical(name)
     shape = tuple(int(one) for one in input_shape)
-    wanted = 1 if found in _TEXT_NETWORKS else 3
+    wanted = 1 if found in TEXT_NETWORKS else 3
     if len(shape) != wanted or min(shape) < 1:
         kind = "(length,) of texts" if wanted == 1 else "(height, width, channels) of images"
         raise ValueError(f"`input_shape` of {found} must be {kind}. Received: input_shape={shape}")

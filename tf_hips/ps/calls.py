@@ -288,7 +288,8 @@ class Calls:
             **fields,
         )
         if not answer["is_back"]:
-            log.info("Site %s has joined with %d workers", call.site, fields["workers"])
+            ending = "" if fields["workers"] == 1 else "s"
+            log.info("Site %s has joined with %d worker%s", call.site, fields["workers"], ending)
         return wire.to_json(**answer)
 
     def _agree_model(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:

@@ -11,6 +11,7 @@ batches are drawn alike, and liars do not collude.
 
 import collections
 import dataclasses
+import difflib
 import inspect
 import re
 
@@ -58,8 +59,12 @@ def parse(text: str) -> Attack:
     call = _CALL.fullmatch(text) if len(text) <= _MAX_TEXT else None
     name = ALIASES.get(call[1], call[1]) if call else ""
     if call is None or name not in (*attacks.NAMES, *attacks.PACKET_NAMES):
-        known = ", ".join((*attacks.NAMES, *attacks.PACKET_NAMES, *ALIASES))
-        raise ValueError(f"an attack must be one of {known}. Received: {text[:_MAX_TEXT]!r}")
+        known = (*attacks.NAMES, *attacks.PACKET_NAMES, *ALIASES, LABEL_FLIP)
+        near = difflib.get_close_matches(name or text[:_MAX_TEXT], known, 1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ValueError(
+            f"an attack must be one of {', '.join(known)}{hint} Received: {text[:_MAX_TEXT]!r}"
+        )
     factory = getattr(attacks, name)
     known_types = {
         key: type(one.default) for key, one in inspect.signature(factory).parameters.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tf_hips.data import sets, splits
-from tf_hips.data.sets import prepared
+from tf_hips.data.sets import names, prepared
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.settings import Prepare, Show
 
@@ -62,7 +62,7 @@ def prepare(told: Prepare) -> None:
     Raises:
         ConfigError: it cannot be fetched from here, or its files are damaged.
     """
-    folder = prepared.default_folder() if told.data_dir is None else Path(told.data_dir)
+    folder = names.default_folder() if told.data_dir is None else Path(told.data_dir)
     name = sets.canonical(told.name)
     if name in sets.MADE:
         sys.stdout.write(f"{name} needs no file\n")

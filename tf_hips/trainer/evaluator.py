@@ -161,7 +161,10 @@ class _Judge:
         data = sets.load(dataset, settings.data_dir, image_size=size)
         self._rows = len(data.test)
         self._test = sources.test_batches(data, settings.eval_batch_size)
-        self._model = models.make(network, data.shape, data.classes)
+        try:
+            self._model = models.make(network, data.shape, data.classes)
+        except ValueError as error:
+            raise ConfigError(f"The data set {dataset} does not fit --network: {error}") from error
         self._what = f"{network} for {dataset}"
         top = min(_TOP, data.classes)
         self._model.compile(

@@ -98,12 +98,14 @@ class Mode:
         home: `module:function`, which makes a `ways.Way` of settings and the run's configuration.
         check: raises a `ConfigError` if the settings do not fit the mode.
         options: of `local.Local`, those that mean something here; none: there are no local steps.
+        needs: "server", or "workers" where several of one job do as well; None: neither.
     """
 
     text: str
     home: str
     check: Callable[[Any], None] = _anything
     options: tuple[str, ...] = ()
+    needs: str | None = None
 
     def make(self, *arguments: Any) -> Any:
         """Loads and calls what `home` names."""
@@ -121,11 +123,13 @@ MODES: Mapping[str, Mode] = MappingProxyType(
             "the server makes a step of each party's gradients as they come (ASGD)",
             "tf_hips.trainer.ways:asynchronous",
             _steps_of_a_server,
+            needs="server",
         ),
         "dcasgd": Mode(
             "the same, compensated for what the others did meanwhile (DC-ASGD)",
             "tf_hips.trainer.ways:delay_compensated",
             _no_momentum,
+            needs="server",
         ),
         "local": Mode(
             "one device by itself",
@@ -145,27 +149,32 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 *("local_steps", "local_epochs", "weighting", "prox_mu", "participation"),
                 *("scaffold", "normalise", "rule", *_OUTER),
             ),
+            needs="workers",
         ),
         "esync": Mode(
             "as many local steps as fit until the slowest has made its own",
             "tf_hips.trainer.rounds:esync",
             _of_esync,
             ("rule", "pace", "averaging", "weighting", "state_server", "epsilon", *_OUTER),
+            needs="workers",
         ),
         "hfa": Mode(
             "workers meet in their party, and parties more rarely",
             "tf_hips.trainer.rounds:hfa",
             options=("local_steps", "party_rounds", "weighting", *_OUTER),
+            needs="workers",
         ),
         "diloco": Mode(
             "many local steps, and Nesterov's momentum over the means",
             "tf_hips.trainer.rounds:diloco",
             options=("local_steps", "weighting", "participation", "server_optimizer"),
+            needs="workers",
         ),
         "streaming": Mode(
             "the same, a fragment of the model at a time, while training goes on",
             "tf_hips.trainer.rounds:streaming",
             options=("local_steps", "fragments", "overlap", "server_optimizer"),
+            needs="workers",
         ),
     }
 )

@@ -70,7 +70,10 @@ def run(settings: Training) -> None:
             raise ConfigError(
                 f"Events cannot be written to {told.log_dir}: {error.strerror or error}"
             ) from error
-    name = models.canonical(settings.network)
+    try:
+        name = models.canonical(settings.network)
+    except ValueError as error:
+        raise ConfigError(f"--network: {error}") from error
     data = sets.load(settings.dataset, settings.data_dir, image_size=settings.image_size)
     keras.utils.set_random_seed(told.seed % (1 << 32))
     way = MODES[settings.mode].make(settings, told)
@@ -98,7 +101,12 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         workers = way.crowd.workers
         source = way.crowd.source(settings, data, strategy, told.seed)
     with strategy.scope():
-        model = models.make(name, data.shape, data.classes)
+        try:
+            model = models.make(name, data.shape, data.classes)
+        except ValueError as error:
+            raise ConfigError(
+                f"The data set {data.name} does not fit --network: {error}"
+            ) from error
         model.compile(
             optimizer=way.optimizer,
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -9,19 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tf_hips.data.sets import files, folders, made, prepared
+from tf_hips.data.sets.names import (
+    IMAGE_FOLDER,
+    NAMES,
+    canonical,
+    default_folder,
+    is_there,
+    unknown,
+)
 from tf_hips.data.sets.rows import DataSet, Rows
 from tf_hips.errors import ConfigError
 
-__all__ = ["MADE", "NAMES", "DataSet", "Rows", "Where", "canonical", "find", "load"]
+__all__ = ["IMAGE_FOLDER", "MADE", "NAMES", "DataSet", "Rows", "Where", "canonical", "find", "load"]
 
 MADE: dict[str, Callable[[], DataSet]] = {
     "digits": made.digits,
     "synthetic": made.synthetic,
     "synthetic_text": made.synthetic_text,
 }
-IMAGE_FOLDER = "image_folder"
-# What `tf-hips data show` lists; any other name is asked of tensorflow-datasets.
-NAMES = (*MADE, *files.FILES, IMAGE_FOLDER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +42,6 @@ class Where:
     place: Path | None
 
 
-def canonical(name: str) -> str:
-    """The name as it is used here: `Fashion-MNIST`, `Cifar10` and `image-folder` are known, too."""
-    plainly = name.lower().replace("-", "_")
-    squeezed = {one.replace("_", ""): one for one in NAMES}
-    return squeezed.get(plainly.replace("_", ""), name)
-
-
 def find(name: str, folder: str | Path | None = None) -> Where:
     """Where a data set would be read from.
 
@@ -55,17 +53,17 @@ def find(name: str, folder: str | Path | None = None) -> Where:
         ConfigError: files of it are missing.
     """
     name = canonical(name)
-    place = prepared.default_folder() if folder is None else Path(folder)
+    place = default_folder() if folder is None else Path(folder)
     if name in MADE:
         return Where("made", None)
-    if name == IMAGE_FOLDER and not prepared.is_there(name, place):
+    if name == IMAGE_FOLDER and not is_there(name, place):
         folders.find(place)
         return Where("folder", place)
     if name in files.FILES:
         found = files.find(name, place)
         if found is not None:
             return Where("files", found)
-    if prepared.is_there(name, place):
+    if is_there(name, place):
         return Where("prepared", place)
     return Where("missing", place)
 
@@ -103,6 +101,9 @@ def load(name: str, folder: str | Path | None = None, *, image_size: int | None 
 
 
 def _missing(name: str, place: Path | None) -> str:
+    wrong = unknown(name, Path() if place is None else place)
+    if wrong is not None:
+        return f"The data set {wrong}"
     wanted = f", or its files {', '.join(files.FILES[name])}" if name in files.FILES else ""
     return (
         f"The data set {name} is not under {place}: it needs to be prepared{wanted}; on a machine "

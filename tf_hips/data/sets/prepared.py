@@ -43,17 +43,6 @@ def _tfds() -> Any:
     return tensorflow_datasets
 
 
-def default_folder() -> Path:
-    """Where tensorflow-datasets keeps what it prepares, unless it is told otherwise."""
-    return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
-
-
-def is_there(name: str, folder: Path) -> bool:
-    """Whether a data set of that name is prepared under `folder`, whatever its version."""
-    place = folder / name.partition(":")[0]
-    return place.is_dir() and any(place.rglob("dataset_info.json"))
-
-
 def read(name: str, folder: Path, image_size: int | None) -> DataSet:
     """Reads a prepared data set of images or texts with classes.
 
@@ -155,7 +144,10 @@ def download(name: str, folder: Path, manual: Path | None) -> Path:
     if builder.is_prepared():
         return Path(str(builder.data_dir))
     command = f"tf-hips data prepare {name} --data-dir DIR"
-    advice = f"on a machine with a network: `{command}`, then copy DIR/{name} into {folder}"
+    advice = (
+        f"on a machine with a network: `{command}`, then copy DIR/{name} from there to "
+        f"{folder / name} here"
+    )
     if manual is None:
         unknown = _unknown_host(builder)
         if unknown is not None:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tf-hips train` can know of a run before TensorFlow is there: seconds, not minutes, lost."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tf_hips import config
+from tf_hips.cli import arguments
+from tf_hips.errors import TfHipsError
+
+if TYPE_CHECKING:
+    from tf_hips.trainer.settings import Training
+
+_TEXT_SETS = ("synthetic_text",)
+_WORKERS_VARIABLE = "HOROVOD_SIZE"
+
+
+def check(settings: "Training") -> None:
+    """Looks at names, files, the launcher and the rule of simulated workers.
+
+    Raises:
+        UsageError: the run would end at once, or in its first step.
+    """
+    check_network(settings.network)
+    check_data(settings.dataset, settings.data_dir)
+    _check_fit(settings.network, settings.dataset)
+    if settings.resume_from is not None and not Path(settings.resume_from).exists():
+        raise arguments.UsageError(
+            "--resume-from must be a net.meta, or a folder with one. Received: "
+            f"{settings.resume_from}, which is not there"
+        )
+    _check_tolerance(settings)
+    if config.role() == "worker":
+        _check_launcher(settings.mode)
+
+
+def check_network(name: str) -> None:
+    """Raises UsageError where there is no such network."""
+    from tf_hips.models import names
+
+    try:
+        names.canonical(name)
+    except ValueError as error:
+        raise arguments.UsageError(_of_option("--network", "name", error)) from error
+
+
+def check_data(name: str, folder: str | None) -> None:
+    """Raises UsageError where a data set is neither known nor prepared."""
+    from tf_hips.data.sets import names
+
+    place = names.default_folder() if folder is None else Path(folder)
+    wrong = names.unknown(name, place)
+    if wrong is not None:
+        raise arguments.UsageError(f"--dataset {wrong}")
+
+
+def _check_fit(network: str, dataset: str) -> None:
+    """Raises UsageError where one is of texts and the other, which is one of ours, of images."""
+    from tf_hips.data.sets import names as sets
+    from tf_hips.models import names as models
+
+    network, dataset = models.canonical(network), sets.canonical(dataset)
+    takes_texts = network in models.TEXT_NETWORKS
+    if dataset in sets.NAMES and takes_texts != (dataset in _TEXT_SETS):
+        wanted, found = ("texts", "images") if takes_texts else ("images", "texts")
+        raise arguments.UsageError(
+            f"--network {network} needs a data set of {wanted}. Received: --dataset {dataset}, "
+            f"which is of {found}"
+        )
+
+
+def _check_tolerance(settings: "Training") -> None:
+    """Raises UsageError where simulated workers are too few for their rule."""
+    told = settings.robust
+    rule = told.detox() if told.simulated_workers is not None else None
+    if told.simulated_workers is None or rule is None:
+        return
+    try:
+        rule.check(told.simulated_workers)
+    except (TfHipsError, ValueError) as error:
+        raise arguments.UsageError(
+            f"--simulated-workers {told.simulated_workers} must be enough for the rule and "
+            f"--worker-fail {told.worker_fail}: {error}"
+        ) from error
+
+
+def _check_launcher(mode: str) -> None:
+    """Raises UsageError where a mode needs others, and this process is by itself."""
+    from tf_hips.trainer.modes import MODES
+
+    is_served = config.current().uplink is not None
+    if MODES[mode].needs == "server" and not is_served:
+        raise arguments.UsageError(
+            f"--mode {mode} needs a server: `tf-hips run`, `tf-hips party --server`. Received: none"
+        )
+    # Not a number: the trainer says so.
+    is_alone = os.environ.get(_WORKERS_VARIABLE, "1") == "1"
+    if MODES[mode].needs == "workers" and is_alone and not is_served:
+        raise arguments.UsageError(
+            f"--mode {mode} is for several workers: `tf-hips run`, `tf-hips party --server`; one "
+            "by itself trains with --mode local. Received: one worker"
+        )
+
+
+def _of_option(option: str, name: str, error: ValueError) -> str:
+    """An error of an argument as one of the option: without its name at both ends."""
+    return str(error).replace(f"`{name}`", option).replace(f"{name}=", "")
