@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compll import passes, pipeline, specification
+from compll import __version__, passes, pipeline, specification
 from compll.backends.library import BuildError, CompiledCodec, build, include_folder
 from compll.backends.reference import Reference
 from compll.errors import CompileError
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compll", description="Compiles specifications of gradient compression."
     )
-    parser.add_argument("--version", action="version", version=f"compll {compll.__version__}")
+    parser.add_argument("--version", action="version", version=f"compll {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     gen = commands.add_parser(
         "gen", help="write the sources of each specification, with a Makefile"
