@@ -139,11 +139,6 @@ class Aggregator:
         return len(self.steps) == 1 and (self.rule.kind.is_coordinate or self.rule.name == "mean")
 
     @property
-    def bears_any(self) -> bool:
-        """Whether there is an f: bad rows that it bears."""
-        return any(step.f is not None for step in self.steps)
-
-    @property
     def is_auto(self) -> bool:
         """Whether a step bears as many bad rows as it can, and no number that was said."""
         return any(step.f == AUTO for step in self.steps)
@@ -178,6 +173,15 @@ class Aggregator:
         """
         self.check(n)
         return tuple(self._budgets(n, (), 0))
+
+    def bears(self, n: int) -> int | None:
+        """How many bad ones of n rows all steps bear that know an f; None: none of them does.
+
+        Raises:
+            ToleranceError: n rows are not enough; says the formula.
+        """
+        pairs = zip(self.steps, self.budgets(n), strict=True)
+        return min((f for step, f in pairs if step.f is not None), default=None)
 
     def __call__(self, rows: Rows, **options: object) -> Floats:
         """The vector of `run`."""

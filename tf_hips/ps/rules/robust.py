@@ -135,15 +135,16 @@ def borne(text: str, children: int, quorum: Quorum | None = None) -> str | None:
         return None  # how many leaves there are, only the topmost server knows, when all have come
     try:
         if rule.votes is not None:
-            f, n = rule.votes.with_rule(robust).check(children), rule.votes.num_groups(children)
-            return f"{f} of {n} groups" if robust.bears_any else None
-        n, rows = children if quorum is None else quorum.least, "children in a round"
-        if rule.is_asynchronous:
+            n, rows = rule.votes.num_groups(children), "groups"
+            robust = rule.votes.with_rule(robust).aggregator(children, n)
+        elif rule.is_asynchronous:
             n, rows = int(rule["k"]), "rows in a step"
-        f = robust.check(n)
+        else:
+            n, rows = children if quorum is None else quorum.least, "children in a round"
+        f = robust.bears(n)
     except ToleranceError:
         return None  # the server has said why
-    return f"{f} of {n} {rows}" if robust.bears_any else None
+    return None if f is None else f"{f} of {n} {rows}"
 
 
 def why_weak(text: str, children: int) -> str | None:
