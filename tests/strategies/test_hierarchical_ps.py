@@ -67,6 +67,7 @@ def _train_over_parties(folder, worker_counts):
 
     from tests.strategies import training
     from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
     from tf_hips.strategies import HierarchicalPS, fingerprint, local
 
     exact, compressed, shared, noisy, sparse, lazy = _configs()
@@ -93,8 +94,12 @@ def _train_over_parties(folder, worker_counts):
     results = [fingerprint(model)]
     with pytest.raises(ValueError, match="one model with one optimizer"), strategy.scope():
         training.fit(training.build(), own)
+    # Whoever has left the run trains a model of their own as without a strategy.
+    with pytest.raises(ProtocolError, match="without the strategy of this process"):
+        training.fit(alone, own)
     strategy.close()
     strategy.close()
+    training.fit(alone, own)
 
     onebit = {"compression": "error_feedback(onebit)"}
     ways = [

@@ -27,7 +27,6 @@ class ConnectedStrategy(GroupedStrategy):
     _client: Connection | None = None  # of rank 0
     _welcome: Welcome | None = None
     _rule: UpdateRule | None = None  # of the server
-    _is_closed = False
     _bytes = (0, 0)
     _num_gathers = 0
     _gathered_bytes = 0

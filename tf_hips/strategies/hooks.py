@@ -161,7 +161,8 @@ def _method(
 def _check_private(name: str, model: keras.Model) -> None:
     if name not in ("fit", "train_on_batch") or is_local():
         return
-    if any(strategy.num_replicas_in_sync > 1 for strategy in _strategies):
+    # A strategy that has left its run has no step that others wait for.
+    if any(not one._is_closed and one.num_replicas_in_sync > 1 for one in _strategies):
         raise ProtocolError(
             f"The model `{model.name}` must be built inside `strategy.scope()`. Received: a model "
             "without the strategy of this process: each worker would train it on its own. If that "

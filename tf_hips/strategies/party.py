@@ -106,6 +106,8 @@ def chosen_intra(given: str | None, run: configuration.Run) -> str:
 class PartyStrategy(tf.distribute.Strategy):
     """One replica per process, gradients summed over a party; base of the public strategies."""
 
+    _is_closed = False  # it has left its run
+
     def __init__(self, nonfinite: str, run: configuration.Run | None) -> None:
         """Starts Horovod.
 

@@ -188,7 +188,7 @@ def _found(strategy: Any) -> Any:
         if len(hooks.live()) > 1:
             gc.collect()  # a strategy that was made anew may have left the old one in a cycle
         live = hooks.live()
-        live = [one for one in live if not getattr(one, "_is_closed", False)] or live
+        live = [one for one in live if not one._is_closed] or live
         if len({(one.sample_group(), one._run.seed) for one in live}) != 1:
             raise ValueError(
                 "`strategy` must say whose workers share the data, unless this process has made "
