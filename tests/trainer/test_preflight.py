@@ -42,6 +42,18 @@ WRONG = {
         [*DIGITS, "-m", "local", "--resume-from", "nothere.meta"],
         ["--resume-from must be a net.meta", "nothere.meta, which is not there"],
     ),
+    "folder of a file": (
+        [*DIGITS, "-m", "local", "--train-dir", "file/checkpoints"],
+        ["--train-dir must be a folder, or one that can be made", "/file, which is a file"],
+    ),
+    "folder that is a file": (
+        [*DIGITS, "-m", "local", "--backup-dir", "file"],
+        ["--backup-dir must be a folder", "/file: which is a file"],
+    ),
+    "folder of the system": (
+        [*DIGITS, "-m", "local", "--log-dir", "/proc/none"],
+        ["--log-dir must be a folder", "/proc, which takes no files: "],
+    ),
     "no checkpoints": (
         ["evaluate", "--model-dir", "models"],
         ["--model-dir must be a folder of checkpoints", "Received: ", "models"],
@@ -62,6 +74,7 @@ def alone(monkeypatch, tmp_path):
     for name in (config.CONFIG_VARIABLE, config.ROLE_VARIABLE, "TF_CONFIG", "HOROVOD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
 
 
 @pytest.mark.parametrize("case", WRONG)

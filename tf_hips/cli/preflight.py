@@ -2,6 +2,7 @@
 """What `tf-hips train` can know of a run before TensorFlow is there: seconds, not minutes, lost."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from tf_hips.trainer.settings import Training
 
 _TEXT_SETS = ("synthetic_text",)
+# Folders that a run writes into, some of them long after it began.
+_FOLDERS = ("train_dir", "backup_dir", "log_dir", "tensorboard", "tree_dir")
 _WORKERS_VARIABLE = "HOROVOD_SIZE"
 
 
@@ -30,6 +33,8 @@ def check(settings: "Training") -> None:
             "--resume-from must be a net.meta, or a folder with one. Received: "
             f"{settings.resume_from}, which is not there"
         )
+    for name in _FOLDERS:
+        _check_folder(f"--{name.replace('_', '-')}", getattr(settings, name))
     _check_tolerance(settings)
     if config.role() == "worker":
         _check_launcher(settings.mode)
@@ -53,6 +58,26 @@ def check_data(name: str, folder: str | None) -> None:
     wrong = names.unknown(name, place)
     if wrong is not None:
         raise arguments.UsageError(f"--dataset {wrong}")
+
+
+def _check_folder(option: str, folder: str | None) -> None:
+    """Raises UsageError where a folder is none and cannot become one, or takes no files."""
+    if folder is None:
+        return
+    path = Path(folder)
+    there = next(one for one in (path, *path.parents) if one.exists())
+    try:
+        # Permissions alone do not tell: of a file system without room or for reading only.
+        with tempfile.TemporaryFile(dir=there):
+            return
+    except NotADirectoryError:
+        why = "which is a file"
+    except OSError as error:
+        why = f"which takes no files: {error.strerror}"
+    what = "" if there == path else f"{there}, "
+    raise arguments.UsageError(
+        f"{option} must be a folder, or one that can be made. Received: {path}: {what}{why}"
+    )
 
 
 def _check_fit(network: str, dataset: str) -> None:
