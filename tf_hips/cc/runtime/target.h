@@ -31,7 +31,7 @@
 // point.
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(TF_HIPS_NO_CLONES)
-#define TF_HIPS_HOT __attribute__((noinline, target_clones("arch=x86-64-v4", "default")))
+#define TF_HIPS_HOT __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define TF_HIPS_HOT __attribute__((noinline))
 #endif
