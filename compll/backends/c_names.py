@@ -41,7 +41,7 @@ blocks_of_one_word blocks_wide call can_write change check_prefix clear_bins com
 combine_row compared complain copy_tile count_bits cudaGetLastError cut defined digit_of each
 elements end_block exchange exchange_some fetch few_of find_machine find_spot finish_floats
 finish_ints finished flag_bits fmaf fmaxf fminf fnv1a fold fold_lane fold_rows fold_wide for_flags
-gather_bits getter group_base guess has_compression has_rows held_value high_halves is_aligned
+gather_bits getter group_base guess has_compression held_value high_halves is_aligned
 is_allowed is_candidate is_left is_line join join_doubles join_lanes join_share join_shares joined
 keep_candidates keep_finite kernel kth_largest lane_of lanes launched lay_out least load_group
 load_some load_word machine madvise majority_of make_layout mask median_of memcpy mixed more
