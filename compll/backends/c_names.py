@@ -60,6 +60,7 @@ store_some stream_on_wide stream_wide sum_at sum_threads sum_wide sweep take tak
 taken top top_k_alone top_k_count top_k_gather top_k_pack top_k_pick top_k_scan top_k_write
 trimmed_mean unpack_groups unpack_stream unpack_wide used value_of within_groups write_chosen
 write_line write_prefix write_staged write_until xor_all
+bits_of_lanes for_bits has_half_compression least_float order_of_kept
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits
