@@ -49,8 +49,9 @@ SPECIFICATION = ".pse"
 
 _FLAGS = (
     *("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared"),
-    # Vector code needs selections; threaded jumps make branches of them.
-    "-fno-thread-jumps",
+    # Vector code needs selections; threaded jumps make branches of them, and so does arithmetic that
+    # may trap: it is moved to where its result is chosen. Nobody looks at traps; numbers are the same.
+    *("-fno-thread-jumps", "-fno-trapping-math"),
 )
 _lock = threading.Lock()
 
