@@ -13,7 +13,7 @@ from pathlib import Path
 
 FLAGS = (
     *("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared"),
-    # Vector code needs selections. Threaded jumps make branches of them, and so does arithmetic that
+    # Vector code needs selections. Threaded jumps make branches of them; so does arithmetic that
     # may trap, which is moved to where its result is chosen. No number depends on either.
     *("-fno-thread-jumps", "-fno-trapping-math"),
 )
