@@ -63,12 +63,12 @@ class BlockLoops(Loops):
         ahead = self._read_in_order([block_source(store)[0] for store in stores])
         is_first = bool(feedback.first)
         ahead = ["gradient" if is_first and pointer == "in" else pointer for pointer in ahead]
-        self.lines.add(*(f"prefetch_part<0, 4>({pointer} + base, count);" for pointer in ahead))
+        self._ask_for(ahead, "prefetch_part<0, 4>({} + base, count);")
         for store, init in zip(stores, inits, strict=True):
             part, _ = block_source(store)
             self._prepare([part])
             self._reduce_blocks(store, length, init, feedback if len(stores) == 1 else NO_FEEDBACK)
-        self.lines.add(*(f"prefetch_part<1, 4>({pointer} + base, count);" for pointer in ahead))
+        self._ask_for(ahead, "prefetch_part<1, 4>({} + base, count);")
         self._forget()
         for sweep in sweeps:
             if sweep.size == source.size:
@@ -82,6 +82,12 @@ class BlockLoops(Loops):
             self.lines.add(*feedback.last_lines())
         self.lines.close("});")
         self._forget()
+
+    def _ask_for(self, ahead: list[str], how: str) -> None:
+        """Asks for what the next tiles read; with feedback that is the residual as well."""
+        self.lines.add(*(how.format(pointer) for pointer in ahead))
+        if "gradient" in ahead:
+            self.lines.add(f"if constexpr (kFeedback) {how.format('residual')}")
 
     def _sweep_of_blocks(self, sweep: nodes.Sweep, length: str, targets: dict[int, str]) -> None:
         """What a sweep of as many elements as there are blocks does for those of a tile."""
@@ -112,7 +118,7 @@ class BlockLoops(Loops):
         self._step, self._begin = "kStep", "at"
         head = "for_steps(base, count, [&](int64_t base, [[maybe_unused]] int64_t at, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
-        self.lines.add(*(f"prefetch_half({pointer} + base, at, count);" for pointer in ahead))
+        self._ask_for(ahead, "prefetch_half({} + base, at, count);")
         self._fetched |= {vector.var for vector in self.stored.values()}
         self._prepare(parts_of(sweep))
         self._is_single = len(sweep.writes) == 1

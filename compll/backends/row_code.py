@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over floats in registers of 16 elements, where that is what they are made of.
+"""Loops over floats in rows of 16 elements, where that is what they are made of.
 
 Compilers turn loops over a tile into vector code, but not always into good code: NaN and signed
 zeros keep them from the machine's own minima and from its saturating conversions, and values of
 blocks must be spread first. So a loop that computes floats from floats alone, to give codes of up
 to 8 bits or to reduce blocks, is also written as a function of its own with the operations of
-tf_hips/cc/runtime/row.h. It is called where the machine has such registers; the loop that it stands
-for remains, defines what it does, and does the rest.
+tf_hips/cc/runtime/row.h. It is called where the machine has registers for rows; the loop that it
+stands for remains, defines what it does, and does the rest.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +23,8 @@ _COMPARISONS |= {"!=": "unequal"}
 FOLDS = {"max": "row_maximum({a}, x)", "min": "row_minimum({a}, x)"}
 FOLDS |= {"sum": "{a} + x", "prod": "{a} * x"}
 _SUMMED = ("gradient", "residual")
+# Those with rows (row.h), the best first.
+_MACHINES = ("AVX512", "AVX2")
 
 
 class _NoRowsError(Exception):
@@ -467,33 +469,50 @@ class Rest:
 
 
 def emit_function(rows: list[RowCode], apart: Apart, body: list[str], target: str) -> str:
-    """Writes a function with what several rows need; returns the call of it, but for `target`."""
+    """Writes a function with what several rows need; returns the call of it, but for `target`.
+
+    It is written once for each kind of machine that has rows, and returns false on others.
+    """
     name = f"{apart.name}{apart.number}"
     apart.number += 1
     # Parts of one loop may share what they need.
     needs = dict.fromkeys((text, *found) for row in rows for text, found in row.arguments.items())
     parameters = [f"{kind} {parameter}" for _, parameter, kind in needs]
     given = [text for text, _, _ in needs]
-    is_varied = any(row.varied_bits is not None for row in rows)
+    template = ["template <int kBits>"] * any(row.varied_bits is not None for row in rows)
+    of_bits = "<kBits>" * len(template)
     lines = apart.lines
+    lines.add("#if defined(TF_HIPS_HAS_VECTORS)")
+    for machine in _MACHINES:
+        space = machine.lower()
+        lines.add(
+            f"namespace {space} {{",
+            f"using namespace tf_hips::{space};",
+            *template,
+            f"TF_HIPS_{machine} bool {name}(",
+            *(f"    {text}," for text in ["int64_t count", *parameters]),
+            f"    {target}) {{",
+            *(f"  {line}" for line in body),
+            "}",
+            f"}}  // namespace {space}",
+        )
+    lines.add("#endif")
+    values = ["int kBits"] * len(template)
     lines.add(
+        f"template <{', '.join([*values, 'typename... T'])}>",
+        f"TF_HIPS_INLINE bool {name}([[maybe_unused]] T... arguments) {{",
         "#if defined(TF_HIPS_HAS_VECTORS)",
-        *["template <int kBits>"] * is_varied,
-        f"TF_HIPS_AVX512 bool {name}(",
-        *(f"    {text}," for text in ["int64_t count", *parameters]),
-        f"    {target}) {{",
-        *(f"  {line}" for line in body),
-        "}",
-        "#else",
-        f"template <{'int kBits, ' * is_varied}typename... T>",
-        f"bool {name}(const T&...) {{",
+        *(
+            f"  if (machine() == Machine::k{machine.capitalize()}) "
+            f"return {machine.lower()}::{name}{of_bits}(arguments...);"
+            for machine in _MACHINES
+        ),
+        "#endif",
         "  return false;",
         "}",
-        "#endif",
         "",
     )
-    of_bits = "<kBits>" * is_varied
-    return f"has_rows() && {name}{of_bits}({', '.join(['count', *given])}, "
+    return f"{name}{of_bits}({', '.join(['count', *given])}, "
 
 
 def _is_code(expr: nodes.Expr) -> bool:

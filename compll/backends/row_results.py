@@ -49,7 +49,7 @@ def results_of_rows(apart: Apart, results: list[RowResult], rest: Rest | None = 
         elif result.is_count:
             parameters.append(f"int64_t* {to}")
             before.append(f"int64_t {a} = *{to};")
-            step = f"{a} += __builtin_popcount(x);"
+            step = f"{a} += row_count(x);"
             after.append(f"*{to} = {a};")
         else:
             parameters.append(f"uint8_t* {to}")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 FLAGS = (
     *("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared"),
-    # Vector code needs selections; threaded jumps make branches of them.
-    "-fno-thread-jumps",
+    # Vector code needs selections. Threaded jumps make branches of them; so does arithmetic that
+    # may trap, which is moved to where its result is chosen. No number depends on either.
+    *("-fno-thread-jumps", "-fno-trapping-math"),
 )
 # Arithmetic as on a CPU: no fused multiply-add. Code for A100 and H100, and PTX for what is newer.
 NVCC_FLAGS = (

@@ -109,7 +109,7 @@ def accepted(names: list[str], is_parameter: bool) -> str | None:
 @pytest.mark.parametrize("is_parameter", [True, False], ids=["parameters", "locals"])
 def test_any_name_is_good_in_cpp(is_parameter):
     names = [name for name in candidates() if accepted([name], is_parameter)]
-    assert {"int64_t", "int32_t", "uint8_t", "add_field", "has_rows"} <= set(names)
+    assert {"int64_t", "int32_t", "uint8_t", "add_field", "row_count"} <= set(names)
     assert len(names) > 600
     for start in range(0, len(names), 200):
         text = accepted(names[start : start + 200], is_parameter)

@@ -8,8 +8,10 @@ COPTS = [
     "-O3",
     "-std=c++17",
     "-ffp-contract=off",
-    # Vector code needs selections; threaded jumps make branches of them.
+    # Vector code needs selections; threaded jumps make branches of them, and so does arithmetic that may trap: it is
+    # moved to where its result is chosen. No number depends on either.
     "-fno-thread-jumps",
+    "-fno-trapping-math",
     # A square root that may set errno is a call for each element; nobody looks at errno of one.
     "-fno-math-errno",
     "-fvisibility=hidden",

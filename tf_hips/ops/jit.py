@@ -49,8 +49,9 @@ SPECIFICATION = ".pse"
 
 _FLAGS = (
     *("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared"),
-    # Vector code needs selections; threaded jumps make branches of them.
-    "-fno-thread-jumps",
+    # Vector code needs selections. Threaded jumps make branches of them; so does arithmetic that
+    # may trap, which is moved to where its result is chosen. No number depends on either.
+    *("-fno-thread-jumps", "-fno-trapping-math"),
 )
 _lock = threading.Lock()
 

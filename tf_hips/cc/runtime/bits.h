@@ -15,6 +15,7 @@
 #include "tf_hips/cc/runtime/convert.h"
 #include "tf_hips/cc/runtime/target.h"
 #include "tf_hips/cc/runtime/vectors.h"
+#include "tf_hips/cc/runtime/words.h"
 
 namespace tf_hips {
 
@@ -65,7 +66,7 @@ TF_HIPS_INLINE void unpack_groups(const uint8_t* in, int64_t groups, uint8_t* co
   }
 }
 
-// Any width up to 32 and any count: the path for odd widths above 8 and for the end of a vector.
+// Any width up to 32 and any count: the path for the end of a vector.
 template <typename Code>
 TF_HIPS_INLINE void pack_stream(const Code* codes, int64_t count, int32_t bits, uint8_t* out) {
   uint64_t pending = 0;
@@ -128,7 +129,8 @@ TF_HIPS_APART void pack_codes(const uint16_t* codes, int64_t count, int32_t bits
     return;
   }
   if (bits > 8) {
-    const int64_t done = pack_wide(codes, count, bits, out);
+    int64_t done = pack_wide(codes, count, bits, out);
+    done += pack_words(codes + done, count - done, bits, out + done / 8 * bits);
     pack_stream(codes + done, count - done, bits, out + done / 8 * bits);
     return;
   }
@@ -182,7 +184,8 @@ TF_HIPS_APART void unpack_codes(const uint8_t* in, int64_t count, int32_t bits, 
     return;
   }
   if (bits > 8) {
-    const int64_t done = unpack_wide(in, count, bits, codes);
+    int64_t done = unpack_wide(in, count, bits, codes);
+    done += unpack_words(in + done / 8 * bits, count - done, bits, codes + done);
     unpack_stream(in + done / 8 * bits, count - done, bits, codes + done);
     return;
   }

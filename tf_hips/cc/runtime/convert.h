@@ -103,7 +103,7 @@ struct Width {
 TF_HIPS_INLINE uint32_t canonical_bits(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
-  return (bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : bits;
+  return x == x ? bits : 0x7FC00000u;
 }
 
 }  // namespace tf_hips

@@ -27,22 +27,62 @@ TF_HIPS_INLINE uint64_t flag_bits(const bool* flags) {
   return bits;
 }
 
-// Calls put(number, j) for every j whose flag is set, in order; numbers go on from `total`. Returns
-// `total` plus the number of flags set. Where few are set, a processor cannot foresee which: so the
-// first three of 64 are put whether they are there or not, and up to three numbers beyond the last
-// one are put what does not matter.
+#if defined(TF_HIPS_HAS_VECTORS)
+// Where the lanes of a register come from that holds, of eight lanes, those whose bit is set, in
+// order: a byte each.
+struct KeptLanes {
+  constexpr KeptLanes() : lanes() {
+    for (int bits = 0; bits < 256; ++bits) {
+      for (int lane = 0, found = 0; lane < 8; ++lane) {
+        if ((bits >> lane & 1) != 0) lanes[bits][found++] = static_cast<uint8_t>(lane);
+      }
+    }
+  }
+  uint8_t lanes[256][8];
+};
+inline constexpr KeptLanes kKeptLanes;
+
+// The order that brings lanes whose bit is set to the front.
+TF_HIPS_AVX2_INLINE __m256i order_of_kept(uint32_t bits) {
+  int64_t lanes;
+  std::memcpy(&lanes, kKeptLanes.lanes[bits], sizeof lanes);
+  return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(lanes));
+}
+
+// What eight comparisons of eight lanes say, as bits.
+TF_HIPS_AVX2_INLINE uint64_t bits_of_lanes(const __m256i* flags) {
+  uint64_t bits = 0;
+  for (int k = 0; k < 8; k += 4) {
+    const __m256i first = _mm256_packs_epi32(flags[k], flags[k + 1]);
+    const __m256i second = _mm256_packs_epi32(flags[k + 2], flags[k + 3]);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
+    const uint32_t found = static_cast<uint32_t>(_mm256_movemask_epi8(bytes));
+    bits |= static_cast<uint64_t>(found) << (8 * k);
+  }
+  return bits;
+}
+#endif
+
+// Calls put(number, j) for the bits that are set of 64, in order; numbers go on from `total`, and j
+// from `base`. Returns `total` plus their number. Where few are set, a processor cannot foresee
+// which: so the first three are put whether they are there or not, and up to three numbers beyond
+// the last one are put what does not matter.
+template <typename Put>
+TF_HIPS_INLINE int64_t for_bits(uint64_t bits, int64_t base, int64_t total, const Put& put) {
+  const int64_t end = total + __builtin_popcountll(bits);
+  for (int k = 0; k < 3; ++k, bits &= bits - 1) {
+    put(total + k, base + __builtin_ctzll(bits | uint64_t{1} << 63));
+  }
+  for (total += 3; total < end; ++total, bits &= bits - 1) put(total, base + __builtin_ctzll(bits));
+  return end;
+}
+
+// The same for every j whose flag is set.
 template <typename Put>
 TF_HIPS_INLINE int64_t for_flags(const bool* flags, int64_t count, int64_t total, const Put& put) {
   int64_t j = 0;
-  for (; j + 64 <= count; j += 64) {
-    uint64_t bits = flag_bits(flags + j);
-    const int64_t end = total + __builtin_popcountll(bits);
-    for (int k = 0; k < 3; ++k, bits &= bits - 1) {
-      put(total + k, j + __builtin_ctzll(bits | uint64_t{1} << 63));
-    }
-    for (total += 3; total < end; ++total, bits &= bits - 1) put(total, j + __builtin_ctzll(bits));
-    total = end;
-  }
+  for (; j + 64 <= count; j += 64) total = for_bits(flag_bits(flags + j), j, total, put);
   for (; j < count; ++j) {
     if (flags[j]) put(total++, j);
   }

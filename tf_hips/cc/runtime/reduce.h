@@ -129,9 +129,44 @@ TF_HIPS_AVX512 inline int64_t fold_avx512(const float* values, int64_t rows, Flo
   return rows;
 }
 
+// The same in two registers of half a row.
+typedef float HalfVector __attribute__((vector_size(32)));
+typedef float HalfVectorInMemory __attribute__((vector_size(32), aligned(4), may_alias));
+
+template <typename Reducer>
+TF_HIPS_AVX2 inline int64_t fold_avx2(const float* values, int64_t rows, FloatVector* lanes) {
+  const HalfVectorInMemory* in = reinterpret_cast<const HalfVectorInMemory*>(values);
+  HalfVectorInMemory* out = reinterpret_cast<HalfVectorInMemory*>(lanes);
+  HalfVector a = out[0], b = out[1];
+  int64_t row = 0;
+  constexpr int64_t kRows = kStep / kLanes;
+  for (; row + kRows <= rows; row += kRows) {
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < kRows; ++k) {
+      const HalfVector next[2] = {in[2 * (row + k)], in[2 * (row + k) + 1]};
+      Reducer::fold(a, next[0]);
+      Reducer::fold(b, next[1]);
+    }
+  }
+  for (; row < rows; ++row) {
+    const HalfVector next[2] = {in[2 * row], in[2 * row + 1]};
+    Reducer::fold(a, next[0]);
+    Reducer::fold(b, next[1]);
+  }
+  out[0] = a, out[1] = b;
+  return rows;
+}
+
 template <typename Reducer>
 TF_HIPS_INLINE int64_t fold_wide(const float* values, int64_t rows, FloatVector* lanes) {
-  return machine() == Machine::kAvx512 ? fold_avx512<Reducer>(values, rows, lanes) : 0;
+  switch (machine()) {
+    case Machine::kAvx512:
+      return fold_avx512<Reducer>(values, rows, lanes);
+    case Machine::kAvx2:
+      return fold_avx2<Reducer>(values, rows, lanes);
+    default:
+      return 0;
+  }
 }
 
 // Blocks of `rows` rows, one after the other: out[k] becomes what the initial value and block k
@@ -156,10 +191,36 @@ TF_HIPS_AVX512 inline int64_t blocks_avx512(const float* values, int64_t blocks,
 }
 
 template <typename Reducer>
+TF_HIPS_AVX2 inline int64_t blocks_avx2(const float* values, int64_t blocks, int64_t rows,
+                                        float init, float* out) {
+  const HalfVectorInMemory* in = reinterpret_cast<const HalfVectorInMemory*>(values);
+  for (int64_t k = 0; k < blocks; ++k, in += 2 * rows) {
+    HalfVector half[2] = {in[0], in[1]};
+    for (int64_t row = 1; row < rows; ++row) {
+      const HalfVector next[2] = {in[2 * row], in[2 * row + 1]};
+      Reducer::fold(half[0], next[0]);
+      Reducer::fold(half[1], next[1]);
+    }
+    FloatVector lanes[4];
+    std::memcpy(lanes, half, sizeof lanes);
+    float value = init;
+    Reducer::fold(value, combine_lanes<Reducer>(lanes));
+    out[k] = value;
+  }
+  return blocks;
+}
+
+template <typename Reducer>
 TF_HIPS_INLINE int64_t blocks_wide(const float* values, int64_t blocks, int64_t rows, float init,
                                    float* out) {
-  return machine() == Machine::kAvx512 ? blocks_avx512<Reducer>(values, blocks, rows, init, out)
-                                       : 0;
+  switch (machine()) {
+    case Machine::kAvx512:
+      return blocks_avx512<Reducer>(values, blocks, rows, init, out);
+    case Machine::kAvx2:
+      return blocks_avx2<Reducer>(values, blocks, rows, init, out);
+    default:
+      return 0;
+  }
 }
 #else
 template <typename Reducer>

@@ -135,8 +135,10 @@ TF_HIPS_INLINE float random_float(float low, float high, uint16_t noise) {
   return low + (high - low) * part;
 }
 
-// random_int(low, low + span, noise) for a span of at most 2^16.
+// random_int(low, low + span, noise) for a span of at most 2^16. Of the largest one compilers would
+// multiply and shift back.
 TF_HIPS_INLINE int32_t random_int32(int32_t low, uint32_t span, uint16_t noise) {
+  if (__builtin_constant_p(span) && span == 65536u) return low + noise;
   return low + static_cast<int32_t>(span * noise >> 16);
 }
 

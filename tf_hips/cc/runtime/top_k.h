@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 
 #include "tf_hips/cc/runtime/flags.h"
 #include "tf_hips/cc/runtime/reduce.h"
@@ -45,26 +46,33 @@ TF_HIPS_INLINE uint32_t rank_key(float value) {
 
 // The `rank`-th largest, from 1, of `count` >= rank keys: by counting leading bits, of those that
 // are left in question. Keys in a row are counted apart: where they are equal, as in sorted
-// vectors, each count would wait for the one before.
+// vectors, each count would wait for the one before. Few that are left are taken out: to clear and
+// add up counts would cost more.
 inline __attribute__((noinline)) uint32_t kth_largest(const uint32_t* keys, int64_t count,
                                                       int64_t rank) {
   constexpr int kBits = 10;
   constexpr int64_t kApart = 4;
   constexpr int64_t kFew = 256;
-  if (count <= kFew) {
-    // To clear and add up counts would cost more.
-    uint32_t few[kFew];
-    std::copy(keys, keys + count, few);
-    std::nth_element(few, few + rank - 1, few + count, std::greater<uint32_t>());
-    return few[rank - 1];
-  }
-  uint32_t low = keys[0], high = keys[0];
-  for (int64_t j = 1; j < count; ++j) {
-    low = std::min(low, keys[j]);
-    high = std::max(high, keys[j]);
+  uint32_t low = 0, high = UINT32_MAX;
+  int64_t left = count;
+  if (count > kFew) {
+    low = high = keys[0];
+    for (int64_t j = 1; j < count; ++j) {
+      low = std::min(low, keys[j]);
+      high = std::max(high, keys[j]);
+    }
   }
   while (low != high) {
     const uint32_t span = high - low;
+    if (left <= kFew) {
+      uint32_t few[kFew + 1];
+      for (int64_t j = 0, found = 0; j < count; ++j) {
+        few[found] = keys[j];
+        found += keys[j] - low <= span ? 1 : 0;
+      }
+      std::nth_element(few, few + rank - 1, few + left, std::greater<uint32_t>());
+      return few[rank - 1];
+    }
     const int shift = std::max(0, 32 - __builtin_clz(span) - kBits);
     uint32_t apart[kApart][1 << kBits] = {};
     for (int64_t j = 0; j < count; ++j) {
@@ -77,6 +85,7 @@ inline __attribute__((noinline)) uint32_t kth_largest(const uint32_t* keys, int6
     }
     uint32_t bin = span >> shift;
     for (; rank > bins[bin]; --bin) rank -= bins[bin];
+    left = bins[bin];
     low += bin << shift;
     high = low + std::min(high - low, (uint32_t{1} << shift) - 1);
   }
@@ -153,7 +162,108 @@ TF_HIPS_AVX512 inline int64_t keep_avx512(const Candidates& in, int64_t found, u
 }
 
 TF_HIPS_INLINE bool has_compression() { return machine() == Machine::kAvx512; }
+
+// The float that the numbers of which keys are at least `least`, which is not 0, are at least.
+TF_HIPS_INLINE float least_float(uint32_t least) {
+  const float low = -std::numeric_limits<float>::infinity();
+  return least <= float_key(low) ? low : key_float(least);
+}
+
+constexpr int64_t kTaken = 64;  // elements that take_avx2 looks at together
+
+// The same as take_avx512, for a multiple of kTaken elements. First all are compared, then those
+// found are moved: one by one if they are few, and so without looking at the others again.
+template <bool kSize>
+TF_HIPS_AVX2 inline int64_t take_avx2(const float* tile, int64_t base, int64_t count,
+                                      uint32_t least, const Candidates& to, int64_t found) {
+  const __m256 bottom = _mm256_set1_ps(least_float(least)), sign_bit = _mm256_set1_ps(-0.0f);
+  const uint64_t all = least == 0 ? ~uint64_t{0} : 0;
+  uint64_t taken[kTile / kTaken];
+  int64_t number = 0;
+  for (int64_t k = 0; k < count / kTaken; ++k) {
+    __m256i flags[8];
+    for (int64_t l = 0; l < 8; ++l) {
+      __m256 value = _mm256_loadu_ps(tile + k * kTaken + l * 8);
+      if (kSize) value = _mm256_andnot_ps(sign_bit, value);
+      flags[l] = _mm256_castps_si256(_mm256_cmp_ps(value, bottom, _CMP_GE_OQ));
+    }
+    taken[k] = bits_of_lanes(flags) | all;
+    number += __builtin_popcountll(taken[k]);
+  }
+  if (number < count / 16) {
+    for (int64_t k = 0; k < count / kTaken; ++k) {
+      found = for_bits(taken[k], k * kTaken, found, [&](int64_t at, int64_t j) TF_HIPS_INLINED {
+        // What reaches a key is a number.
+        to.keys[at] = float_key(ranked<kSize>(tile[j]) + 0.0f);
+        to.places[at] = static_cast<uint32_t>(base + j);
+      });
+    }
+    return found;
+  }
+  const __m256i top_bit = _mm256_set1_epi32(INT32_MIN), step = _mm256_set1_epi32(8);
+  __m256i place = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int32_t>(base)),
+                                   _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  for (int64_t j = 0; j < count; j += 8) {
+    const __m256 loaded = _mm256_loadu_ps(tile + j);
+    const __m256 value =
+        kSize ? _mm256_andnot_ps(sign_bit, loaded) : _mm256_add_ps(loaded, _mm256_setzero_ps());
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i sign = kSize ? top_bit : _mm256_or_si256(_mm256_srai_epi32(bits, 31), top_bit);
+    const __m256i is_number = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_ORD_Q));
+    const __m256i key = _mm256_and_si256(is_number, _mm256_xor_si256(bits, sign));
+    const uint32_t is_taken = taken[j / kTaken] >> (j % kTaken) & 255;
+    const __m256i order = order_of_kept(is_taken);
+    const __m256i keys = _mm256_permutevar8x32_epi32(key, order);
+    const __m256i places = _mm256_permutevar8x32_epi32(place, order);
+    std::memcpy(to.keys + found, &keys, sizeof keys);
+    std::memcpy(to.places + found, &places, sizeof places);
+    found += __builtin_popcount(is_taken);
+    place = _mm256_add_epi32(place, step);
+  }
+  return found;
+}
+
+// The same as keep_avx512.
+TF_HIPS_AVX2 inline int64_t keep_avx2(const Candidates& in, int64_t found, uint32_t last,
+                                      int64_t equal) {
+  const __m256i limit = _mm256_set1_epi32(static_cast<int32_t>(last));
+  const __m256i top_bit = _mm256_set1_epi32(INT32_MIN), low = _mm256_xor_si256(limit, top_bit);
+  int64_t kept = 0;
+  for (int64_t j = 0; j < found; j += 8) {
+    const uint32_t inside = found - j >= 8 ? 0xFF : (1u << (found - j)) - 1u;
+    // Behind the last one there is room.
+    __m256i key, place;
+    std::memcpy(&key, in.keys + j, sizeof key);
+    std::memcpy(&place, in.places + j, sizeof place);
+    const __m256 is_same = _mm256_castsi256_ps(_mm256_cmpeq_epi32(key, limit));
+    const __m256i is_above = _mm256_cmpgt_epi32(_mm256_xor_si256(key, top_bit), low);
+    const uint32_t above = static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(is_above)));
+    uint32_t same = static_cast<uint32_t>(_mm256_movemask_ps(is_same)) & inside;
+    for (; static_cast<int64_t>(__builtin_popcount(same)) > equal;) {
+      same &= ~(0x80000000u >> __builtin_clz(same));
+    }
+    equal -= __builtin_popcount(same);
+    const uint32_t is_kept = same | (above & inside);
+    const __m256i order = order_of_kept(is_kept);
+    key = _mm256_permutevar8x32_epi32(key, order);
+    place = _mm256_permutevar8x32_epi32(place, order);
+    // What lies from `kept` to `j` is no longer needed.
+    std::memcpy(in.keys + kept, &key, sizeof key);
+    std::memcpy(in.places + kept, &place, sizeof place);
+    kept += __builtin_popcount(is_kept);
+  }
+  return kept;
+}
+
+TF_HIPS_INLINE bool has_half_compression() { return machine() == Machine::kAvx2; }
 #else
+constexpr int64_t kTaken = 64;
+template <bool kSize>
+inline int64_t take_avx2(const float*, int64_t, int64_t, uint32_t, const Candidates&, int64_t) {
+  return 0;
+}
+inline int64_t keep_avx2(const Candidates&, int64_t, uint32_t, int64_t) { return 0; }
+TF_HIPS_INLINE bool has_half_compression() { return false; }
 template <bool kSize>
 inline int64_t take_avx512(const float*, int64_t, int64_t, uint32_t, const Candidates&, int64_t) {
   return 0;
@@ -167,6 +277,12 @@ template <bool kSize>
 TF_HIPS_INLINE int64_t take_tile(const float* tile, int64_t base, int64_t count, uint32_t least,
                                  const Candidates& to, int64_t found) {
   if (has_compression()) return take_avx512<kSize>(tile, base, count, least, to, found);
+  if (has_half_compression()) {
+    const int64_t whole = count / kTaken * kTaken;
+    found = take_avx2<kSize>(tile, base, whole, least, to, found);
+    tile += whole, base += whole, count -= whole;
+    if (count == 0) return found;
+  }
   alignas(64) uint32_t keys[kTile];
   alignas(64) bool flags[kTile];
   for (int64_t j = 0; j < count; ++j) keys[j] = rank_key(ranked<kSize>(tile[j]));
@@ -180,6 +296,7 @@ TF_HIPS_INLINE int64_t take_tile(const float* tile, int64_t base, int64_t count,
 inline __attribute__((noinline)) int64_t keep_candidates(const Candidates& in, int64_t found,
                                                          uint32_t last, int64_t equal) {
   if (has_compression()) return keep_avx512(in, found, last, equal);
+  if (has_half_compression()) return keep_avx2(in, found, last, equal);
   int64_t kept = 0;
   for (int64_t j = 0; j < found; ++j) {
     const uint32_t key = in.keys[j];

@@ -375,6 +375,9 @@ TF_HIPS_AVX512_INLINE __m512i high_halves(__m512i p) {
   return _mm512_shuffle_epi32(p, _MM_PERM_CDAB);
 }
 TF_HIPS_AVX2_INLINE __m256i high_halves(__m256i p) { return _mm256_shuffle_epi32(p, 0xB1); }
+// The same where what is in the high half then does not matter: a shift is quicker on some
+// machines.
+TF_HIPS_AVX2_INLINE __m256i shifted(__m256i p) { return _mm256_srli_epi64(p, 32); }
 
 TF_HIPS_AVX2_INLINE __m256i xor_all(__m256i a, __m256i b, __m256i c) {
   return _mm256_xor_si256(_mm256_xor_si256(b, c), a);
@@ -447,21 +450,23 @@ TF_HIPS_AVX2_INLINE void noise_group_avx2(const PhiloxInput& input, const Philox
   for (int k = 0; k < kAtOnce; ++k) {
     const __m256i number = _mm256_set1_epi64x(first + static_cast<uint32_t>(4 * k));
     const __m256i p0 = _mm256_mul_epu32(_mm256_add_epi64(number, lane), m0);
-    const __m256i joined = _mm256_xor_si256(high_halves(p0), _mm256_set1_epi64x(shared.first2));
+    const __m256i joined = _mm256_xor_si256(shifted(p0), _mm256_set1_epi64x(shared.first2));
     const __m256i p1 = _mm256_mul_epu32(joined, m1);
-    c0[k] = _mm256_xor_si256(high_halves(p1), _mm256_set1_epi64x(shared.second0));
+    c0[k] = _mm256_xor_si256(shifted(p1), _mm256_set1_epi64x(shared.second0));
     c1[k] = p1;
     c2[k] = _mm256_xor_si256(p0, _mm256_set1_epi64x(shared.second2));
     c3[k] = _mm256_set1_epi64x(shared.second3);
   }
   uint32_t k0 = input.k0 + 2 * 0x9E3779B9u, k1 = input.k1 + 2 * 0xBB67AE85u;
+  // Without a loop: the keys of a round are there before its words.
+#pragma GCC unroll 8
   for (int round = 2; round < 9; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
     const __m256i r0 = _mm256_set1_epi64x(k0), r1 = _mm256_set1_epi64x(k1);
     for (int k = 0; k < kAtOnce; ++k) {
       const __m256i p0 = _mm256_mul_epu32(c0[k], m0), p1 = _mm256_mul_epu32(c2[k], m1);
-      c0[k] = xor_all(high_halves(p1), c1[k], r0);
+      c0[k] = xor_all(shifted(p1), c1[k], r0);
       c1[k] = p1;
-      c2[k] = xor_all(high_halves(p0), c3[k], r1);
+      c2[k] = xor_all(shifted(p0), c3[k], r1);
       c3[k] = p0;
     }
   }
@@ -484,10 +489,13 @@ TF_HIPS_AVX2 inline int64_t noise_avx2(const PhiloxInput& input, int64_t blocks,
   const uint32_t first = static_cast<uint32_t>(input.first);
   uint8_t* const buffer = static_cast<uint8_t*>(words);
   blocks = blocks_of_one_word(input, blocks);
-  constexpr int kAtOnce = 2;
+  constexpr int kAtOnce = 4;
   int64_t b = 0;
   for (; b + 4 * kAtOnce <= blocks; b += 4 * kAtOnce) {
     noise_group_avx2<kAtOnce>(input, shared, first + static_cast<uint32_t>(b), buffer + 16 * b);
+  }
+  for (; b + 4 <= blocks; b += 4) {
+    noise_group_avx2<1>(input, shared, first + static_cast<uint32_t>(b), buffer + 16 * b);
   }
   return b;
 }
