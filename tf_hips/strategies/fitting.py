@@ -110,6 +110,11 @@ class Fitting:
     def train_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """One step; returns loss and metrics of all workers' batches."""
         _check(model, self._strategy)
+        if self._strategy._loan is not None:
+            raise ProtocolError(
+                "A model whose strategy serves a loop is trained by the loop's `fit`, which lets "
+                "workers meet. Received: `train_on_batch`"
+            )
         return self._on_batch("train_on_batch", method, model, args, kwargs)
 
     def test_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
