@@ -93,6 +93,21 @@ class Exchange:
                 "whose weights do not exist yet"
             )
 
+    def check(self, model: keras.Model) -> None:
+        """Looks whether nothing is trained by now that is not exchanged.
+
+        Raises:
+            ValueError: layers were frozen when the loop began to train, and are not any more.
+        """
+        known = {id(one) for one in self.trained}
+        new = [one.path for one in model.trainable_variables if id(_raw(one)) not in known]
+        if new:
+            raise ValueError(
+                f"What a loop trains must be trainable when it first trains: make another strategy "
+                f"and loop for a model whose layers are not frozen any more. Received: `{new[0]}`"
+                + (f" and {len(new) - 1} more" if len(new) > 1 else "")
+            )
+
     def make(self, make: MakeVariable) -> None:
         """Makes what is kept from round to round."""
         self.reference = _copies(self.trained, make, "reference")
@@ -123,9 +138,14 @@ class Exchange:
         return 1.0 if self._rule is None else float(self._rule.get("learning_rate", 1.0))
 
     def is_finite(self) -> bool:
-        """Whether all that would be sent are numbers."""
-        variables = [*self.trained, *self._statistics]
-        return all(bool(tf.reduce_all(tf.math.is_finite(one))) for one in variables)
+        """Whether all that would be sent are numbers.
+
+        What no step changes may be infinite: the mask of a layer, or the least value it has seen.
+        """
+        return all(bool(tf.reduce_all(tf.math.is_finite(one))) for one in self.trained) and all(
+            bool(tf.reduce_all(tf.math.is_finite(one) | (one == measured)))
+            for one, measured in zip(self._statistics, self._measured, strict=True)
+        )
 
     def statistics(self) -> tuple[int, ...]:
         """Digests of what layers have measured."""
@@ -259,8 +279,8 @@ class Exchange:
         factor = factor_of(self._rule, len(self._strategy._welcome.parties))
         return _scaled(
             [
-                reference.read_value() - variable.read_value()
-                for reference, variable in zip(self._measured, self._moving, strict=True)
+                tf.where(measured == variable, tf.zeros_like(measured), measured - variable)
+                for measured, variable in zip(self._measured, self._moving, strict=True)
             ],
             factor or 0.0,
         )
