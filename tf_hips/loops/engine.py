@@ -361,6 +361,7 @@ class Loop(keras.callbacks.Callback):
         strategy.state.make_equal(model)
         if self._counter is None:
             self._make()
+        self._exchange.check(model)
         self._steps = int(self._counter.numpy()[1])
         self._planned = self.plan(self.round)
         if self._planned is not None:
@@ -435,7 +436,9 @@ class Loop(keras.callbacks.Callback):
             seconds=time.monotonic() - began,
             shares=meeting.party_shares(),
         )
-        if self._resets_slots or not own.is_finite:
+        # Where workers of a party keep step their slots are equal, and what one holds all may hold.
+        alike = meeting.parties[party] if meeting.is_equal else [own]
+        if self._resets_slots or not all(one.is_finite for one in alike):
             self._slots.restore()  # they may hold NaN, too
         if is_whole and meeting.is_last:
             self.end()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slots of an optimizer as they were before its first step."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -18,7 +20,8 @@ class FirstSlots:
             model: a compiled model.
         """
         self._model = model
-        self._values: list[np.ndarray | None] | None = None
+        self._optimizer: Any = None  # that the values are of: a model may be compiled again
+        self._values: list[np.ndarray | None] = []
 
     def restore(self) -> None:
         """Gives slots and counts their first values; learning rates and loss scales stay.
@@ -28,8 +31,8 @@ class FirstSlots:
         snapshot.build_optimizer(self._model)
         optimizer = self._model.optimizer
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if self._values is None:
-            self._values = self._first(inner)
+        if self._optimizer is not inner:
+            self._optimizer, self._values = inner, self._first(inner)
         for variable, value in zip(inner.variables, self._values, strict=True):
             if value is not None:
                 variable.assign(np.broadcast_to(value, variable.shape))
