@@ -36,6 +36,9 @@ class FirstSlots:
         for variable, value in zip(inner.variables, self._values, strict=True):
             if value is not None:
                 variable.assign(np.broadcast_to(value, variable.shape))
+        # The mean that `use_ema` keeps begins with the weights, also where steps go on counting.
+        for mean, weight in zip(*_averaged(inner), strict=True):
+            mean.assign(weight)
 
     def _first(self, inner: keras.optimizers.Optimizer) -> list[np.ndarray | None]:
         twin = type(inner).from_config(inner.get_config())
@@ -55,6 +58,12 @@ class FirstSlots:
             is_one_number = value.size > 1 and bool(np.all(value == value.flat[0]))
             values.append(value.reshape(-1)[:1].copy() if is_one_number else value)
         return values
+
+
+def _averaged(inner: keras.optimizers.Optimizer) -> tuple[list[Any], list[Any]]:
+    if not inner.use_ema:
+        return [], []
+    return inner._model_variables_moving_average, inner._trainable_variables
 
 
 def _like(variable: keras.Variable) -> keras.Variable:

@@ -91,7 +91,10 @@ class Fitting:
             else loan.training(_flat(arguments["callbacks"]))
         )
         with self._as("fit", model), on_loan:
-            return self._failures.translated(method)(**arguments)
+            history = self._failures.translated(method)(**arguments)
+            if loan is not None:  # a callback may have set weights after the last meeting
+                loan.owner.agree()
+            return history
 
     def evaluate(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """Evaluates; the result is that of all workers' rows."""
