@@ -263,7 +263,7 @@ class ESync(Loop):
         momentum = float(getattr(optimizer, "momentum", 0.0) or 0.0)
         self._told = {
             "step_s": report.step_s,
-            "effective": methods.effective_steps(self.steps, momentum),
+            "effective": methods.effective_steps(methods.updates(self.model, self.steps), momentum),
             "local_s": report.busy_s,
             "loss": self._loss.smoothed(),
         }
