@@ -69,7 +69,7 @@ def test_layers_that_are_not_frozen_any_more_are_refused():
     model.layers[0].trainable = True
     with strategy.scope():
         model.compile(keras.optimizers.SGD(0.1), "mse")
-    with pytest.raises(ValueError, match="not frozen any more. Received: `.*kernel` and 1 more"):
+    with pytest.raises(ValueError, match=r"not frozen any more. Received: `.*kernel` and 1 more"):
         loop.fit(x, y, batch_size=BATCH, verbose=0)
 
 

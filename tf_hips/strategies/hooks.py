@@ -239,9 +239,9 @@ def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) 
 
 def _finalising(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     # Keras calls it at the end of `fit`, before its callbacks. What it sets is no movement.
-    strategy = optimizer._distribution_strategy if optimizer.use_ema else None
+    strategy: Any = optimizer._distribution_strategy
     loan = strategy._loan if strategy in _strategies else None
-    if loan is None or not loan.is_open:
+    if loan is None or not loan.is_open or not getattr(optimizer, "use_ema", False):
         return keras_method(optimizer, *args, **kwargs)
     loan.owner.end_training()
     result = keras_method(optimizer, *args, **kwargs)
