@@ -119,7 +119,8 @@ class LearningRateWarmup(_Rate):
                 the optimizer has when `fit` is called.
             warmup_epochs: length of the warm-up in epochs; 5 where nothing is said.
             warmup_steps: its length in steps, instead.
-            scale: the ratio of the last rate to the first; None is the number of workers.
+            scale: the ratio of the last rate to the first; None is the number of all workers, also
+                where a loop lets them train apart.
             steps_per_epoch: steps of an epoch, where Keras does not know them.
 
         Raises:
