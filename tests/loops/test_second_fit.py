@@ -227,3 +227,29 @@ def test_one_worker_with_use_ema_ends_as_under_plain_keras(is_spoilt):
         assert np.abs(found).max() > 0.1
     else:
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["FedAvg", "StreamingDiLoCo"])
+def test_a_run_that_was_stopped_in_its_last_meeting_goes_on(kind, tmp_path):
+    import keras
+
+    from tf_hips import loops
+    from tf_hips.callbacks import BackupAndRestore
+    from tf_hips.strategies import CompressedRing
+
+    x, y = training.data(5 * BATCH)
+    ended = []
+    for seed in (1, 2):
+        keras.utils.set_random_seed(seed)
+        strategy = CompressedRing()
+        model = _model(strategy)
+        options = {} if kind == "FedAvg" else {"fragments": 2, "overlap": 1}
+        loop = getattr(loops, kind)(
+            model, strategy, local_steps=4, server_optimizer="diloco", **options
+        )
+        # It stays, as that of a run that is killed before its end.
+        backup = BackupAndRestore(tmp_path, delete_checkpoint=False)
+        loop.fit(x, y, batch_size=BATCH, verbose=0, shuffle=False, callbacks=[backup])
+        ended.append(model.get_weights())
+    for one, other in zip(*ended, strict=True):
+        np.testing.assert_array_equal(one, other)

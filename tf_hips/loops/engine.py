@@ -357,6 +357,9 @@ class Loop(keras.callbacks.Callback):
 
     def end_training(self) -> None:
         """Meets until all have ended."""
+        if self._is_new:  # a backup of a run that was stopped in its last meeting: no epoch is left
+            self._is_new = False
+            self._begin()
         while not self._is_over:
             self._meet(ends=True)
 
