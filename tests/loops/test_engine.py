@@ -101,3 +101,71 @@ def test_one_group_without_a_server():
     second = [(1, True), (2, False), (5, True), (8, False), (9, True)]
     assert looks.equal == first + second
     assert loop.round == 6  # of four steps, and a meeting without any at the end
+
+
+@ranks(2)
+def test_a_warm_up_is_for_all_workers():
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.callbacks import LearningRateWarmup
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    rates = []
+    strategy = CompressedRing()
+    model = _model(strategy)
+    loop = FedAvg(model, strategy, local_steps=2)
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
+    )
+    x, y = training.data(4 * 8)
+    loop.fit(
+        x,
+        y,
+        batch_size=8,
+        verbose=0,
+        callbacks=[LearningRateWarmup(0.4, 4, steps_per_epoch=1), look],
+    )
+    assert rates == pytest.approx([0.25, 0.3, 0.35, 0.4])
+
+
+def _spoil_a_statistic(folder):
+    import keras
+    import numpy as np
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import HierarchicalPS
+
+    class Spoils(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 4 and primitives.rank() == 1:
+                statistics = self.model.layers[2].moving_mean
+                statistics.assign(np.full(statistics.shape, np.nan))
+
+    [run] = _configs()
+    keras.utils.set_random_seed(5)
+    strategy = HierarchicalPS(config=run)
+    model = _model(strategy)
+    loop = FedAvg(model, strategy, local_steps=4)
+    x, y = training.data(10 * 8, seed=primitives.rank())
+    loop.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=[Spoils()])
+    slots = [one.numpy().tolist() for one in model.optimizer.variables]
+    everyone = primitives.gather_objects(slots, "slots")
+    assert all(one == slots for one in everyone)
+    assert all(np.isfinite(one).all() for one in model.get_weights())
+    strategy.close()
+
+
+@pytest.mark.timeout(150)
+def test_slots_of_a_party_begin_anew_together(tmp_path):
+    with serving("spoilt", rule="fedavg(1.0)") as server:
+        run_parties(
+            _spoil_a_statistic,
+            {"folder": tmp_path},
+            [2, 1],
+            party_environments(write_configs(tmp_path, "spoilt", f"127.0.0.1:{server.port}")),
+            deadline_s=120,
+        )

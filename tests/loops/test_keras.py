@@ -251,3 +251,27 @@ def test_a_loss_that_is_no_number_costs_a_round(kind, caplog):
         assert "Round 1 goes on without the update of this party" in caplog.text
     assert finite[-1]
     assert all(np.isfinite(one.numpy()).all() for one in model.optimizer.variables)
+
+
+def test_what_was_infinite_from_the_first_may_stay_so(caplog):
+    import keras
+
+    class Least(keras.layers.Layer):
+        def build(self, shape):
+            infinite = keras.initializers.Constant(np.inf)
+            self.least = self.add_weight(shape=(), initializer=infinite, trainable=False)
+
+        def call(self, x):
+            return x
+
+    def build():
+        model = keras.Sequential([keras.Input((6,)), Least(), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+        return model
+
+    loop = _loop(build)
+    first = loop.model.layers[1].get_weights()[0]
+    x, y = training.data(ROWS)
+    loop.fit(x, y, batch_size=BATCH, verbose=0)
+    assert not np.array_equal(first, loop.model.layers[1].get_weights()[0])
+    assert "goes on without the update" not in caplog.text

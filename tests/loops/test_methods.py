@@ -314,3 +314,25 @@ def test_control_variates_are_refused_with_a_robust_rule():
     )
     with pytest.raises(ConfigError, match="With SCAFFOLD the rule of the server must be"):
         loop._check_rule(loop._strategy)
+
+
+def test_accumulated_gradients_change_weights_more_rarely():
+    import keras
+
+    from tf_hips.loops import FedAvg, methods
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=4)
+        model.compile(optimizer, "mse")
+    loop = FedAvg(model, strategy, local_steps=8, normalise=True)
+    loop._steps = 8
+    assert loop.words() == {"effective": methods.effective_steps(2, 0.9)}
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), "mse")
+    with pytest.raises(ConfigError, match="without gradient_accumulation_steps"):
+        FedAvg(model, strategy, local_steps=8, scaffold=True)

@@ -19,6 +19,7 @@ first value per step, and the difference is as small. Adam and its like have no 
 and need no correction.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -118,7 +119,8 @@ class LearningRateWarmup(_Rate):
                 the optimizer has when `fit` is called.
             warmup_epochs: length of the warm-up in epochs; 5 where nothing is said.
             warmup_steps: its length in steps, instead.
-            scale: the ratio of the last rate to the first; None is the number of workers.
+            scale: the ratio of the last rate to the first; None is the number of all workers, also
+                where a loop lets them train apart.
             steps_per_epoch: steps of an epoch, where Keras does not know them.
 
         Raises:
@@ -170,10 +172,16 @@ class LearningRateWarmup(_Rate):
             raise ValueError("`initial_lr` must be given, or `fit` called. Received: None")
         length, scale = self._length(), self._scale
         if scale is None:
-            scale = self.model.distribute_strategy.num_replicas_in_sync
+            scale = self._num_workers()
         if step + 1 >= length:
             return self._initial
         return self._initial / scale * (1 + (scale - 1) * (step + 1) / length)
+
+    def _num_workers(self) -> int:
+        strategy = self.model.distribute_strategy
+        loan = getattr(strategy, "_loan", None)  # a loop's: workers train apart in a local phase
+        with contextlib.nullcontext() if loan is None else loan.whole():
+            return int(strategy.num_replicas_in_sync)
 
     def _length(self) -> int:
         if self._warmup_steps is not None:

@@ -142,6 +142,7 @@ class Loop(keras.callbacks.Callback):
         self._planned: int | None = None
         self._meetings_s = 0.0
         self._is_new = self._is_over = False
+        self._has_ended = False  # whether nothing was done since the end of a `fit`
         self._counter: Any = None  # rows and steps since the last meeting
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
@@ -274,6 +275,7 @@ class Loop(keras.callbacks.Callback):
         """Takes up the place that a backup has."""
         self.round, self._epochs = place["round"], place["epochs"]
         self._total_steps, self._before = place["total"], place["before"]
+        self._has_ended = False
 
     @property
     def epochs(self) -> int:
@@ -350,18 +352,41 @@ class Loop(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Meets until all have ended, so that all end with the same weights."""
+        self.end_training()
+        self._executions.end()
+
+    def end_training(self) -> None:
+        """Meets until all have ended."""
+        if self._is_new:  # a backup of a run that was stopped in its last meeting: no epoch is left
+            self._is_new = False
+            self._begin()
         while not self._is_over:
             self._meet(ends=True)
-        self._executions.end()
+
+    def end_average(self) -> None:
+        """Keras has made the trained tensors what the optimizer's `use_ema` has averaged.
+
+        Each worker its own: this makes them the mean of all.
+        """
+        self._exchange.average_trained()
+
+    def agree(self) -> None:
+        """Makes weights equal on all that something else has set since a `fit` ended."""
+        if self._counter is not None:
+            self._exchange.agree(has_ended=self._has_ended)
 
     # The local phase.
 
     def _begin(self) -> None:
         strategy, model = self._strategy, self._model
         strategy.state.make_equal(model)
-        if self._counter is None:
+        is_first = self._counter is None
+        if is_first:
             self._make()
+        self._exchange.check(model)
         self._steps = int(self._counter.numpy()[1])
+        if not is_first:
+            self.agree()
         self._planned = self.plan(self.round)
         if self._planned is not None:
             self._planned = max(1, self._planned - self._steps_of_others)
@@ -395,6 +420,7 @@ class Loop(keras.callbacks.Callback):
         self._exchange.open()
 
     def _ran(self) -> None:
+        self._has_ended = False
         if self._model.steps_per_execution == 1:
             self._steps += 1
         else:  # data may have ended in an execution
@@ -435,7 +461,9 @@ class Loop(keras.callbacks.Callback):
             seconds=time.monotonic() - began,
             shares=meeting.party_shares(),
         )
-        if self._resets_slots or not own.is_finite:
+        # Where workers of a party keep step their slots are equal, and what one holds all may hold.
+        alike = meeting.parties[party] if meeting.is_equal else [own]
+        if self._resets_slots or not all(one.is_finite for one in alike):
             self._slots.restore()  # they may hold NaN, too
         if is_whole and meeting.is_last:
             self.end()
@@ -472,7 +500,7 @@ class Loop(keras.callbacks.Callback):
 
     def end(self) -> None:
         """Lets `fit` end here, on all workers."""
-        self._is_over = True
+        self._is_over = self._has_ended = True
         self._model.stop_training = True
 
     def _gather(self, ends: bool) -> Meeting:

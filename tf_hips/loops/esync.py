@@ -180,6 +180,7 @@ class ESync(Loop):
             chosen = Pace.parse(pace) if isinstance(pace, str) else pace
             self._paced = Paced(chosen if chosen is not None else Pace())
         self._paused_s = 0.0
+        self._begun: int | None = None  # the round of the local phase
         self._told: dict[str, Any] = {}
         self._waits = Stopwatch()
         self._pacing: PaceClient | None = None
@@ -218,9 +219,15 @@ class ESync(Loop):
             self._asked.begin(number)
         if self._paced is not None:
             steps = self._paced.begin(is_shared=not self._is_alone)
-        self._watch.begin()
         self._loss.begin()
-        self._paused_s = 0.0
+        if number == self._begun:
+            # Another `fit`. What lay between the two is no step and makes nobody late; nor is it a
+            # transfer, for which rounds would become as long as that.
+            self._paused_s += self._watch.go_on()
+        else:
+            self._watch.begin()
+            self._paused_s = 0.0
+        self._begun = number
         return steps
 
     def pause(self, seconds: float) -> None:
@@ -256,7 +263,7 @@ class ESync(Loop):
         momentum = float(getattr(optimizer, "momentum", 0.0) or 0.0)
         self._told = {
             "step_s": report.step_s,
-            "effective": methods.effective_steps(self.steps, momentum),
+            "effective": methods.effective_steps(methods.updates(self.model, self.steps), momentum),
             "local_s": report.busy_s,
             "loss": self._loss.smoothed(),
         }

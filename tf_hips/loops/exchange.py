@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips import log
 from tf_hips.errors import ProtocolError
 from tf_hips.loops.meeting import Meeting
 from tf_hips.loops.outer import Outer
@@ -93,6 +94,21 @@ class Exchange:
                 "whose weights do not exist yet"
             )
 
+    def check(self, model: keras.Model) -> None:
+        """Looks whether nothing is trained by now that is not exchanged.
+
+        Raises:
+            ValueError: layers were frozen when the loop began to train, and are not any more.
+        """
+        known = {id(one) for one in self.trained}
+        new = [one.path for one in model.trainable_variables if id(_raw(one)) not in known]
+        if new:
+            raise ValueError(
+                f"What a loop trains must be trainable when it first trains: make another strategy "
+                f"and loop for a model whose layers are not frozen any more. Received: `{new[0]}`"
+                + (f" and {len(new) - 1} more" if len(new) > 1 else "")
+            )
+
     def make(self, make: MakeVariable) -> None:
         """Makes what is kept from round to round."""
         self.reference = _copies(self.trained, make, "reference")
@@ -123,9 +139,14 @@ class Exchange:
         return 1.0 if self._rule is None else float(self._rule.get("learning_rate", 1.0))
 
     def is_finite(self) -> bool:
-        """Whether all that would be sent are numbers."""
-        variables = [*self.trained, *self._statistics]
-        return all(bool(tf.reduce_all(tf.math.is_finite(one))) for one in variables)
+        """Whether all that would be sent are numbers.
+
+        What no step changes may be infinite: the mask of a layer, or the least value it has seen.
+        """
+        return all(bool(tf.reduce_all(tf.math.is_finite(one))) for one in self.trained) and all(
+            bool(tf.reduce_all(tf.math.is_finite(one) | (one == measured)))
+            for one, measured in zip(self._statistics, self._measured, strict=True)
+        )
 
     def statistics(self) -> tuple[int, ...]:
         """Digests of what layers have measured."""
@@ -163,6 +184,73 @@ class Exchange:
                 self._average_statistics(meeting, place)
             for measured, variable in zip(self._measured, self._statistics, strict=True):
                 measured.assign(variable.read_value(), read_value=False)
+
+    def agree(self, *, has_ended: bool) -> None:
+        """What was set since the last meeting, and not by a step, becomes what all have.
+
+        Weights that were loaded between two `fit`s, or that EarlyStopping has restored. All call
+        it, at the same moment.
+
+        Args:
+            has_ended: whether nothing was done here since the end of a `fit`.
+        """
+        if not self._loan.keeps_step:
+            return  # what a member has changed goes up with what it moves next
+        variables = [*self.trained, *self._statistics]
+        with self._loan.whole():
+            own = digests(variables)
+            told = self._strategy._gather_objects([has_ended, own], "weights between two fits")
+            present = [one for one in told if one is not None]
+            if not all(ended for ended, _ in present):
+                return  # in the middle of a round members differ rightly
+            if any(one != own for _, one in [*present, present[0]]):
+                self._take(variables, next(n for n, one in enumerate(told) if one is not None))
+        for kept, values in (
+            (self._measured, self._statistics),
+            (self.reference, self.trained),
+            (self._milestone, self.trained),
+        ):
+            for before, variable in zip(kept, values, strict=True):
+                before.assign(variable.read_value(), read_value=False)
+
+    def _take(self, variables: Sequence[tf.Variable], worker: int) -> None:
+        """Takes those of one worker; of nobody where some may lie, or where it has gone since."""
+        log.warning(
+            "Something other than the loop has set weights on some workers only, such as an "
+            "EarlyStopping that restores the best ones. Those of %s are taken.",
+            "the last meeting" if self._bears_liars() else f"worker {worker}",
+        )
+        if self._bears_liars():
+            self.go_back()
+            return
+        mine = float(self._strategy.global_rank == worker)
+        values = [one.read_value() if mine else tf.zeros(one.shape, one.dtype) for one in variables]
+        *totals, count = self._strategy._reduce_exactly(
+            [*values, tf.constant([mine], tf.float64)], is_mean=False
+        )
+        if not float(count[0]):
+            self.go_back()
+            return
+        for variable, total in zip(variables, totals, strict=True):
+            variable.assign(total, read_value=False)
+
+    def average_trained(self) -> None:
+        """Sets what is trained to its mean over all workers, where these keep step.
+
+        Not where some may lie: a mean is anybody's.
+        """
+        if self._bears_liars() or not self._loan.keeps_step:
+            return
+        with self._loan.whole():
+            means = self._strategy._reduce_exactly(
+                [one.read_value() for one in self.trained], is_mean=True
+            )
+        for variable, mean in zip(self.trained, means, strict=True):
+            variable.assign(mean, read_value=False)
+
+    def _bears_liars(self) -> bool:
+        is_robust = self._rule is not None and self._rule.is_robust
+        return is_robust or bool(getattr(self._strategy, "_is_robust", False))
 
     def go_back(self) -> None:
         """Sets the model to what it was after the last meeting."""
@@ -259,8 +347,8 @@ class Exchange:
         factor = factor_of(self._rule, len(self._strategy._welcome.parties))
         return _scaled(
             [
-                reference.read_value() - variable.read_value()
-                for reference, variable in zip(self._measured, self._moving, strict=True)
+                tf.where(measured == variable, tf.zeros_like(measured), measured - variable)
+                for measured, variable in zip(self._measured, self._moving, strict=True)
             ],
             factor or 0.0,
         )

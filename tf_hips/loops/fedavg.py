@@ -217,7 +217,8 @@ class FedAvg(Loop):
         shrinkage = 0.0
         if self._proximal is not None and not momentum:
             shrinkage = min(self._proximal.mu * float(optimizer.learning_rate), 1.0)
-        return {"effective": methods.effective_steps(self.steps, momentum, shrinkage)}
+        updates = methods.updates(self.model, self.steps)
+        return {"effective": methods.effective_steps(updates, momentum, shrinkage)}
 
     def more(self, trained: Sequence[Gradient]) -> list[Gradient]:
         """SCAFFOLD's second tensor for each that is trained."""

@@ -54,11 +54,16 @@ def inner_optimizer(model: keras.Model) -> Any:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
-def effective_steps(steps: int, momentum: float = 0.0, shrinkage: float = 0.0) -> float:
+def updates(model: keras.Model, steps: int) -> float:
+    """How often `steps` local steps change the weights: gradients may be accumulated."""
+    return steps / (getattr(inner_optimizer(model), "gradient_accumulation_steps", None) or 1)
+
+
+def effective_steps(steps: float, momentum: float = 0.0, shrinkage: float = 0.0) -> float:
     """The L1 norm of what `steps` gradients weigh in their sum: FedNova's a_i.
 
     Args:
-        steps: local steps.
+        steps: local steps; with accumulated gradients those that change weights.
         momentum: of SGD, not Nesterov's; below 1.
         shrinkage: learning rate times mu of a proximal term; below 1. Not with momentum.
     """
@@ -164,11 +169,12 @@ class ControlVariates:
         if (
             type(optimizer) is not keras.optimizers.SGD
             or optimizer.momentum
+            or updates(self._model, 1) != 1.0
             or not isinstance(rate, keras.Variable)
         ):
             raise ConfigError(
                 "SCAFFOLD divides by the learning rate of local steps: compile the model with "
-                "keras.optimizers.SGD of a constant rate, without momentum. Received: "
-                f"{type(optimizer).__name__}"
+                "keras.optimizers.SGD of a constant rate, without momentum and without "
+                f"gradient_accumulation_steps. Received: {type(optimizer).__name__}"
             )
         return float(rate)

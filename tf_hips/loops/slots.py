@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slots of an optimizer as they were before its first step."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -18,7 +20,8 @@ class FirstSlots:
             model: a compiled model.
         """
         self._model = model
-        self._values: list[np.ndarray | None] | None = None
+        self._optimizer: Any = None  # that the values are of: a model may be compiled again
+        self._values: list[np.ndarray | None] = []
 
     def restore(self) -> None:
         """Gives slots and counts their first values; learning rates and loss scales stay.
@@ -28,11 +31,14 @@ class FirstSlots:
         snapshot.build_optimizer(self._model)
         optimizer = self._model.optimizer
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if self._values is None:
-            self._values = self._first(inner)
+        if self._optimizer is not inner:
+            self._optimizer, self._values = inner, self._first(inner)
         for variable, value in zip(inner.variables, self._values, strict=True):
             if value is not None:
                 variable.assign(np.broadcast_to(value, variable.shape))
+        # The mean that `use_ema` keeps begins with the weights, also where steps go on counting.
+        for mean, weight in zip(*_averaged(inner), strict=True):
+            mean.assign(weight)
 
     def _first(self, inner: keras.optimizers.Optimizer) -> list[np.ndarray | None]:
         twin = type(inner).from_config(inner.get_config())
@@ -52,6 +58,12 @@ class FirstSlots:
             is_one_number = value.size > 1 and bool(np.all(value == value.flat[0]))
             values.append(value.reshape(-1)[:1].copy() if is_one_number else value)
         return values
+
+
+def _averaged(inner: keras.optimizers.Optimizer) -> tuple[list[Any], list[Any]]:
+    if not inner.use_ema:
+        return [], []
+    return inner._model_variables_moving_average, inner._trainable_variables
 
 
 def _like(variable: keras.Variable) -> keras.Variable:

@@ -127,9 +127,9 @@ class StreamingDiLoCo(Loop):
         self._is_under_way = place["under way"] is not None
         self._flying = place["under way"] or 0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def _begin(self) -> None:
         """Takes up a backup's place; what was under way sets out again, with the same bytes."""
-        super().on_epoch_begin(epoch, logs)
+        super()._begin()
         over = self._over_parties
         if self._is_under_way and over is not None and not over.is_begun:
             self._send(self._flying)

@@ -32,6 +32,15 @@ class Stopwatch:
         self._steps = 0
         self._lasted: list[tuple[int, float]] = []
 
+    def go_on(self) -> float:
+        """The phase goes on after a break, such as that between two `fit`s, which is in no step.
+
+        Returns:
+            Seconds of the break.
+        """
+        before, self._newest = self._newest, self._clock()
+        return self._newest - before
+
     def ran(self, steps: int) -> None:
         """An execution has ended; `steps` of the phase have been made."""
         if self._has_gpu:

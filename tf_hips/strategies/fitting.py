@@ -91,7 +91,10 @@ class Fitting:
             else loan.training(_flat(arguments["callbacks"]))
         )
         with self._as("fit", model), on_loan:
-            return self._failures.translated(method)(**arguments)
+            history = self._failures.translated(method)(**arguments)
+            if loan is not None:  # a callback may have set weights after the last meeting
+                loan.owner.agree()
+            return history
 
     def evaluate(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """Evaluates; the result is that of all workers' rows."""
@@ -110,6 +113,11 @@ class Fitting:
     def train_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:
         """One step; returns loss and metrics of all workers' batches."""
         _check(model, self._strategy)
+        if self._strategy._loan is not None:
+            raise ProtocolError(
+                "A model whose strategy serves a loop is trained by the loop's `fit`, which lets "
+                "workers meet. Received: `train_on_batch`"
+            )
         return self._on_batch("train_on_batch", method, model, args, kwargs)
 
     def test_on_batch(self, method: Method, model: keras.Model, args: Any, kwargs: Any) -> Any:

@@ -108,6 +108,7 @@ def _install() -> None:
     _wrap(keras.Model, "_maybe_symbolic_build", _building)
     _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _reduction)
     _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
+    _wrap(keras.optimizers.Optimizer, "finalize_variable_values", _finalising)
     _wrap(keras.optimizers.Optimizer, "assign_add", _addition)
     _wrap(keras.optimizers.Optimizer, "assign_sub", _addition)
     _wrap(keras.optimizers.LossScaleOptimizer, "check_finite", _finiteness)
@@ -234,6 +235,18 @@ def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) 
     if strategy is not None and strategy._loan is not None and strategy._loan.corrects():
         return gradients  # what is corrected is clipped afterwards
     return keras_method(optimizer, gradients)
+
+
+def _finalising(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    # Keras calls it at the end of `fit`, before its callbacks. What it sets is no movement.
+    strategy: Any = optimizer._distribution_strategy
+    loan = strategy._loan if strategy in _strategies else None
+    if loan is None or not loan.is_open or not getattr(optimizer, "use_ema", False):
+        return keras_method(optimizer, *args, **kwargs)
+    loan.owner.end_training()
+    result = keras_method(optimizer, *args, **kwargs)
+    loan.owner.end_average()
+    return result
 
 
 def _addition(keras_method: Callable[..., Any], optimizer: Any, variable: Any, value: Any) -> Any:
