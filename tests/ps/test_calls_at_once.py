@@ -2,11 +2,21 @@
 """A child that opens calls without end takes no threads but its own."""
 
 import contextlib
+import threading
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
-from tests.ps.parties import DEADLINE_S, Certificates, parties, raw_channel, serving, train_all
+from tests.ps.parties import (
+    DEADLINE_S,
+    SITES,
+    Certificates,
+    parties,
+    raw_channel,
+    serving,
+    train_all,
+)
 from tf_hips.ps import wire
 from tf_hips.ps.calls_at_once import MAX_CALLS, CallsAtOnce, CrowdedError
 
@@ -63,3 +73,42 @@ def test_a_child_that_opens_calls_without_end_hinders_itself_alone(
                     metadata=((wire.METADATA_KEY, a.call(0).to_text()),),
                 )
         train_all((a, b), 1, 1)  # it tries again until its calls have ended
+
+
+@pytest.mark.parametrize("site", ["b", "stranger"])
+def test_calls_whose_request_never_comes_hinder_nobody_else(
+    certificates: Certificates, site: str
+) -> None:
+    """A party of the run, and one that has a certificate and is none of this run."""
+    end = threading.Event()
+
+    def silence() -> Iterator[bytes]:
+        end.wait()
+        yield from ()
+
+    def call_of(caller: str) -> tuple[tuple[str, str], ...]:
+        return ((wire.METADATA_KEY, wire.Call("local", caller, "p").to_text()),)
+
+    with (
+        serving(certificates) as server,
+        raw_channel(server.address, certificates.party(site)) as channel,
+        raw_channel(server.address, certificates.party("a")) as other,
+    ):
+        methods = ("Terms", "Leave", "Status", "Watch", "Moving")
+        calls = [
+            channel.stream_unary(f"/{wire.SERVICE}/{method}").future(
+                silence(), metadata=call_of(site)
+            )
+            for method in methods * (MAX_CALLS * len(SITES))
+        ]
+        try:
+            # More than a server takes at once: those that are not held open are answered.
+            for call in calls[-len(methods) :]:
+                call.exception(DEADLINE_S)
+            other.unary_unary(f"/{wire.SERVICE}/Terms")(
+                b"", timeout=DEADLINE_S, metadata=call_of("a")
+            )
+        finally:
+            for call in calls:
+                call.cancel()
+            end.set()
