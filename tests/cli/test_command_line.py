@@ -72,6 +72,10 @@ WRONG = {
     "negative seed": (["run", "--seed", "-1", "x.py"], "Received: '-1'"),
     "unknown compression": (["run", "--compression", "onebti", "x.py"], "onebit"),
     "no port": (["party", "--server", "host", "--", "x.py"], "HOST:PORT. Received: 'host'"),
+    "IPv6 without brackets": (
+        ["party", "--server", "2001:db8::1:7070", "--", "x.py"],
+        "must have an IPv6 address in brackets, as [::1]:7070. Received: '2001:db8::1:7070'",
+    ),
     "bad site": (["party", "--site", "a/b", "--", "x.py"], "Received: 'a/b'"),
     "no certificates": (
         ["party", "--server", "h:1", "--", "{script}"],
