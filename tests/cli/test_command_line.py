@@ -284,6 +284,28 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.rule == "fedavgm(learning_rate=0.5, momentum=0.9)"
 
 
+@pytest.mark.parametrize(
+    ("options", "idle_s"),
+    [
+        ([], 3600.0),
+        (["--round-timeout", "60"], 3600.0),
+        (["--round-timeout", "7200"], 7200.0),
+        (["--round-timeout", "7200", "--idle-timeout", "9000"], 9000.0),
+        (["--idle-timeout", "5"], 5.0),
+    ],
+)
+def test_how_long_a_server_hears_of_nobody(
+    options: list[str], idle_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parties that compute for hours between rounds must be able to say so."""
+    seen: list[ServerConfig] = []
+    monkeypatch.setattr("tf_hips.ps.serving.serve", lambda config, announce: seen.append(config))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    with pytest.raises(SystemExit):
+        cli.main(["server", "--parties", "a", "--insecure", *options])
+    assert [one.idle_timeout_s for one in seen] == [idle_s]
+
+
 class RecordingJob:
     """Takes note of what would be started."""
 
