@@ -155,7 +155,8 @@ class Calls:
             metadata = dict(context.invocation_metadata() or ())
             call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
             self._admission.check(context, call, may_operate=True)
-            return wire.to_json(**self._host.snapshot())
+            with self._at_once.asking():
+                return wire.to_json(**self._host.snapshot())
         raise AssertionError("abort returned")
 
     def _measure(self, messages: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
