@@ -72,6 +72,10 @@ WRONG = {
     "negative seed": (["run", "--seed", "-1", "x.py"], "Received: '-1'"),
     "unknown compression": (["run", "--compression", "onebti", "x.py"], "onebit"),
     "no port": (["party", "--server", "host", "--", "x.py"], "HOST:PORT. Received: 'host'"),
+    "IPv6 without brackets": (
+        ["party", "--server", "2001:db8::1:7070", "--", "x.py"],
+        "must have an IPv6 address in brackets, as [::1]:7070. Received: '2001:db8::1:7070'",
+    ),
     "bad site": (["party", "--site", "a/b", "--", "x.py"], "Received: 'a/b'"),
     "no certificates": (
         ["party", "--server", "h:1", "--", "{script}"],
@@ -278,6 +282,28 @@ def test_a_server_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.state_dir == "kept"
     assert (config.shard, config.lead) == ((1, 3), "127.0.0.1:7071")
     assert config.rule == "fedavgm(learning_rate=0.5, momentum=0.9)"
+
+
+@pytest.mark.parametrize(
+    ("options", "idle_s"),
+    [
+        ([], 3600.0),
+        (["--round-timeout", "60"], 3600.0),
+        (["--round-timeout", "7200"], 7200.0),
+        (["--round-timeout", "7200", "--idle-timeout", "9000"], 9000.0),
+        (["--idle-timeout", "5"], 5.0),
+    ],
+)
+def test_how_long_a_server_hears_of_nobody(
+    options: list[str], idle_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parties that compute for hours between rounds must be able to say so."""
+    seen: list[ServerConfig] = []
+    monkeypatch.setattr("tf_hips.ps.serving.serve", lambda config, announce: seen.append(config))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    with pytest.raises(SystemExit):
+        cli.main(["server", "--parties", "a", "--insecure", *options])
+    assert [one.idle_timeout_s for one in seen] == [idle_s]
 
 
 class RecordingJob:

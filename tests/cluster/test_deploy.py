@@ -184,6 +184,14 @@ def test_parties_accept_their_command_lines(
             assert "--authority must be a file" in capsys.readouterr().err
 
 
+def test_a_server_may_write_where_it_is_told_to(source: Path) -> None:
+    """Also outside of its folder: all of the system is read-only for it."""
+    change(source, server={"state": "/var/lib/kept", "log_dir": "events"})
+    assert deploy(source, "--only", "systemd") == 0
+    unit = written(source)["systemd/tf-hips-digits-server-hub.service"]
+    assert "ReadWritePaths=/srv/tf_hips/server-hub -/var/lib/kept\n" in unit
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 def test_systemd_takes_the_units(source: Path) -> None:
     program = source.parent / "tf-hips"

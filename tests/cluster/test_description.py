@@ -100,6 +100,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "at `servers[0]`: `host` must be a destination of ssh",
     ),
     "no port": ({"servers": site(site="a", host="h", address="h")}, "`address` must be HOST:PORT"),
+    "IPv6 without brackets": (
+        {"servers": site(site="a", host="h", address="2001:db8::1:7070")},
+        "`address` must have an IPv6 address in brackets",
+    ),
     "port 0": (
         {"servers": site(site="a", host="h", address="h:0")},
         "`address` must have a port from 1 to 65535. Received: 'h:0'",
@@ -222,6 +226,7 @@ def test_several_servers_are_shards(folder: Path) -> None:
         ({"address": "h:1"}, "0.0.0.0:1"),
         ({"address": "127.0.0.1:1"}, "127.0.0.1:1"),
         ({"address": "[::1]:1"}, "[::1]:1"),
+        ({"address": "[2001:db8::1]:1"}, "[::]:1"),
         ({"address": "h:1", "bind": "10.0.0.1:2"}, "10.0.0.1:2"),
     ],
 )

@@ -214,3 +214,13 @@ def test_who_is_refused_too_often_is_turned_away(certificates: Certificates) -> 
         assert all("The site must be one of a, b" in text for text in texts[:3])
         assert all("3 calls of this caller were refused" in text for text in texts[3:])
         train_all(members, 1, 1)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\u2028", "\u0085", "\x0b"])
+def test_a_reason_of_two_lines_makes_no_list_that_cannot_be_read(end: str, tmp_path: Path) -> None:
+    authority.make_authority(tmp_path)
+    authority.make_certificate("party", "w", folder=tmp_path)
+    with pytest.raises(ConfigError, match="`reason` must be one line"):
+        authority.revoke(tmp_path, ["party/w"], f"lost{end}laptop")
+    authority.revoke(tmp_path, ["party/w"], "lost laptop")
+    assert [one.reason for one in authority.revoked(tmp_path).values()] == ["lost laptop"]

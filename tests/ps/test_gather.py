@@ -56,7 +56,7 @@ def kept(gathers: Gathers) -> int:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_payloads_come_in_child_order_whoever_is_first(order: tuple[int, ...]) -> None:
-    gathers = Gathers(3, 100, 1000)
+    gathers = Gathers(3, 100, 10_000)
     for number in range(3):
         for child in order:
             assert gathers.missing(number) >= {child} or number not in gathers._gathers
@@ -580,3 +580,14 @@ def test_a_step_that_failed_is_told(
     other.client.failed("nobody has joined")
     other.client.close()
     assert threading.active_count() < 200
+
+
+def test_gathers_of_a_few_bytes_are_bounded_too() -> None:
+    """One of each step, as of loss scales: what is kept of it is Python's objects above all."""
+    gathers = Gathers(2, 100, 100_000)
+    for number in range(300):
+        for child in range(2):
+            deliver(gathers, child, number, b"1")
+        assert gathers.newest == number
+    assert 30 < len(gathers._gathers) < 100
+    assert sorted(gathers._gathers) == list(range(gathers.oldest, 300))

@@ -5,6 +5,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,3 +136,20 @@ def test_bytes_that_have_changed_are_not_given_out(folder: Folder) -> None:
     with pytest.raises(KeyError):
         past.results(0)
     past.close()
+
+
+def test_each_round_costs_the_same_however_many_are_kept() -> None:
+    """Nothing is counted over all of them."""
+
+    class Counted(dict[int, int]):
+        def values(self) -> Any:
+            raise AssertionError("all rounds were looked at")
+
+        __iter__ = values
+
+    past = Past(30)
+    past._bytes = Counted()
+    for number in range(7, 100):
+        past.append(number, [(0, np.zeros(10, np.uint8))])
+        assert past.oldest == max(7, number - 2)
+        assert past.num_bytes == 10 * min(3, number - 6)

@@ -404,7 +404,7 @@ def test_a_run_that_nobody_calls_is_given_up(
     with serving(certificates, once=True, idle_timeout_s=0.2) as server:
         with parties(server, certificates) as members:
             train_all(members, 0, 0)
-        assert server.wait() == "No party called for 0.2 s."
+        assert server.wait() == "No party called for 0.2 s (`--idle-timeout`)."
 
 
 def test_a_second_process_of_a_site_is_refused(certificates: Certificates) -> None:

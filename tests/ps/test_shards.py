@@ -336,7 +336,7 @@ def test_only_the_first_server_gives_up_a_run_that_nobody_calls(
         train_all(members, 0, 0)
         second = Later(servers[1].wait)  # looks once a second
         first = Later(servers[0].wait)
-        assert first.result() == "No party called for 0.01 s."
+        assert first.result() == "No party called for 0.01 s (`--idle-timeout`)."
         assert f"left the run: Server {servers[0].address}, Watch" in second.result()
 
 

@@ -143,6 +143,19 @@ def test_bytes_that_are_no_request_and_connections_that_say_nothing(
         assert post(server, "/init/") == (200, b"")
 
 
+@pytest.mark.parametrize("length", ["0" * 9 + "9" * 11, "0" * 9 + "5000", "9" * 5000])
+def test_a_length_that_lies_takes_no_memory(length: str) -> None:
+    with serving() as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(f"POST /init/ HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
+            answer = b""
+            while part := connection.recv(1000):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert post(server, "/init/") == (200, b"")
+
+
 def test_there_are_so_many_connections_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_CONNECTIONS", 2)
     with serving() as server, contextlib.ExitStack() as stack:

@@ -152,6 +152,10 @@ def endpoint(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"must be HOST:PORT. Received: {text!r}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise argparse.ArgumentTypeError(
+            f"must have an IPv6 address in brackets, as [::1]:7070. Received: {text!r}"
+        )
     return text
 
 

@@ -88,6 +88,13 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds that a party whose connection ended may take to come back (default 120)",
     )
+    parser.add_argument(
+        "--idle-timeout",
+        type=arguments.seconds,
+        metavar="S",
+        help="seconds in which no party may call, as all of them compute, before the run ends "
+        "(default 3600, or --round-timeout if that is longer)",
+    )
     parser.add_argument("--once", action="store_true", help="end with the run")
     parser.add_argument("--announce", metavar="FILE", help="write HOST:PORT to FILE when listening")
     parser.add_argument("--log-dir", metavar="DIR", help="folder for event logs")
@@ -177,7 +184,11 @@ def _config_of(
         "round_timeout_s": options.round_timeout,
         "join_timeout_s": options.join_timeout,
         "lost_after_s": options.lost_after,
+        "idle_timeout_s": options.idle_timeout,
     }
+    if options.idle_timeout is None and options.round_timeout is not None:
+        # Who may wait so long for another one may compute for as long.
+        limits["idle_timeout_s"] = max(ServerConfig.idle_timeout_s, options.round_timeout)
     try:
         return ServerConfig(
             parties=options.parties,

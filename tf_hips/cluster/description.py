@@ -59,8 +59,8 @@ class ServerSite:
         site: its name, as in its certificate `global-server/SITE`.
         host: destination of ssh.
         address: `host:port` at which parties reach it.
-        bind: `host:port` that it listens at; None: the port of `address` on all interfaces, or
-            `address` itself where that is on loopback.
+        bind: `host:port` that it listens at; None: the port of `address` on all interfaces, those
+            of IPv6 where it is one of these, or `address` itself where that is on loopback.
         folder: where its files lie on the machine; None: the cluster's.
         program: `tf-hips` there; None: the cluster's.
     """
@@ -103,7 +103,7 @@ class ServerSite:
         host, _, port = self.address.rpartition(":")
         if self.bind is not None or is_loopback(host.strip("[]")):
             return self.bind or self.address
-        return f"0.0.0.0:{port}"
+        return f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,6 +391,10 @@ def _check_address(key: str, text: str) -> None:
     host, _, port = text.rpartition(":")
     if not _DESTINATION.fullmatch(host.strip("[]")) or "@" in host or not port.isdecimal():
         raise ConfigError(f"`{key}` must be HOST:PORT. Received: {config.shown(text)}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ConfigError(
+            f"`{key}` must have an IPv6 address in brackets, as [::1]:7070. Received: {text!r}"
+        )
     if not 0 < int(port) < 65536:
         raise ConfigError(f"`{key}` must have a port from 1 to 65535. Received: {text!r}")
 

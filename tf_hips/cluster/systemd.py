@@ -10,9 +10,10 @@ left the run, after as many restarts as `max_restarts` gave it.
 
 import re
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 
 from tf_hips.cluster import layout
-from tf_hips.cluster.description import Cluster, PartySite, Role, ServerSite
+from tf_hips.cluster.description import PATHS, Cluster, PartySite, Role, ServerSite
 
 _FIRST_FREE_PORT = 1024
 # Words that need no quotes; a unit knows `%` and `$` beside quotes and backslashes.
@@ -49,6 +50,13 @@ def _server(cluster: Cluster, server: ServerSite) -> str:
     home = layout.home(cluster, server)
     # Ports below belong to root, whose right to take them the server then needs.
     rights = "CAP_NET_BIND_SERVICE" if server.port < _FIRST_FREE_PORT else ""
+    options = layout.server_options(cluster, server, layout.on_machine(cluster, server))
+    # One that is not there is the server's to tell; systemd would name its own machinery.
+    elsewhere = "".join(
+        f" -{options[key]}"
+        for key in PATHS
+        if options.get(key) and home not in PurePosixPath(options[key]).parents
+    )
     return f"""\
 # Written by `tf-hips deploy`.
 [Unit]
@@ -70,7 +78,7 @@ RestartSec=5
 TimeoutStopSec=30
 UMask=0077
 # All that it writes, its state included, lies here.
-ReadWritePaths={home}
+ReadWritePaths={home}{elsewhere}
 ProtectSystem=strict
 ProtectHome=read-only
 PrivateTmp=yes

@@ -225,7 +225,7 @@ def revoke(folder: str | Path, which: Sequence[str], reason: str = "") -> list[r
         ConfigError: one of them is none of this authority, or revoked already, or the beginning of
             several fingerprints; then nothing is revoked.
     """
-    if "\n" in reason or "\r" in reason:
+    if f"{reason}.".splitlines() != [f"{reason}."]:  # also by what Unicode calls an end of line
         raise ConfigError(f"`reason` must be one line. Received: {reason!r}")
     known = issued(folder)
     already = revoked(folder)

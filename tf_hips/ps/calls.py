@@ -116,38 +116,47 @@ class Calls:
         self._at_once = CallsAtOnce(config.parties)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        """The handlers of all methods, by name."""
+        """The handlers of all methods, by name.
+
+        All take streams: of a method with one request gRPC would wait for that in a thread of the
+        server, before anybody has looked who calls.
+        """
+        unary, stream = (
+            grpc.stream_unary_rpc_method_handler,
+            grpc.stream_stream_rpc_method_handler,
+        )
         return {
-            "Terms": grpc.unary_unary_rpc_method_handler(self._unary(self._tell_terms)),
-            "Join": grpc.unary_unary_rpc_method_handler(self._unary(self._join)),
-            "AgreeModel": grpc.unary_unary_rpc_method_handler(self._unary(self._agree_model)),
-            "BeginSync": grpc.unary_unary_rpc_method_handler(self._unary(self._begin_sync)),
-            "Leave": grpc.unary_unary_rpc_method_handler(self._unary(self._leave)),
-            "Upload": grpc.stream_unary_rpc_method_handler(self._unary(self._upload)),
-            "Download": grpc.unary_stream_rpc_method_handler(self._stream(self._download)),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._stream(self._watch)),
-            "Status": grpc.unary_unary_rpc_method_handler(self._status),
-            "BackedUp": grpc.unary_unary_rpc_method_handler(self._unary(self._back_up)),
-            "WantBackup": grpc.unary_stream_rpc_method_handler(self._stream(self._want_backup)),
-            "GiveBackup": grpc.stream_unary_rpc_method_handler(self._unary(self._give_backup)),
-            "Failed": grpc.unary_unary_rpc_method_handler(self._unary(self._fail)),
-            SEAT: grpc.unary_unary_rpc_method_handler(self._unary(seats.seat)),
-            REPLICA: grpc.unary_unary_rpc_method_handler(self._unary(seats.replica)),
-            METHOD: grpc.unary_stream_rpc_method_handler(self._stream(self._pacing.serve)),
-            "Gather": grpc.stream_stream_rpc_method_handler(self._stream(self._gather)),
-            "Exchange": grpc.stream_stream_rpc_method_handler(self._stream(self._exchange)),
-            MEASURE: grpc.stream_stream_rpc_method_handler(self._measure),
-            MOVING: grpc.unary_unary_rpc_method_handler(self._moving),
+            "Terms": unary(self._unary(self._tell_terms)),
+            "Join": unary(self._unary(self._join)),
+            "AgreeModel": unary(self._unary(self._agree_model)),
+            "BeginSync": unary(self._unary(self._begin_sync)),
+            "Leave": unary(self._unary(self._leave)),
+            "Upload": unary(self._unary(self._upload, has_stream=True)),
+            "Download": stream(self._stream(self._download)),
+            "Watch": stream(self._stream(self._watch)),
+            "Status": unary(self._status),
+            "BackedUp": unary(self._unary(self._back_up)),
+            "WantBackup": stream(self._stream(self._want_backup)),
+            "GiveBackup": unary(self._unary(self._give_backup, has_stream=True)),
+            "Failed": unary(self._unary(self._fail)),
+            SEAT: unary(self._unary(seats.seat)),
+            REPLICA: unary(self._unary(seats.replica)),
+            METHOD: stream(self._stream(self._pacing.serve)),
+            "Gather": stream(self._stream(self._gather, has_stream=True)),
+            "Exchange": stream(self._stream(self._exchange, has_stream=True)),
+            MEASURE: stream(self._measure),
+            MOVING: unary(self._moving),
         }
 
-    def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _status(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> bytes:
         """Not one of the session's calls: it waits for nothing, and shows nobody to be there."""
-        del request
+        del requests
         with self._translated(context):
             metadata = dict(context.invocation_metadata() or ())
             call = Call.from_text(str(metadata.get(wire.METADATA_KEY, "")))
             self._admission.check(context, call, may_operate=True)
-            return wire.to_json(**self._host.snapshot())
+            with self._at_once.asking():
+                return wire.to_json(**self._host.snapshot())
         raise AssertionError("abort returned")
 
     def _measure(self, messages: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -157,9 +166,9 @@ class Calls:
             with _settling(session):
                 yield from lead.answer(call.number, messages, context)
 
-    def _moving(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _moving(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> bytes:
         """Not one of a child's calls: bytes of a round come in at another shard."""
-        del request
+        del requests
         with self._translated(context):
             self._identify_shard(context)[1].note_moved()
             return b""
@@ -172,12 +181,13 @@ class Calls:
         return call, *self._host.lead_of()
 
     def _unary(
-        self, handle: Callable[[Any, Call, Caller, Session], bytes]
+        self, handle: Callable[[Any, Call, Caller, Session], bytes], *, has_stream: bool = False
     ) -> Callable[[Any, Any], bytes]:
-        def run(request: Any, context: grpc.ServicerContext) -> bytes:
+        def run(requests: Iterable[bytes], context: grpc.ServicerContext) -> bytes:
             with self._translated(context):
                 call, caller, session = self._identify(context, is_join=handle == self._join)
                 with self._at_once.taking(caller.child):
+                    request = requests if has_stream else _only(requests)
                     with _settling(session):
                         answer = handle(request, call, caller, session)
                     if handle != self._tell_terms:  # who may begin another run must hear them
@@ -188,12 +198,16 @@ class Calls:
         return run
 
     def _stream(
-        self, handle: Callable[[Any, Call, Caller, Session, grpc.ServicerContext], Iterator[bytes]]
+        self,
+        handle: Callable[[Any, Call, Caller, Session, grpc.ServicerContext], Iterator[bytes]],
+        *,
+        has_stream: bool = False,
     ) -> Callable[[Any, Any], Iterator[bytes]]:
-        def run(request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+        def run(requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             with self._translated(context):
                 call, caller, session = self._identify(context)
                 with self._at_once.taking(caller.child), _settling(session):
+                    request = requests if has_stream else _only(requests)
                     yield from handle(request, call, caller, session, context)
 
         return run
@@ -480,3 +494,18 @@ def _settling(session: Session) -> Iterator[None]:
     except TfHipsError:
         session.settle()
         raise
+
+
+def _only(requests: Iterable[bytes]) -> bytes:
+    """The request of a call that has one.
+
+    Raises:
+        ProtocolError: it has none.
+        HungUpError: its caller has gone before it came.
+    """
+    try:
+        for request in requests:
+            return request
+    except grpc.RpcError as error:
+        raise HungUpError("The caller of a method has hung up before its request came.") from error
+    raise ProtocolError("A call must have a request. Received: none")

@@ -4,6 +4,9 @@
 A call has a thread of its server for as long as it is open. A child needs a watch, a pace, an
 exchange, now and then one more; and the same again whose connection is gone and which have not
 noticed. Whoever has more is told so and may try again.
+
+A status is nobody's call and reads the residuals of a whole model, so there are few of them at
+once, whoever asks: two are as good as twenty.
 """
 
 import contextlib
@@ -14,6 +17,9 @@ from tf_hips.errors import TfHipsError
 
 MAX_CALLS = 16
 """Calls of one child at once; a server has threads for so many of each."""
+
+MAX_STATUS = 2
+"""Calls for a status at once, of all who ask; a server has threads to spare for so many."""
 
 TOO_MANY = "calls at once"
 """What a child reads of it that has a call too many: it has no code of its own."""
@@ -45,6 +51,7 @@ class CallsAtOnce:
         self._lock = threading.Lock()
         self._open = [0] * len(sites)
         self._are_told = [False] * len(sites)
+        self._statuses = threading.Semaphore(MAX_STATUS)
 
     @contextlib.contextmanager
     def taking(self, child: int) -> Iterator[None]:
@@ -69,3 +76,20 @@ class CallsAtOnce:
                 self._open[child] -= 1
                 if 2 * self._open[child] <= MAX_CALLS:
                     self._are_told[child] = False
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """A call for a status is open meanwhile.
+
+        Raises:
+            CrowdedError: there are as many as there may be.
+        """
+        if not self._statuses.acquire(blocking=False):
+            raise CrowdedError(
+                f"There may be {MAX_STATUS} {TOO_MANY} for a server's status. Received: one more",
+                is_news=False,  # nothing is wrong
+            )
+        try:
+            yield
+        finally:
+            self._statuses.release()

@@ -39,6 +39,7 @@ def diagnose(
     *,
     meter: Meter | None = None,
     timeout_s: float = 5.0,
+    was_there: bool = False,
 ) -> Diagnosis:
     """Connects once to find out what is wrong between a client and `host:port`.
 
@@ -49,12 +50,16 @@ def diagnose(
         name: the DNS name that the server's certificate must carry.
         meter: counts the bytes of the probe.
         timeout_s: seconds for each step.
+        was_there: whether the host was found before; its name may be found again then, as that of a
+            container that is started again.
     """
     where = f"{host}:{port}"
     try:
         connection = socket.create_connection((host, port), timeout_s)
     except socket.gaierror as error:
-        return Diagnosis(f"The host of {where} is not known: {error.strerror}.", may_pass=False)
+        # A name server that does not answer says nothing of the host: the link to it may be gone.
+        may_pass = was_there or error.errno == socket.EAI_AGAIN
+        return Diagnosis(f"The host of {where} is not known: {error.strerror}.", may_pass)
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         return Diagnosis(f"Nothing listens at {where} ({reason}).", may_pass=True)

@@ -28,6 +28,7 @@ Invariants:
 """
 
 import struct
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from tf_hips.errors import PeerError, ProtocolError
@@ -37,6 +38,8 @@ from tf_hips.ps.wire import Assembler, Buffer
 
 LABEL_BYTES = 1000
 _LENGTH = struct.Struct("<H")
+# Of Python's objects, beside the bytes that have come.
+_GATHER_BYTES, _PAYLOAD_BYTES = 512, 512
 
 
 def to_packet(label: str, payload: Buffer) -> bytes:
@@ -143,8 +146,9 @@ class _Gather:
 
     @property
     def num_bytes(self) -> int:
-        answered = sum(len(payload) for payload in self.answer or () if payload is not None)
-        return answered + sum(len(payload) for payload in self.payloads.values())
+        """About what it takes in memory: payloads may be of a few bytes each."""
+        payloads = [*self.payloads.values(), *(one for one in self.answer or () if one is not None)]
+        return _GATHER_BYTES + sum(_PAYLOAD_BYTES + len(payload) for payload in payloads)
 
 
 class Gathers:
@@ -168,7 +172,9 @@ class Gathers:
         self._needed = 0
         self.prologue = 0  # gathers before this one are what every process begins with
         self._live = [0]  # the two newest
-        self._past_bytes = 0  # of the others
+        self._past_bytes = 0  # of the others, which are these, oldest first
+        self._older: deque[int] = deque()
+        self._opening: deque[int] = deque()  # of the prologue
         self._uploads: dict[int, Upload] = {}
 
     def shape(self, widths: Sequence[int | None], *, is_passed_up: bool) -> None:
@@ -249,7 +255,7 @@ class Gathers:
     @property
     def newest(self) -> int:
         """The newest gather that has begun."""
-        return max(self._gathers)
+        return self._live[-1]
 
     def need(self, number: int) -> None:
         """Gathers after the prologue and before `number` are not needed any more."""
@@ -358,6 +364,8 @@ class Gathers:
             if not any(gather.payloads for gather in self._gathers.values()):
                 self._gathers.clear()
                 self._live, self._past_bytes = [], 0
+                self._older.clear()
+                self._opening.clear()
             self._add(number)
         self.deliver(child, number, label, payload)
 
@@ -395,18 +403,19 @@ class Gathers:
         self._gathers[number] = _Gather()
         self._live.append(number)
         if len(self._live) > 2:
-            self._past_bytes += self._gathers[self._live.pop(0)].num_bytes
+            self._older.append(self._live.pop(0))
+            self._past_bytes += self._gathers[self._older[-1]].num_bytes
         self._trim()
 
     def _trim(self) -> None:
-        older = [number for number in sorted(self._gathers) if number < self._live[0]]
-        # Those of the prologue go last.
-        older.sort(key=lambda number: number < self.prologue)
-        for number in older:
+        while self._older and self._older[0] < self.prologue:
+            self._opening.append(self._older.popleft())
+        while first := self._older or self._opening:  # those of the prologue go last
+            number = first[0]
             is_needed = number < self.prologue or number >= self._needed
             if is_needed and self._past_bytes <= self._past_limit:
                 return
-            self._past_bytes -= self._gathers.pop(number).num_bytes
+            self._past_bytes -= self._gathers.pop(first.popleft()).num_bytes
 
     def _next(self, child: int) -> int:
         kept = [*self._gathers, max(self._gathers) + 1]

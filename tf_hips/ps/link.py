@@ -312,7 +312,13 @@ class Link:
         self._disconnect()
         self._check(method)
         name = tls.server_name(self._uplink.server_role)
-        found = diagnose(*self._address, self._uplink.tls, name, meter=self.meter)
+        found = diagnose(
+            *self._address,
+            self._uplink.tls,
+            name,
+            meter=self.meter,
+            was_there=self._has_connected,
+        )
         self._check(method)
         waited_s = patience.seconds - patience.left_s
         is_late = not self._has_connected and waited_s > _FIRST_CONTACT_S

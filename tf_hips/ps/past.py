@@ -39,6 +39,9 @@ class Past:
         self._lock = threading.RLock()
         self._rounds: dict[int, Results] = {}
         self._bytes: dict[int, int] = {}
+        # There may be a million of rounds, and each round asks for these two.
+        self._oldest = 0  # if any is kept
+        self._total = 0  # of all bytes
         self._needed = 0
 
     def append(self, number: int, results: Results) -> None:
@@ -47,10 +50,10 @@ class Past:
         One that does not follow the newest one replaces all.
         """
         with self._lock:
-            if self._bytes and number != max(self._bytes) + 1:
+            if self._bytes and number != self._oldest + len(self._bytes):
                 self._forget(list(self._bytes))
             self._rounds[number] = results
-            self._bytes[number] = sum(packet.nbytes for _, packet in results)
+            self._count(number, sum(packet.nbytes for _, packet in results))
             self._keep(number, results)
             self._trim()
 
@@ -62,13 +65,13 @@ class Past:
     def oldest(self) -> int | None:
         """The oldest round that is kept; None: no round is."""
         with self._lock:
-            return min(self._bytes, default=None)
+            return self._oldest if self._bytes else None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all that is kept."""
         with self._lock:
-            return sum(self._bytes.values())
+            return self._total
 
     def results(self, number: int) -> Results:
         """What `append` got.
@@ -99,15 +102,24 @@ class Past:
 
     def _trim(self) -> None:
         while self._bytes:
-            oldest = min(self._bytes)
-            if oldest >= self._needed and sum(self._bytes.values()) <= self._limit_bytes:
+            if self._oldest >= self._needed and self._total <= self._limit_bytes:
                 return
-            self._forget([oldest])
+            self._forget([self._oldest])
+
+    def _count(self, number: int, num_bytes: int) -> None:
+        """Notes that a round is kept, which follows those that are."""
+        if not self._bytes:
+            self._oldest = number
+        self._bytes[number] = num_bytes
+        self._total += num_bytes
 
     def _keep(self, number: int, results: Results) -> None:
         """Puts away what is in memory."""
 
     def _forget(self, numbers: Sequence[int]) -> None:
+        """Forgets all rounds, or the oldest one; others of `numbers` are not kept."""
         for number in numbers:
-            del self._bytes[number]
             self._rounds.pop(number, None)
+            if number in self._bytes:
+                self._total -= self._bytes.pop(number)
+                self._oldest = number + 1

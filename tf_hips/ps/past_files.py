@@ -90,11 +90,10 @@ class PastOnDisk(Past):
             first = before
             while first - 1 in self._places:
                 first -= 1
-            for number, (_, places) in list(self._places.items()):
-                if number < first:
-                    self._forget([number])
-                else:
-                    self._bytes[number] = sum(place.length for place in places)
+            self._forget([number for number in self._places if number < first])
+            for number in range(first, before):
+                _, places = self._places[number]
+                self._count(number, sum(place.length for place in places))
 
     def results(self, number: int) -> Results:
         """What `append` got, read again.
@@ -136,6 +135,7 @@ class PastOnDisk(Past):
             self._files, self._open = [], None
             for kept in (self._places, self._rounds, self._bytes):
                 kept.clear()
+            self._total = 0
 
     def _keep(self, number: int, results: Results) -> None:
         if not self._may_write:
@@ -203,9 +203,8 @@ class PastOnDisk(Past):
                 self._places[number] = file, places
 
     def _forget(self, numbers: Sequence[int]) -> None:
+        super()._forget(numbers)
         for number in numbers:
-            self._bytes.pop(number, None)
-            self._rounds.pop(number, None)
             self._places.pop(number, None)
         for file in self._files:
             file.rounds.difference_update(numbers)

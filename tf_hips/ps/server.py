@@ -159,7 +159,7 @@ class Server:
                     is_first = self._terms.shard.index == 0
                     limit_s = self._config.idle_timeout_s
                     if is_first and session.is_started and session.idle_s() > limit_s:
-                        session.end(f"No party called for {limit_s:g} s.")
+                        session.end(f"No party called for {limit_s:g} s (`--idle-timeout`).")
                     continue
                 session.changed.wait_for(session.is_known_to_all, _GRACE_S)
             return None if self._stopped.is_set() else session.ended

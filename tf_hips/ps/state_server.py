@@ -270,7 +270,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _fields(self) -> dict[str, str] | None:
         """The fields of a form; None: it was refused."""
         length = self.headers.get("Content-Length", "0")
-        if not (length.isascii() and length.isdigit() and int(length[:9]) <= _MAX_BODY_BYTES):
+        is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS
+        if not is_number or int(length) > _MAX_BODY_BYTES:
             self.close_connection = True  # what follows cannot be told from another request
             self._answer(
                 http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
