@@ -482,10 +482,10 @@ def emit_function(rows: list[RowCode], apart: Apart, body: list[str], target: st
     template = ["template <int kBits>"] * any(row.varied_bits is not None for row in rows)
     of_bits = "<kBits>" * len(template)
     lines = apart.lines
-    lines.add("#if defined(TF_HIPS_HAS_VECTORS)")
     for machine in _MACHINES:
         space = machine.lower()
         lines.add(
+            f"#if defined(TF_HIPS_ROWS_{machine})",
             f"namespace {space} {{",
             f"using namespace tf_hips::{space};",
             *template,
@@ -495,23 +495,21 @@ def emit_function(rows: list[RowCode], apart: Apart, body: list[str], target: st
             *(f"  {line}" for line in body),
             "}",
             f"}}  // namespace {space}",
+            "#endif",
         )
-    lines.add("#endif")
     values = ["int kBits"] * len(template)
     lines.add(
         f"template <{', '.join([*values, 'typename... T'])}>",
         f"TF_HIPS_INLINE bool {name}([[maybe_unused]] T... arguments) {{",
-        "#if defined(TF_HIPS_HAS_VECTORS)",
-        *(
-            f"  if (machine() == Machine::k{machine.capitalize()}) "
-            f"return {machine.lower()}::{name}{of_bits}(arguments...);"
-            for machine in _MACHINES
-        ),
-        "#endif",
-        "  return false;",
-        "}",
-        "",
     )
+    for machine in _MACHINES:
+        call = f"{machine.lower()}::{name}{of_bits}(arguments...)"
+        lines.add(
+            f"#if defined(TF_HIPS_ROWS_{machine})",
+            f"  if (machine() == Machine::k{machine.capitalize()}) return {call};",
+            "#endif",
+        )
+    lines.add("  return false;", "}", "")
     return f"{name}{of_bits}({', '.join(['count', *given])}, "
 
 

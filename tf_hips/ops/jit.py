@@ -13,6 +13,7 @@ CompLL.
 
     TF_HIPS_CACHE   folder of the cache (default: ~/.cache/tf_hips)
     TF_HIPS_SPECS   folders, separated by colons, where codecs that other processes name are found
+    TF_HIPS_CPU     "avx2" or "base": compile for all machines, and use narrower registers
     CXX             the C++ compiler (default: g++)
     NVCC            that of CUDA, for codecs that are used on a GPU (default: nvcc)
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tf_hips.ops.compressor import Compressor
 
 CACHE = "TF_HIPS_CACHE"
+CPU = "TF_HIPS_CPU"
 SPECS = "TF_HIPS_SPECS"
 LIBRARY = ".so"
 SPECIFICATION = ".pse"
@@ -52,6 +54,15 @@ _FLAGS = (
     # Vector code needs selections. Threaded jumps make branches of them; so does arithmetic that
     # may trap, which is moved to where its result is chosen. No number depends on either.
     *("-fno-thread-jumps", "-fno-trapping-math"),
+)
+# What Linux calls the instructions of x86-64-v3 and -v4, and how compilers are told of them.
+_V3 = "avx2 bmi1 bmi2 f16c fma movbe abm"
+_V3_FLAGS = ("-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mfma", "-mmovbe", "-mlzcnt")
+_V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
+_V4_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
+_LEVELS = (
+    (frozenset([*_V3.split(), *_V4.split()]), (*_V3_FLAGS, *_V4_FLAGS)),
+    (frozenset(_V3.split()), _V3_FLAGS),
 )
 _lock = threading.Lock()
 
@@ -377,7 +388,31 @@ def _command() -> tuple[str, ...]:
             "set CXX, or load a library that `compll gen --build` made on another machine. "
             f"Received: no {wanted}"
         )
-    return compiler, *_FLAGS
+    return compiler, *_FLAGS, *_machine_flags()
+
+
+def _machine_flags() -> tuple[str, ...]:
+    """Flags for the instructions that this machine has: a third of the code, and of the wait.
+
+    They are part of an entry's name, so machines that share a cache do not take each other's.
+    None where TF_HIPS_CPU asks for narrower registers: such a library has code for all machines.
+    """
+    if os.environ.get(CPU):
+        return ()
+    found = _instructions()
+    level = next((flags for needed, flags in _LEVELS if found >= needed), None)
+    return () if level is None else (*level, "-DTF_HIPS_ONE_MACHINE")
+
+
+@functools.cache
+def _instructions() -> frozenset[str]:
+    """What the processor has, as Linux names it; empty where it does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
 
 
 def _tools(command: tuple[str, ...]) -> str:

@@ -27,9 +27,11 @@
 // Clones for AVX-512 and for AVX2, which most machines have at best (decision 0052). They are
 // chosen when the library is loaded, by a resolver that runs before the sanitizers are ready.
 // Functions that are hot stay functions of their own also without clones, so that no arithmetic is
-// moved across the scoped denormal mode of the entry point.
+// moved across the scoped denormal mode of the entry point. TF_HIPS_ONE_MACHINE: the library is
+// compiled for the machine at hand alone.
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(TF_HIPS_NO_CLONES)
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) &&                   \
+    !defined(TF_HIPS_NO_CLONES) && !defined(TF_HIPS_ONE_MACHINE)
 #define TF_HIPS_HOT \
   __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

@@ -23,6 +23,14 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 #define TF_HIPS_HAS_VECTORS 1
+// Whether rows (row.h) are compiled for AVX-512 and for AVX2: in a library for one machine, which
+// is compiled with the instructions that it has, for the better of the two.
+#if !defined(TF_HIPS_ONE_MACHINE) || defined(__AVX512BW__)
+#define TF_HIPS_ROWS_AVX512 1
+#endif
+#if !defined(TF_HIPS_ONE_MACHINE) || !defined(__AVX512BW__)
+#define TF_HIPS_ROWS_AVX2 1
+#endif
 #define TF_HIPS_AVX512 __attribute__((noinline, target("avx512f,avx512bw,avx512dq,avx512vl,bmi2")))
 #define TF_HIPS_AVX2 __attribute__((noinline, target("avx2")))
 // Parts of such functions.
