@@ -171,6 +171,22 @@ def _check_private(name: str, model: keras.Model) -> None:
         )
 
 
+def _check_replicated(variables: list[Any]) -> None:
+    if is_local():
+        return
+    for strategy in _strategies:
+        if strategy._is_closed or strategy._is_alone():
+            continue
+        known = next((one for one in variables if strategy._beginning.knows(one)), None)
+        if known is not None:
+            raise ProtocolError(
+                "Variables made inside `strategy.scope()` must be trained inside "
+                "`strategy.run(step, ...)`, where gradients of all workers are summed. Received: "
+                f"gradients of {known.name} applied outside of it, by which each worker would "
+                "train on its own. If that is meant, put it inside `with tf_hips.local():`."
+            )
+
+
 def _writer(keras_method: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     strategy = _of(model)
     if strategy is None or is_local() or strategy._fitting.may_write():
@@ -218,9 +234,10 @@ def _building(
 
 def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
     strategy = _at_work()
-    if strategy is None:
-        return keras_method(optimizer, grads_and_vars)
     pairs = list(grads_and_vars)
+    if strategy is None:
+        _check_replicated([variable for _, variable in pairs])
+        return keras_method(optimizer, pairs)
     variables = [variable for gradient, variable in pairs if gradient is not None]
     pairs = lying.told(strategy, optimizer, pairs)
     with strategy._reducing(variables, optimizer):
@@ -228,13 +245,10 @@ def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars:
 
 
 def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
-    # Keras clips before the reduction, each replica its own gradient by its own norm.
-    strategy = _at_work()
-    if strategy is not None and not strategy._is_alone():
-        return gradients
-    if strategy is not None and strategy._loan is not None and strategy._loan.corrects():
-        return gradients  # what is corrected is clipped afterwards
-    return keras_method(optimizer, gradients)
+    # Keras clips before the reduction, each replica its own gradient by its own norm; and a norm
+    # over all gradients spreads the NaN of one of them over all, so that nobody could say whose it
+    # was.
+    return gradients if _at_work() is not None else keras_method(optimizer, gradients)
 
 
 def _finalising(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -76,6 +76,13 @@ class InParty:
                 f"`topology` and `comp_threshold` must come with `{name}`: exact sums have "
                 f"neither. Received: topology={topology}, comp_threshold={comp_threshold}"
             )
+        has_way = topology not in (None, PS) or comp_threshold > 0
+        if compression is not None and not compression.makes_packets and has_way:
+            raise ValueError(
+                f"`topology` and `comp_threshold` must be left out with {compression.codec.name}, "
+                "which makes no packets, and sums exactly what is too small for it. Received: "
+                f"{name}={compression.text}, topology={topology}, comp_threshold={comp_threshold}"
+            )
         if compression is not None and compression.is_budget:
             raise ValueError(
                 f"`{name}` must be a compressor: a budget is for the way to a server. "
