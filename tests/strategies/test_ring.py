@@ -201,6 +201,14 @@ def test_mistakes_are_errors_on_all_ranks():
     with pytest.raises(ProtocolError, match="must reduce its gradients"):
         training.fit(model, own)
 
+    # Scales of float8 are no gradients: each worker would have its own, and other weights.
+    with strategy.scope():
+        model = training.build()
+        model.quantize("float8")
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"float8.*overwrite_with_gradient=True"):
+        training.fit(model, own)
+
     # A loop of one's own that forgets `strategy.run`: each worker would train alone, silently.
     with strategy.scope():
         model = training.build()

@@ -108,6 +108,7 @@ def _install() -> None:
     _wrap(keras.Model, "_maybe_symbolic_build", _building)
     _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _reduction)
     _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
+    _wrap(keras.optimizers.Optimizer, "_overwrite_variables_directly_with_gradients", _overwriting)
     _wrap(keras.optimizers.Optimizer, "finalize_variable_values", _finalising)
     _wrap(keras.optimizers.Optimizer, "assign_add", _addition)
     _wrap(keras.optimizers.Optimizer, "assign_sub", _addition)
@@ -249,6 +250,19 @@ def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) 
     # over all gradients spreads the NaN of one of them over all, so that nobody could say whose it
     # was.
     return gradients if _at_work() is not None else keras_method(optimizer, gradients)
+
+
+def _overwriting(keras_method: Callable[..., Any], optimizer: Any, grads: Any, vars: Any) -> Any:
+    # What layers in float8 have seen of this worker's rows: it passes by the sum.
+    strategy = _at_work()
+    own = [one for one in vars if getattr(one, "overwrite_with_gradient", False)]
+    if strategy is not None and own and not strategy._is_alone():
+        raise ValueError(
+            "Variables must be trained by gradients that are summed over all workers; the scales "
+            "of float8 are set by each worker's own rows, and would differ. Received: "
+            f"{own[0].path}, overwrite_with_gradient=True"
+        )
+    return keras_method(optimizer, grads, vars)
 
 
 def _finalising(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

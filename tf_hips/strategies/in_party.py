@@ -220,6 +220,11 @@ class InParty:
         """Raises on all ranks if they were told different things."""
         own = {name: None if codec is None else codec.text for name, codec in self.codecs().items()}
         own |= self.facts()
+        if self._plan is not None:  # they decide about collectives, and not about what is kept
+            own |= {
+                f"the number of partitions of gradient {place}": f"{choice.partitions}"
+                for place, choice in enumerate(self._plan.choices)
+            }
         own |= {
             f"gradient {place}": f"{gradient.dtype.name}{list(gradient.shape)}"
             for place, gradient in enumerate(gradients)
