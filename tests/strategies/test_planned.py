@@ -40,7 +40,7 @@ def test_plans_that_differ_in_partitions_alone():
 
         complaint = "partitions of gradient 0 is 1 on rank 0 and 2 on rank 1"
         with pytest.raises(ProtocolError, match=complaint):
-            strategy.run(tf.function(step, autograph=False))
+            strategy.run(tf.function(step))
 
 
 @pytest.mark.slow
