@@ -18,6 +18,9 @@ TRACEBACK_VARIABLE = "TF_HIPS_TRACEBACK"
 class TfHipsError(Exception):
     """Base of all errors that tf_hips raises itself."""
 
+    # AutoGraph would raise a StagingError in its place, which nobody catches by our names.
+    ag_pass_through = True
+
 
 class ConfigError(TfHipsError, ValueError):
     """A configuration file or value is wrong; names the file, the key and the nearest valid one."""

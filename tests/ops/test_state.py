@@ -295,3 +295,12 @@ def test_gradients_are_clipped_together() -> None:
         kept = graph.clip(compressor, [tf.constant(x), tf.constant(y)], encoders)
         np.testing.assert_array_equal(kept[0], x)
         np.testing.assert_array_equal(kept[1], y)
+    # Finite numbers are clipped also where their squares overflow; what is not finite stays where
+    # it is, and spoils no other gradient.
+    clipped = graph.clip(dgc(clip_norm=2.0), [tf.constant(x * 1e30), tf.constant(y * 1e30)], 16)
+    for value, before in zip(clipped, (x, y), strict=True):
+        np.testing.assert_allclose(value, before * (2.0 / 4 / norm), rtol=1e-6)
+    x[1] = np.nan
+    kept = graph.clip(dgc(clip_norm=2.0), [tf.constant(x), tf.constant(y)], 16)
+    np.testing.assert_array_equal(kept[0], x)
+    np.testing.assert_array_equal(kept[1], y)

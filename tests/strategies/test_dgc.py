@@ -67,6 +67,28 @@ def test_it_trains_as_momentum_does_and_goes_on_where_it_stopped(tmp_path):
         _make("error_feedback(dgc)")
 
 
+@ranks(2)
+def test_what_is_not_finite_is_named_before_it_is_clipped():
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.errors import NonFiniteError
+    from tf_hips.strategies import CompressedRing
+
+    strategy = CompressedRing(TEXT)
+    with strategy.scope():
+        weights = [tf.Variable(tf.ones([8])) for _ in range(3)]
+        optimizer = keras.optimizers.SGD(1.0)
+    spoilt = float("nan") if primitives.rank() == 1 else 1.0
+
+    def step():
+        optimizer.apply([tf.ones([8]), tf.fill([8], spoilt), tf.ones([8])], weights)
+
+    with pytest.raises(NonFiniteError, match=r"Gradient 1 \(.*of rank 1"):
+        strategy.run(step)
+
+
 def test_momentum_is_applied_once():
     from tf_hips.errors import ConfigError
     from tf_hips.ps.server import ServerConfig

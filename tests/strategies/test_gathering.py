@@ -37,6 +37,11 @@ def test_values_of_all_replicas_are_joined():
 
     across = strategy.gather(tf.constant([[rank, 5]], tf.int64), axis=1)
     np.testing.assert_array_equal(across, [[0, 5, 1, 5]])
+    # Horovod gathers none of these as they are; predictions under `mixed_bfloat16` are the first.
+    for dtype in (tf.bfloat16, tf.uint32, tf.uint64, tf.complex64, tf.complex128):
+        joined = strategy.gather(tf.cast([[rank, 1, 2]], dtype), axis=1)
+        assert joined.dtype == dtype
+        np.testing.assert_array_equal(tf.cast(joined, tf.float32), [[0, 1, 2, 1, 1, 2]])
     for bad in (tf.constant(3.0), tf.constant(["text"])):
         with pytest.raises(ValueError, match="must be a numeric tensor with the axis"):
             strategy.gather(bad, axis=0)
@@ -63,6 +68,11 @@ def test_values_of_all_replicas_are_joined():
     unknown, known = sums(tf.constant([1.0, 2.0 * rank]))
     np.testing.assert_array_equal(unknown, [2, 2])
     assert float(known) == 3.0
+
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: (context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    )
+    assert numbers == (rank, 2)
 
     # Each worker gets its own part of the input.
     def rows_of(context):

@@ -18,6 +18,31 @@ def _plan(ways):
     return Plan(2, tuple(Choice("", size, *way) for size, way in zip(SIZES, ways, strict=True)))
 
 
+@ranks(2)
+def test_plans_that_differ_in_partitions_alone():
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.comm import primitives
+    from tf_hips.comm.plan import Choice, Plan
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import CompressedRing
+
+    size, partitions = 3 * 2**20, 1 + primitives.rank()
+    for way in ((None, "allreduce"), ("onebit", "ps")):
+        strategy = CompressedRing(plan=Plan(2, (Choice("weight", size, *way, partitions),)))
+        with strategy.scope():
+            weight = tf.Variable(tf.zeros([size]))
+            descent = keras.optimizers.SGD(1.0)
+
+        def step(weight=weight, descent=descent):
+            descent.apply([tf.ones([size])], [weight])
+
+        complaint = "partitions of gradient 0 is 1 on rank 0 and 2 on rank 1"
+        with pytest.raises(ProtocolError, match=complaint):
+            strategy.run(tf.function(step))
+
+
 @pytest.mark.slow
 @ranks(2, deadline_s=240)
 def test_two_ranks_obey(tmp_path):

@@ -108,10 +108,13 @@ def test_two_ranks_stay_equal_in_unequal_steps(tmp_path):
 
 @ranks(2)
 def test_mistakes_are_errors_on_all_ranks():
+    import contextlib
+
     import keras
     import numpy as np
     import tensorflow as tf
 
+    import tf_hips
     from tests.strategies import training
     from tf_hips import config
     from tf_hips.comm import primitives
@@ -124,6 +127,9 @@ def test_mistakes_are_errors_on_all_ranks():
         CompressedRing(nonfinite="skip")
     with pytest.raises(ValueError, match="`compression` must not be mixed"):
         CompressedRing("mixed(onebit, below=10)")
+    for way in ({"comp_threshold": 10}, {"topology": "ring"}):
+        with pytest.raises(ValueError, match="must be left out with powersgd"):
+            CompressedRing("error_feedback(powersgd)", **way)
     joined = config.Run(uplink=config.Uplink("hub:7070", "west"))
     with pytest.raises(ConfigError, match=r"HierarchicalPS, or `tf-hips run --parties 1`.*`west`"):
         CompressedRing(config=joined)  # it would train a model for itself
@@ -195,6 +201,27 @@ def test_mistakes_are_errors_on_all_ranks():
     with pytest.raises(ProtocolError, match="must reduce its gradients"):
         training.fit(model, own)
 
+    # Scales of float8 are no gradients: each worker would have its own, and other weights.
+    with strategy.scope():
+        model = training.build()
+        model.quantize("float8")
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"float8.*overwrite_with_gradient=True"):
+        training.fit(model, own)
+
+    # A loop of one's own that forgets `strategy.run`: each worker would train alone, silently.
+    with strategy.scope():
+        model = training.build()
+    gradients = [tf.ones(variable.shape) for variable in model.trainable_variables]
+    before = model.get_weights()
+    for place in (contextlib.nullcontext(), strategy.scope()):
+        with place, pytest.raises(ProtocolError, match=r"trained inside `strategy\.run"):
+            model.optimizer.apply(gradients, model.trainable_variables)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    with tf_hips.local():
+        model.optimizer.apply(gradients, model.trainable_variables)
+    assert (model.get_weights()[0] != before[0]).all()
+
     with strategy.scope():
         model = training.build(jit_compile=True)
     with pytest.raises(ValueError, match="jit_compile=True"):
@@ -242,6 +269,7 @@ def test_one_worker_is_plain_keras_bit_for_bit():
     import contextlib
 
     import keras
+    import tensorflow as tf
 
     from tests.strategies import training
     from tf_hips.comm import primitives
@@ -269,6 +297,23 @@ def test_one_worker_is_plain_keras_bit_for_bit():
     with pytest.raises(NonFiniteError, match=r"Gradient \d \(.*of rank 0 must .* in step \d$"):
         training.fit(model, [x, y])
     assert int(model.optimizer.iterations.numpy()) <= 1, "no step follows the one that fails"
+
+    # Clipping by a norm of all gradients comes after the look at them: it would spread the NaN.
+    for mode in ("raise", "zero"):
+        strategy = CompressedRing(nonfinite=mode)
+        with strategy.scope():
+            weights = [tf.Variable([1.0]), tf.Variable([1.0])]
+            optimizer = keras.optimizers.SGD(1.0, global_clipnorm=0.5)
+
+        def step(optimizer=optimizer, weights=weights):
+            optimizer.apply([tf.constant([4.0]), tf.constant([float("nan")])], weights)
+
+        if mode == "raise":
+            with pytest.raises(NonFiniteError, match=r"Gradient 1 "):
+                strategy.run(step)
+        else:
+            strategy.run(step)
+            assert [float(weight[0]) for weight in weights] == [0.5, 1.0]
 
 
 @ranks(2)

@@ -162,14 +162,27 @@ def clip(compressor: Compressor, vectors: Sequence[Tensor], num_encoders: int) -
 
     Args:
         compressor: what they will be encoded with; without `clip_norm`, or where their norm is
-            smaller, they stay as they are.
+            smaller, they stay as they are. So they do where one is not finite: whoever looks at
+            them can still say which.
         vectors: gradients of one step, float32.
         num_encoders: how many such lists are summed.
     """
     if not compressor.clip_norm:
         return list(vectors)
-    clipped, _ = tf.clip_by_global_norm(vectors, compressor.clip_norm / math.sqrt(num_encoders))
-    return list(clipped)
+    most = compressor.clip_norm / math.sqrt(num_encoders)
+
+    def of_doubles() -> Tensor:
+        squares = [tf.reduce_sum(tf.square(tf.cast(vector, tf.float64))) for vector in vectors]
+        norm = tf.sqrt(tf.add_n(squares))
+        return tf.where(tf.math.is_finite(norm), tf.cast(most / norm, tf.float32), 1.0)
+
+    norm = tf.linalg.global_norm(vectors)
+    scale = tf.cond(
+        tf.math.is_finite(norm),
+        lambda: most * tf.minimum(1.0 / norm, tf.constant(1.0) / most),
+        of_doubles,  # squares of finite numbers overflow, too
+    )
+    return [vector * scale for vector in vectors]
 
 
 def _op(compressor: Compressor, kind: str) -> Any:

@@ -69,6 +69,15 @@ class Extended(one_device_strategy.OneDeviceExtended):
         with tf.device(self._device), _ReplicaContext(strategy, strategy._replica()):
             return fn(*args, **kwargs)
 
+    def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
+        strategy = self._container_strategy()
+        return value_fn(
+            tf.distribute.experimental.ValueContext(
+                replica_id_in_sync_group=strategy._replica(),
+                num_replicas_in_sync=self._num_replicas_in_sync,
+            )
+        )
+
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         group, num_groups = self._container_strategy().sample_group()
         context = tf.distribute.InputContext(

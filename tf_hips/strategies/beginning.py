@@ -50,6 +50,11 @@ class Beginning:
         _add(self._known, [variable])
         self._num_trainable += bool(variable.trainable)
 
+    def knows(self, variable: Any) -> bool:
+        """Whether `variable` was created in the strategy's scope."""
+        [raw] = _unique([variable])
+        return _holds(self._known, raw)
+
     def forget(self, variables: Iterable[Any]) -> None:
         """Lets `variables` be made equal in the party again, when they are trained next."""
         for variable in _unique(variables):

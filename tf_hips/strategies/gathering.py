@@ -13,7 +13,10 @@ import tensorflow as tf
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 
-_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
+# What bits travel as, by the bytes of an element; 16 bytes are two, on an axis of their own.
+_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
+# What Horovod 0.28.1 cannot gather as it is.
+_AS_BITS = (tf.bfloat16, tf.uint32, tf.uint64, tf.complex64, tf.complex128)
 
 
 def gather(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
@@ -41,7 +44,9 @@ def gather(strategy: Any, value: Any, axis: Any) -> tf.Tensor:
     order = [int(place) % rank, *(one for one in range(rank) if one != int(place) % rank)]
     rows = tf.transpose(tensor, order)
     if strategy.num_replicas_in_sync == primitives.size():
-        joined = strategy._gather_rows(rows)
+        is_foreign = rows.dtype in _AS_BITS
+        joined = strategy._gather_rows(_bits(rows) if is_foreign else rows)
+        joined = _of_bits(joined, rows.dtype) if is_foreign else joined
     else:
         joined = _over_parties(strategy, rows)
     back = [order.index(one) for one in range(rank)]
@@ -83,11 +88,18 @@ def _over_parties(strategy: Any, rows: tf.Tensor) -> tf.Tensor:
             "A value that is gathered over parties inside a graph must be of known shape, equal on "
             f"all replicas. Received: shape={rows.shape}"
         )
-    kind = _INTEGERS[rows.dtype.size]
-    bits = tf.cast(rows, kind) if rows.dtype == tf.bool else tf.bitcast(rows, kind)
-    wide = tf.cast(bits, tf.int64 if kind == tf.int64 else tf.int32)
+    bits = _bits(rows)
+    wide = tf.cast(bits, tf.int64 if bits.dtype == tf.int64 else tf.int32)
     before, after = sum(lengths[:number]), sum(lengths[number + 1 :])
-    padding = [[before, after], *([0, 0] for _ in range(rows.shape.rank - 1))]
+    padding = [[before, after], *([0, 0] for _ in range(bits.shape.rank - 1))]
     [total] = strategy._reduce_exactly([tf.pad(wide, padding)], is_mean=False, operations="whole")
-    narrow = tf.cast(total, kind)
-    return tf.cast(narrow, tf.bool) if rows.dtype == tf.bool else tf.bitcast(narrow, rows.dtype)
+    return _of_bits(tf.cast(total, bits.dtype), rows.dtype)
+
+
+def _bits(rows: tf.Tensor) -> tf.Tensor:
+    kind = _INTEGERS[rows.dtype.size]
+    return tf.cast(rows, kind) if rows.dtype == tf.bool else tf.bitcast(rows, kind)
+
+
+def _of_bits(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.cast(bits, tf.bool) if dtype == tf.bool else tf.bitcast(bits, dtype)

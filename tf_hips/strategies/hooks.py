@@ -108,6 +108,7 @@ def _install() -> None:
     _wrap(keras.Model, "_maybe_symbolic_build", _building)
     _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _reduction)
     _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
+    _wrap(keras.optimizers.Optimizer, "_overwrite_variables_directly_with_gradients", _overwriting)
     _wrap(keras.optimizers.Optimizer, "finalize_variable_values", _finalising)
     _wrap(keras.optimizers.Optimizer, "assign_add", _addition)
     _wrap(keras.optimizers.Optimizer, "assign_sub", _addition)
@@ -171,6 +172,22 @@ def _check_private(name: str, model: keras.Model) -> None:
         )
 
 
+def _check_replicated(variables: list[Any]) -> None:
+    if is_local():
+        return
+    for strategy in _strategies:
+        if strategy._is_closed or strategy._is_alone():
+            continue
+        known = next((one for one in variables if strategy._beginning.knows(one)), None)
+        if known is not None:
+            raise ProtocolError(
+                "Variables made inside `strategy.scope()` must be trained inside "
+                "`strategy.run(step, ...)`, where gradients of all workers are summed. Received: "
+                f"gradients of {known.name} applied outside of it, by which each worker would "
+                "train on its own. If that is meant, put it inside `with tf_hips.local():`."
+            )
+
+
 def _writer(keras_method: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     strategy = _of(model)
     if strategy is None or is_local() or strategy._fitting.may_write():
@@ -218,9 +235,10 @@ def _building(
 
 def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
     strategy = _at_work()
-    if strategy is None:
-        return keras_method(optimizer, grads_and_vars)
     pairs = list(grads_and_vars)
+    if strategy is None:
+        _check_replicated([variable for _, variable in pairs])
+        return keras_method(optimizer, pairs)
     variables = [variable for gradient, variable in pairs if gradient is not None]
     pairs = lying.told(strategy, optimizer, pairs)
     with strategy._reducing(variables, optimizer):
@@ -228,13 +246,23 @@ def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars:
 
 
 def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
-    # Keras clips before the reduction, each replica its own gradient by its own norm.
+    # Keras clips before the reduction, each replica its own gradient by its own norm; and a norm
+    # over all gradients spreads the NaN of one of them over all, so that nobody could say whose it
+    # was.
+    return gradients if _at_work() is not None else keras_method(optimizer, gradients)
+
+
+def _overwriting(keras_method: Callable[..., Any], optimizer: Any, grads: Any, vars: Any) -> Any:
+    # What layers in float8 have seen of this worker's rows: it passes by the sum.
     strategy = _at_work()
-    if strategy is not None and not strategy._is_alone():
-        return gradients
-    if strategy is not None and strategy._loan is not None and strategy._loan.corrects():
-        return gradients  # what is corrected is clipped afterwards
-    return keras_method(optimizer, gradients)
+    own = [one for one in vars if getattr(one, "overwrite_with_gradient", False)]
+    if strategy is not None and own and not strategy._is_alone():
+        raise ValueError(
+            "Variables must be trained by gradients that are summed over all workers; the scales "
+            "of float8 are set by each worker's own rows, and would differ. Received: "
+            f"{own[0].path}, overwrite_with_gradient=True"
+        )
+    return keras_method(optimizer, grads, vars)
 
 
 def _finalising(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

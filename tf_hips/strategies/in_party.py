@@ -76,6 +76,13 @@ class InParty:
                 f"`topology` and `comp_threshold` must come with `{name}`: exact sums have "
                 f"neither. Received: topology={topology}, comp_threshold={comp_threshold}"
             )
+        has_way = topology not in (None, PS) or comp_threshold > 0
+        if compression is not None and not compression.makes_packets and has_way:
+            raise ValueError(
+                f"`topology` and `comp_threshold` must be left out with {compression.codec.name}, "
+                "which makes no packets, and sums exactly what is too small for it. Received: "
+                f"{name}={compression.text}, topology={topology}, comp_threshold={comp_threshold}"
+            )
         if compression is not None and compression.is_budget:
             raise ValueError(
                 f"`{name}` must be a compressor: a budget is for the way to a server. "
@@ -213,6 +220,11 @@ class InParty:
         """Raises on all ranks if they were told different things."""
         own = {name: None if codec is None else codec.text for name, codec in self.codecs().items()}
         own |= self.facts()
+        if self._plan is not None:  # they decide about collectives, and not about what is kept
+            own |= {
+                f"the number of partitions of gradient {place}": f"{choice.partitions}"
+                for place, choice in enumerate(self._plan.choices)
+            }
         own |= {
             f"gradient {place}": f"{gradient.dtype.name}{list(gradient.shape)}"
             for place, gradient in enumerate(gradients)

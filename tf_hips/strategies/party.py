@@ -455,13 +455,12 @@ class PartyStrategy(tf.distribute.Strategy):
                 # The residuals are as large as the model: they go when it goes.
                 weakref.finalize(variables[0], self._sums.pop, key, None)
         corrects = self._loan is not None and self._loan.corrects()
-        if self._is_alone() and not corrects:
-            return self._sums[key].in_turn(self._turns, values, optimizer)
-        with tf.device(self._sum_device()):
+        is_own = self._is_alone() and not corrects
+        with contextlib.nullcontext() if is_own else tf.device(self._sum_device()):
             sums = self._sums[key].in_turn(self._turns, values, optimizer)
         if self._loan is not None and corrects:
             sums = self._loan.corrected(sums, variables)
-        # Keras would have clipped before, each replica by its own norm.
+        # Keras would have clipped before; see `hooks`.
         return list(hooks.original(keras.optimizers.Optimizer, "_clip_gradients")(optimizer, sums))
 
     def _sum_device(self) -> str:
