@@ -151,7 +151,7 @@ def counted():
     loop = CountedESync.__new__(CountedESync)
     loop._watch = loop._paced = loop._loss = _Phase()
     loop.num_steps = 100
-    loop._asked = None
+    loop._asked = loop._begun = None
     loop._is_alone = True
     loop._planned = loop.plan(1)
     loop._steps = 2
