@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tf_hips.load: a specification becomes a codec of the running program, the same in all faces."""
 
+import errno
 import os
 import pickle
 import re
@@ -390,10 +391,24 @@ def test_a_damaged_entry_is_made_again(mine: Compressor, tmp_path: Path, _cache:
     first = run(LOAD, **{jit.CACHE: str(tmp_path)})
     assert first.stdout.split()[1:] == ["False", "False"]
     (entry,) = tmp_path.glob("*.so")
-    entry.write_bytes(b"half a library")
+    whole = entry.read_bytes()
     (tmp_path / "mine-0123456789abcdef-0123456789abcdef.so").write_bytes(b"an old one")
-    second = run(LOAD, **{jit.CACHE: str(tmp_path)})
-    assert second.stdout.split() == [first.stdout.split()[0], "True", "False"]
+    # The system's loader refuses the first. It would map the second, and die behind its end.
+    for damaged in (b"half a library", whole[: len(whole) // 2]):
+        entry.write_bytes(damaged)
+        second = run(LOAD, **{jit.CACHE: str(tmp_path)})
+        assert second.stdout.split() == [first.stdout.split()[0], "True", "False"]
+
+
+def test_a_full_disk_is_told(
+    mine: Compressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("compll.backends.library.compile_codec", write)
+    with pytest.raises(LibraryError, match=r"can be written.*No space left"):
+        tf_hips.load(changed(tmp_path, "roomless"))
 
 
 def test_a_server_finds_what_a_peer_names_by_its_content(mine: Compressor, tmp_path: Path) -> None:
@@ -452,6 +467,27 @@ def test_a_library_that_was_built_elsewhere_needs_no_compiler(
         tf_hips.load(tmp_path / "no.so")
     with pytest.raises(LibraryError, match="tf_hips_codec_id"):
         tf_hips.load(NATIVE_PATH)
+    part = tmp_path / "part.so"
+    part.write_bytes(library.read_bytes()[:9000])
+    with pytest.raises(LibraryError, match=r"9000 bytes of at least [0-9]+: it was cut off"):
+        tf_hips.load(part)
+
+
+def test_a_library_that_was_built_again_is_the_new_one(mine: Compressor, tmp_path: Path) -> None:
+    file = changed(tmp_path, "rebuilt")
+    library = pipeline.build(specification.read(file), tmp_path / "made")
+    first = tf_hips.load(library)
+    file.write_text(file.read_text() + "// again\n")
+    assert pipeline.build(specification.read(file), tmp_path / "made") == library
+    with pytest.raises(ValueError, match=f"loaded before as {first.name}.*replace=True"):
+        tf_hips.load(library)
+    second = tf_hips.load(library, replace=True)
+    assert second.name == loaded.full_name("rebuilt", file.read_bytes()) != first.name
+    assert loaded.table(second.name) != loaded.table(first.name)
+    x = gradient(99)
+    np.testing.assert_array_equal(
+        native.encode(first(2, 1), x, KEY)[16:], native.encode(second(2, 1), x, KEY)[16:]
+    )
 
 
 def halved(folder: Path, one: str = "TwoEncode", two: str = "TwoDecode") -> tuple[Path, Path]:

@@ -333,13 +333,17 @@ def _library(source: _Source) -> Path:
     if _is_good(entry, name):
         return entry
     with _turn(entry.with_suffix(".lock")):
-        if not _is_good(entry, name):
-            _make(entry, source, command)
-        kept = _kept(name)
-        if not kept.is_file():
-            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
-                aside.write(source.data)
-            Path(aside.name).replace(kept)
+        try:
+            if not _is_good(entry, name):
+                _make(entry, source, command)
+            kept = _kept(name)
+            if not kept.is_file():
+                with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
+                    aside = Path(scratch, kept.name)
+                    aside.write_bytes(source.data)
+                    aside.replace(kept)
+        except OSError as error:  # the disk is full
+            raise _not_writable(folder, error) from error
     return entry
 
 

@@ -11,6 +11,8 @@ Nothing is ever unloaded: tables are used from C and by TensorFlow's kernels.
 import ctypes
 import hashlib
 import re
+import struct
+import tempfile
 import threading
 from pathlib import Path
 
@@ -22,6 +24,13 @@ NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)@([0-9a-f]{16})", re.ASCII)
 
 _lock = threading.Lock()
 _tables: dict[str, int] = {}
+# Device and inode of the file that was opened first under a path.
+_opened: dict[str, tuple[int, int]] = {}
+# The start of an ELF file of 64 bits, little-endian. Of its header: where the table of its segments
+# lies, the size of an entry, and their number. Of an entry: where a segment lies, and its bytes.
+_ELF = b"\x7fELF\x02\x01"
+_HEADER = struct.Struct("<32xQ14xHH6x")
+_SEGMENT = struct.Struct("<8xQ16xQ16x")
 
 
 class _Param(ctypes.Structure):
@@ -73,8 +82,8 @@ def identity(path: Path) -> tuple[ctypes.CDLL, str]:
         LibraryError: it does not load, or is not a codec that CompLL built for this version.
     """
     try:
-        # By its full path: a bare name would be looked up among the system's libraries.
-        cdll = ctypes.CDLL(str(path.absolute()))
+        _check_whole(path)
+        cdll = _open(path)
         text = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(cdll, "tf_hips_codec_id")))
     except (OSError, ValueError) as error:
         raise errors.LibraryError(
@@ -85,6 +94,38 @@ def identity(path: Path) -> tuple[ctypes.CDLL, str]:
     if NAME.fullmatch(name) is None:
         raise errors.LibraryError(f"{path} must name its codec. Received: {name!r}")
     return cdll, name
+
+
+def _check_whole(path: Path) -> None:
+    """Raises OSError where a library was cut off: to load it would end the process (SIGBUS)."""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        head = file.read(_HEADER.size)
+        if len(head) < _HEADER.size or not head.startswith(_ELF):
+            return  # the system's loader refuses it
+        begin, each, number = _HEADER.unpack(head)
+        if each != _SEGMENT.size:
+            return  # so it does with this
+        file.seek(begin)
+        table = file.read(each * number)
+    segments = _SEGMENT.iter_unpack(table[: len(table) // each * each])
+    wanted = max([begin + each * number, *(offset + held for offset, held in segments)])
+    if size < wanted:
+        raise OSError(f"{size} bytes of at least {wanted}: it was cut off")
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    # By its full path: a bare name would be looked up among the system's libraries.
+    full = str(path.absolute())
+    held = path.stat()
+    if _opened.setdefault(full, (held.st_dev, held.st_ino)) == (held.st_dev, held.st_ino):
+        return ctypes.CDLL(full)
+    # Another file has this path now. The system's loader would give the one that it knows under it,
+    # and finds the new one under a name that it has not seen.
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder, path.name)
+        link.symlink_to(full)
+        return ctypes.CDLL(str(link))
 
 
 def add(path: Path) -> registry.Algorithm:
