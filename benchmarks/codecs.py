@@ -94,7 +94,8 @@ def main() -> int:
     harness.show("codecs", [_only(row, _FIGURES) for row in rows if not row["target"]])
     harness.show("targets", [_only(row, _TARGETS) for row in bound])
     if is_complete and not is_noisy:
-        harness.write("codecs", rows, command="make bench-codecs", note=note, is_shown=False)
+        command = "make bench-codecs"
+        harness.write("codecs", rows, command=command, note=note, is_shown=False, by_vectors=True)
     else:
         print("nothing is stored")
     num_met = sum(row["met"] == "yes" for row in bound)

@@ -85,6 +85,7 @@ def environment(gpu: str = "none") -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu,
+        "vectors": vectors(),
         "cores": os.cpu_count(),
         "memory_gib": round(pages / 2**30),
         "gpu": gpu,
@@ -95,6 +96,13 @@ def environment(gpu: str = "none") -> dict[str, Any]:
         },
         "commit": _commit(),
     }
+
+
+def vectors() -> str:
+    """The widest registers of this machine that codecs know: "AVX-512", "AVX2" or "none"."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    found = set(next((line for line in lines if line.startswith("flags")), "").split())
+    return "AVX-512" if "avx512bw" in found else "AVX2" if "avx2" in found else "none"
 
 
 def on_ranks(module: str, num_ranks: int) -> list[dict[str, Any]] | None:
@@ -133,13 +141,24 @@ def write(
     note: str = "",
     gpu: str = "none",
     is_shown: bool = True,
+    by_vectors: bool = False,
 ) -> Path:
     """Prints `rows` (equal keys) as a table and stores them; returns the path of the JSON file.
 
-    `is_shown`: False where the caller prints its own tables.
+    Args:
+        theme: begins the name of the files.
+        rows: of the table.
+        command: that makes it.
+        note: what a reader must know.
+        gpu: the one that was measured.
+        is_shown: False where the caller prints its own tables.
+        by_vectors: figures are of the machine's registers, so those of a machine without AVX-512
+            do not take the place of others'.
     """
     facts = environment(gpu)
     hardware = f"{facts['cores']}cpu" if gpu == "none" else re.sub(r"\W+", "", gpu).lower()
+    if by_vectors and facts["vectors"] != "AVX-512":
+        hardware += f"_{facts['vectors'].lower()}"
     stem = RESULTS / f"{theme}_{hardware}_{facts['date'][:7].replace('-', '')}"
     result = {
         "theme": theme,
@@ -177,7 +196,7 @@ def _markdown(result: dict[str, Any]) -> str:
         f"# {result['theme']}",
         "",
         f"`{result['command']}`, {facts['date']}, commit {facts['commit']}.",
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, "
+        f"{facts['cpu']}, {facts['vectors']}, {facts['cores']} cores, {facts['memory_gib']} GiB, "
         f"GPU: {facts['gpu']}; {facts['os']}; "
         f"Python {facts['python']}, {versions}.",
         "",
