@@ -53,7 +53,8 @@ def test_changed_bytes(text):
     fuzzing.survives(text)
 
 
-@settings(ANY, max_examples=60)
+@pytest.mark.timeout(120)
+@settings(ANY, max_examples=40)
 @given(CHOICES)
 def test_the_command_line_shows_no_traceback(tmp_path_factory, choose):
     file = tmp_path_factory.getbasetemp() / "changed.pse"
