@@ -149,10 +149,12 @@ def sites(text: str) -> tuple[str, ...]:
 
 def endpoint(text: str) -> str:
     """`HOST:PORT`; the host may be an IPv6 address in brackets."""
+    from tf_hips.ps.sockets import lacks_brackets
+
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"must be HOST:PORT. Received: {text!r}")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    if lacks_brackets(host):
         raise argparse.ArgumentTypeError(
             f"must have an IPv6 address in brackets, as [::1]:7070. Received: {text!r}"
         )

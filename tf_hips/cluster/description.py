@@ -388,10 +388,12 @@ def _check_path(what: str, key: str, value: object) -> None:
 
 
 def _check_address(key: str, text: str) -> None:
+    from tf_hips.ps.sockets import lacks_brackets
+
     host, _, port = text.rpartition(":")
     if not _DESTINATION.fullmatch(host.strip("[]")) or "@" in host or not port.isdecimal():
         raise ConfigError(f"`{key}` must be HOST:PORT. Received: {config.shown(text)}")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    if lacks_brackets(host):
         raise ConfigError(
             f"`{key}` must have an IPv6 address in brackets, as [::1]:7070. Received: {text!r}"
         )

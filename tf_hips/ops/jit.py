@@ -396,7 +396,7 @@ def _command() -> tuple[str, ...]:
 
 
 def _machine_flags() -> tuple[str, ...]:
-    """Flags for the instructions that this machine has: a third of the code, and of the wait.
+    """Flags for the instructions that this machine has: less code, and a shorter wait.
 
     They are part of an entry's name, so machines that share a cache do not take each other's.
     None where TF_HIPS_CPU asks for narrower registers: such a library has code for all machines.

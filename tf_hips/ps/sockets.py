@@ -44,9 +44,14 @@ def split_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"An address must be host:port. Received: {text!r}")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    if lacks_brackets(host):
         raise ValueError(f"An IPv6 address must be in brackets, as [::1]:7070. Received: {text!r}")
     return host.strip("[]"), int(port)
+
+
+def lacks_brackets(host: str) -> bool:
+    """Whether the host of a `host:port` is an IPv6 address whose end nobody can tell."""
+    return ":" in host and not (host.startswith("[") and host.endswith("]"))
 
 
 def is_loopback(host: str) -> bool:

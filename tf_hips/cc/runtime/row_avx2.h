@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows (row.h) on machines with AVX2: two registers each, `low` with elements 0 .. 7. Names and
-// results are those of row_avx512.h.
+// results are those of row_avx512.h, also where the text is: a function that is inlined must be for
+// the machine of its caller.
 
 #ifndef TF_HIPS_CC_RUNTIME_ROW_AVX2_H_
 #define TF_HIPS_CC_RUNTIME_ROW_AVX2_H_
