@@ -6,6 +6,7 @@ from compll.backends.c_common import Lines, max_bits
 from compll.backends.loops import Loops, Stored, parts_of
 from compll.backends.row_code import Apart, Packed, Rest, RowCode
 from compll.backends.row_results import RowResult, can_fold, results_of_rows
+from compll.backends.row_table import look_up_values
 from compll.backends.stored import is_in_memory, is_of_floats, tile_bytes
 from compll.backends.tile_feedback import NO_FEEDBACK, TileFeedback
 from compll.ir import nodes
@@ -238,9 +239,15 @@ class BlockLoops(Loops):
     def run_before(self, rows: RowCode) -> None:
         """Emits what a function of rows needs before it is called."""
         if rows.uses_bytes:
-            self._run_unpacks()
+            self.run_unpacks()
         # One vector may be read in order, and the other way round.
         self.lines.add(*dict.fromkeys(codes.declaration for codes in rows.packed))
+
+    def take_bytes(self, rows: RowCode) -> None:
+        """Declares the codes that a function of rows has as packed, from tiles of bytes."""
+        for codes in rows.packed:
+            [vector] = [v for v, name in self._packed.items() if name == codes.name]
+            self.lines.add(f"const uint8_t* const {codes.name} = {self._tiles[vector]};")
 
     def row_code(
         self, part: nodes.Elementwise, tag: str = "p", *, is_varied: bool = False
@@ -254,7 +261,12 @@ class BlockLoops(Loops):
                 and whose number need not be that of the elements.
         """
         self._position = part.position
-        for uses_bits, uses_packed in ((True, False), (False, True), (False, False)):
+        for uses_bits, uses_packed, is_table in (
+            (False, True, True),
+            (True, False, False),
+            (False, True, False),
+            (False, False, False),
+        ):
             rows = RowCode(
                 self.c, self, part, tag=tag, uses_bits=uses_bits, uses_packed=uses_packed
             )
@@ -262,7 +274,9 @@ class BlockLoops(Loops):
                 continue
             # In a tile there may be fewer codes than elements, and codes as bytes are there too.
             is_whole = rows.varied_bits is None and all(c.count is None for c in rows.packed)
-            if is_varied or is_whole:
+            if not is_varied and not is_whole:
+                continue
+            if not is_table or look_up_values(rows):
                 return rows
         return None
 
@@ -346,11 +360,9 @@ class BlockLoops(Loops):
             rows, call = found, found.values(self.apart)
         if rows.varied_bits is not None:
             # Of the other widths, as bytes.
-            self._run_unpacks()
+            self.run_unpacks()
             self.lines.add("constexpr int kBits = 8;")
-            for codes in rows.packed:
-                [vector] = [v for v, name in self._packed.items() if name == codes.name]
-                self.lines.add(f"const uint8_t* const {codes.name} = {self._tiles[vector]};")
+            self.take_bytes(rows)
         else:
             self.run_before(rows)
         late = self.names.fresh("is_late")

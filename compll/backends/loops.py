@@ -224,7 +224,7 @@ class Loops(TileNeeds):
             and isinstance(value.array, nodes.Ref)
         ):
             vector = self.stored[value.array.var]
-            self._run_unpacks()
+            self.run_unpacks()
             if self._is_here(value.index) and vector.is_local:
                 return vector.pointer
             if self._is_here(value.index) and vector.size == self._size:

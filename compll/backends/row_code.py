@@ -111,7 +111,9 @@ class RowCode:
         begin: C++ for the element, of those that blocks are counted from, that a tile begins with.
         sums: the vector whose rows are in a register named `sum`; None: there is none.
         held: codes that are in a register named `held`, not in memory; None: there are none.
+        looked_up: codes for which `held` has all that there can be, wherever they are read.
         arguments: what callers give for each parameter, whose name and type follow.
+        setup: what is computed once, before the loop over rows.
         body: computes x, a row of a decode; made by `prepare_value`.
     """
 
@@ -127,9 +129,11 @@ class RowCode:
     begin: str = "base"
     sums: nodes.Var | None = None
     held: nodes.Var | None = None
+    looked_up: nodes.Var | None = None
+    setup: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     arguments: dict[str, tuple[str, str]] = field(default_factory=dict)
-    _lets: dict[nodes.Var, str] = field(default_factory=dict)
+    _lets: dict[nodes.Var, str] = field(default_factory=dict, init=False)
     uses_blocks: bool = False
     packed: list[Packed] = field(default_factory=list)
 
@@ -186,7 +190,7 @@ class RowCode:
 
     def values(self, apart: Apart) -> str:
         """Writes the function that decodes; returns the call of it, but for mode and target."""
-        lines = ["if (count % 16 != 0) return false;"]
+        lines = ["if (count % 16 != 0) return false;", *self.setup]
         for condition, reads, store in (
             ("if (mode == TF_HIPS_ADD) {", True, "row_store(to + at, row_at(to + at) + x);"),
             (
@@ -363,6 +367,8 @@ class RowCode:
             return "held"
         if not isinstance(expr, nodes.Index):
             raise _NoRowsError
+        if isinstance(expr.array, nodes.Ref) and expr.array.var is self.looked_up:
+            return "held"
         if self.uses_packed:
             return self._packed_codes(expr)
         self.uses_bytes = True

@@ -70,6 +70,7 @@ def sum_of_rows(apart: Apart, rows: list[RowCode]) -> str:
         "if (count % 16 != 0 || reinterpret_cast<uintptr_t>(late) % sizeof(float) != 0) {",
         "  return false;",
         "}",
+        *(line for row in rows for line in row.setup),
         "LateRows rows(late, count);",
         "for (int64_t at = 0; at < count; at += 16) {",
         "  Row sum = is_first ? row_of(-0.0f) : row_at(to + at);",

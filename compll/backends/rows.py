@@ -9,12 +9,14 @@ of decoding row by row.
 
 from compll.backends.block_loops import BlockLoops
 from compll.backends.c_common import Lines
-from compll.backends.row_code import Apart
+from compll.backends.row_code import Apart, RowCode
 from compll.backends.row_results import sum_of_rows
 from compll.ir import nodes
 from compll.ir.types import FLOAT
 
 ROWS = 4
+# What a function of rows is given last.
+_LAST = "is_first, to, late == nullptr ? late : late + (base - begin))"
 
 
 def emit_rows(lines: Lines, rows: list[BlockLoops], sweep: nodes.Sweep, apart: Apart) -> None:
@@ -35,13 +37,19 @@ def emit_rows(lines: Lines, rows: list[BlockLoops], sweep: nodes.Sweep, apart: A
     for row in rows:
         row.prepare(sweep)
     lines.add("float* const to = out + (base - begin);")
-    codes = [row.row_code(part, tag) for row, tag in zip(rows, "abcdefgh", strict=False)]
-    found = [code for code in codes if code is not None]
-    if len(found) == len(rows):
-        for row, code in zip(rows, found, strict=True):
-            row.run_before(code)
-        late = "late == nullptr ? late : late + (base - begin)"
-        lines.add(f"if ({sum_of_rows(apart, found)}is_first, to, {late})) return;")
+    tags = "abcdefgh"[: len(rows)]
+    packed = [row.row_code(part, tag, is_varied=True) for row, tag in zip(rows, tags, strict=True)]
+    found = [code for code in packed if code is not None]
+    # Packed codes are for tables: where there is none, bytes take less.
+    if len(found) == len(rows) and all(code.setup or code.uses_bits for code in found):
+        _emit_packed(lines, rows, found, apart)
+    else:
+        codes = [row.row_code(part, tag) for row, tag in zip(rows, tags, strict=True)]
+        found = [code for code in codes if code is not None]
+        if len(found) == len(rows):
+            for row, code in zip(rows, found, strict=True):
+                row.run_before(code)
+            lines.add(f"if ({sum_of_rows(apart, found)}{_LAST}) return;")
     for row in rows:
         row.run_spreads()
     statements = [row.statements(part, _add, FLOAT) for row in rows]
@@ -57,6 +65,33 @@ def emit_rows(lines: Lines, rows: list[BlockLoops], sweep: nodes.Sweep, apart: A
     lines.close()
     lines.add("if (late != nullptr) stream_tile(to, count, late + (base - begin));")
     lines.close("});")
+
+
+def _emit_packed(lines: Lines, rows: list[BlockLoops], codes: list[RowCode], apart: Apart) -> None:
+    """Rows of codes as they are in memory; those of widths that rows lack, from bytes."""
+    call = f"{sum_of_rows(apart, codes)}{_LAST}"
+    for row, code in zip(rows, codes, strict=True):
+        row.run_before(code)
+    # There may be fewer codes than elements.
+    counts = dict.fromkeys(c.count for code in codes for c in code.packed if c.count is not None)
+    whole = "".join(f"base + count <= {count} && " for count in counts)
+    bits = codes[0].varied_bits
+    if bits is None:
+        lines.add(f"if ({whole}{call}) return;")
+        return
+    lines.open(f"if ({whole}with_packed_width({bits}, [&](auto packed_bits) TF_HIPS_INLINED {{")
+    lines.add("constexpr int kBits = decltype(packed_bits)::value;", f"return {call};")
+    lines.close("})) return;")
+    if counts or any(c.mirror for code in codes for c in code.packed):
+        return
+    for row in rows:
+        row.run_unpacks()
+    lines.open("{")
+    lines.add("constexpr int kBits = 8;")
+    for row, code in zip(rows, codes, strict=True):
+        row.take_bytes(code)
+    lines.add(f"if ({call}) return;")
+    lines.close()
 
 
 def _add(text: str) -> str:

@@ -314,13 +314,13 @@ class TileNeeds:
         turned = f"mirror_tile<{mirror}>({at}, {there}, count, {tile});"
         self.lines.add(f"prefetch_tile({at}, count);", declared, turned)
 
-    def _run_unpacks(self) -> None:
+    def run_unpacks(self) -> None:
         """Unpacks the fields of a tile, before what needs them."""
         self.lines.add(*self._unpacks)
         self._unpacks.clear()
 
     def run_spreads(self) -> None:
         """The same, and gives elements what belongs to their blocks."""
-        self._run_unpacks()
+        self.run_unpacks()
         self.lines.add(*self._spreads)
         self._spreads.clear()

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of rows (compll/backends/row_code.py) make what the loops make that they stand for."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -327,21 +331,45 @@ def test_a_field_may_have_fewer_blocks_than_the_gradient(count):
 
 
 @pytest.mark.parametrize("kind", ["uint1", "uint2", "uint<3>", "uint4", "uint8", "uint<width>"])
-@pytest.mark.parametrize("mirror", [1, 3, 7])
+@pytest.mark.parametrize("mirror", [0, 1, 3, 7])
 def test_groups_the_other_way_round_agree(kind, mirror):
     widths = (1, 2, 4, 5, 8) if kind == "uint<width>" else (2,)
     for width in widths:
         text = PACKED.format(kind=kind, mirror=mirror, group=mirror + 1, width=width)
+        # In order.
+        text = text.replace("i ^ 0", "i").replace("(gradient.size + 0) / 1 * 1", "gradient.size")
         program = compll.compile_text(text, "turn")
         source = compll.generate(program)["turn.codec.cc"]
-        assert f"mirror_tile<{mirror}>(" in source
-        assert (f"row_mirrored<{mirror}>(" in source) == (kind != "uint<3>")
+        assert (f"mirror_tile<{mirror}>(" in source) == (mirror != 0)
+        assert (f", {mirror}>(p_values" in source) == (kind not in ("uint<3>", "uint8"))
         reference, codec = compll.Reference(program), compiled(program)
         for n in LENGTHS:
             x = gradients(n)["broken"]
             packet = reference.encode(x)
             assert codec.encode(x).tobytes() == packet.tobytes(), (width, n)
-            assert_decodes(codec, packet, reference.decode(packet, n))
+            expected = reference.decode(packet, n)
+            assert_decodes(codec, packet, expected)
+            if n:
+                found, total = np.empty(n, np.float32), expected.copy()
+                for _ in range(8):
+                    total += expected
+                codec.merge_bodies([packet[16:]] * 9, found)
+                assert_same_floats(found, total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["avx2", "base"])
+def test_machines_of_narrower_vectors_agree(machine):
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [*command, __file__],
+        env={**os.environ, "TF_HIPS_CPU": machine},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
 
 
 def assert_decodes(codec, packet, expected):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.ops import codecs
-from tf_hips.ops import REGISTRY, Key, error_feedback, native
+from tf_hips.ops import REGISTRY, Compressor, Key, error_feedback, native
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = (1, 77, 5001)
@@ -42,6 +42,26 @@ def digests() -> dict[str, str]:
                 packet = native.encode(error_feedback(compressor), x, key, residual)
                 found.update(packet.tobytes() + residual.tobytes())
         made[compressor.text] = found.hexdigest()
+    return made | large_sums()
+
+
+def large_sums() -> dict[str, str]:
+    """Sums that are written past the caches, where lines of memory begin and elsewhere."""
+    n, made = (1 << 21) + 77, {}
+    room = np.empty(n + 32, np.float32)
+    start = -(room.ctypes.data // 4) % 16
+    for name in ("onebit", "tbq", "hips2bit", "terngrad", "int8", "qsgd"):
+        compressor = Compressor(name)
+        x = codecs.gradient(n, seed=7)
+        packets = [native.encode(compressor, x, Key(row, 2, 3)) for row in range(5)]
+        found = hashlib.sha256()
+        for skew in (0, 3, 8, 12):
+            room[:] = -1
+            out = room[start + skew :][:n]
+            native.merge(compressor, packets, n, out=out)
+            # What lies around them is the same, too.
+            found.update(room[start : start + n + 16].tobytes())
+        made[f"large {name}"] = found.hexdigest()
     return made
 
 

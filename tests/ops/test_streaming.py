@@ -28,7 +28,7 @@ def test_large_decodes_and_merges_are_those_of_their_chunks(compressor: Compress
         at, start = end, start + size
     room = np.full(N + 64, np.float32(np.nan))
     first = -(room.ctypes.data // 4) % 16  # where a line of memory begins
-    for skew in (0, 1, 5, 15):
+    for skew in (0, 1, 5, 8, 12, 15):
         room[:] = np.nan
         out = room[first + skew : first + skew + N]
         native.decode(compressor, packets, N, out=out)
@@ -36,5 +36,8 @@ def test_large_decodes_and_merges_are_those_of_their_chunks(compressor: Compress
         around = np.concatenate([room[: first + skew], room[first + skew + N :]])
         assert np.isnan(around).all()
         total = room[first + skew : first + skew + N]
-        native.merge(compressor, [packets, packets, packets], N, out=total)
-        np.testing.assert_array_equal(total, expected + expected + expected)
+        # One added by itself, and four that are added in one loop.
+        native.merge(compressor, [packets] * 5, N, out=total)
+        np.testing.assert_array_equal(total, sum([expected] * 5, start=np.zeros(N, np.float32)))
+        around = np.concatenate([room[: first + skew], room[first + skew + N :]])
+        assert np.isnan(around).all()

@@ -20,7 +20,7 @@ namespace tf_hips::avx2 {
 struct Row {
   __m256 low, high;
 };
-// All bits of an element are set, or none.
+// The sign bit of an element says it.
 struct RowFlags {
   __m256i low, high;
 };
@@ -61,6 +61,7 @@ TF_HIPS_AVX2_INLINE Row operator-(Row x) {
 TF_HIPS_AVX2_INLINE RowFlags flags_of(__m256 low, __m256 high) {
   return {_mm256_castps_si256(low), _mm256_castps_si256(high)};
 }
+// `flags`: of a comparison, which sets all bits of an element or none.
 TF_HIPS_AVX2_INLINE Row keep_where(RowFlags flags, Row x) {
   return {_mm256_and_ps(_mm256_castsi256_ps(flags.low), x.low),
           _mm256_and_ps(_mm256_castsi256_ps(flags.high), x.high)};
@@ -71,17 +72,21 @@ TF_HIPS_AVX2_INLINE RowFlags unless(RowFlags flags) {
 }
 TF_HIPS_AVX2_INLINE __m256i lanes() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 
-// Rows that follow one another, past the caches, from any float on, half a line at a time. Their
-// ends share lines with what lies around them, which go the ordinary way.
+// Rows that follow one another, past the caches, from any float on, half a line at a time. Lines
+// that they share with what lies around them go the ordinary way, both halves: a line that is
+// written in both ways is fetched and written twice.
 class LateRows {
  public:
   TF_HIPS_AVX2_INLINE LateRows(float* out, int64_t count) {
-    past_ = static_cast<int32_t>(reinterpret_cast<uintptr_t>(out) % 32 / sizeof(float));
+    const uintptr_t start = reinterpret_cast<uintptr_t>(out);
+    past_ = static_cast<int32_t>(start % 32 / sizeof(float));
     half_ = out - past_;
     const __m256i past = _mm256_set1_epi32(past_);
     // Lane k of half a line is lane k - past of what comes, or the same lane of what was before.
     order_ = _mm256_sub_epi32(lanes(), past);
     is_held_ = _mm256_castsi256_ps(_mm256_cmpgt_epi32(past, lanes()));
+    whole_ = (start + 63) / 64 * 64;
+    whole_bytes_ = (start + static_cast<uintptr_t>(count) * sizeof(float)) / 64 * 64 - whole_;
     // The line that the last row shares must be there when it is written: what is written behind it
     // waits.
     if (past_ != 0) __builtin_prefetch(half_ + count);
@@ -103,12 +108,15 @@ class LateRows {
       _mm256_stream_ps(half_, x);
     } else {
       const __m256 turned = _mm256_permutevar8x32_ps(x, order_);
-      if (is_first_) {
+      const __m256 joined = _mm256_blendv_ps(turned, held_, is_held_);
+      if (reinterpret_cast<uintptr_t>(half_) - whole_ < whole_bytes_) {
+        _mm256_stream_ps(half_, joined);
+      } else if (is_first_) {
         const __m256i is_own =
             _mm256_xor_si256(_mm256_castps_si256(is_held_), _mm256_set1_epi32(-1));
         _mm256_maskstore_ps(half_, is_own, turned);
       } else {
-        _mm256_stream_ps(half_, _mm256_blendv_ps(turned, held_, is_held_));
+        _mm256_store_ps(half_, joined);
       }
       is_first_ = false;
       held_ = turned;
@@ -120,7 +128,9 @@ class LateRows {
   __m256 held_ = _mm256_setzero_ps();
   __m256i order_;
   __m256 is_held_;
-  int32_t past_;  // lanes of half a line that belong to what was before
+  uintptr_t whole_;        // where the lines begin that are only theirs
+  uintptr_t whole_bytes_;  // of these lines
+  int32_t past_;           // lanes of half a line that belong to what was before
   bool is_first_ = true;
 };
 
@@ -132,10 +142,9 @@ TF_HIPS_AVX2_INLINE RowCodes row_bytes(const uint8_t* codes) {
 
 TF_HIPS_AVX2_INLINE RowFlags flags_of_bits(int32_t bits) {
   const __m256i all = _mm256_set1_epi32(bits);
-  const __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-  const __m256i high = _mm256_slli_epi32(low, 8);
-  return {_mm256_cmpeq_epi32(_mm256_and_si256(all, low), low),
-          _mm256_cmpeq_epi32(_mm256_and_si256(all, high), high)};
+  const __m256i low = _mm256_sub_epi32(_mm256_set1_epi32(31), lanes());
+  const __m256i high = _mm256_sub_epi32(_mm256_set1_epi32(23), lanes());
+  return {_mm256_sllv_epi32(all, low), _mm256_sllv_epi32(all, high)};
 }
 // 16 codes of a bit.
 TF_HIPS_AVX2_INLINE RowFlags row_bits(const uint8_t* codes) {
@@ -176,6 +185,43 @@ TF_HIPS_AVX2_INLINE RowCodes row_mirrored(RowCodes row) {
   const __m256i high = _mm256_permutevar8x32_epi32(row.high, order);
   if constexpr ((kMirror & 8) != 0) return {high, low};
   return {low, high};
+}
+
+// Codes of as many bits have no more values than a register has lanes.
+constexpr int kTableBits = 2;
+// All codes of kBits, one after the other and then again.
+template <int kBits>
+TF_HIPS_AVX2_INLINE RowCodes row_every_code() {
+  const __m256i low = _mm256_and_si256(lanes(), _mm256_set1_epi32((1 << kBits) - 1));
+  return {low, low};
+}
+// What a table, which has the value of every code, has for the codes that
+// row_mirrored<kMirror>(row_packed<kBits>(codes, at)) are.
+template <int kBits, int kMirror>
+TF_HIPS_AVX2_INLINE Row row_looked_up(Row table, const uint8_t* codes, int64_t at) {
+  if constexpr (kBits > kTableBits) {
+    return table;  // it is never asked for
+  } else {
+    // Permutations take 3 bits of an index: what is left of other codes chooses among copies.
+    const __m256i place = _mm256_xor_si256(lanes(), _mm256_set1_epi32(kMirror & 7));
+    const __m256i shifts = _mm256_slli_epi32(place, kBits - 1);
+    __m256i all, later;
+    if constexpr (kBits == 1) {
+      uint16_t word;
+      std::memcpy(&word, codes + at / 8, sizeof word);
+      all = _mm256_set1_epi16(static_cast<int16_t>(word));
+      later = _mm256_srli_epi32(all, 8);
+    } else {
+      uint32_t word;
+      std::memcpy(&word, codes + at / 4, sizeof word);
+      all = _mm256_set1_epi32(static_cast<int32_t>(word));
+      later = _mm256_srli_epi32(all, 16);
+    }
+    const __m256 low = _mm256_permutevar8x32_ps(table.low, _mm256_srlv_epi32(all, shifts));
+    const __m256 high = _mm256_permutevar8x32_ps(table.low, _mm256_srlv_epi32(later, shifts));
+    if constexpr ((kMirror & 8) != 0) return {high, low};
+    return {low, high};
+  }
 }
 
 // Codes of a bit of a row.
@@ -278,9 +324,12 @@ TF_HIPS_AVX2_INLINE RowCodes row_difference(RowCodes a, RowCodes b) {
   return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
 }
 
+TF_HIPS_AVX2_INLINE Row numbers_as_row(RowCodes x) {
+  return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)};
+}
 TF_HIPS_AVX2_INLINE RowCodes row_number_select(RowFlags flags, RowCodes yes, RowCodes no) {
-  return {_mm256_blendv_epi8(no.low, yes.low, flags.low),
-          _mm256_blendv_epi8(no.high, yes.high, flags.high)};
+  const Row chosen = row_select(flags, numbers_as_row(yes), numbers_as_row(no));
+  return {_mm256_castps_si256(chosen.low), _mm256_castps_si256(chosen.high)};
 }
 TF_HIPS_AVX2_INLINE RowFlags row_number_is_more(RowCodes a, RowCodes b) {
   return {_mm256_cmpgt_epi32(a.low, b.low), _mm256_cmpgt_epi32(a.high, b.high)};
