@@ -20,6 +20,7 @@
 #include "tf_hips/cc/runtime/denormals.h"
 #include "tf_hips/cc/runtime/robust.h"
 #include "tf_hips/cc/runtime/sketch.h"
+#include "tf_hips/cc/runtime/sorting.h"
 #include "tf_hips/cc/runtime/update.h"
 
 namespace {
@@ -496,6 +497,29 @@ void Sketches(int32_t n, int64_t d) {
   CHECK(tf_hips_robust_sketch(at.data(), n, d, &turned, 1) == TF_HIPS_BAD_ROWS);
 }
 
+// What a network makes of runs that are sorted is sorted, where anybody looks.
+void Networks(int n, int run, int first, int last) {
+  const auto network = tf_hips::MergeNetwork(n, run, first, last);
+  for (int tries = 0; tries < 20; ++tries) {
+    std::vector<int> values(static_cast<size_t>(n));
+    // Zeros and ones, which networks that do not sort cannot sort either, and numbers.
+    for (int& value : values) value = static_cast<int>(Random() % (tries % 2 == 0 ? 2 : 1000));
+    std::vector<int> sorted = values;
+    std::sort(sorted.begin(), sorted.end());
+    for (int begin = 0; begin < n; begin += run) {
+      std::sort(values.begin() + begin, values.begin() + std::min(begin + run, n));
+    }
+    for (const tf_hips::Comparator& one : network) {
+      const int low = values[static_cast<size_t>(one.low)];
+      const int high = values[static_cast<size_t>(one.high)];
+      // What is not kept is nobody's.
+      values[static_cast<size_t>(one.low)] = one.keeps_low ? std::min(low, high) : -1;
+      values[static_cast<size_t>(one.high)] = one.keeps_high ? std::max(low, high) : -1;
+    }
+    CHECK(std::equal(values.begin() + first, values.begin() + last + 1, sorted.begin() + first));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -522,6 +546,13 @@ int main() {
     for (const int64_t d : {int64_t{0}, int64_t{1}, int64_t{513}, (int64_t{1} << 15) + 7}) {
       Robust(n, d);
       if (d > 0) Sketches(n, d);
+    }
+  }
+  for (const int run : {2, 4, 8, 16, 32}) {
+    for (int n = run + 1; n <= 4 * run + 5; ++n) {
+      Networks(n, run, 0, n - 1);
+      Networks(n, run, (n - 1) / 2, n / 2);
+      Networks(n, run, n / 3, n - 1 - n / 3);
     }
   }
   StatusTexts();

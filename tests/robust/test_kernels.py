@@ -19,7 +19,7 @@ from tf_hips.ops.native_robust import CoordinateRule
 Floats = npt.NDArray[np.float32]
 ROOT = Path(__file__).resolve().parents[2]
 # In registers of every width, beyond them; blocks of 512 and tasks of 2^15 with rests.
-COUNTS = (1, 2, 3, 4, 5, 8, 9, 10, 15, 16, 17, 23, 32, 33, 45, 100)
+COUNTS = (1, 2, 3, 4, 5, 8, 9, 10, 15, 16, 17, 23, 32, 33, 45, 64, 100)
 LENGTHS = (1, 511, 512, 2049)
 
 
@@ -159,7 +159,7 @@ def test_long_results_go_past_the_caches_and_nowhere_else(skew: int) -> None:
 def every_result() -> str:
     """A digest of what all passes give."""
     found = hashlib.sha256()
-    for n, d in ((5, 100_003), (15, 40_000), (16, 700), (40, 3000)):
+    for n, d in ((5, 100_003), (15, 40_000), (16, 700), (40, 3000), (71, 600)):
         rows = rows_of(n, d)
         weights = np.random.default_rng(n).random((6, n)).astype(np.float32)
         for rule, drop in zip(CoordinateRule, (0, (n - 1) // 3, n // 3, 0), strict=True):

@@ -45,6 +45,8 @@ struct CoordinatePlan {
 
 // What a width of registers offers; each works on one block of kBlock elements of n rows.
 struct Loops {
+  int in_registers;  // rows at most
+  int run;           // rows of a run, where there are more
   void (*squares)(const float* const* rows, int n, double* lanes);
   void (*distances)(const float* const* rows, int n, double* lanes);
   void (*mix)(const float* const* rows, int n, const float* weights, int m, float* const* out);
@@ -230,15 +232,6 @@ const Loops& TheLoops() {
   return base::kLoops;
 }
 
-// Rows in registers at most, of the loops above.
-int InRegisters() {
-#if defined(TF_HIPS_ROBUST_WIDE)
-  if (&TheLoops() == &avx512::kLoops) return avx512::kInRegisters;
-  if (&TheLoops() == &avx2::kLoops) return avx2::kInRegisters;
-#endif
-  return base::kInRegisters;
-}
-
 int64_t NumTasks(int64_t d) { return (d + kTask - 1) / kTask; }
 
 bool AreBad(const float* const* rows, int32_t n, int64_t d) {
@@ -319,13 +312,13 @@ int32_t RobustCoordinate(const float* const* rows, int32_t n, int64_t d, const f
   CoordinatePlan plan;
   plan.rule = rule;
   plan.drop = drop;
-  if (sorted > InRegisters() && rule != TF_HIPS_MAJORITY) {
+  const Loops& loops = TheLoops();
+  if (sorted > loops.in_registers && rule != TF_HIPS_MAJORITY) {
     const bool is_median = rule == TF_HIPS_MEDIAN;
     const int first = is_median ? (sorted - 1) / 2 : rule == TF_HIPS_TRIMMED ? drop : 0;
     const int last = is_median ? sorted / 2 : sorted - 1 - first;
-    plan.network = PrunedNetwork(sorted, first, last);
+    plan.network = MergeNetwork(sorted, loops.run, first, last);
   }
-  const Loops& loops = TheLoops();
   const bool is_streamed = d >= kStreamed;
   const int64_t num_tasks = NumTasks(d);
   Room<double> sums(squares == nullptr ? 0 : num_tasks * n);

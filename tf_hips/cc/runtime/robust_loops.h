@@ -236,14 +236,47 @@ __attribute__((noinline)) void Sorted(const Block& block, const CoordinatePlan& 
   }
 }
 
-// More rows than there are registers: `scratch` holds kSlice coordinates of each row.
-void SortedInMemory(const Block& block, const CoordinatePlan& plan, float* scratch, float* out) {
-  for (int64_t at = 0; at < kBlock; at += kSlice) {
-    for (int i = 0; i < block.n; ++i) {
-      for (int64_t s = 0; s < kSlice; s += V::kWidth) {
-        V::Add(V::Load(block.rows[i] + at + s), V::Zero()).Store(scratch + i * kSlice + s);
-      }
+// Rows of a run that is sorted in registers where these do not hold all: a power of two, for the
+// merges. A few values of the longest run are put aside; a shorter one costs more, in merges.
+constexpr int RunOf(int rows) { return rows < 4 ? 2 : 2 * RunOf(rows / 2); }
+constexpr int kRun = RunOf(kInRegisters);
+
+// Sorts kSlice coordinates of kN rows to `scratch`, and asks for what comes next of them.
+template <int kN>
+__attribute__((noinline)) void SortRun(const float* const* rows, int64_t at, float* scratch) {
+  for (int64_t s = 0; s < kSlice; s += V::kWidth) {
+    V x[kN];
+#pragma GCC unroll 32
+    for (int i = 0; i < kN; ++i) x[i] = V::Add(V::Load(rows[i] + at + s), V::Zero());
+    if (s % kLanes == 0) {
+#pragma GCC unroll 32
+      for (int i = 0; i < kN; ++i) __builtin_prefetch(rows[i] + at + s + Ahead(kInRegisters + 1));
     }
+    Exchange<kN>(x, std::make_index_sequence<static_cast<size_t>(NumComparators(kN))>());
+#pragma GCC unroll 32
+    for (int i = 0; i < kN; ++i) x[i].Store(scratch + i * kSlice + s);
+  }
+}
+
+using RunSorter = void (*)(const float* const*, int64_t, float*);
+
+template <int... kNs>
+RunSorter FindRunSorter(int n, std::integer_sequence<int, kNs...>) {
+  static constexpr RunSorter all[] = {SortRun<kNs + 1>...};
+  return all[n - 1];
+}
+
+// More rows than there are registers: runs of them are sorted there, and merged in memory, where
+// `scratch` holds kSlice coordinates of each row.
+void SortedInMemory(const Block& block, const CoordinatePlan& plan, float* scratch, float* out) {
+  constexpr std::make_integer_sequence<int, kRun> counts;
+  const RunSorter sort_rest = block.n % kRun == 0 ? nullptr : FindRunSorter(block.n % kRun, counts);
+  for (int64_t at = 0; at < kBlock; at += kSlice) {
+    int i = 0;
+    for (; i + kRun <= block.n; i += kRun) {
+      SortRun<kRun>(block.rows + i, at, scratch + i * kSlice);
+    }
+    if (sort_rest != nullptr) sort_rest(block.rows + i, at, scratch + i * kSlice);
     for (const Comparator& one : plan.network) {
       float* const low = scratch + one.low * kSlice;
       float* const high = scratch + one.high * kSlice;
@@ -300,6 +333,8 @@ void Coordinate(const Block& block, const CoordinatePlan& plan, float* scratch, 
 }
 
 constexpr Loops kLoops = {
+    kInRegisters,
+    kRun,
     [](const float* const* rows, int n, double* lanes) { AddAllSquares({rows, n}, lanes); },
     [](const float* const* rows, int n, double* lanes) { AddDistances({rows, n}, lanes); },
     [](const float* const* rows, int n, const float* weights, int m, float* const* out) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorting networks: Batcher's merge exchange (Knuth, volume 3, 5.2.2, algorithm M) for any n.
+// Sorting networks: Batcher's merge exchange (Knuth, volume 3, 5.2.2, algorithm M) for any n, and
+// his odd-even merges of runs that are sorted (5.3.4).
 
 #ifndef TF_HIPS_CC_RUNTIME_SORTING_H_
 #define TF_HIPS_CC_RUNTIME_SORTING_H_
@@ -55,12 +56,34 @@ struct Network {
   }
 };
 
-// The network of n inputs without what the outputs first .. last do not need.
-inline std::vector<Comparator> PrunedNetwork(int n, int first, int last) {
+// The comparators that merge the halves of inputs low .. low + size - 1, of which only those that
+// are multiples of `step` from `low` are looked at. What is at n and behind it would be larger than
+// all others and stay where it is: it need not be there.
+template <class Exchange>
+void ForMerge(int n, int low, int size, int step, const Exchange& exchange) {
+  if (low + step >= n) return;
+  if (2 * step >= size) {
+    exchange(low, low + step);
+    return;
+  }
+  ForMerge(n, low, size, 2 * step, exchange);
+  ForMerge(n, low + step, size, 2 * step, exchange);
+  for (int i = low + step; i + step < low + size && i + step < n; i += 2 * step) {
+    exchange(i, i + step);
+  }
+}
+
+// The network that makes of runs of `run` sorted inputs, a power of two, and a shorter one what the
+// outputs first .. last need: as if all n were sorted.
+inline std::vector<Comparator> MergeNetwork(int n, int run, int first, int last) {
   std::vector<Comparator> all;
-  ForComparators(n, [&all](int i, int j) {
-    all.push_back({static_cast<int16_t>(i), static_cast<int16_t>(j), true, true});
-  });
+  for (int size = 2 * run; size < 2 * n; size *= 2) {
+    for (int low = 0; low < n; low += size) {
+      ForMerge(n, low, size, 1, [&all](int i, int j) {
+        all.push_back({static_cast<int16_t>(i), static_cast<int16_t>(j), true, true});
+      });
+    }
+  }
   std::vector<bool> needed(static_cast<size_t>(n), false);
   for (int i = first; i <= last; ++i) needed[static_cast<size_t>(i)] = true;
   std::vector<Comparator> kept;
