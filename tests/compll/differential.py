@@ -16,7 +16,7 @@ import compll
 from compll.backends.library import CompiledCodec, build
 from compll.packet import PREFIX, PacketError
 from compll.pipeline import cuda_source
-from tests.compll import emulation
+from tests.compll import emulation, hurry
 from tests.compll.emulation import FINE, Emulated
 from tests.compll.generated_programs import NAME, VALUES, Made
 from tests.compll.support import assert_same_floats, gradients
@@ -38,8 +38,6 @@ SIZES = (0, 1, 33, 300, 1500)
 KINDS = ("plain", "broken", "denormal", "huge", "small integers", "any bits")
 KEY = Key(seed=2**63 + 5, step=11, tensor_id=9, offset=19)
 NO_RESULT = "gradient = map(range(gradient.size), [&](int i) -> float { return 0; });"
-# As tests/compll/support.compiled: what is shipped takes four times as long to build.
-HURRIED = ("-DTF_HIPS_NO_CLONES", "-O1")
 
 
 def inputs(n: int) -> dict[str, Floats]:
@@ -70,12 +68,15 @@ def has_cuda(program: compll.Program, made: Made) -> bool:
 
 def check_cpp(
     program: compll.Program,
-    flags: Sequence[str] = HURRIED,
+    flags: Sequence[str] | None = None,
     sizes: Sequence[int] = SIZES,
 ) -> None:
-    """Raises AssertionError where C++ gives other bits than the reference, in any entry."""
+    """Raises AssertionError where C++ gives other bits than the reference, in any entry.
+
+    `flags`: of the compiler; None: in a hurry, for what is shipped takes four times as long.
+    """
     source = compll.generate(program)[f"{program.name}.codec.cc"]
-    library = build(source, program.name, tuple(flags))
+    library = build(source, program.name, hurry.flags() if flags is None else tuple(flags))
     for values in VALUES:
         pair = CompiledPair(program, CompiledCodec(program, library, **values), values)
         for n in sizes:

@@ -7,6 +7,7 @@ import numpy as np
 
 import compll
 from compll.backends.library import CompiledCodec, build
+from tests.compll import hurry
 
 SPECS = Path(__file__).resolve().parents[2] / "tf_hips/ops/specs"
 SIZES = (0, 1, 7, 8, 1023, 1_000_003)
@@ -25,7 +26,7 @@ def encoder(body: str, params: str = "") -> str:
 def compiled(program: compll.Program, **params: float) -> CompiledCodec:
     """A program in machine code, built in a hurry; the tests of ops run what is shipped."""
     source = compll.generate(program)[f"{program.name}.codec.cc"]
-    library = build(source, program.name, ("-DTF_HIPS_NO_CLONES", "-O1"))
+    library = build(source, program.name, hurry.flags())
     return CompiledCodec(program, library, **params)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import compll
 from compll.backends.library import CompiledCodec, build
 from compll.cli import main
-from tests.compll import fuzzing
+from tests.compll import fuzzing, hurry
 from tests.compll.support import SPECS, assert_same_floats
 
 pytestmark = pytest.mark.heavy  # hundreds of examples each
@@ -103,7 +103,7 @@ def test_accepted_programs_are_the_same_in_c(batch):
     source = "#undef TF_HIPS_CODEC_ID\n" + "\n".join(
         compll.generate(program)[f"{program.name}.codec.cc"] for program in programs
     )
-    library = build(source, "fuzz", ("-DTF_HIPS_NO_CLONES", "-O1"))
+    library = build(source, "fuzz", hurry.flags())
     for program in programs:
         (reference,) = fuzzing.codecs(program)
         compiled = CompiledCodec(program, library, **fuzzing.values_of(program))

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs compiled in a hurry: hardly optimised, and with headers that are read once for all."""
+
+import functools
+import hashlib
+import subprocess
+import tempfile
+from pathlib import Path
+
+from compll.backends import toolchain
+
+FLAGS = ("-DTF_HIPS_NO_CLONES", "-O1")
+# The parts of C++ that take long to read, and what is included of ours, but for what depends on the
+# name of a codec (codec.h).
+_HEADERS = ("<algorithm>", "<cmath>", "<cstdint>", "<cstring>", "<limits>", "<vector>")
+_OURS = ("bits.h", "blocks.h", "denormals.h", "functions.h", "reduce.h", "row.h", "scratch.h")
+
+
+@functools.cache
+def flags() -> tuple[str, ...]:
+    """Flags for `toolchain.build`, with the headers in the compiler's own form.
+
+    Half of the time of a short program goes into reading them. They lie beside the codecs, under
+    a name that changes with them; a compiler that cannot use them reads the text, which is there.
+    """
+    command = (toolchain.compiler(), *toolchain.FLAGS, *FLAGS)
+    root = toolchain.include_folder()
+    text = "".join(f"#include {name}\n" for name in _HEADERS)
+    text += "".join(f'#include "tf_hips/cc/runtime/{name}"\n' for name in _OURS)
+    digest = hashlib.sha256("\0".join([*command, str(root), text]).encode())
+    digest.update(str(Path(command[0]).stat().st_mtime_ns).encode())
+    for header in sorted((root / "tf_hips/cc/runtime").glob("*.h")):
+        digest.update(header.read_bytes())
+    folder = toolchain.cache_folder() / f"headers-{digest.hexdigest()[:24]}"
+    header = folder / "all.h"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+            made = Path(scratch, "made")
+            made.mkdir()
+            made.joinpath("all.h").write_text(text, encoding="ascii")
+            subprocess.run(
+                [*command, f"-I{root}", "-x", "c++-header", "all.h", "-o", "all.h.gch"],
+                check=True,
+                cwd=made,
+                timeout=toolchain.BUILD_DEADLINE_S,
+            )
+            try:
+                made.replace(folder)
+            except OSError:
+                # Another process was faster.
+                if not folder.is_dir():
+                    raise
+    return (*FLAGS, "-include", str(header))
