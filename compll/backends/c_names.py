@@ -57,12 +57,12 @@ row_number_is_at_most row_number_is_equal row_number_is_less row_number_is_more
 row_number_is_unequal row_number_select row_of row_of_codes row_of_flags row_of_number row_packed
 row_plus_noise row_select row_store row_stream row_sum row_whole_noise rule_of run_of run_top_k
 scaled_noise scan_threads scan_tiles scatter_bits shared shift_of shifted sign size_for sort_all
-sort_key sort_keys sort_steps sorted_few sorted_few_or_none sorted_many sorted_value sorter
-split_words spread_weights start start_block step store_bits store_codes store_some stream_on_wide
-stream_wide sum_at sum_threads sum_wide sweep take take_tile take_values taken top top_k_alone
-top_k_count top_k_gather top_k_pack top_k_pick top_k_scan top_k_write trimmed_mean unless
-unpack_groups unpack_many_words unpack_stream unpack_wide unpack_words used value_of within_groups
-write_chosen write_line write_prefix write_staged write_until xor_all
+sort_key sort_keys sort_rest sort_steps sorted_few sorted_few_or_none sorted_many sorted_value
+sorter split_words spread_weights start start_block step store_bits store_codes store_some
+stream_on_wide stream_wide sum_at sum_threads sum_wide sweep take take_tile take_values taken top
+top_k_alone top_k_count top_k_gather top_k_pack top_k_pick top_k_scan top_k_write trimmed_mean
+unless unpack_groups unpack_many_words unpack_stream unpack_wide unpack_words used value_of
+within_groups write_chosen write_line write_prefix write_staged write_until xor_all
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

@@ -22,6 +22,7 @@ from compll.backends.blocks import decode_groups, encode_groups, is_shared
 from compll.backends.c_common import Lines, Names
 from compll.backends.feedback import (
     Fusion,
+    adds_rows,
     has_feedback,
     has_merge,
     has_ranges,
@@ -178,7 +179,7 @@ class _Emitter:
         emit_layout(self._plan, self._lines)
         if program.decode is not None:
             self._decode(program.decode)
-            if has_merge(self._plan) and has_ranges(self._plan):
+            if has_merge(self._plan) and adds_rows(self._plan):
                 self._decode_rows(program.decode)
         if program.encode is not None:
             self._encode(program.encode)

@@ -2,7 +2,7 @@
 """The functions of a codec that callers see, and the table of them (tf_hips/cc/runtime/codec.h)."""
 
 from compll.backends.c_common import Lines, param_names
-from compll.backends.feedback import has_feedback, has_merge, has_ranges, returns_status
+from compll.backends.feedback import adds_rows, has_feedback, has_merge, has_ranges, returns_status
 from compll.backends.in_place import is_in_place
 from compll.backends.kept import decode_fails
 from compll.backends.rooms import rooms
@@ -223,7 +223,7 @@ class _Entries:
             "  decode_fields(params, bodies[row], layout, to, n, how, begin, end);",
             "};",
         )
-        if has_ranges(self._plan):
+        if adds_rows(self._plan):
             lines.add(
                 "const auto more = [&](int32_t row, float* to, int64_t begin, int64_t end,",
                 "                      float* late) {",
@@ -231,6 +231,8 @@ class _Entries:
                 "};",
                 "merge_ranges<kRows>(num, n, mode, out, one, more);",
             )
+        elif has_ranges(self._plan):
+            lines.add("merge_ranges(num, n, mode, out, one);")
         else:
             lines.add("merge_rows(num, n, out, one);")
         lines.add("return TF_HIPS_OK;")

@@ -23,6 +23,8 @@ from compll.backends.tile_feedback import HeldRows, TileFeedback
 from compll.ir import nodes
 from compll.ir.walk import children, walk
 
+# Operations for an element of one body, where several bodies are decoded in one loop.
+_MOST_AT_ONCE = 16
 _ADD_TILE = (
     "if constexpr (kFeedback) add_tile(gradient + base, residual + base, count, value + base);",
 )
@@ -72,6 +74,22 @@ def has_ranges(plan: nodes.Plan) -> bool:
     """Whether decode makes any elements without the others: its one loop is the one that writes."""
     loops = [step for step in plan.decode if not isinstance(step, nodes.Let)]
     return len(loops) == 1 and _writer(plan) is not None
+
+
+def adds_rows(plan: nodes.Plan) -> bool:
+    """Whether a merge decodes several bodies in one loop.
+
+    Of long decodes compilers do not keep several at once in registers.
+    """
+    writer = _writer(plan)
+    if writer is None or not has_ranges(plan):
+        return False
+    part = writer.writes[0].value
+    if not isinstance(part, nodes.Elementwise):
+        return False
+    roots = (part.value, *(let.value for let in part.lets))
+    found = [e for root in roots for e in walk(root) if not isinstance(e, nodes.Const | nodes.Ref)]
+    return len(found) <= _MOST_AT_ONCE
 
 
 def _writer(plan: nodes.Plan) -> nodes.Sweep | None:

@@ -41,6 +41,22 @@ inline void merge_ranges(int32_t num, int64_t n, int32_t mode, float* out, const
   if (is_streamed) stream_end();
 }
 
+// The same for decoders that do one row at a time.
+template <typename One>
+inline void merge_ranges(int32_t num, int64_t n, int32_t mode, float* out, const One& one) {
+  const bool is_streamed = mode == TF_HIPS_STREAM;
+  alignas(64) float sums[kMergeRange];
+  for (int64_t begin = 0; begin < n; begin += kMergeRange) {
+    const int64_t end = std::min(begin + kMergeRange, n);
+    float* to = is_streamed ? sums : out + begin;
+    for (int32_t row = 0; row < num; ++row) {
+      one(row, to, row == 0 ? TF_HIPS_SET : TF_HIPS_ADD, begin, end);
+    }
+    if (is_streamed) stream_tile(sums, end - begin, out + begin);
+  }
+  if (is_streamed) stream_end();
+}
+
 // The same for decoders that can only do all elements.
 template <typename One>
 inline void merge_rows(int32_t num, int64_t n, float* out, const One& one) {
