@@ -10,6 +10,7 @@ from tf_hips.data import splits
 from tf_hips.errors import ConfigError
 
 TEXTS = ["iid", "class", "class(compat)", "dirichlet(0.5)", "dirichlet(5)", "quantity(1)"]
+EXACT = ["dirichlet(0.123456789)", "quantity(1234567.5)"]
 
 
 @given(
@@ -35,7 +36,7 @@ def test_parts_are_disjoint_complete_and_the_same_again(labels, text, parties, l
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", TEXTS + EXACT)
 def test_a_text_is_read_back(text):
     assert splits.parse(text).text == text
 

@@ -167,6 +167,30 @@ def test_steps_are_what_epochs_make_and_at_most_what_is_asked():
     assert steps(epochs=3, max_steps=500) == 60
 
 
+@pytest.mark.parametrize(
+    ("asked", "interval", "left", "number"),
+    [
+        (1, 44, 440, 1),
+        (10, 44, 440, 4),
+        (2, 3, 3, 1),
+        (4, 6, 12, 3),
+        (20, 20, 30, 10),
+        (5, 5, 25, 5),
+    ],
+)
+def test_no_execution_passes_a_test_or_the_end(asked, interval, left, number):
+    from tf_hips.trainer.training import _whole_executions
+
+    assert _whole_executions(asked, interval, left, True) == number
+
+
+def test_executions_end_where_tests_and_the_run_do(alone, capsys):
+    alone(batch_size=32, max_steps=9, eval_duration=6, steps_per_execution=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[1:-1]] == ["6/9", "9/9"]
+    assert " after 9 steps in " in lines[-1]
+
+
 class Strategy:
     """What `sources` asks of a strategy: worker `rank` of two parties of two."""
 

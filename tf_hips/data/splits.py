@@ -47,7 +47,8 @@ class Split:
     def text(self) -> str:
         """The text that `parse` reads."""
         if self.kind in ("dirichlet", "quantity"):
-            return f"{self.kind}({self.alpha:g})"
+            short = f"{self.alpha:g}"
+            return f"{self.kind}({short if float(short) == self.alpha else repr(self.alpha)})"
         return f"{self.kind}(compat)" if self.is_compat else self.kind
 
 

@@ -2,6 +2,7 @@
 """One run of `tf-hips train` on one worker."""
 
 import dataclasses
+import math
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_hips import callbacks, config, models
+from tf_hips import callbacks, config, log, models
 from tf_hips.comm import primitives
 from tf_hips.data import sets, splits
 from tf_hips.errors import ConfigError
@@ -134,6 +135,10 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
     else:
         interval = rounds.interval(settings, source.steps_of_pass, num_steps)
     varies = rounds is not None and rounds.steps is None
+    if not varies:  # else the loop ends its last rounds itself
+        model.steps_per_execution = _whole_executions(
+            settings.steps_per_execution, interval, num_steps - done, rank == 0
+        )
     if rank == 0:
         sys.stdout.write(
             f"{name} of {model.count_params()} parameters on {data.name} ({len(data.train)} rows, "
@@ -231,6 +236,24 @@ def _num_steps(settings: Training, steps_of_pass: int, rounds: Rounds | None = N
         return settings.max_steps
     whole = (settings.epochs or DEFAULT_EPOCHS) * steps_of_pass
     return min(whole, settings.max_steps or whole)
+
+
+def _whole_executions(asked: int, interval: int, left: int, is_first: bool) -> int:
+    """Steps that TensorFlow runs at a time, at most `asked`, so that none passes a test or the end.
+
+    Of data that go on, Keras takes whole executions: it would train beyond what was asked for.
+    """
+    common = math.gcd(interval, left)
+    number = next(n for n in range(min(asked, common), 0, -1) if common % n == 0)
+    if number < asked and is_first:
+        log.warning(
+            "TensorFlow runs %d steps at a time, not %d: tests are every %d steps, %d are left.",
+            number,
+            asked,
+            interval,
+            left,
+        )
+    return number
 
 
 def _progress(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of images, one folder a class: ROOT/train/CLASS/*.png and ROOT/test/CLASS/*.png.
 
-Classes are numbered in the order of their names. `validation`, `val` and `valid` are other names
+Classes are numbered in the order of their names. What begins with a dot is no class and no image:
+desktops and notebooks put such things anywhere. `validation`, `val` and `valid` are other names
 for `test`. PNG, JPEG, BMP and GIF (its first frame) are read, by TensorFlow.
 """
 
@@ -39,7 +40,7 @@ def classes_of(train: Path) -> list[str]:
     Raises:
         ConfigError: there is none.
     """
-    names = sorted(one.name for one in train.iterdir() if one.is_dir())
+    names = sorted(one.name for one in train.iterdir() if _is_class(one))
     if not names:
         raise ConfigError(f"{train} must have a folder for each class. Received: none")
     return names
@@ -51,7 +52,7 @@ def images_of(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     Raises:
         ConfigError: there is a class that is not one of `classes`, or a class without images.
     """
-    unknown = sorted(one.name for one in folder.iterdir() if one.is_dir())
+    unknown = sorted(one.name for one in folder.iterdir() if _is_class(one))
     unknown = [name for name in unknown if name not in classes]
     if unknown:
         raise ConfigError(
@@ -60,7 +61,9 @@ def images_of(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     found = []
     for number, name in enumerate(classes):
         inside = (folder / name).iterdir() if (folder / name).is_dir() else iter(())
-        files = sorted(one for one in inside if one.suffix.lower() in _ENDINGS)
+        files = sorted(
+            one for one in inside if one.suffix.lower() in _ENDINGS and not one.name.startswith(".")
+        )
         if not files:
             raise ConfigError(f"{folder / name} must hold images. Received: none")
         found += [(one, number) for one in files]
@@ -79,6 +82,10 @@ def read(root: Path, size: int) -> DataSet:
     return DataSet("image_folder", learned, held_out, len(classes), str(root))
 
 
+def _is_class(one: Path) -> bool:
+    return one.is_dir() and not one.name.startswith(".")
+
+
 def _read(files: Sequence[tuple[Path, int]], size: int) -> Rows:
     import tensorflow as tf
 
@@ -90,6 +97,8 @@ def _read(files: Sequence[tuple[Path, int]], size: int) -> Rows:
             raise ConfigError(
                 f"{path} must be an image. Received: {path.stat().st_size} bytes that are none"
             ) from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
         if image.shape[:2] != (size, size):
             image = tf.image.resize(tf.cast(image, tf.float32), (size, size), antialias=True)
             image = tf.saturate_cast(tf.round(image), tf.uint8)
