@@ -363,3 +363,20 @@ def test_a_directory_that_cannot_be_is_told_before_the_first_epoch(tmp_path):
     with pytest.raises(NotADirectoryError):
         train(build(), used)
     assert not steps
+
+
+def test_a_damaged_backup_is_named_and_the_one_before_goes_on(tmp_path, uninterrupted):
+    from tf_hips.errors import ConfigError
+
+    _, used = callbacks(tmp_path, stop_at=2, stop_when="epoch begins")
+    with pytest.raises(Stop):
+        train(build(), used)
+    newest = max(tmp_path.iterdir())
+    [damaged] = newest.glob("shared.data*")
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(ConfigError, match=f"must be whole; .*{newest.name}, damaged"):
+        train(build(), callbacks(tmp_path)[1])
+    shutil.rmtree(newest)
+    model, history = uninterrupted
+    resumed = build()
+    assert_same(model, history, resumed, train(resumed, callbacks(tmp_path)[1]))

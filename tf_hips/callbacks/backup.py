@@ -34,6 +34,7 @@ from tf_hips.callbacks import handover, others, resuming, snapshot
 from tf_hips.callbacks.folder import Backup, BackupFolder, sync
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.snapshot import Entry
+from tf_hips.errors import ConfigError
 
 _FORMAT = 1
 _META = handover.META
@@ -526,8 +527,14 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _read(self, backup: Backup, shared: list[Entry], own: list[Entry]) -> None:
         place = self._folder.place(backup)
-        snapshot.read(place / "shared", shared)
-        snapshot.read(place / f"rank-{self._peers.rank}", own)
+        try:
+            snapshot.read(place / "shared", shared)
+            snapshot.read(place / f"rank-{self._peers.rank}", own)
+        except tf.errors.OpError as error:
+            raise ConfigError(
+                "A backup must be whole; move it elsewhere to go on from the one before. Received: "
+                f"{place}, damaged ({type(error).__name__})"
+            ) from error
 
     def _read_state(self, backup: Backup) -> None:
         if self._peers.strategy is not None:
