@@ -60,6 +60,11 @@ def objects(text: str) -> dict[str, Any]:
     return {one["kind"]: one for one in yaml.safe_load_all(text)}
 
 
+def as_kubernetes_reads(text: str) -> str:
+    """A word, or the value of a variable, when `$(NAME)` is replaced and `$$` is a `$`."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda m: f"<{m[1]}>" if m[1] else "$", text)
+
+
 def test_the_example_gives_these_files(source: Path, golden: Golden) -> None:
     assert deploy(source) == 0
     files = written(source)
@@ -130,10 +135,10 @@ def test_a_party_of_several_hosts_is_an_mpi_job(source: Path) -> None:
     change(
         source,
         parties=[
-            {"site": "west", "hosts": {"a": 4, "b": 2}, "environment": {"A": "$(B) c"}},
+            {"site": "west", "hosts": {"a": 4, "b": 2}, "environment": {"A": "$(B) $$ c"}},
             {"site": "east", "hosts": {"c": 3}},
         ],
-        arguments=["$(HOME)", "two words"],
+        arguments=["$(HOME)", "two words", "$$(A)$$5"],
     )
     assert deploy(source) == 0
     job = objects(written(source)["kubernetes/party-west.yaml"])["MPIJob"]
@@ -145,7 +150,10 @@ def test_a_party_of_several_hosts_is_an_mpi_job(source: Path) -> None:
     words = [*launcher["command"], *launcher["args"]]
     assert words[:2] == ["tf-hips", "party"]
     assert words[words.index("--hostfile") + 1] == "/etc/mpi/hostfile"
-    assert words[words.index("--") :] == ["--", "train.py", "$$(HOME)", "two words"]
+    told = [as_kubernetes_reads(word) for word in words[words.index("--") :]]
+    assert told == ["--", "train.py", "$(HOME)", "two words", "$$(A)$$5"]
+    [variable] = launcher["env"]
+    assert (variable["name"], as_kubernetes_reads(variable["value"])) == ("A", "$(B) $$ c")
     assert not any("mpirun" in word for word in words)
     [worker] = workers["template"]["spec"]["containers"]
     # Worker 0 reads the certificate, and it is another pod than the launcher.
@@ -240,8 +248,9 @@ def test_horovodrun_reads_the_hostfiles(source: Path) -> None:
 
 def test_the_first_node_of_skypilot_starts_the_party(source: Path, tmp_path: Path) -> None:
     """The text that SkyPilot would run, by a shell, with programs that say what they are given."""
-    change(source, arguments=["it's", "/HOME/x"])
-    assert deploy(source) == 0
+    party = {"log_dir": "/srv/HOME/logs"}
+    change(source, arguments=["it's", "/HOME/x"], party=party)
+    assert deploy(source, "--only", "skypilot") == 0
     task = yaml.safe_load(written(source)["skypilot/party-west.yaml"])
     assert task["num_nodes"] == 2
     assert set(task["file_mounts"].values()) == {
@@ -274,6 +283,7 @@ def test_the_first_node_of_skypilot_starts_the_party(source: Path, tmp_path: Pat
     words = lines["0"]
     assert words[0] == "party"
     assert f"--key={home}/tf_hips/party-west.key" in words
+    assert "--log-dir=/srv/HOME/logs" in words
     assert words[words.index("--hostfile") + 1] == f"{home}/tf_hips/hostfile"
     assert words[words.index("--") :] == ["--", "train.py", "it's", "/HOME/x"]
     hosts = (home / "tf_hips/hostfile").read_text()

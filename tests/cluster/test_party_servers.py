@@ -2,6 +2,7 @@
 """Servers of parties in `cluster.yaml`: what all are told, and a tree that is started over ssh."""
 
 import contextlib
+import shlex
 import socket
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,9 @@ def test_deployed_by_other_means(folder: Path) -> None:
         "uplink-key.pem=pki/party-region.key",
     ):
         assert f"--from-file={part}" in secret
+    secret = kubernetes.secret_command(cluster, cluster.party_servers[0], "../my pki")
+    words = shlex.split(secret.replace("\\\n", ""))
+    assert "--from-file=key.pem=../my pki/server-region.key" in words
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

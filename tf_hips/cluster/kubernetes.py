@@ -11,6 +11,7 @@ No key is in any manifest: certificates come from a Secret that `kubectl create 
 
 import math
 import re
+import shlex
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -105,7 +106,10 @@ def secret_command(cluster: Cluster, role: Role, certificates: str) -> str:
         files[layout.REVOKED] = layout.REVOKED
     if isinstance(role, PartyServerSite):
         files |= dict(zip(_UPLINK, layout.uplink_files(role), strict=True))
-    parts = [f"--from-file={name}={certificates}/{file}" for name, file in files.items()]
+    parts = [
+        f"--from-file={name}={shlex.quote(f'{certificates}/{file}')}"
+        for name, file in files.items()
+    ]
     name = f"{object_name(cluster, role)}-identity"
     return " \\\n    ".join([f"kubectl create secret generic {name}", *parts])
 
@@ -271,17 +275,26 @@ def _mpi_job(cluster: Cluster, party: PartySite) -> dict[str, Any]:
 
 def _launcher(cluster: Cluster, party: PartySite, where: list[str]) -> dict[str, Any]:
     _, *arguments = layout.party_command(cluster, party, _PLACE, where)
-    variables = [{"name": name, "value": value} for name, value in party.environment.items()]
+    variables = [
+        {"name": name, "value": _as_it_is(value)} for name, value in party.environment.items()
+    ]
     return {
         "name": "launcher",
         "image": image(cluster),
         "command": ["tf-hips"],
-        # Kubernetes puts the values of variables in the place of `$(NAME)`; `$$` is a `$`.
-        "args": [argument.replace("$(", "$$(") for argument in arguments],
+        "args": [_as_it_is(argument) for argument in arguments],
         "workingDir": JOB,
         **({"env": variables} if variables else {}),
         "volumeMounts": _mounts(),
     }
+
+
+def _as_it_is(text: str) -> str:
+    """What Kubernetes makes `text` of: it puts values of variables in the place of `$(NAME)`.
+
+    To it `$$` is a `$`, wherever it stands.
+    """
+    return text.replace("$", "$$")
 
 
 def _labels(cluster: Cluster, role: Role) -> dict[str, str]:

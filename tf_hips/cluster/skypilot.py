@@ -17,6 +17,8 @@ from tf_hips.cluster.layout import Place
 # What a shell replaces by the user's home, and where it must not be quoted.
 _HOME = "~/tf_hips"
 _KEY = "~/.ssh/sky-cluster-key"
+# Stands for that home until the command is quoted; no path of a user's may have a colon.
+_OPENED = "/:home"
 
 
 def task(cluster: Cluster, party: PartySite, certificates: str) -> str:
@@ -58,10 +60,14 @@ chmod 600 {_HOME}/*.key
 
 def _run(cluster: Cluster, party: PartySite) -> str:
     # A shell opens `~` only at the beginning of a word, and not in `--key=~/...`.
-    folder = PurePosixPath("/HOME")
+    folder = PurePosixPath(_OPENED)
     place = Place(folder, *layout.identity_files(party), folder, folder)
     several = len(party.hosts) > 1
-    where = ["--hostfile", "/HOME/hostfile"] if several else ["--num-proc", str(party.slots)]
+    where = (
+        ["--hostfile", f"{_OPENED}/{layout.HOSTFILE}"]
+        if several
+        else ["--num-proc", str(party.slots)]
+    )
     if several and party.interface:
         where += ["--interface", party.interface]
     _, *words = layout.party_command(cluster, party, place, where)
@@ -92,5 +98,5 @@ done
 
 def _word(word: str) -> str:
     """A word of a command, in which the folder stands for one in the user's home."""
-    before, found, after = word.partition("/HOME/")
+    before, found, after = word.partition(f"{_OPENED}/")
     return f'{before}"$home"/{shlex.quote(after)}' if found else shlex.quote(word)
