@@ -170,10 +170,19 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
     """
     events = []
     for path in sorted(Path(folder).glob("*.jsonl")):
-        with path.open(encoding="utf-8") as lines:
+        # As bytes: what a lost disk has left in one line may be no text.
+        with path.open("rb") as lines:
             for line in lines:
                 with contextlib.suppress(ValueError):
                     event = json.loads(line)
-                    if isinstance(event, dict) and {"time_us", "event"} <= event.keys():
+                    if _is_event(event):
                         events.append(event)
     return sorted(events, key=lambda event: event["time_us"])
+
+
+def _is_event(value: object) -> bool:
+    """Whether it has what every event of an `EventLog` has."""
+    if not isinstance(value, dict) or type(value.get("time_us")) is not int:
+        return False
+    texts = ("event", "run", "role", "site")
+    return type(value.get("rank")) is int and all(isinstance(value.get(one), str) for one in texts)

@@ -28,6 +28,19 @@ def write_events(folder, events):
     return folder
 
 
+def test_lines_that_are_no_events_of_a_run_are_left_out(tmp_path):
+    folder = write_events(tmp_path, trained(sites=("west",)))
+    expected = runs.facts(runs.read(folder)[0])
+    [file] = folder.glob("*.jsonl")
+    with file.open("ab") as more:
+        more.write(b"\xff\xfe\x00 a lost disk\n\x00\x00\n[1]\n7\n")
+        for values in ({"event": "x", "time_us": 1}, event(1, "x") | {"time_us": "now"}):
+            more.write(json.dumps(values).encode() + b"\n")
+        # A script has events of its own.
+        more.write(json.dumps(event(9, "setup", mine=1)).encode() + b"\n")
+    assert runs.facts(runs.read(folder)[0]) == expected
+
+
 def trained(mode="sync", split="iid", sites=("west", "east"), accuracies=(0.5, 0.9)):
     events = []
     for site in sites:

@@ -530,6 +530,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         try:
             snapshot.read(place / "shared", shared)
             snapshot.read(place / f"rank-{self._peers.rank}", own)
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+            raise  # it may well be whole
         except tf.errors.OpError as error:
             raise ConfigError(
                 "A backup must be whole; move it elsewhere to go on from the one before. Received: "

@@ -19,6 +19,8 @@ from tf_hips.report import peers, rounds, trees
 from tf_hips.report.peers import Mark
 
 Event = Mapping[str, Any]
+# What a trainer says of itself.
+_SETUP = {"mode", "network", "dataset"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +186,10 @@ def from_events(events: Sequence[Event], source: Path) -> Run:
     events = [event for event in of_all if event["role"] == "worker"]
     if not events:
         raise ConfigError(f"{source} must hold events of workers. Received: none")
-    setup = next((event for event in events if event["event"] == "setup"), None)
-    begin = next((e for e in events if e["event"] in ("setup", "first_sync")), events[0])["time_us"]
+    # A script may have events of its own that are called so.
+    setup = next((e for e in events if e["event"] == "setup" and e.keys() >= _SETUP), None)
+    started = (e for e in events if e is setup or e["event"] == "first_sync")
+    begin = next(started, events[0])["time_us"]
     points = tuple(
         ((time_us - begin) / 1e6, accuracy) for time_us, accuracy in rounds.epochs(events)
     )
