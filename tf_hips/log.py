@@ -6,12 +6,14 @@ one JSON object per line in `<log_dir>/<role>-<site>-<rank>.jsonl`: what happene
 round. Reports and figures are drawn from events alone, so they can be drawn again.
 
 Every event has `time_us` (wall clock, microseconds), `run`, `role`, `site`, `rank`, `event`; the
-rest is the event's own.
+rest is the event's own. JSON has no NaN and no infinity: both are written as null, and read as None
+also where a script of its own wrote them.
 """
 
 import collections
 import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -132,7 +134,7 @@ class EventLog:
             if file is None:
                 return
             try:
-                file.write(json.dumps(record) + "\n")
+                file.write(_text(record) + "\n")
                 file.flush()
             except OSError as failure:
                 self._file = None
@@ -174,10 +176,26 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
         with path.open("rb") as lines:
             for line in lines:
                 with contextlib.suppress(ValueError):
-                    event = json.loads(line)
+                    event = json.loads(line, parse_constant=lambda _: None)
                     if _is_event(event):
                         events.append(event)
     return sorted(events, key=lambda event: event["time_us"])
+
+
+def _text(record: dict[str, Any]) -> str:
+    try:
+        return json.dumps(record, allow_nan=False)
+    except ValueError:  # the rare case pays for the walk
+        return json.dumps(_finite(record))
+
+
+def _finite(value: Any) -> Any:
+    """The value with None in place of what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_event(value: object) -> bool:

@@ -373,9 +373,18 @@ def test_a_damaged_backup_is_named_and_the_one_before_goes_on(tmp_path, uninterr
         train(build(), used)
     newest = max(tmp_path.iterdir())
     [damaged] = newest.glob("shared.data*")
-    damaged.write_bytes(bytes(damaged.stat().st_size))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(bytes(len(whole)))
     with pytest.raises(ConfigError, match=f"must be whole; .*{newest.name}, damaged"):
         train(build(), callbacks(tmp_path)[1])
+    damaged.write_bytes(whole)
+    for name, text in (("meta.json", ""), ("rank-0.json", "[]"), ("rank-0.json", "\0" * 9)):
+        file = newest / name
+        right = file.read_bytes()
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"must be whole; .*{newest.name}/{name}, damaged"):
+            train(build(), callbacks(tmp_path)[1])
+        file.write_bytes(right)
     shutil.rmtree(newest)
     model, history = uninterrupted
     resumed = build()

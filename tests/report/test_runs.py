@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs from events and from trees, the numbers by hand; and the pages that show them."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -10,6 +11,7 @@ import xml.dom.minidom
 
 import pytest
 
+from tf_hips import log
 from tf_hips.errors import ConfigError
 from tf_hips.report import figures, page, runs, trees
 
@@ -39,6 +41,20 @@ def test_lines_that_are_no_events_of_a_run_are_left_out(tmp_path):
         # A script has events of its own.
         more.write(json.dumps(event(9, "setup", mine=1)).encode() + b"\n")
     assert runs.facts(runs.read(folder)[0]) == expected
+
+
+def test_nan_is_no_number_of_a_log_and_of_no_summary(tmp_path):
+    nan, infinity = float("nan"), float("inf")
+    with contextlib.closing(log.EventLog(tmp_path, run="r", role="w", site="s", rank=0)) as own:
+        own.write("epoch", loss=nan, parts=[1.5, {"most": infinity}], name="NaN")
+    [line] = (tmp_path / "w-s-0.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail)["parts"] == [1.5, {"most": None}]
+    [read] = log.read_events(tmp_path)
+    assert (read["loss"], read["name"]) == (None, "NaN")
+    # Python's json writes what is no JSON; another script's log may hold it.
+    run = runs.read(write_events(tmp_path / "other", trained(accuracies=(0.5, nan, 0.7))))[0]
+    assert [accuracy for _, accuracy in run.points] == [0.5, 0.7]
+    json.dumps(runs.facts(run), allow_nan=False)
 
 
 def trained(mode="sync", split="iid", sites=("west", "east"), accuracies=(0.5, 0.9)):

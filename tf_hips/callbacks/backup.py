@@ -506,7 +506,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"the workers {odd}"
             )
         place = self._folder.place(backup)
-        told = json.loads((place / f"rank-{self._peers.rank}.json").read_text("utf-8"))
+        told: dict[str, Any] = {}
+        # A rank whose file is damaged says so before others rely on it.
+        self._peers.together(lambda: told.update(_json(place / f"rank-{self._peers.rank}.json")))
         others.remind(self._others, told["callbacks"])
         others.read_best_weights(place, self._others)
         if "epoch" in told and getattr(self.model, "history", None) is not None:
@@ -533,10 +535,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
             raise  # it may well be whole
         except tf.errors.OpError as error:
-            raise ConfigError(
-                "A backup must be whole; move it elsewhere to go on from the one before. Received: "
-                f"{place}, damaged ({type(error).__name__})"
-            ) from error
+            raise _damaged(place, error) from error
 
     def _read_state(self, backup: Backup) -> None:
         if self._peers.strategy is not None:
@@ -546,9 +545,30 @@ class BackupAndRestore(keras.callbacks.Callback):
             tf.train.Checkpoint(state=state).read(str(path))
 
     def _meta(self, backup: Backup) -> dict[str, Any]:
-        text = (self._folder.place(backup) / _META).read_text("utf-8")
-        meta: dict[str, Any] = json.loads(text)
-        return meta
+        return _json(self._folder.place(backup) / _META)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What one of a backup's files says.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    text = path.read_bytes()
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise TypeError
+    except (ValueError, TypeError) as error:
+        raise _damaged(path, error) from error
+    return found
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        "A backup must be whole; move it elsewhere to go on from the one before. Received: "
+        f"{path}, damaged ({type(error).__name__})"
+    )
 
 
 def _is_sane(logs: Any) -> bool:

@@ -51,6 +51,13 @@ class Split:
             return f"{self.kind}({short if float(short) == self.alpha else repr(self.alpha)})"
         return f"{self.kind}(compat)" if self.is_compat else self.kind
 
+    @property
+    def remedies(self) -> str:
+        """What gives more rows to who has the fewest; for messages."""
+        if self.kind in ("dirichlet", "quantity"):
+            return "a larger ALPHA, another seed"
+        return "more rows"
+
 
 def parse(text: str) -> Split:
     """Reads `iid`, `class`, `class(compat)`, `dirichlet(0.5)` or `quantity(0.5)`.
@@ -158,8 +165,8 @@ def _check(found: Sequence[np.ndarray], whose: str, split: Split) -> None:
         number = sum(len(part) for part in found)
         raise ConfigError(
             f"Every {whose} must have a sample. Received: none for {whose} {empty[0]} of "
-            f"{len(found)}, with {number} rows split by {split.text}; take a larger ALPHA, another "
-            "seed, or fewer workers"
+            f"{len(found)}, with {number} rows split by {split.text}; take {split.remedies}, or fewer "
+            "workers"
         )
 
 

@@ -80,6 +80,8 @@ class Backups:
             yield from call(request, metadata=self._link.metadata())
         except grpc.RpcError as error:
             raise PeerError(detail(error)) from error
+        except ValueError as error:  # gRPC's word for a channel that was closed meanwhile
+            raise PeerError(f"The connection must be open. Received: {error}") from error
 
     def _fetch(self, intake: Intake, workers: int, patience_s: float) -> None:
         def attempt(count: int, patience: Patience) -> None:

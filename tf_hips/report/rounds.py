@@ -91,6 +91,8 @@ def summarise(events: Sequence[Event]) -> Summary:
     results = [event for event in events if _is(event, "result")]
     if not results:
         raise ConfigError("The events must hold a `result` of every worker. Received: none")
+    if any(event["test_accuracy"] is None for event in results):
+        raise ConfigError("The `result` of every worker must hold a number. Received: NaN")
     return Summary(
         accuracy=min(event["test_accuracy"] for event in results),
         traffic=traffic(events),

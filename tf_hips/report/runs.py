@@ -9,6 +9,7 @@ Nothing is computed that was not measured: bytes come from sockets or are not th
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,7 @@ def from_summary(summary: trees.Summary, path: Path) -> Run:
                     for second, accuracy in zip(
                         elapsed[-len(accuracies) :], accuracies, strict=False
                     )
+                    if math.isfinite(accuracy)
                 )
     return Run(
         label=name,

@@ -44,7 +44,7 @@ def calibrated(folder: str | Path) -> Description:
         of_member = rounds.setdefault((event["site"], event["rank"]), {})
         one = of_member.setdefault(int(event["number"]), {})
         for name in ("steps", "step_s", "waited_s", "seconds"):
-            if name in event:
+            if event.get(name) is not None:  # null is NaN
                 one[name] = float(event[name])
     if len(runs) != 1:
         raise ConfigError(

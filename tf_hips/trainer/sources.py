@@ -96,7 +96,7 @@ def make(
             raise ConfigError(
                 f"Every worker must have a batch of {size} rows. Received: {len(parts[short[0]])} "
                 f"rows for worker {short[0]} of {groups}, split by {split.text}; take a smaller "
-                "batch or a larger ALPHA"
+                f"batch, {split.remedies}, or fewer workers"
             )
         own = np.sort(parts[group]) if not split.is_compat else parts[group]
         num_rows = len(own)
