@@ -48,7 +48,7 @@ struct Loops {
   int in_registers;  // rows at most
   int run;           // rows of a run, where there are more
   void (*squares)(const float* const* rows, int n, double* lanes);
-  void (*distances)(const float* const* rows, int n, double* lanes);
+  void (*distances)(const float* const* rows, int n, double* squares, double* distances);
   void (*mix)(const float* const* rows, int n, const float* weights, int m, float* const* out);
   // `lanes`: as of `squares`, or NULL.
   void (*coordinate)(const float* const* rows, int n, const CoordinatePlan& plan, float* scratch,
@@ -58,7 +58,7 @@ struct Loops {
 namespace base {
 
 constexpr int kInRegisters = RowsInRegisters(8);
-constexpr int kTile = 4;
+constexpr int kTile = 4, kGroup = 4;
 
 // Any machine. `__builtin_fmaf` is a call where there is no instruction for it: slow, the same
 // bits.
@@ -74,6 +74,7 @@ struct V {
     return Of([&](int i) { return from[i]; });
   }
   void Store(float* to) const { std::memcpy(to, x, sizeof x); }
+  void Keep() {}  // in a register: no reason to read it again
   static V Add(V a, V b) {
     return Of([&](int i) { return a.x[i] + b.x[i]; });
   }
@@ -138,7 +139,7 @@ struct V {
 namespace avx2 {
 
 constexpr int kInRegisters = RowsInRegisters(16);
-constexpr int kTile = 3;
+constexpr int kTile = 3, kGroup = 3;
 
 struct V {
   static constexpr int kWidth = 8;
@@ -148,6 +149,7 @@ struct V {
   static V Set(float value) { return {_mm256_set1_ps(value)}; }
   static V Load(const float* from) { return {_mm256_loadu_ps(from)}; }
   void Store(float* to) const { _mm256_storeu_ps(to, x); }
+  void Keep() { asm("" : "+x"(x)); }
   static V Add(V a, V b) { return {_mm256_add_ps(a.x, b.x)}; }
   static V Sub(V a, V b) { return {_mm256_sub_ps(a.x, b.x)}; }
   static V Mul(V a, V b) { return {_mm256_mul_ps(a.x, b.x)}; }
@@ -181,7 +183,7 @@ struct V {
 namespace avx512 {
 
 constexpr int kInRegisters = RowsInRegisters(32);
-constexpr int kTile = 4;
+constexpr int kTile = 4, kGroup = 8;
 
 struct V {
   static constexpr int kWidth = 16;
@@ -191,6 +193,7 @@ struct V {
   static V Set(float value) { return {_mm512_set1_ps(value)}; }
   static V Load(const float* from) { return {_mm512_loadu_ps(from)}; }
   void Store(float* to) const { _mm512_storeu_ps(to, x); }
+  void Keep() { asm("" : "+v"(x)); }
   static V Add(V a, V b) { return {_mm512_add_ps(a.x, b.x)}; }
   static V Sub(V a, V b) { return {_mm512_sub_ps(a.x, b.x)}; }
   static V Mul(V a, V b) { return {_mm512_mul_ps(a.x, b.x)}; }
@@ -242,9 +245,24 @@ bool AreBad(const float* const* rows, int32_t n, int64_t d) {
 // Memory of one task; `has_failed` where there is none.
 template <class T>
 struct Room {
-  explicit Room(int64_t size) : at(new (std::nothrow) T[static_cast<size_t>(size)]()) {}
+  explicit Room(int64_t size)
+      : at(static_cast<T*>(operator new[](static_cast<size_t>(size) * sizeof(T), kLine,
+                                          std::nothrow)),
+           Free{size}) {
+    if (at != nullptr) std::uninitialized_value_construct_n(at.get(), size);
+  }
   bool has_failed() const { return at == nullptr; }
-  const std::unique_ptr<T[]> at;
+
+  // A register that begins at any float would be in two lines, and cost two accesses.
+  static constexpr std::align_val_t kLine{64};
+  struct Free {
+    int64_t size;
+    void operator()(T* all) const {
+      std::destroy_n(all, size);
+      operator delete[](all, kLine);
+    }
+  };
+  const std::unique_ptr<T[], Free> at;
 };
 
 // Calls body(first, rows) for the blocks of a task: where a block begins, and its rows there. A
@@ -388,11 +406,15 @@ int32_t RobustDistances(const float* const* rows, int32_t n, int64_t d, double* 
       has_failed = true;
       return;
     }
-    double* const apart = lanes.at.get() + n * kLanes;
+    double* const squared = lanes.at.get();
+    double* const apart = squared + n * kLanes;
     ForBlocks(rows, n, d, task, here.at.get(), padded.at.get(),
               [&](int64_t, int64_t, const float* const* block) {
-                loops.squares(block, n, lanes.at.get());
-                if (pairs > 0) loops.distances(block, n, apart);
+                if (pairs > 0) {
+                  loops.distances(block, n, squared, apart);
+                } else {
+                  loops.squares(block, n, squared);
+                }
               });
     AddLanes(lanes.at.get(), n, of_rows.at.get() + task * n);
     AddLanes(apart, pairs, of_pairs.at.get() + task * pairs);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops of robust.cc over one task; included once for each width of registers, in a namespace
-// that has `V`, a register of V::kWidth floats, `kInRegisters`, and `kTile`, the rows of a tile.
+// that has `V`, a register of V::kWidth floats, `kInRegisters`, and `kTile` and `kGroup`, the rows
+// of a tile and of a group: of one tile, or of two where registers hold the sums of both.
 //
 // No include guard: that is the point. A row is read in blocks of kBlock elements, in 16 lanes of
-// which V holds a part: `half` is which one.
+// which V holds a part: `part` is which one.
 
 // One block of the rows of a call: pointers to kBlock floats each, of a last, shorter block copies
 // that end with zeros.
@@ -14,100 +15,30 @@ struct Block {
 
 constexpr int kParts = kLanes / V::kWidth;
 
-// Adds the sum of squares of kBlock floats to 16 lanes of double.
-inline void AddSquares(const float* x, double* lanes) {
+// Adds sums of squares of kN rows to lanes of double, 16 a row.
+template <int kN>
+inline __attribute__((always_inline)) void AddSquaresOf(const float* const* rows, double* lanes) {
   for (int part = 0; part < kParts; ++part) {
-    V sum = V::Zero();
-    for (int64_t i = part * V::kWidth; i < kBlock; i += kLanes) {
-      const V value = V::Load(x + i);
-      sum = V::Fma(value, value, sum);
-    }
-    sum.AddTo(lanes + part * V::kWidth);
-  }
-}
-
-// Adds squared distances of `kI` rows to `kJ` rows, or with kIsDiagonal of each two of `kI` rows,
-// to lanes of double; pair(i, j) says which.
-template <int kI, int kJ, bool kIsDiagonal, class Pair>
-inline __attribute__((always_inline)) void AddDistancesOfTile(const float* const* left,
-                                                              const float* const* right,
-                                                              const Pair& pair) {
-  for (int part = 0; part < kParts; ++part) {
-    V sums[kI][kJ];
-    for (int i = 0; i < kI; ++i) {
-      for (int j = 0; j < kJ; ++j) sums[i][j] = V::Zero();
-    }
+    V sums[kN];
+    for (int i = 0; i < kN; ++i) sums[i] = V::Zero();
     for (int64_t at = part * V::kWidth; at < kBlock; at += kLanes) {
-      V x[kI];
-      for (int i = 0; i < kI; ++i) x[i] = V::Load(left[i] + at);
-      // Each row is in one tile of the diagonal: there the next block is asked for.
-      if (kIsDiagonal) {
-        for (int i = 0; i < kI; ++i) __builtin_prefetch(left[i] + at + kBlock);
-      }
-#pragma GCC unroll 4
-      for (int j = 0; j < kJ; ++j) {
-        const V y = kIsDiagonal ? x[j] : V::Load(right[j] + at);
-#pragma GCC unroll 4
-        for (int i = 0; i < (kIsDiagonal ? j : kI); ++i) {
-          const V apart = V::Sub(x[i], y);
-          sums[i][j] = V::Fma(apart, apart, sums[i][j]);
-        }
+      for (int i = 0; i < kN; ++i) {
+        const V value = V::Load(rows[i] + at);
+        sums[i] = V::Fma(value, value, sums[i]);
       }
     }
-    for (int j = 0; j < kJ; ++j) {
-      for (int i = 0; i < (kIsDiagonal ? j : kI); ++i) {
-        sums[i][j].AddTo(pair(i, j) + part * V::kWidth);
-      }
-    }
+    for (int i = 0; i < kN; ++i) sums[i].AddTo(lanes + i * kLanes + part * V::kWidth);
   }
 }
 
-// Adds squared distances of all pairs of rows of a block to 16 lanes of double for each pair.
-void AddDistances(const Block& block, double* lanes) {
-  const int n = block.n;
-  const auto of_pair = [lanes, n](int i, int j) {
-    const int64_t before = static_cast<int64_t>(i) * (2 * n - i - 1) / 2;
-    return lanes + (before + j - i - 1) * kLanes;
-  };
-  for (int i = 0; i < n; i += kTile) {
-    const float* const* left = block.rows + i;
-    const auto here = [&of_pair, i](int a, int b) { return of_pair(i + a, i + b); };
-    switch (n - i < kTile ? n - i : kTile) {
-      case 1:
-        AddDistancesOfTile<1, 1, true>(left, left, here);
-        break;
-      case 2:
-        AddDistancesOfTile<2, 2, true>(left, left, here);
-        break;
-      case 3:
-        AddDistancesOfTile<3, 3, true>(left, left, here);
-        break;
-      default:
-        AddDistancesOfTile<kTile, kTile, true>(left, left, here);
-    }
-    for (int j = i + kTile; j < n; j += kTile) {
-      const float* const* right = block.rows + j;
-      const auto there = [&of_pair, i, j](int a, int b) { return of_pair(i + a, j + b); };
-      switch (n - j < kTile ? n - j : kTile) {
-        case 1:
-          AddDistancesOfTile<kTile, 1, false>(left, right, there);
-          break;
-        case 2:
-          AddDistancesOfTile<kTile, 2, false>(left, right, there);
-          break;
-        case 3:
-          AddDistancesOfTile<kTile, 3, false>(left, right, there);
-          break;
-        default:
-          AddDistancesOfTile<kTile, kTile, false>(left, right, there);
-      }
-    }
-  }
+void AddSquares(const Block& block, double* lanes) {
+  // One sum waits for itself; of some the processor has always one to go on with.
+  int i = 0;
+  for (; i + 4 <= block.n; i += 4) AddSquaresOf<4>(block.rows + i, lanes + i * kLanes);
+  for (; i < block.n; ++i) AddSquaresOf<1>(block.rows + i, lanes + i * kLanes);
 }
 
-void AddAllSquares(const Block& block, double* lanes) {
-  for (int i = 0; i < block.n; ++i) AddSquares(block.rows[i], lanes + i * kLanes);
-}
+#include "tf_hips/cc/runtime/robust_pairs.h"
 
 // out[k] = sum of weights[k][j] rows[j], for kK values of k. `is_first`: the next block is asked
 // for.
@@ -318,7 +249,7 @@ void Coordinate(const Block& block, const CoordinatePlan& plan, float* scratch, 
                 double* lanes) {
   const bool is_majority = plan.rule == TF_HIPS_MAJORITY;
   if (is_majority || block.n > kInRegisters) {
-    if (lanes != nullptr) AddAllSquares(block, lanes);
+    if (lanes != nullptr) AddSquares(block, lanes);
     if (is_majority) {
       Majority(block, out);
     } else {
@@ -335,8 +266,10 @@ void Coordinate(const Block& block, const CoordinatePlan& plan, float* scratch, 
 constexpr Loops kLoops = {
     kInRegisters,
     kRun,
-    [](const float* const* rows, int n, double* lanes) { AddAllSquares({rows, n}, lanes); },
-    [](const float* const* rows, int n, double* lanes) { AddDistances({rows, n}, lanes); },
+    [](const float* const* rows, int n, double* lanes) { AddSquares({rows, n}, lanes); },
+    [](const float* const* rows, int n, double* squares, double* distances) {
+      AddDistances({rows, n}, squares, distances);
+    },
     [](const float* const* rows, int n, const float* weights, int m, float* const* out) {
       Mix({rows, n}, weights, m, out);
     },
