@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -259,6 +260,28 @@ def test_servers_of_several_runs_do_not_make_one(certificates: Certificates) -> 
             with pytest.raises((ProtocolError, PeerError), match=f"{text}|has ended|has left"):
                 later.result()
         for server in (first, turned):
+            wait_until(server, lambda session: session.is_over)
+
+
+def test_servers_that_close_rounds_differently_do_not_make_one(certificates: Certificates) -> None:
+    """A late update would count in the rounds of one and not of the other."""
+    with (
+        serving(certificates, shard=(0, 2), close_at=1) as first,
+        serving(certificates, shard=(1, 2), close_at=1, late="drop") as other,
+    ):
+        text = r"agree on `quorum`.*1 children after 0 s, late updates: next.*updates: drop from"
+        members = [
+            Party(f"{first.address},{other.address}", site, certificates.party(site))
+            for site in SITES
+        ]
+        found = []
+        for later in [Later(member.join) for member in members]:
+            with pytest.raises((ProtocolError, PeerError)) as caught:
+                later.result()
+            found.append(str(caught.value))
+        # Who comes second may hear first that the other has left.
+        assert any(re.search(text, one) for one in found), found
+        for server in (first, other):
             wait_until(server, lambda session: session.is_over)
 
 

@@ -222,6 +222,7 @@ class Client:
             first_group=int,
             groups=int,
             robust=(str, type(None)),
+            quorum=(str, type(None)),
         )
         fields["parties"] = tuple(map(str, fields["parties"]))
         fields["workers"] = tuple(map(int, fields["workers"]))

@@ -55,6 +55,15 @@ class Quorum:
     late: str = NEXT
     below_s: float = DEFAULT_BELOW_S
 
+    @property
+    def text(self) -> str:
+        """What decides on who is in a round, in words; equal where that is equal."""
+        if self.deadline_s is None:
+            when = f"at an adaptive deadline of {self.mads:g} MADs"
+        else:
+            when = f"after {self.deadline_s:g} s"
+        return f"{self.least} children {when}, late updates: {self.late}"
+
 
 def from_options(
     num_children: int,

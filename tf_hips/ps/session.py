@@ -360,6 +360,7 @@ class Session(Departing):
                 "first_group": first_group,
                 "groups": num_groups,
                 "robust": self._terms.robust,
+                "quorum": quorum.text if (quorum := self._terms.quorum) is not None else None,
             }
 
     def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:

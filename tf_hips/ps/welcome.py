@@ -32,6 +32,7 @@ class Welcome:
         groups: how many such groups there are in the whole tree; without votes, all workers.
         robust: text of the robust rule by which its server merges for one above it; None: there is
             no such rule, or it is `rule`.
+        quorum: text of what closes a round of its server without some children; None: nothing does.
     """
 
     child: int
@@ -51,6 +52,7 @@ class Welcome:
     first_group: int
     groups: int
     robust: str | None
+    quorum: str | None
 
     @property
     def bears_refusals(self) -> bool:
