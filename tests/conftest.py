@@ -70,11 +70,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Does not even import modules marked `tf` under `-m "not tf"`: TensorFlow takes seconds."""
-    if "not tf" not in config.option.markexpr or collection_path.suffix != ".py":
+    """Under `-m "not tf"` does not even import modules marked `tf`: TensorFlow takes seconds.
+
+    So with `heavy`: to import all modules is a quarter of what `make check` may take.
+    """
+    left_out = re.findall(r"\bnot (tf|heavy)\b", config.option.markexpr)
+    if not left_out or collection_path.suffix != ".py":
         return None
+    marker = rf"^pytestmark = .*\bmark\.({'|'.join(left_out)})\b"
     text = collection_path.read_text(encoding="utf-8")
-    return True if re.search(r"^pytestmark = .*\bmark\.tf\b", text, re.MULTILINE) else None
+    return True if re.search(marker, text, re.MULTILINE) else None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -193,6 +193,7 @@ def test_import_contracts_are_kept() -> None:
     assert re.search(r"Contracts: \d+ kept, 0 broken", output), output
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("contract", "file", "line"),
     [

@@ -19,6 +19,8 @@ import pytest
 
 from tools import horovod_patch
 
+pytestmark = pytest.mark.heavy  # builds that are broken off
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = "horovod-0.28.1"
 FIRST = horovod_patch.CHANGES[0]

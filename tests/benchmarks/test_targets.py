@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The committed results hold every target of `benchmarks/targets.toml`; a miss says why."""
 
+import functools
 import json
 import os
 import tomllib
@@ -17,6 +18,7 @@ needs_results = pytest.mark.skipif(
 )
 
 
+@functools.cache
 def measured() -> dict[str, float]:
     """The newest committed value of each target id; of one day, that of the wider registers."""
     values: dict[str, tuple[str, bool, float]] = {}

@@ -336,6 +336,7 @@ class RecordingJob:
         pass
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("options", "timeout_s", "deadline_s"), [([], None, 600.0), (["--deadline", "900"], 900, 900.0)]
 )
@@ -382,6 +383,7 @@ def test_several_servers_are_started_and_told_to_all(
     assert uplink.server == "127.0.0.1:0,127.0.0.1:1,127.0.0.1:2"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("options", "has_server"),
     [

@@ -149,6 +149,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_is_refused(case: str, folder: Path) -> None:
     keys, said = WRONG[case]

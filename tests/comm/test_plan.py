@@ -179,6 +179,7 @@ WRONG = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_file_is_refused(case: str, tmp_path: Path) -> None:
     text, expected = WRONG[case]

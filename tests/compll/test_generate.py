@@ -100,6 +100,7 @@ def planned(folder, *goals):
     return re.findall(r"-o (\S+)", done.stdout)
 
 
+@pytest.mark.heavy
 def test_a_second_call_keeps_what_the_first_one_made(tmp_path):
     for name, target in (("terngrad", "cpp,tensorflow"), ("onebit", "cpp"), ("fp32", "cuda")):
         spec = str(SPECS / f"{name}.pse")

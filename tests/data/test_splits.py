@@ -88,7 +88,9 @@ def test_another_seed_is_another_split():
 
 
 def test_a_worker_without_samples_is_named():
-    with pytest.raises(ConfigError, match="none for worker 3 of 4, with 3 rows.*take more rows, or"):
+    with pytest.raises(
+        ConfigError, match=r"none for worker 3 of 4, with 3 rows.*take more rows, or"
+    ):
         splits.parts(np.zeros(3, int), splits.parse("iid"), [4], seed=0)
     with pytest.raises(ConfigError, match="take a larger ALPHA"):
         splits.parts(np.arange(20) % 10, splits.parse("dirichlet(0.001)"), [16], seed=0)

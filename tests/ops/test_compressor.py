@@ -11,6 +11,8 @@ from tf_hips import ops
 from tf_hips.ops import CHUNK, Compressor, chunk_sizes, error_feedback, growth, native, parse
 from tf_hips.ops.registry import Algorithm, Parameter
 
+pytestmark = pytest.mark.heavy  # every compressor
+
 NAMES = ", ".join(
     sorted([*ops.REGISTRY, "budget", "powersgd", "error_feedback", "warmup", "mixed"])
 )

@@ -16,6 +16,8 @@ import pytest
 from tests.ops import codecs
 from tf_hips.ops import REGISTRY, Compressor, Key, error_feedback, native
 
+pytestmark = pytest.mark.heavy  # every codec with narrower registers
+
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = (1, 77, 5001)
 BUILD_DEADLINE_S = 600

@@ -142,6 +142,7 @@ def test_every_status_has_a_text() -> None:
     assert len(texts) == len(set(texts)) == 18
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("threads", ["abc", "0", "-1", "1.5", ""])
 def test_a_number_of_threads_that_is_none_is_refused(threads: str) -> None:
     result = subprocess.run(
@@ -182,6 +183,7 @@ def test_given_buffers_are_used() -> None:
     np.testing.assert_array_equal(out, 2 * native.decode(onebit(), packet, 100))
 
 
+@pytest.mark.heavy
 def test_the_number_of_threads_changes_nothing() -> None:
     program = (
         "import hashlib, numpy as np; from tf_hips import ops; from tf_hips.ops import native\n"

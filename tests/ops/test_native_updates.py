@@ -120,6 +120,7 @@ def calls(n: int) -> dict[str, Callable[[Floats], object]]:
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", calls(1))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_is_not_finite_anywhere_is_seen(name: str, value: float) -> None:

@@ -23,7 +23,7 @@ from tests.ops.codecs import (
 from tf_hips.errors import PacketError
 from tf_hips.ops import REGISTRY, Compressor, Key, error_feedback, native
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(60)]  # every promise for every codec
 
 KEY = Key(seed=3, step=4, tensor_id=5)
 PREFIX_BYTES = 16

@@ -18,6 +18,8 @@ import pytest
 from tests.ops.codecs import Floats, bits, reference
 from tf_hips.ops import Compressor, Key, error_feedback, native, parse
 
+pytestmark = pytest.mark.heavy  # every selection at every size
+
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Key(seed=3, step=5, tensor_id=7)
 # Of more than 2^16 elements a sample is taken, the last groups of which are not at the end.

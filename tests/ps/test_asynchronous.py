@@ -19,6 +19,8 @@ from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.rules import arrivals
 
+pytestmark = pytest.mark.heavy  # every rule with every codec
+
 FEEDBACK = "error_feedback(onebit)"
 NOISE = "error_feedback(terngrad(bitwidth=2))"
 MODEL = Model(((3, 5), (), (0,), (2000,), (17,)))

@@ -24,6 +24,8 @@ from tf_hips.ps.model import Model
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.settings import ServerConfig
 
+pytestmark = pytest.mark.heavy  # many rounds with every codec
+
 FEEDBACK = "error_feedback(onebit)"
 NOISE = "error_feedback(terngrad(bitwidth=2))"
 WARMUP = "warmup(error_feedback(onebit), steps=2)"

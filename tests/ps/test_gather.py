@@ -21,6 +21,8 @@ from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.session import Session
 from tf_hips.ps.wire import HEADER, Call
 
+pytestmark = pytest.mark.heavy  # children that are waited for
+
 # --- what is kept -----------------------------------------------------------------------------
 
 

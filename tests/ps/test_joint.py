@@ -38,6 +38,8 @@ from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.store import Store
 from tf_hips.ps.wire import REFUSED_WEIGHT
 
+pytestmark = pytest.mark.heavy  # many rounds of many shards
+
 RULES = (*WHOLE, CLIPPING, f"{CLIPPING} >> fedadam(0.1)")
 Rows = Sequence[Sequence[Floats]]
 

@@ -23,6 +23,8 @@ from tf_hips.ps.periods import AHEAD, Above, PeriodicStore
 from tf_hips.ps.recorder import Kind, Recorder
 from tf_hips.ps.server import Server, ServerConfig
 
+pytestmark = pytest.mark.heavy  # many rounds of two levels
+
 Floats = npt.NDArray[np.float32]
 Packet = npt.NDArray[np.uint8]
 CHUNKS = range(len(MODEL.chunks))

@@ -30,6 +30,8 @@ from tf_hips.ps.recorder import Recorder
 from tf_hips.ps.settings import ServerConfig, terms_of
 from tf_hips.ps.store import Store
 
+pytestmark = pytest.mark.heavy  # many rounds with every order of arrival
+
 FEEDBACK = "error_feedback(onebit)"
 FIXED = Quorum(2, 1.0, late=NEXT)
 

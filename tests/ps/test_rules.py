@@ -22,6 +22,8 @@ from tf_hips.ps.rules.steps import num_slots
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.store import Store
 
+pytestmark = pytest.mark.heavy  # every rule with every codec
+
 Floats = npt.NDArray[np.float32]
 f = np.float32
 MODEL = Model(((3, 5), (), (CHUNK + 9,)))

@@ -20,6 +20,8 @@ from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.robust.detox import Detox, draco
 
+pytestmark = pytest.mark.heavy  # every rule with liars
+
 Floats = npt.NDArray[np.float32]
 ROBUST = ("median", "trimmed_mean", "meamed", "majority")
 

@@ -22,6 +22,8 @@ from tf_hips.ps.store import Store
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust.aggregator import Measures
 
+pytestmark = pytest.mark.heavy  # every rule with every codec
+
 Floats = npt.NDArray[np.float32]
 Packet = npt.NDArray[np.uint8]
 FP32 = compressors.parse("fp32")

@@ -18,6 +18,8 @@ from tf_hips.ps.rules import parse
 from tf_hips.ps.rules.robust import OWN_REFUSAL
 from tf_hips.ps.wire import MESSAGE_BYTES, REFUSED_WEIGHT
 
+pytestmark = pytest.mark.heavy  # servers are restored at every point
+
 UP, DOWN = "error_feedback(onebit)", "error_feedback(terngrad(bitwidth=2))"
 RULES = (
     "krum(f=0)",

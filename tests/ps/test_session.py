@@ -148,6 +148,7 @@ def watch(run: Run, child: int) -> tuple[Caller, concurrent.futures.Future[list[
     return caller, future
 
 
+@pytest.mark.heavy
 def test_a_child_that_hangs_up_and_stays_away_is_lost() -> None:
     run = Run(lost_after_s=0.5)
     started(run)
@@ -163,6 +164,7 @@ def test_a_child_that_hangs_up_and_stays_away_is_lost() -> None:
     assert told(run, Caller(1, "p1", PATIENCE_S)) == [reason]
 
 
+@pytest.mark.heavy
 def test_a_child_that_never_shows_itself_is_lost() -> None:
     run = Run(lost_after_s=0.5)
     started(run)

@@ -36,6 +36,8 @@ from tf_hips.ps.sketch_wire import (
 from tf_hips.ps.weighing import AddingUpdates, WeighingStore
 from tf_hips.ps.wire import REFUSED_WEIGHT, Call
 
+pytestmark = pytest.mark.heavy  # many rounds of two levels
+
 SHAPES = ((36, 8),)
 FP32 = compressors.parse("fp32")
 Floats = npt.NDArray[np.float32]

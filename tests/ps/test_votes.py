@@ -32,6 +32,8 @@ from tf_hips.ps.server import Server, ServerConfig
 from tf_hips.robust import detox
 from tf_hips.robust.detox import Detox
 
+pytestmark = pytest.mark.heavy  # many rounds of many children
+
 LOOPBACK = "127.0.0.1:0"
 
 

@@ -28,6 +28,8 @@ from tf_hips.ps.voting import ASK_S, VotingStore
 from tf_hips.robust import detox
 from tf_hips.robust.detox import Detox
 
+pytestmark = pytest.mark.heavy  # servers are restored at every point
+
 FP32 = compressors.parse("fp32")
 PATIENCE_S = 10.0
 SECRET = 12

@@ -11,6 +11,8 @@ import pytest
 from tf_hips import report
 from tf_hips.errors import ConfigError
 
+pytestmark = pytest.mark.heavy  # figures are drawn
+
 SITES = ("west", "east")
 NUM_ELEMENTS = 1000
 

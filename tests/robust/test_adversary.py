@@ -41,6 +41,7 @@ def test_all_names_are_texts_and_nan_is_one() -> None:
     assert str(parse("nan")) == "nan" == str(parse(str(parse("nan"))))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "message"),
     [

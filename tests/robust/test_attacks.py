@@ -17,6 +17,8 @@ from tf_hips.ops.compressor import CHUNK
 from tf_hips.robust import attacks
 from tf_hips.robust.attack_params import DIRECTIONS
 
+pytestmark = pytest.mark.heavy  # every attack over many rows
+
 Floats = npt.NDArray[np.float32]
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
 

@@ -11,6 +11,8 @@ from tf_hips.ops import compressor as compressors
 from tf_hips.robust import Limits
 from tf_hips.robust.detox import Detox, approach, check_compressor, draco, groups
 
+pytestmark = pytest.mark.heavy  # every rule over bad rows
+
 Floats = npt.NDArray[np.float32]
 
 

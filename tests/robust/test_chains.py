@@ -15,6 +15,8 @@ from tf_hips import robust
 from tf_hips.robust import selection
 from tf_hips.robust.aggregator import secret_order
 
+pytestmark = pytest.mark.heavy  # many chains of rules
+
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 SEED = 11

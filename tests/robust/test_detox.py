@@ -199,6 +199,7 @@ def test_options_of_the_authors_code() -> None:
     assert detox.approach("maj_vote", worker_fail=2) == detox.Detox(5, robust.mean())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("n", "q", "r", "worst"),
     [

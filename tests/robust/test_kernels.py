@@ -16,6 +16,8 @@ from tf_hips.ops import native_robust
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.ops.native_robust import CoordinateRule
 
+pytestmark = pytest.mark.heavy  # every kernel at every size
+
 Floats = npt.NDArray[np.float32]
 ROOT = Path(__file__).resolve().parents[2]
 # In registers of every width, beyond them; blocks of 512 and tasks of 2^15 with rests.

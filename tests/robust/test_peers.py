@@ -12,6 +12,8 @@ from tf_hips.robust import Adversary, attacks
 from tf_hips.robust.aggregator import secret_order
 from tf_hips.robust.detox import approach, groups, sampling_seed, vote_exact, vote_tolerant
 
+pytestmark = pytest.mark.heavy  # one known bug of a peer each, over many rows
+
 Floats = npt.NDArray[np.float32]
 
 

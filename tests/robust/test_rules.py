@@ -16,6 +16,8 @@ from tf_hips.ops.compressor import CHUNK
 from tf_hips.robust import value
 from tf_hips.robust.aggregator import Measures
 
+pytestmark = pytest.mark.heavy  # every rule over many rows
+
 Floats = npt.NDArray[np.float32]
 BEAR = [name for name in robust.NAMES if name != "mean"]
 # Not sign(...): its result says nothing about sizes.

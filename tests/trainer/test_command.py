@@ -269,6 +269,7 @@ def told(*words, code=0, **variables):
     return done.stdout if code == 0 else done.stderr
 
 
+@pytest.mark.heavy
 def test_data_sets_are_shown_and_what_is_missing_is_one_line(tmp_path):
     from tests.data.files import write_mnist
 

@@ -165,8 +165,8 @@ def _check(found: Sequence[np.ndarray], whose: str, split: Split) -> None:
         number = sum(len(part) for part in found)
         raise ConfigError(
             f"Every {whose} must have a sample. Received: none for {whose} {empty[0]} of "
-            f"{len(found)}, with {number} rows split by {split.text}; take {split.remedies}, or fewer "
-            "workers"
+            f"{len(found)}, with {number} rows split by {split.text}; take {split.remedies}, "
+            "or fewer workers"
         )
 
 
