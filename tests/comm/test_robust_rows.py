@@ -115,6 +115,11 @@ def test_a_lying_owner_of_chunks_cannot_make_the_decision_anything_else() -> Non
             assert (found >= rows.min(axis=0) - 1e-5).all(), (rule, value)
             assert decider.refused(lying, [7, 8, 9]) == []
         # It can say that an honest row is no row. That is told, with its name.
+        for value in (1.7e308, 1e38, np.inf):
+            lying = np.tile(honest, (2, 1))  # two such values have no sum that is a float64
+            lying[:, 0] = value
+            [refused] = Decider(share.rule, NUM_RANKS, seed=3).refused(lying, [7, 8, 9])
+            assert (refused.rank, refused.tensors) == (0, ())
         lying = honest.copy()
         lying[1, 0], lying[1, -NUM_RANKS] = np.nan, 1e9
         [refused] = Decider(share.rule, NUM_RANKS, seed=3).refused(lying, [7, 8, 9])

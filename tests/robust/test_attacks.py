@@ -183,6 +183,11 @@ def test_wrong_settings_are_refused(honest: Floats) -> None:
         (lambda: attacks.liars(4, 5, 1), r"`q` must be in \[0, n\]"),
         (lambda: attacks.liars(4, 2, 1, placement="best"), "random, worst"),
         (lambda: attacks.alie_z(10, 6), "less than n / 2"),
+        (lambda: attacks.alie(z=1, statistics="own")(honest, 3), "`own` must hold.*Received: none"),
+        (
+            lambda: attacks.alie(z=1, statistics="own")(honest, 1, own=honest[:1]),
+            r"`own` must hold 2 rows or more for alie\(z=1, .*\): .*Received: 1",
+        ),
         (lambda: attacks.constant()(honest, -1), "0 or more"),
         (lambda: attacks.constant()(honest, 2, own=honest), "must hold 2 rows of 60"),
         (lambda: attacks.constant()([], 2), "at least one row"),

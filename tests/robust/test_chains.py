@@ -142,6 +142,16 @@ def test_liars_that_are_equal_do_not_take_all_smoothing_away() -> None:
     assert (weights @ points)[0] == pytest.approx(1.0, abs=1e-3)
 
 
+def test_a_geometric_median_of_many_rows_is_one() -> None:
+    # Liars of one voice, as many as may be: Weiszfeld's iteration needs some 6 steps for each row.
+    n, f = 401, 200
+    rows = np.concatenate([rows_of(n - f, 60), np.full((f, 60), 300, np.float32)]).astype(np.float64)
+    middle = selection.geometric_median(oracle.distances(rows), 1e-6) @ rows
+    away = middle - rows
+    pull = (away / np.linalg.norm(away, axis=1)[:, None]).sum(axis=0)
+    assert np.linalg.norm(pull) < 1e-4  # of n unit vectors
+
+
 def test_pairs_of_liars_do_not_make_mda_search_for_ever() -> None:
     # 17 pairs, of each of which one must go, and f = 16: there are 2^16 ways to find that out.
     apart = np.ones((35, 35)) - np.eye(35)

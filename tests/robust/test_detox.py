@@ -133,8 +133,22 @@ def test_a_group_of_liars_with_a_vector_of_another_length_is_dropped() -> None:
     found = chosen.run_digests(digests, lambda who: rows[who], seed=SEED)
     assert [vote.is_won for vote in found.votes] == [True, True, False, True, True]
     assert found.aggregation.f == 0
+    assert not found.outvoted  # nobody was, in a group that has no vote
     wanted = robust.median(f=0)(np.delete(honest, 2, axis=0))
     assert found.vector.tobytes() == wanted.tobytes()
+
+
+def test_a_vector_of_another_kind_is_a_proven_fault() -> None:
+    rows = seated(gradients(5), detox.groups(15, 3, SEED, 0))
+    digests = [detox.digest(row) for row in rows]
+    first, second = (members[0] for members in detox.groups(15, 3, SEED, 0)[:2])
+    # Their bytes have the right digest.
+    sent = {first: rows[first].astype(np.float64), second: rows[second].reshape(1, -1)}
+    chosen = Detox(3, robust.median(f=1), vote="digest")
+    found = chosen.run_digests(digests, lambda who: sent.get(who, rows[who]), seed=SEED)
+    assert {who for vote in found.votes for who in vote.proven} == {first, second}
+    assert all(vote.is_won for vote in found.votes)
+    assert found.aggregation.f == 1
 
 
 def test_a_digest_tells_bits_apart() -> None:

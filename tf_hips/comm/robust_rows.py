@@ -38,6 +38,8 @@ REASONS = {
 }
 # In one piece nothing is absurd beside the others: that of a bias is often 0 on most ranks.
 _OF_A_PIECE = Limits(max_ratio=math.inf)
+# Over the square of any row that is not too long: sums of such over all pieces stay finite.
+_MOST_SQUARE = 1e37
 
 
 def check(rule: Aggregator, num_ranks: int, missing: int = 0) -> None:
@@ -287,9 +289,10 @@ class Decider:
 def _sane(measures: Doubles, n: int) -> Measures:
     """Measures as they can be: whoever owns pieces may send anything.
 
-    A squared distance is at most twice the sum of the two squares, but for rounding.
+    A square that no honest row can have is an infinity: else sums over pieces overflow. A squared
+    distance is at most twice the sum of the two squares, but for rounding.
     """
-    positive = np.where(measures >= 0, measures, np.inf)
+    positive = np.where((measures >= 0) & (measures < _MOST_SQUARE), measures, np.inf)
     squares, pairs = positive[:, :n], positive[:, n:-n]
     first, second = np.triu_indices(n, 1)
     return Measures(squares, np.minimum(pairs, 2.001 * (squares[:, first] + squares[:, second])))

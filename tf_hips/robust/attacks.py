@@ -106,6 +106,12 @@ class Attack:
             raise ValueError(f"`own` must hold {f} rows of {rows.shape[1]}. Received: {mine.shape}")
         if not f:
             return np.empty(mine.shape, np.float32)
+        if ("statistics", "own") in self.params and (own is None or f < 2):
+            what = "none" if own is None else f"{f}"
+            raise ValueError(
+                f"`own` must hold 2 rows or more for {self}: others have no deviation. Received: "
+                f"{what}"
+            )
         generator = np.random.Generator(
             np.random.Philox(key=derive_seed(seed, f"attack/{self.name}/{step}"))
         )

@@ -203,9 +203,9 @@ class Detox:
     ) -> Result:
         """Votes by digest, and fetches one vector of each group.
 
-        A vector that has not the digest that its worker sent proves a fault; the next one of those
-        who agreed is asked. A group that agrees on a vector of another length than most groups'
-        has no vote.
+        A vector that has not the digest that its worker sent, or is none of float32 [d], proves a
+        fault; the next one of those who agreed is asked. A group that agrees on a vector of another
+        length than most groups' has no vote.
 
         Args:
             digests: of each worker; None: it said nothing.
@@ -228,7 +228,7 @@ class Detox:
         votes, winners = [], []
         for vote, row in found:
             is_row = row is not None and row.size == length
-            votes.append(vote if is_row else dataclasses.replace(vote, agreed=()))
+            votes.append(vote if is_row else dataclasses.replace(vote, agreed=(), outvoted=()))
             if row is not None and is_row:
                 winners.append(row)
         return self._aggregate(len(digests), winners, votes, seed, step, limits)
@@ -456,8 +456,8 @@ def _fetched(
         row = fetch(worker)
         if row is None:
             continue
-        if digest(row) == digests[worker]:
+        if row.dtype == np.float32 and row.ndim == 1 and digest(row) == digests[worker]:
             agreed = (worker, *(other for other in vote.agreed if other not in (worker, *proven)))
             return dataclasses.replace(vote, agreed=agreed, proven=tuple(proven)), row
         proven.append(worker)
-    return dataclasses.replace(vote, agreed=(), proven=tuple(proven)), None
+    return dataclasses.replace(vote, agreed=(), outvoted=(), proven=tuple(proven)), None

@@ -60,7 +60,7 @@ KINDS: dict[str, Kind] = {
     "krum": Kind((_F,), (2, 3), looks_at=PAIRS),
     "multi_krum": Kind((_F, _count("m", 1)), (2, 3), looks_at=PAIRS),
     "bulyan": Kind((_F, _COMPAT), (4, 3), looks_at=PAIRS),
-    "geometric_median": Kind((_F, Parameter("nu", 1e-6, 1e-12, 1.0)), _HALF, looks_at=PAIRS),
+    "geometric_median": Kind((_F, Parameter("nu", 1e-6, 1e-7, 1.0)), _HALF, looks_at=PAIRS),
     "majority": Kind((_F,), _HALF, is_coordinate=True),
     "centred_clipping": Kind(
         (_F, Parameter("tau", 1.0, 1e-6, 1e6), Parameter("iterations", 3, 1, 1000)),
