@@ -49,6 +49,7 @@ def emit_rows(lines: Lines, rows: list[BlockLoops], sweep: nodes.Sweep, apart: A
         if len(found) == len(rows):
             for row, code in zip(rows, found, strict=True):
                 row.run_before(code)
+            _ask_ahead(lines, found)
             lines.add(f"if ({sum_of_rows(apart, found)}{_LAST}) return;")
     for row in rows:
         row.run_spreads()
@@ -72,6 +73,7 @@ def _emit_packed(lines: Lines, rows: list[BlockLoops], codes: list[RowCode], apa
     call = f"{sum_of_rows(apart, codes)}{_LAST}"
     for row, code in zip(rows, codes, strict=True):
         row.run_before(code)
+    _ask_ahead(lines, codes)
     # There may be fewer codes than elements.
     counts = dict.fromkeys(c.count for code in codes for c in code.packed if c.count is not None)
     whole = "".join(f"base + count <= {count} && " for count in counts)
@@ -92,6 +94,22 @@ def _emit_packed(lines: Lines, rows: list[BlockLoops], codes: list[RowCode], apa
         row.take_bytes(code)
     lines.add(f"if ({call}) return;")
     lines.close()
+
+
+def _ask_ahead(lines: Lines, codes: list[RowCode]) -> None:
+    """Asks for codes of tiles to come, where rows are left again before a processor sees an order.
+
+    It does see that of the only ones that there are.
+    """
+    asked = [
+        f"prefetch_bytes({packed.name}, count * {packed.bits} / 8);"
+        for code in codes
+        for packed in code.packed
+    ]
+    if asked:
+        lines.open("if (!is_first || late == nullptr) {")
+        lines.add(*asked)
+        lines.close()
 
 
 def _add(text: str) -> str:

@@ -238,11 +238,15 @@ class TileNeeds:
         kind = vector.var.type
         element = self.c.type(kind.element if isinstance(kind, Array) else kind)
         self._unpacks.append(f"alignas(64) {element} {tile}[{self._step}];")
+        # Merges leave a body for others after each range, before a processor sees an order.
         if vector.bits is None:
-            self._unpacks.append(f"load_floats({vector.pointer} + base * 4, count, {tile});")
+            at = f"{vector.pointer} + base * 4"
+            asked, unpack = f"{at}, count * 4", f"load_floats({at}, count, {tile});"
         else:
             at = f"{vector.pointer} + {tile_bytes(vector.bits)}"
-            self._unpacks.append(f"unpack_codes({at}, count, {vector.bits}, {tile});")
+            asked = f"{at}, count * {vector.bits} / 8"
+            unpack = f"unpack_codes({at}, count, {vector.bits}, {tile});"
+        self._unpacks += [f"prefetch_bytes({asked});", unpack]
 
     def _prefetch(self, vector: Stored) -> None:
         """Asks for what short tiles of a vector need soon; see prefetch_tile."""
