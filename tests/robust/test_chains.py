@@ -145,7 +145,9 @@ def test_liars_that_are_equal_do_not_take_all_smoothing_away() -> None:
 def test_a_geometric_median_of_many_rows_is_one() -> None:
     # Liars of one voice, as many as may be: Weiszfeld's iteration needs some 6 steps for each row.
     n, f = 401, 200
-    rows = np.concatenate([rows_of(n - f, 60), np.full((f, 60), 300, np.float32)]).astype(np.float64)
+    rows = np.concatenate([rows_of(n - f, 60), np.full((f, 60), 300, np.float32)]).astype(
+        np.float64
+    )
     middle = selection.geometric_median(oracle.distances(rows), 1e-6) @ rows
     away = middle - rows
     pull = (away / np.linalg.norm(away, axis=1)[:, None]).sum(axis=0)
