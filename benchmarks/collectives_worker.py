@@ -226,7 +226,8 @@ class Worker:
         everything = partition.pieces([math.prod(shape) for shape in self._shapes], CHUNK)
         segments = partition.spread([piece.num_elements for piece in everything], size)
         buckets = []
-        for places in partition.piece_buckets(everything, compressed.BUCKET_ELEMENTS, {}):
+        limit = compressed.BUCKET_ELEMENTS
+        for places in partition.piece_buckets(everything, limit, {}, segments):
             lengths, merged = [0] * size, 0
             for place in places:
                 elements = everything[place].num_elements

@@ -14,7 +14,7 @@ from tests.comm.profiles import DGC, ONEBIT, VGG19, codec, profile
 from tf_hips.comm import cost_model
 from tf_hips.comm.cost_model import Backward, buckets_of, step_seconds, tasks_of, topologies
 from tf_hips.comm.overlap import Chain, Task, simulate
-from tf_hips.comm.partition import piece_buckets, pieces
+from tf_hips.comm.partition import piece_buckets, pieces, spread
 from tf_hips.comm.plan import Choice
 from tf_hips.comm.profile import Collective, Cost, MergeCost, Profile, Tiers, fit
 from tf_hips.errors import ConfigError
@@ -103,7 +103,9 @@ def test_no_simulation_beats_its_resources(chains: list[Chain], on_cores: bool) 
 def test_buckets_are_those_of_the_runtime() -> None:
     sizes, four = [300, CHUNK + 5, 0, 40 * CHUNK, 7], profile(4, 1e8)
     made = buckets_of(ONEBIT, "ps", sizes, {3: 4}, four)
-    groups = piece_buckets(pieces(sizes, CHUNK), cost_model.BUCKET_ELEMENTS, {3: 4})
+    everything = pieces(sizes, CHUNK)
+    segments = spread([piece.num_elements for piece in everything], 4)
+    groups = piece_buckets(everything, cost_model.BUCKET_ELEMENTS, {3: 4}, segments)
     assert len(made) == len(groups) == 6
     assert [bucket.load.pieces for bucket in made] == [len(group) for group in groups]
     assert [bucket.first for bucket in made] == [4, 3, 3, 3, 3, 0]

@@ -116,12 +116,12 @@ def test_another_way_must_promise_more_than_predictions_err(
 
 def test_candidates_are_what_was_named() -> None:
     both = profile(4, 100 * MBIT, codecs=(codec(ONEBIT, 1 / 8), codec(DGC, 0.065)))
-    assert {choice.compression for choice in make_plan(both, named(SMALL_MODEL)).choices} == {
-        ONEBIT,
-        None,
-    }
+    unasked = make_plan(both, named(SMALL_MODEL))
+    assert compressed(unasked)
+    assert {choice.compression for choice in unasked.choices} <= {ONEBIT, None}
     chosen = make_plan(both, named(SMALL_MODEL), [DGC])
-    assert {choice.compression for choice in chosen.choices} == {DGC, None}
+    assert compressed(chosen)
+    assert {choice.compression for choice in chosen.choices} <= {DGC, None}
     # Half the bytes at the same cost.
     freely = make_plan(both, named(SMALL_MODEL), [ONEBIT, "dgc"])
     assert DGC in {choice.compression for choice in freely.choices}
@@ -130,7 +130,8 @@ def test_candidates_are_what_was_named() -> None:
     assert ways(ONEBIT, both) == ["ps", "ring", "allgather", "butterfly"]
     assert {choice.topology for choice in chosen.choices} <= {"ps", "allgather", EXACT}
     only = make_plan(both, named(SMALL_MODEL), [ONEBIT], topologies=["ring"])
-    assert {choice.topology for choice in only.choices} == {"ring", EXACT}
+    assert "ring" in {choice.topology for choice in only.choices}
+    assert {choice.topology for choice in only.choices} <= {"ring", EXACT}
 
 
 def test_candidates_that_cannot_be() -> None:

@@ -20,11 +20,19 @@ def _rows(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(NUM_RANKS, sum(SIZES))).astype(np.float32)
 
 
-def _received(rows: np.ndarray, compressor: Compressor) -> np.ndarray:
-    """What comes of each rank: packets of all pieces, and a byte for each."""
+def _lines(num_floats: int) -> int:
+    return -(-num_floats // 16) * 16
+
+
+def _received(rows: np.ndarray, compressor: Compressor | None) -> np.ndarray:
+    """What comes of each rank: packets of all pieces, and a byte for each; or values as floats."""
     sent = []
     for rank, row in enumerate(rows):
         parts = np.split(row, np.cumsum(SIZES)[:-1])
+        if compressor is None:
+            padded = [np.pad(part, (0, _lines(part.size) - part.size)) for part in parts]
+            sent.append(np.concatenate([*padded, np.zeros(_lines(len(SIZES)), np.float32)]))
+            continue
         packets = [
             native.encode(compressor, np.ascontiguousarray(part), native.Key(rank, 0, place))
             for place, part in enumerate(parts)
@@ -33,22 +41,35 @@ def _received(rows: np.ndarray, compressor: Compressor) -> np.ndarray:
     return np.stack(sent)
 
 
-def _share(rule: str, text: str = "fp32") -> Share:
+def _share(rule: str, text: str | None = "fp32", scale: float = 1.0) -> Share:
+    """Pieces of packets, or None: of values."""
+    if text is None:
+        rooms = tuple(_lines(size) for size in SIZES)
+        return Share(SIZES, rooms, rooms, None, robust.parse(rule), NUM_RANKS, scale)
     compressor = parse(text)
     lengths = tuple(compressor.chunk_packet_bytes(size) for size in SIZES)
-    return Share(SIZES, lengths, compressor, robust.parse(rule), NUM_RANKS)
+    return Share(SIZES, lengths, SIZES, compressor, robust.parse(rule), NUM_RANKS, scale)
+
+
+def _of_pieces(share: Share, results: np.ndarray) -> np.ndarray:
+    """Results without what lies between them."""
+    begins = np.cumsum([0, *share.rooms[:-1]])
+    return np.concatenate(
+        [results[begin : begin + size] for begin, size in zip(begins, SIZES, strict=True)]
+    )
 
 
 def _result(share: Share, received: np.ndarray) -> tuple[np.ndarray, list[robust_rows.Refused]]:
     """The result of the rule, and who is refused."""
-    flat = received.reshape(-1)
+    # One array of all ranks, or one array of each.
+    given = [received.reshape(-1)] if share.compressor else list(received)
     if share.rule.is_coordinate:
-        results, faults = share.merged(flat)
-        return results, robust_rows.by_rank(faults, [7, 8, 9])
+        results, faults = share.merged(*given)
+        return _of_pieces(share, results), robust_rows.by_rank(faults, [7, 8, 9])
     decider = Decider(share.rule, NUM_RANKS, seed=3)
-    measures = share.measured(flat)
-    results = share.applied(flat, decider(measures, 0))
-    return results, decider.refused(measures, [7, 8, 9])
+    measures = share.measured(*given)
+    results = share.applied(*given, decision=decider(measures, 0))
+    return _of_pieces(share, results), decider.refused(measures, [7, 8, 9])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -84,6 +105,31 @@ def test_what_cannot_be_a_row_is_refused_and_named(rule: str) -> None:
     assert "1e+18" in refused.reason or refused.reason == robust_rows.REASONS[TOO_LONG]
 
 
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+@pytest.mark.parametrize("rule", RULES)
+def test_values_have_the_results_of_packets(rule: str, scale: float) -> None:
+    """Also where a piece of a row is refused, which is then left out of that piece alone."""
+    packets, values = _share(rule, "fp32", scale), _share(rule, None, scale)
+    rows = _rows()
+    for rank, element, value in ((0, 0, 1.0), (1, -1, np.nan), (3, 5, np.inf), (2, 7, 3e18)):
+        bad = rows.copy()
+        bad[rank, element] = value
+        expected, refused = _result(packets, _received(bad, packets.compressor))
+        received = _received(bad, None)
+        found, also = _result(values, received)
+        np.testing.assert_array_equal(found, expected)
+        assert also == refused
+        # What lies between pieces is no part of a row.
+        received[:, _lines(SIZES[0]) - 1] = [np.nan, np.inf, 1e30, -1e30, 0.0]
+        found, also = _result(values, received)
+        np.testing.assert_array_equal(found, expected)
+        assert also == refused
+    received = _received(rows, None)
+    received[4, sum(values.lengths) + 1] = np.nan  # no word of an honest rank, and no yes
+    _, [one] = _result(values, received)
+    assert (one.rank, one.tensors, one.reason) == (4, (8,), robust_rows.REASONS[NOT_FINITE])
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_too_few_rows_give_zeros_and_everyone_finds_out(rule: str) -> None:
     share, rows = _share(rule), _rows()
@@ -110,7 +156,7 @@ def test_a_lying_owner_of_chunks_cannot_make_the_decision_anything_else() -> Non
             decision = decider(lying, 0)
             assert decision is not None
             np.testing.assert_allclose(decision.mixing.sum(axis=1), 1.0, rtol=1e-6)
-            found = share.applied(received, decision)
+            found = share.applied(received, decision=decision)
             assert (found <= rows.max(axis=0) + 1e-5).all(), (rule, value)
             assert (found >= rows.min(axis=0) - 1e-5).all(), (rule, value)
             assert decider.refused(lying, [7, 8, 9]) == []

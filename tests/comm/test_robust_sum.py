@@ -21,10 +21,11 @@ class _Everyone:
         import numpy as np
 
         from tf_hips.comm.partition import pieces, spread
+        from tf_hips.comm.robust_wire import Values
         from tf_hips.ops.compressor import CHUNK
 
         self.sizes, self.rule, self.topology = sizes, rule, topology
-        self.pieces = pieces(sizes, CHUNK)
+        self.pieces = pieces(sizes, Values.grain if compressor.text == "fp32" else CHUNK)
         self.owners = dict(
             zip(
                 self.pieces,

@@ -56,6 +56,7 @@ class CompressedSum:
         complain: Complain | None = None,
         shares: "CompressedSum | None" = None,
         bucket_elements: int | None = None,
+        piece_elements: int = CHUNK,
     ) -> None:
         """Plans the buckets and makes the residuals.
 
@@ -73,6 +74,8 @@ class CompressedSum:
             shares: another sum of vectors of the same sizes, by a compressor that keeps the same:
                 its residuals are these, too.
             bucket_elements: elements from which on a bucket is full; None: `BUCKET_ELEMENTS`.
+            piece_elements: of what is owned and travels as one; fewer than of a chunk only where
+                nothing is encoded.
 
         Raises:
             ValueError: the topology is not known, does not take so many ranks, or encodes partial
@@ -91,7 +94,7 @@ class CompressedSum:
             )
         self._sums = compressor if way.gathers else compressor.for_sums
         rank, num_ranks = primitives.rank(), primitives.size()
-        everything = pieces(self._sizes, CHUNK)
+        everything = pieces(self._sizes, piece_elements)
         segments = spread([piece.num_elements for piece in everything], way.num_segments)
         self._buckets = [
             Bucket(
@@ -100,7 +103,9 @@ class CompressedSum:
                 tuple(segments[place] for place in places),
             )
             for number, places in enumerate(
-                piece_buckets(everything, bucket_elements or BUCKET_ELEMENTS, partitions or {})
+                piece_buckets(
+                    everything, bucket_elements or BUCKET_ELEMENTS, partitions or {}, segments
+                )
             )
         ]
         self.residuals: dict[Piece, tf.Variable] = {}

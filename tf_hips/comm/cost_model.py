@@ -163,7 +163,7 @@ def buckets_of(
         count = profile.tiers.hosts * profile.tiers.slices
     segments = spread([piece.num_elements for piece in everything], count)
     found = []
-    for places in piece_buckets(everything, BUCKET_ELEMENTS, partitions):
+    for places in piece_buckets(everything, BUCKET_ELEMENTS, partitions, segments):
         loads = [Load()] * count
         for place in places:
             loads[segments[place]] += Load(everything[place].num_elements, 1)

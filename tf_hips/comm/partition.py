@@ -13,9 +13,10 @@ Invariant: all of it is a function of sizes and of the plan. Two ranks that agre
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 _RAMP = 2  # buckets before those of full size, each half as large as the next one
+_SLACK = 1 / 3  # of a bucket's size, by which it may be larger or smaller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +89,23 @@ def spread(weights: Sequence[int], num_segments: int) -> list[int]:
 
 
 def piece_buckets(
-    pieces: Sequence[Piece], limit: int, partitions: Mapping[int, int]
+    pieces: Sequence[Piece],
+    limit: int,
+    partitions: Mapping[int, int],
+    segments: Sequence[int] = (),
 ) -> list[list[int]]:
     """Groups pieces, in their order, into what travels together.
 
+    A bucket travels as long as the largest share that a segment has of it. So it ends, within a
+    third of its size, where shares are most nearly equal.
+
     Args:
         pieces: in the order in which they travel.
-        limit: elements from which on a bucket is full; a larger tensor fills several. The first
-            bucket is full with a quarter of it and the second with a half, so that something
-            travels soon.
+        limit: elements of a bucket, more or less; a larger tensor fills several. The first bucket
+            has a quarter of it and the second a half, so that something travels soon.
         partitions: positions of tensors that travel in so many buckets of their own (at most one
             per chunk) instead.
+        segments: the segment of each piece; none: there is only one.
 
     Returns:
         Positions in `pieces` of each bucket; together they cover all in order.
@@ -109,36 +116,52 @@ def piece_buckets(
     if limit < 1:
         raise ValueError(f"`limit` must be positive. Received: limit={limit}")
     groups: list[list[int]] = []
-    shared: list[int] = []
-    filled = 0
-
-    def close() -> None:
-        nonlocal shared, filled
-        if shared:
-            groups.append(shared)
-        shared, filled = [], 0
-
-    for tensor, run in itertools.groupby(
-        range(len(pieces)), key=lambda place: pieces[place].tensor
-    ):
+    of_segment = list(segments) or [0] * len(pieces)
+    num_segments = 1 + max(of_segment, default=0)
+    in_runs = itertools.groupby(
+        range(len(pieces)),
+        key=lambda place: pieces[place].tensor if pieces[place].tensor in partitions else None,
+    )
+    for tensor, run in in_runs:
         places = list(run)
-        if tensor in partitions:
-            count = partitions[tensor]
-            if count < 1:
-                raise ValueError(f"`partitions` must be positive. Received: {partitions}")
-            count = min(count, len(places))
-            cuts = [len(places) * cut // count for cut in range(count + 1)]
-            close()
-            groups += [places[begin:end] for begin, end in itertools.pairwise(cuts)]
+        if tensor is None:
+            begin = 0
+            while begin < len(places):
+                full = max(1, limit >> max(0, _RAMP - len(groups)))
+                loads = ((pieces[at].num_elements, of_segment[at]) for at in places[begin:])
+                end = begin + _even_end(loads, num_segments, full)
+                groups.append(places[begin:end])
+                begin = end
             continue
-        for place in places:
-            full = max(1, limit >> max(0, _RAMP - len(groups)))
-            if shared and filled + pieces[place].num_elements > full:
-                close()
-            shared.append(place)
-            filled += pieces[place].num_elements
-    close()
+        count = partitions[tensor]
+        if count < 1:
+            raise ValueError(f"`partitions` must be positive. Received: {partitions}")
+        count = min(count, len(places))
+        cuts = [len(places) * cut // count for cut in range(count + 1)]
+        groups += [places[begin:end] for begin, end in itertools.pairwise(cuts)]
     return groups
+
+
+def _even_end(loads: Iterable[tuple[int, int]], num_segments: int, full: int) -> int:
+    """How many of these pieces, at least one, are a bucket.
+
+    Args:
+        loads: elements and segment of each piece.
+        num_segments: how many segments there are.
+        full: elements that a bucket should have.
+    """
+    least, most = full * (1 - _SLACK), full * (1 + _SLACK)
+    shares, filled, count = [0] * num_segments, 0, 0
+    ends = []
+    for elements, segment in loads:
+        if count and filled + elements > most:
+            break
+        shares[segment] += elements
+        filled, count = filled + elements, count + 1
+        if filled >= least:
+            waits = max(shares) * num_segments - filled
+            ends.append((waits, abs(filled - full), count))
+    return min(ends)[2] if ends else count
 
 
 def buckets(

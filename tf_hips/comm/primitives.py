@@ -203,6 +203,19 @@ def exchange(
     groups: Sequence[Sequence[int]] | None = None,
     largest: int | None = None,
 ) -> tf.Tensor:
+    """What `exchange_apart` brings, as one tensor, in the order of ranks."""
+    came = exchange_apart(parts, lengths, name, groups=groups, largest=largest)
+    return came[0] if len(came) == 1 else tf.concat(came, 0)
+
+
+def exchange_apart(
+    parts: Sequence[tf.Tensor],
+    lengths: Sequence[int],
+    name: str,
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    largest: int | None = None,
+) -> list[tf.Tensor]:
     """Sends part i to rank i of this rank's group; large parts in rounds.
 
     See `schedules.has_rounds`.
@@ -217,7 +230,8 @@ def exchange(
         largest: rows of the largest part of all ranks; None: the lengths are the same on all.
 
     Returns:
-        What came from the ranks of the group, this rank's own part among it, in their order.
+        What came from the ranks of the group, this rank's own part among it, in their order: one
+        tensor of each, or one of all together.
     """
     groups = groups or [range(size())]
     group = next((list(one) for one in groups if rank() in one), [])
@@ -227,7 +241,7 @@ def exchange(
     count = len(groups[0])
     if not schedules.has_rounds(count, largest * row_bytes):
         sent = tf.concat(parts, 0) if parts else nothing
-        return alltoall(sent, _splits(dict(zip(group, lengths, strict=True))), name)
+        return [alltoall(sent, _splits(dict(zip(group, lengths, strict=True))), name)]
     own = group.index(rank()) if group else None
     came = {own: parts[own]} if own is not None else {}
     for number in range(1, count):
@@ -237,7 +251,7 @@ def exchange(
             continue
         target, source = (own + number) % count, (own - number) % count
         came[source] = alltoall(parts[target], _splits({group[target]: lengths[target]}), label)
-    return tf.concat([came[one] for one in sorted(came)], 0) if came else nothing
+    return [came[one] for one in sorted(came)] or [nothing]
 
 
 def _splits(rows: Mapping[int, int]) -> list[int]:

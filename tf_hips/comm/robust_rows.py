@@ -17,8 +17,10 @@ import dataclasses
 import math
 import threading
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from tf_hips.errors import PacketError, ToleranceError
 from tf_hips.ops import native, native_robust
@@ -38,6 +40,9 @@ REASONS = {
 }
 # In one piece nothing is absurd beside the others: that of a bias is often 0 on most ranks.
 _OF_A_PIECE = Limits(max_ratio=math.inf)
+_ALIGNMENT = 64  # bytes
+Items: TypeAlias = npt.NDArray[Any]
+"""Bytes of packets, or the values themselves, float32."""
 # Over the square of any row that is not too long: sums of such over all pieces stay finite.
 _MOST_SQUARE = 1e37
 
@@ -62,37 +67,66 @@ def check(rule: Aggregator, num_ranks: int, missing: int = 0) -> None:
 class Share:
     """Pieces of a bucket whose rows lie here, one behind the other.
 
+    What came (`received` below) is one array of all ranks' messages, or one array of each: what a
+    `Wire` makes of these pieces.
+
     Attributes:
         sizes: elements of each.
-        lengths: bytes of the packet of each.
-        compressor: what the rows were encoded with.
-        rule: what is made of them.
+        lengths: items of a message that belong to each.
+        rooms: floats from the beginning of the result of each to that of the next.
+        compressor: what the rows were encoded with; None: not at all.
+        rule: what is made of the rows.
         num_ranks: how many rows there are.
+        scale: what results are multiplied with.
     """
 
     sizes: tuple[int, ...]
     lengths: tuple[int, ...]
-    compressor: Compressor
+    rooms: tuple[int, ...]
+    compressor: Compressor | None
     rule: Aggregator
     num_ranks: int
+    scale: float = 1.0
 
-    def merged(self, received: Bytes) -> tuple[Floats, Bytes]:
+    def merged(self, *received: Items) -> tuple[Floats, Bytes]:
         """The results of a rule of coordinates.
 
         Args:
-            received: of each rank the packets of all pieces, and a byte for each: whether its
+            received: of each rank its rows of all pieces, and an item for each: whether its
                 gradient is not finite.
 
         Returns:
-            The results, concatenated, 0 where too few rows are left; faults, [pieces, ranks].
+            The results, float32 [sum(rooms)], 0 where too few rows are left; faults, [pieces,
+            ranks].
         """
-        results = np.zeros(sum(self.sizes), np.float32)
+        results = self._nothing()
         faults = np.zeros((len(self.sizes), self.num_ranks), np.uint8)
+        messages = self._messages(received)
+        if not self._is_merged_whole(messages, results):
+            self._merge_pieces(messages, results, faults)
+        return self._scaled(results), faults
+
+    def _is_merged_whole(self, messages: Sequence[Items], results: Floats) -> bool:
+        """Makes the results of all pieces at once, if rows need no decoding and none is refused.
+
+        Between pieces honest rows have zeros; nobody reads what becomes of them.
+        """
+        end = sum(self.lengths)
+        if self.compressor is not None or any(one[end:].any() for one in messages):
+            return False
+        rows = [one[:end] for one in messages]
+        try:
+            return not self.rule.run(rows, limits=_OF_A_PIECE, out=results).rejected
+        except ToleranceError:
+            return False
+
+    def _merge_pieces(self, messages: Sequence[Items], results: Floats, faults: Bytes) -> None:
         everyone = range(self.num_ranks)
         room = self._room(self.num_ranks)
-        pieces = zip(self._pieces(received), self._parts(results), strict=True)
+        pieces = zip(self._pieces(messages), self._parts(results), strict=True)
+        results[:] = 0
         for place, ((packets, flags), out) in enumerate(pieces):
-            rows, faults[place] = self._rows(packets, flags, room[:, : out.size], everyone)
+            rows, faults[place] = self._rows(packets, flags, room, out.size, everyone)
             # One that is not there is refused as any other.
             for bad in np.flatnonzero(faults[place]):
                 rows[int(bad)] = np.full(out.size, np.nan, np.float32)
@@ -105,9 +139,8 @@ class Share:
                 rejected = refused(given, totals(squares), _OF_A_PIECE)
             for one in rejected:
                 faults[place, one.row] = faults[place, one.row] or _fault(given[one.row])
-        return results, faults
 
-    def measured(self, received: Bytes) -> Doubles:
+    def measured(self, *received: Items) -> Doubles:
         """What `Decider` must know of the rows of each piece, [pieces, measures_of(ranks)].
 
         Args:
@@ -116,9 +149,9 @@ class Share:
         found = np.zeros((len(self.sizes), measures_of(self.num_ranks)))
         everyone = range(self.num_ranks)
         room = self._room(self.num_ranks)
-        pieces = zip(self._pieces(received), self.sizes, strict=True)
+        pieces = zip(self._pieces(self._messages(received)), self.sizes, strict=True)
         for place, ((packets, flags), size) in enumerate(pieces):
-            rows, faults = self._rows(packets, flags, room[:, :size], everyone)
+            rows, faults = self._rows(packets, flags, room, size, everyone)
             given = [
                 rows[rank] if rank in rows else np.zeros(size, np.float32) for rank in everyone
             ]
@@ -133,64 +166,103 @@ class Share:
             found[place] = np.concatenate([squares, pairs, faults])
         return found
 
-    def applied(self, received: Bytes, decision: Decision | None) -> Floats:
-        """The results of a decision, concatenated; zeros where there is none.
+    def applied(self, *received: Items, decision: Decision | None) -> Floats:
+        """The results of a decision, as those of `merged`; zeros where there is none.
 
         Args:
             received: as for `merged`.
             decision: of `Decider`.
         """
-        results = np.zeros(sum(self.sizes), np.float32)
+        results = self._nothing()
         if decision is None:
             return results
+        messages = self._messages(received)
+        if self.compressor is None:
+            end = sum(self.lengths)
+            self.rule.apply(decision, [one[:end] for one in messages], out=results)
+            return self._scaled(results)
         # The others need not be decoded.
         used = np.flatnonzero(decision.mixing.astype(np.float32).any(axis=0)).tolist() or [0]
         needed = [decision.accepted[place] for place in used]
         nothing = np.zeros(0, np.float32)
         room = self._room(len(needed))
-        pieces = zip(self._pieces(received), self._parts(results), strict=True)
+        pieces = zip(self._pieces(messages), self._parts(results), strict=True)
         for (packets, flags), out in pieces:
-            rows, _ = self._rows(packets, flags, room[:, : out.size], needed)
+            rows, _ = self._rows(packets, flags, room, out.size, needed)
             given = [rows.get(rank, nothing) for rank in range(self.num_ranks)]
             self.rule.apply(decision, given, out=out)
+        return self._scaled(results)
+
+    def _nothing(self) -> Floats:
+        """Zeros in the place of all results, at an address that TensorFlow need not copy from."""
+        room = np.zeros(sum(self.rooms) + _ALIGNMENT // 4, np.float32)
+        begin = -room.ctypes.data % _ALIGNMENT // 4
+        return room[begin : begin + sum(self.rooms)]
+
+    def _scaled(self, results: Floats) -> Floats:
+        if self.scale != 1:
+            results *= np.float32(self.scale)
         return results
 
     def _parts(self, whole: Floats) -> list[Floats]:
-        ends = np.cumsum(self.sizes).tolist()
-        return [whole[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
+        ends = np.cumsum(self.rooms).tolist()
+        return [
+            whole[end - room : end - room + size]
+            for size, room, end in zip(self.sizes, self.rooms, ends, strict=True)
+        ]
 
-    def _pieces(self, received: Bytes) -> list[tuple[Bytes, Bytes]]:
-        """Of each piece the packets of all ranks, and whether their gradients are not finite."""
-        of_rank = received.reshape(self.num_ranks, -1)
+    def _messages(self, received: Sequence[Items]) -> list[Items]:
+        """What came of each rank."""
+        if len(received) == self.num_ranks:
+            return list(received)
+        [together] = received
+        return list(together.reshape(self.num_ranks, -1))
+
+    def _pieces(self, messages: Sequence[Items]) -> list[tuple[list[Items], list[bool]]]:
+        """Of each piece what came of all ranks, and whether their gradients are not finite."""
         ends = np.cumsum(self.lengths).tolist()
         return [
-            (of_rank[:, end - length : end], of_rank[:, ends[-1] + place])
+            (
+                [one[end - length : end] for one in messages],
+                [bool(one[ends[-1] + place] != 0) for one in messages],
+            )
             for place, (length, end) in enumerate(zip(self.lengths, ends, strict=True))
         ]
 
     def _room(self, count: int) -> Floats:
         """Memory for so many rows of any piece; new memory for each would cost as much again."""
-        return np.empty((count, max(self.sizes, default=0)), np.float32)
+        size = 0 if self.compressor is None else max(self.sizes, default=0)
+        return np.empty((count, size), np.float32)
 
     def _rows(
-        self, packets: Bytes, flags: Bytes, room: Floats, ranks: Sequence[int]
+        self,
+        packets: Sequence[Items],
+        flags: Sequence[bool],
+        room: Floats,
+        size: int,
+        ranks: Sequence[int],
     ) -> tuple[dict[int, Floats], Bytes]:
         """The rows of a piece by rank, without those that say that they are none; faults of all.
 
         Args:
-            packets: of all ranks.
+            packets: what came of the piece, of all ranks.
             flags: of all ranks.
-            room: as many rows as `ranks`, and elements as the piece has; rows are there.
-            ranks: whose packets are decoded.
+            room: as many rows as `ranks`; what is decoded is there.
+            size: elements of the piece.
+            ranks: whose rows are wanted.
         """
-        faults = np.where(flags != 0, NOT_FINITE, SOUND).astype(np.uint8)
+        faults = np.where(flags, NOT_FINITE, SOUND).astype(np.uint8)
         rows = {}
         for rank, out in zip(ranks, room, strict=True):
-            if faults[rank] == SOUND:
-                try:
-                    rows[rank] = native.decode(self.compressor, packets[rank], out.size, out)
-                except PacketError:
-                    faults[rank] = BROKEN
+            if faults[rank] != SOUND:
+                continue
+            if self.compressor is None:
+                rows[rank] = packets[rank][:size]
+                continue
+            try:
+                rows[rank] = native.decode(self.compressor, packets[rank], size, out[:size])
+            except PacketError:
+                faults[rank] = BROKEN
         return rows, faults
 
 

@@ -35,8 +35,9 @@ from tf_hips.comm.robust_rows import (
     measures_of,
     most_refused,
 )
+from tf_hips.comm.robust_wire import Packets, Values, Wire, parts
 from tf_hips.comm.staged import Reducer, StagedSum
-from tf_hips.comm.topologies import Bucket, encode_in_turns, handed_on, joined
+from tf_hips.comm.topologies import Bucket
 from tf_hips.comm.ways import PS
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import graph
@@ -105,6 +106,7 @@ class RobustSum(CompressedSum):
                 f"topology={topology!r}"
             )
         check(rule, primitives.size())
+        is_exact = compressor.codec.name == "fp32" and not compressor.has_state
         super().__init__(
             sizes,
             compressor,
@@ -115,14 +117,16 @@ class RobustSum(CompressedSum):
             topology=topology,
             shares=shares,
             bucket_elements=BUCKET_ELEMENTS,
+            piece_elements=Values.grain if is_exact else Packets.grain,
         )
+        self._wire: Wire = Values() if is_exact else Packets(self, self._recoded)
         self._rule = rule
         self._tell = tell
         # Of all other rules the result is so many times longer when rows are.
         self._scale = 1.0 if rule.rule.name == "majority" else scale
         self._decider = Decider(rule, primitives.size(), rule_seed)
         self._width = measures_of(primitives.size())
-        self._measures_name = f"{label}.{topology}.measures"
+        self._label = f"{label}.{topology}"
 
     def __call__(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
         """Applies the rule to the ranks' `vectors`.
@@ -151,41 +155,47 @@ class RobustSum(CompressedSum):
         with tf.control_dependencies(seen):
             return list(opaque(sums))
 
-    def _by_coordinates(self, arriving: Iterator[tf.Tensor], step: tf.Tensor) -> _Found:
-        """Results by piece, and faults, [pieces, ranks] in `_order` of the buckets."""
+    def _by_coordinates(self, arriving: Iterator[list[tf.Tensor]], step: tf.Tensor) -> _Found:
+        """Results by piece, and faults, uint8 [pieces, ranks]."""
         results: dict[Piece, tf.Tensor] = {}
         faults = []
         for bucket, came in zip(self._buckets, arriving, strict=True):
-            merged, own = _run(self._share(bucket).merged, [came], [tf.float32, tf.uint8])
-            of_bucket, notes = self._handed_on(bucket, merged, step, own)
-            results |= of_bucket
-            faults += notes
-        return results, tf.concat(faults, 0)
+            share = self._share(bucket)
+            vector, own = _run(share.merged, came, [tf.float32, tf.uint8])
+            results |= self._handed_on(bucket, vector, step)
+            faults.append(tf.ensure_shape(own, [len(share.sizes), share.num_ranks]))
+        return results, self._told(tf.concat(faults, 0), "faults")
 
-    def _by_distances(self, arriving: Iterator[tf.Tensor], step: tf.Tensor) -> _Found:
-        """Results by piece, and measures, [pieces, measures_of(ranks)]."""
+    def _by_distances(self, arriving: Iterator[list[tf.Tensor]], step: tf.Tensor) -> _Found:
+        """Results by piece, and measures, float64 [pieces, measures_of(ranks)]."""
         received = list(arriving)
         shares = [self._share(bucket) for bucket in self._buckets]
         own = [
-            tf.ensure_shape(_run(share.measured, [came], [tf.float64])[0], [None, self._width])
+            tf.ensure_shape(
+                _run(share.measured, came, [tf.float64])[0], [len(share.sizes), self._width]
+            )
             for share, came in zip(shares, received, strict=True)
         ]
-        measures = tf.concat(own, 0)
-        if not self._is_everywhere:
-            measures = primitives.allgather(measures, self._measures_name)
-        measures = tf.ensure_shape(measures, [len(self._measured_tensors()), self._width])
+        measures = self._told(tf.concat(own, 0), "measures")
         results: dict[Piece, tf.Tensor] = {}
         for bucket, share, came in zip(self._buckets, shares, received, strict=True):
             [vector] = _run(
-                functools.partial(self._applied, share), [came, measures, step], [tf.float32]
+                functools.partial(self._applied, share), [measures, step, *came], [tf.float32]
             )
-            results |= self._handed_on(bucket, vector, step, None)[0]
+            results |= self._handed_on(bucket, vector, step)
         return results, measures
 
+    def _told(self, own: tf.Tensor, what: str) -> tf.Tensor:
+        """What all ranks say of their pieces, in the order of `_tensors`; the same on all ranks."""
+        if self._is_everywhere:
+            return own
+        everyone = primitives.allgather(own, f"{self._label}.{what}")
+        return tf.ensure_shape(everyone, [len(self._tensors()), own.shape[1]])
+
     def _applied(
-        self, share: Share, came: np.ndarray, measures: np.ndarray, step: np.int64
+        self, share: Share, measures: np.ndarray, step: np.int64, *came: np.ndarray
     ) -> np.ndarray:
-        return share.applied(came, self._decider(measures, int(step)))
+        return share.applied(*came, decision=self._decider(measures, int(step)))
 
     @property
     def _is_everywhere(self) -> bool:
@@ -199,92 +209,62 @@ class RobustSum(CompressedSum):
         return bucket.of(primitives.rank())
 
     def _share(self, bucket: Bucket) -> Share:
-        places = self._places(bucket)
+        own = [bucket.pieces[place] for place in self._places(bucket)]
         return Share(
-            tuple(bucket.pieces[place].num_elements for place in places),
-            tuple(bucket.lengths(places, self.compressor)),
-            self.compressor,
-            self._rule,
-            primitives.size(),
+            sizes=tuple(piece.num_elements for piece in own),
+            lengths=tuple(self._wire.lengths(own)),
+            rooms=tuple(self._wire.rooms(own)),
+            compressor=self._wire.compressor,
+            rule=self._rule,
+            num_ranks=primitives.size(),
+            scale=self._scale,
         )
 
-    def _order(self, bucket: Bucket) -> list[Piece]:
-        """The pieces of a bucket as what is told of them comes."""
-        if self._is_everywhere:
-            return list(bucket.pieces)
-        return [
-            bucket.pieces[place] for rank in range(primitives.size()) for place in bucket.of(rank)
-        ]
-
-    def _travelled(self, vectors: Sequence[tf.Tensor], step: tf.Tensor) -> Iterator[tf.Tensor]:
-        """Yields what comes of each bucket, uint8 [bytes]; see `Share.merged`."""
+    def _travelled(
+        self, vectors: Sequence[tf.Tensor], step: tf.Tensor
+    ) -> Iterator[list[tf.Tensor]]:
+        """Yields what comes of each bucket; see `Share.merged`."""
+        rank, count = primitives.rank(), primitives.size()
         sent: list[tf.Tensor] = []
         for bucket in self._buckets:
             # As in `CompressedSum`: whole buckets one after the other.
             with tf.control_dependencies([yielded(one) for one in sent]):
                 values = [cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
-            flags = [tf.cast(tf.reshape(~all_finite([one]), [1]), tf.uint8) for one in values]
-            rank, count = primitives.rank(), primitives.size()
+            flags = [~all_finite([one]) for one in values]
             if self._is_everywhere:
-                targets = [list(range(len(values)))]
-                order = targets[0]
+                targets, order = [list(range(len(values)))], [0]
             else:
                 targets = [bucket.of(owner) for owner in range(count)]
-                order = [
-                    place for after in range(count) for place in targets[(rank + 1 + after) % count]
-                ]
-            packets = encode_in_turns(bucket, order, values, self, step)
-            parts = [
-                joined([*(packets[place] for place in places), *(flags[place] for place in places)])
-                for places in targets
+                order = [(rank + 1 + after) % count for after in range(count)]
+            messages, last = self._wire.messages(bucket, targets, order, values, flags, step)
+            lengths = [
+                self._wire.length([bucket.pieces[place] for place in places]) for places in targets
             ]
-            lengths = [bucket.length(places, self.compressor) + len(places) for places in targets]
             if self._is_everywhere:
-                came = primitives.allgather(parts[0], f"{bucket.label}.gathered")
+                came = [primitives.allgather(messages[0], f"{bucket.label}.gathered")]
             else:
-                came = primitives.exchange(parts, lengths, f"{bucket.label}.packets")
-            sent = [packets[order[-1]]]
-            mine = lengths[0] if self._is_everywhere else lengths[rank]
-            yield tf.ensure_shape(came, [count * mine])
+                came = primitives.exchange_apart(messages, lengths, f"{bucket.label}.packets")
+            sent = [last]
+            yield came
 
     def _handed_on(
-        self, bucket: Bucket, vector: tf.Tensor, step: tf.Tensor, faults: tf.Tensor | None
-    ) -> tuple[dict[Piece, tf.Tensor], list[tf.Tensor]]:
-        """Results of a bucket by piece, or their packets where owners made them, on all ranks.
+        self, bucket: Bucket, vector: tf.Tensor, step: tf.Tensor
+    ) -> dict[Piece, tf.Tensor]:
+        """Results of a bucket by piece, on all ranks, as they travel.
 
         Args:
             bucket: what has travelled.
-            vector: results of the pieces whose rows came here, concatenated.
+            vector: results of the pieces whose rows came here; see `Share.merged`.
             step: number of the step.
-            faults: of their rows, uint8 [pieces, ranks]; None: they are known otherwise.
-
-        Returns:
-            Those of all pieces, and faults of all pieces, in `_order`.
         """
-        places, count = self._places(bucket), primitives.size()
-        sizes = [bucket.pieces[place].num_elements for place in places]
-        vector = tf.ensure_shape(vector, [sum(sizes)])
-        if self._scale != 1:
-            vector = vector * self._scale
-        values = dict(zip(places, tf.split(vector, sizes) if sizes else [], strict=True))
-        if faults is not None:
-            faults = tf.ensure_shape(faults, [len(places), count])
+        places = self._places(bucket)
+        own = [bucket.pieces[place] for place in places]
+        rooms = self._wire.rooms(own)
+        vector = tf.ensure_shape(vector, [sum(rooms)])
         if self._is_everywhere:
-            own = {bucket.pieces[place]: value for place, value in values.items()}
-            return own, [] if faults is None else [faults]
-        packets, notes = handed_on(
-            bucket,
-            range(count),
-            {
-                place: self._recoded(bucket.pieces[place], value, step)
-                for place, value in values.items()
-            },
-            self._sums,
-            None if faults is None else tf.reshape(faults, [-1]),
-            [count * len(bucket.of(rank)) for rank in range(count)],
-        )
-        of_owners = [tf.reshape(note, [-1, count]) for note in notes]
-        return dict(zip(bucket.pieces, packets, strict=True)), of_owners
+            return dict(zip(own, parts(vector, own, rooms), strict=True))
+        found = self._wire.results(bucket, places, vector, step)
+        return dict(zip(bucket.pieces, found, strict=True))
 
     def _recoded(self, piece: Piece, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The packet of a result that this rank owns; once per step."""
@@ -293,7 +273,7 @@ class RobustSum(CompressedSum):
 
     def _whole(self, results: Mapping[Piece, tf.Tensor]) -> list[tf.Tensor]:
         """The vectors that results, or their packets, are of."""
-        if not self._is_everywhere:
+        if not self._is_everywhere and self._wire.compressor is not None:
             return self._decode(results)
         vectors = [tf.zeros([0]) for _ in self._sizes]
         in_order = sorted(results, key=lambda piece: (piece.tensor, piece.offset))
@@ -315,18 +295,17 @@ class RobustSum(CompressedSum):
         ]
 
     def _tell_of_faults(self, step: np.int64, faults: np.ndarray) -> np.int64:
-        tensors = [piece.tensor for bucket in self._buckets for piece in self._order(bucket)]
-        self._say(int(step), by_rank(faults, tensors), most_refused(faults))
+        self._say(int(step), by_rank(faults, self._tensors()), most_refused(faults))
         return np.int64(0)
 
     def _tell_of_measures(self, step: np.int64, measures: np.ndarray) -> np.int64:
         if self._decider.rejected(measures):
-            found = self._decider.refused(measures, self._measured_tensors())
+            found = self._decider.refused(measures, self._tensors())
             self._say(int(step), found, len(found))
         return np.int64(0)
 
-    def _measured_tensors(self) -> list[int]:
-        """The tensor of each row of measures."""
+    def _tensors(self) -> list[int]:
+        """The tensor of each row of what `_told` returns."""
         if self._is_everywhere:
             return [piece.tensor for bucket in self._buckets for piece in bucket.pieces]
         return [
