@@ -92,8 +92,8 @@ class Share:
         """The results of a rule of coordinates.
 
         Args:
-            received: of each rank its rows of all pieces, and an item for each: whether its
-                gradient is not finite.
+            received: of each rank the values of all pieces, or their packets and a byte for each:
+                whether its gradient is not finite.
 
         Returns:
             The results, float32 [sum(rooms)], 0 where too few rows are left; faults, [pieces,
@@ -111,12 +111,10 @@ class Share:
 
         Between pieces honest rows have zeros; nobody reads what becomes of them.
         """
-        end = sum(self.lengths)
-        if self.compressor is not None or any(one[end:].any() for one in messages):
+        if self.compressor is not None:
             return False
-        rows = [one[:end] for one in messages]
         try:
-            return not self.rule.run(rows, limits=_OF_A_PIECE, out=results).rejected
+            return not self.rule.run(messages, limits=_OF_A_PIECE, out=results).rejected
         except ToleranceError:
             return False
 
@@ -178,8 +176,7 @@ class Share:
             return results
         messages = self._messages(received)
         if self.compressor is None:
-            end = sum(self.lengths)
-            self.rule.apply(decision, [one[:end] for one in messages], out=results)
+            self.rule.apply(decision, messages, out=results)
             return self._scaled(results)
         # The others need not be decoded.
         used = np.flatnonzero(decision.mixing.astype(np.float32).any(axis=0)).tolist() or [0]
@@ -224,7 +221,7 @@ class Share:
         return [
             (
                 [one[end - length : end] for one in messages],
-                [bool(one[ends[-1] + place] != 0) for one in messages],
+                [self.compressor is not None and one[ends[-1] + place] != 0 for one in messages],
             )
             for place, (length, end) in enumerate(zip(self.lengths, ends, strict=True))
         ]

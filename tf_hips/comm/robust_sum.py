@@ -42,7 +42,7 @@ from tf_hips.comm.ways import PS
 from tf_hips.errors import ToleranceError
 from tf_hips.ops import graph
 from tf_hips.ops.compressor import Compressor
-from tf_hips.ops.flow import all_finite, opaque, yielded
+from tf_hips.ops.flow import opaque, yielded
 from tf_hips.robust import Aggregator
 
 TOPOLOGIES = (PS, "allgather")
@@ -178,10 +178,15 @@ class RobustSum(CompressedSum):
         ]
         measures = self._told(tf.concat(own, 0), "measures")
         results: dict[Piece, tf.Tensor] = {}
+        before: list[tf.Tensor] = []
         for bucket, share, came in zip(self._buckets, shares, received, strict=True):
+            # In one order: ranks that began with different buckets would wait for each other.
+            with tf.control_dependencies([yielded(one) for one in before]):
+                decided = tf.identity(measures)
             [vector] = _run(
-                functools.partial(self._applied, share), [measures, step, *came], [tf.float32]
+                functools.partial(self._applied, share), [decided, step, *came], [tf.float32]
             )
+            before = [vector]
             results |= self._handed_on(bucket, vector, step)
         return results, measures
 
@@ -230,13 +235,12 @@ class RobustSum(CompressedSum):
             # As in `CompressedSum`: whole buckets one after the other.
             with tf.control_dependencies([yielded(one) for one in sent]):
                 values = [cut(vectors[piece.tensor], piece) for piece in bucket.pieces]
-            flags = [~all_finite([one]) for one in values]
             if self._is_everywhere:
                 targets, order = [list(range(len(values)))], [0]
             else:
                 targets = [bucket.of(owner) for owner in range(count)]
                 order = [(rank + 1 + after) % count for after in range(count)]
-            messages, last = self._wire.messages(bucket, targets, order, values, flags, step)
+            messages, last = self._wire.messages(bucket, targets, order, values, step)
             lengths = [
                 self._wire.length([bucket.pieces[place] for place in places]) for places in targets
             ]

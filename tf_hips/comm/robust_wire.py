@@ -2,9 +2,9 @@
 """What ranks send each other for a robust rule: packets, or the values themselves.
 
     Packets   uint8: the packet of each piece, then a byte for each: whether the sender's gradient
-              is not finite there
-    Values    float32: the elements of each piece, then a number for each. Where nothing is encoded,
-              packets would only be copies
+              is not finite there, which a codec would hide
+    Values    float32: the elements of each piece; where nothing is encoded, packets would only be
+              copies
 
 Values are cut into smaller pieces than chunks: an exchange takes as long as the largest share of a
 bucket, and small pieces are shared out evenly. A piece of values begins at a line of 64 bytes, so
@@ -22,6 +22,7 @@ from tf_hips.comm import primitives
 from tf_hips.comm.partition import Piece
 from tf_hips.comm.topologies import Bucket, Codec, encode_in_turns, handed_on, joined
 from tf_hips.ops.compressor import CHUNK, Compressor
+from tf_hips.ops.flow import all_finite
 
 _LINE = 16  # floats
 
@@ -52,7 +53,6 @@ class Wire(Protocol):
         targets: Sequence[Sequence[int]],
         order: Sequence[int],
         values: Sequence[tf.Tensor],
-        flags: Sequence[tf.Tensor],
         step: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """What this rank sends of a bucket.
@@ -62,7 +62,6 @@ class Wire(Protocol):
             targets: places of the pieces of each message.
             order: the messages in the order in which they are wanted.
             values: this rank's gradient of each piece, float32 [elements].
-            flags: whether it is not finite, bool scalars.
             step: number of the step.
 
         Returns:
@@ -111,13 +110,12 @@ class Packets(Wire):
         targets: Sequence[Sequence[int]],
         order: Sequence[int],
         values: Sequence[tf.Tensor],
-        flags: Sequence[tf.Tensor],
         step: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Encodes; see `Wire`."""
         wanted = [place for one in order for place in targets[one]]
         packets = encode_in_turns(bucket, wanted, values, self._codec, step)
-        told = [tf.cast(tf.reshape(flag, [1]), tf.uint8) for flag in flags]
+        told = [tf.cast(tf.reshape(~all_finite([one]), [1]), tf.uint8) for one in values]
         messages = [
             joined([*(packets[place] for place in places), *(told[place] for place in places)])
             for places in targets
@@ -162,8 +160,8 @@ class Values(Wire):
         return self.lengths(pieces)
 
     def length(self, pieces: Sequence[Piece]) -> int:
-        """Floats of all pieces, and one for each, up to a whole line."""
-        return sum(self.lengths(pieces)) + _lines(len(pieces))
+        """Floats of all pieces."""
+        return sum(self.lengths(pieces))
 
     def messages(
         self,
@@ -171,17 +169,13 @@ class Values(Wire):
         targets: Sequence[Sequence[int]],
         order: Sequence[int],
         values: Sequence[tf.Tensor],
-        flags: Sequence[tf.Tensor],
         step: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Copies once; see `Wire`."""
         del bucket, step
-        told = tf.cast(tf.stack(flags), tf.float32)
         messages = []
         for places in targets:
             items = [item for place in places for item in _padded(values[place])]
-            if places:
-                items += _padded(tf.gather(told, list(places)))
             messages.append(tf.concat(items, 0) if items else tf.zeros([0]))
         # A rank does not send its own.
         return messages, messages[order[-2] if len(order) > 1 else order[-1]]
