@@ -8,7 +8,7 @@ and where noise comes from depends on the loop around, so the emitter of loops p
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -190,6 +190,20 @@ def double_literal(value: float) -> str:
     return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
 
 
+def _constant(expr: nodes.Expr) -> float | None:
+    """The value of a literal, converted or negated; None: it is something else."""
+    match expr:
+        case nodes.Const():
+            return float(expr.value)
+        case nodes.Convert(operand=operand) if expr.type == FLOAT:
+            return _constant(operand)
+        case nodes.Unary(op="-", operand=operand):
+            value = _constant(operand)
+            return None if value is None else -value
+        case _:
+            return None
+
+
 def int_literal(value: int) -> str:
     """An Int as C++."""
     if value == -(2**63):
@@ -209,6 +223,8 @@ class Expressions:
         bound: C++ for a float that bounds others, in a minimum or a maximum.
         ranges: of the lets that are printed; None: nobody asks.
         narrow: prints numbers of 32 bits, in loops; None: all have 64.
+        hides_zeros: for nvcc, which takes `x < 0.0f ? x : 0.0f` for its min.f32 and
+            `x > -0.0f ? x : -0.0f` for its max.f32; these choose among zeros by their signs.
     """
 
     names: Names
@@ -218,6 +234,7 @@ class Expressions:
     bound: Callable[[float], str] | None = None
     ranges: Ranges | None = None
     narrow: Narrow | None = None
+    hides_zeros: bool = False
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -256,7 +273,9 @@ class Expressions:
             case nodes.Binary():
                 return self._binary(expr)
             case nodes.Select():
-                parts = self(expr.condition, 2), self(expr.yes, 2), self(expr.no, 1)
+                parts = [self(expr.condition, 2), self(expr.yes, 2), self(expr.no, 1)]
+                if self.hides_zeros and expr.type == FLOAT:
+                    parts[1:] = self._without_zero([expr.yes, expr.no], parts[1:])
                 return f"{parts[0]} ? {parts[1]} : {parts[2]}", 1
             case nodes.Convert():
                 return self._convert(expr), _ATOM
@@ -304,6 +323,20 @@ class Expressions:
         right = precedence + 1 if op in "+-*/" else 9
         return f"{self(expr.left, lowest)} {op} {self(expr.right, right)}", precedence
 
+    def _without_zero(self, values: Sequence[nodes.Expr], texts: Sequence[str]) -> list[str]:
+        """The texts of two floats of which one is chosen, so that neither is known to be zero.
+
+        With another constant than zero the machine's instruction is what is meant. Hiding costs
+        nothing: where neither is a constant, there is nothing to recognise.
+        """
+        constants = [_constant(value) for value in values]
+        first, second = texts
+        if any(constant for constant in constants):
+            return [first, second]
+        if constants[0] is not None:
+            return [f"hidden({first})", second]
+        return [first, f"hidden({second})"]
+
     def _bounding(self, expr: nodes.Expr) -> str:
         if self.bound is not None and isinstance(expr, nodes.Const) and expr.type == FLOAT:
             return self.bound(float(expr.value))
@@ -311,8 +344,10 @@ class Expressions:
 
     def _math(self, expr: nodes.Math) -> str:
         if expr.function in ("min", "max"):
-            bounds = ", ".join(map(self._bounding, expr.arguments))
-            return f"{expr.function}imum<{self.type(expr.type)}>({bounds})"
+            bounds = [self._bounding(argument) for argument in expr.arguments]
+            if self.hides_zeros and expr.type == FLOAT:
+                bounds = self._without_zero(expr.arguments, bounds)
+            return f"{expr.function}imum<{self.type(expr.type)}>({', '.join(bounds)})"
         arguments = ", ".join(map(self, expr.arguments))
         if expr.function == "abs" and expr.type == INT:
             return f"int_abs({arguments})"

@@ -146,7 +146,7 @@ class Scope:
         self.side = side
         self.lines = lines
         self.names = KernelNames()
-        self.c = Expressions(self.names, self, side.program.params)
+        self.c = Expressions(self.names, self, side.program.params, hides_zeros=True)
         self.widths: dict[UInt, str] = {}
         self.vectors: dict[nodes.Var, Vector] = {}
         self.position: nodes.Var | None = None
