@@ -7,8 +7,9 @@ and where noise comes from depends on the loop around, so the emitter of loops p
 (`Access`).
 """
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -223,8 +224,9 @@ class Expressions:
         bound: C++ for a float that bounds others, in a minimum or a maximum.
         ranges: of the lets that are printed; None: nobody asks.
         narrow: prints numbers of 32 bits, in loops; None: all have 64.
-        hides_zeros: for nvcc, which takes `x < 0.0f ? x : 0.0f` for its min.f32 and
-            `x > -0.0f ? x : -0.0f` for its max.f32; these choose among zeros by their signs.
+        zero: name of a float 0 that the compiler does not know; empty: it may know. nvcc takes
+            `x < 0.0f ? x : 0.0f` for its min.f32 and `x > -0.0f ? x : -0.0f` for its max.f32, to
+            which -0 is less than 0. With another constant they are what is meant.
     """
 
     names: Names
@@ -234,7 +236,7 @@ class Expressions:
     bound: Callable[[float], str] | None = None
     ranges: Ranges | None = None
     narrow: Narrow | None = None
-    hides_zeros: bool = False
+    zero: str = ""
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -273,9 +275,7 @@ class Expressions:
             case nodes.Binary():
                 return self._binary(expr)
             case nodes.Select():
-                parts = [self(expr.condition, 2), self(expr.yes, 2), self(expr.no, 1)]
-                if self.hides_zeros and expr.type == FLOAT:
-                    parts[1:] = self._without_zero([expr.yes, expr.no], parts[1:])
+                parts = self(expr.condition, 2), self(expr.yes, 2), self(expr.no, 1)
                 return f"{parts[0]} ? {parts[1]} : {parts[2]}", 1
             case nodes.Convert():
                 return self._convert(expr), _ATOM
@@ -320,34 +320,30 @@ class Expressions:
         sides = self.narrow.compared(expr) if self.narrow is not None else None
         if sides is not None:
             return f"{sides[0]} {op} {sides[1]}", precedence
+        if expr.left.type == FLOAT and op in ("<", "<=", ">", ">="):
+            return (
+                f"{self._compared(expr.left, 9)} {op} {self._compared(expr.right, 9)}",
+                precedence,
+            )
         right = precedence + 1 if op in "+-*/" else 9
         return f"{self(expr.left, lowest)} {op} {self(expr.right, right)}", precedence
 
-    def _without_zero(self, values: Sequence[nodes.Expr], texts: Sequence[str]) -> list[str]:
-        """The texts of two floats of which one is chosen, so that neither is known to be zero.
-
-        With another constant than zero the machine's instruction is what is meant. Hiding costs
-        nothing: where neither is a constant, there is nothing to recognise.
-        """
-        constants = [_constant(value) for value in values]
-        first, second = texts
-        if any(constant for constant in constants):
-            return [first, second]
-        if constants[0] is not None:
-            return [f"hidden({first})", second]
-        return [first, f"hidden({second})"]
+    def _compared(self, expr: nodes.Expr, lowest: int) -> str:
+        """One side of a comparison that says which float is less."""
+        return self.zero if self.zero and _constant(expr) == 0 else self(expr, lowest)
 
     def _bounding(self, expr: nodes.Expr) -> str:
+        value = _constant(expr)
+        if self.zero and value == 0 and expr.type == FLOAT:
+            return f"-{self.zero}" if math.copysign(1, value) < 0 else self.zero
         if self.bound is not None and isinstance(expr, nodes.Const) and expr.type == FLOAT:
             return self.bound(float(expr.value))
         return self(expr)
 
     def _math(self, expr: nodes.Math) -> str:
         if expr.function in ("min", "max"):
-            bounds = [self._bounding(argument) for argument in expr.arguments]
-            if self.hides_zeros and expr.type == FLOAT:
-                bounds = self._without_zero(expr.arguments, bounds)
-            return f"{expr.function}imum<{self.type(expr.type)}>({', '.join(bounds)})"
+            bounds = ", ".join(map(self._bounding, expr.arguments))
+            return f"{expr.function}imum<{self.type(expr.type)}>({bounds})"
         arguments = ", ".join(map(self, expr.arguments))
         if expr.function == "abs" and expr.type == INT:
             return f"int_abs({arguments})"
