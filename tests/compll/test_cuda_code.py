@@ -42,7 +42,7 @@ def test_emulated_kernels_choose_as_the_reference():
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not here: not compiled")
-def test_nvcc_makes_no_minimum_of_zeros(tmp_path):
+def test_what_nvcc_makes_of_it(tmp_path):
     file, made = tmp_path / "zeros.cu", tmp_path / "zeros.ptx"
     file.write_text(cuda.emit(optimise(compll.compile_text(TEXT, "zeros"))), encoding="ascii")
     flags = [flag for flag in NVCC_FLAGS if "gencode" not in flag]
@@ -53,3 +53,4 @@ def test_nvcc_makes_no_minimum_of_zeros(tmp_path):
     assert not re.findall(r"min\.f32.*0f00000000;|max\.f32.*0f80000000;", text)
     assert ".ftz" not in text
     assert "fma.rn.f32" not in text
+    assert ".local." not in text  # arrays of a thread are registers
