@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which zero, and which of a NaN and a number, CUDA's kernels choose: what nvcc must not decide.
+"""What nvcc makes of kernels, looked at in PTX: the bits of zeros, and what lies in memory.
 
 To nvcc `x < 0.0f ? x : 0.0f` is min.f32, to which -0 is less than 0; the language has one zero.
 """
@@ -28,7 +28,10 @@ TEXT = """
         float* e = map(gradient, [&](float x) -> float { int n = x < 0; return n == 1 ? x : 0.0; });
         float f = reduce(map(gradient, [&](float x) -> float { return min(x, 0.0); }), -9.0, max);
         float* g = map(gradient, [&](float x) -> float { return f > -0.0 ? f : -0.0; });
-        out = concat(f, a, b, c, d, e, g);
+        uint4* h = map(gradient, [&](float x) -> uint4 { return x + random<float>(0, 1); });
+        int* places = map(range(4), [&](int i) -> int { return random<int>(0, gradient.size); });
+        float* i = map(places, [&](int place) -> float { return gradient[place]; });
+        out = concat(f, a, b, c, d, e, g, h, i);
     }
 """
 VALUES = (0.0, -0.0, 1.0, -1.0, 5.0, np.nan, np.inf, -np.inf, 1e-42, -1e-42)
