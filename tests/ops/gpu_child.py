@@ -211,6 +211,7 @@ def main() -> None:
     shutil.copyfile(kernels, library.CUDA_PATH)
     placement._has_kernels.cache_clear()
     assert placement.has_gpu_kernels(onebit)
+    assert not placement.has_gpu_kernels(Compressor("tbq"))  # which is not in this library
     for name in CODECS:
         for n in SIZES:
             check_codec(name, n)

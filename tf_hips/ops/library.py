@@ -143,11 +143,15 @@ def cuda_refusal(path: Path) -> str:
     return text.decode(errors="replace")
 
 
-def built_in_cuda_refusal() -> str:
-    """Why the built-in codecs have no kernels for the GPUs of this machine; empty if they have."""
+def built_in_cuda_refusal(name: str) -> str:
+    """Why a built-in codec has no kernels for the GPUs of this machine; empty if it has."""
     if not CUDA_PATH.is_file():
         return f"no {CUDA_PATH.name}; {_CUDA_REMEDY}"
-    return cuda_refusal(CUDA_PATH)
+    refusal = cuda_refusal(CUDA_PATH)
+    # The CUDA back end may refuse a specification, and says so when the library is made.
+    if not refusal and not hasattr(ctypes.CDLL(str(CUDA_PATH)), f"tf_hips_cuda_codec_{name}"):
+        return f"no kernels of {name} in {CUDA_PATH.name}"
+    return refusal
 
 
 def _check_exists(path: Path) -> None:

@@ -43,7 +43,7 @@ def device(compressor: Compressor) -> str | None:
 @functools.cache
 def _has_kernels(name: str) -> bool:
     if loaded.NAME.fullmatch(name) is None:
-        reason = library.built_in_cuda_refusal()
+        reason = library.built_in_cuda_refusal(name)
         if not reason:
             return True
     else:
