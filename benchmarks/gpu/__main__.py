@@ -8,12 +8,15 @@ ahead of PyTorch.
     call    what a call on 1024 floats takes
     peers   the same algorithms in PyTorch, eager and compiled, over ours
 
-Times are between two events around many calls. What must be moved, in bytes per element: 4 for each
-time that the gradient is read (twice where a scale or a threshold of the whole chunk comes first),
-the packet's share, 8 for the residual, 4 for an output and 8 for one that is added to; of robust
-aggregation, 4 for each row and each output. A copy of n floats moves 8 n bytes. Needs nvcc and
-NumPy; PyTorch where it is there; no TensorFlow. Without a GPU everything is compiled, and "not run"
-is all that is said.
+Times are between two events around many calls, on several sets of buffers in turn, so that nothing
+comes from the second-level cache that a call of its own would not find there. The host has launched
+all calls before the first event, but for the calls on 1024 floats, which show what it costs to
+launch. What must be moved, in bytes per element: 4 for each time that the gradient is read (twice
+where a scale or a threshold of the whole chunk comes first; of randomk only what it draws), 4 more
+each time for a residual and 4 to write it, the packet's share, 4 for an output and 8 for one that
+is added to, of a sparse packet only where it is changed; of robust aggregation, 4 for each row and
+each output. A copy of n floats moves 8 n bytes. Needs nvcc and NumPy; PyTorch where it is there; no
+TensorFlow. Without a GPU everything is compiled, and "did not run" is said.
 
 Each codec is checked in a process of its own, so that one that breaks the GPU's context is a line
 and the others are measured. What is known is written to the file of --json after every part.
@@ -21,6 +24,7 @@ and the others are measured. What is known is written to the file of --json afte
 
 import argparse
 import concurrent.futures
+import functools
 import json
 import os
 import statistics
@@ -34,19 +38,17 @@ from typing import Any
 import numpy as np
 
 import compll
-from benchmarks.gpu import checks, machine, peers, robust
-from benchmarks.gpu.binding import ADD, SET, Key
+from benchmarks.gpu import checks, machine, peers, robust, shares
+from benchmarks.gpu.binding import SET, Key
 from benchmarks.gpu.machine import ROOT, Gpu, GpuCodec, GpuError, Memory
 
 SIZES = (1 << 24, 1 << 26)
 CALL_SIZE, CALLS, MANY_CALLS, ROUNDS = 1024, 20, 1000, 5
-NUM_MERGED = 16
+# What a GPU writes several times before a time begins (device.cu), but for calls on few elements.
+HEAD_START_BYTES = 1 << 28
 SPECS = ROOT / "tf_hips/ops/specs"
-# How often an encoder must read the gradient, where not once.
-READS = {"terngrad": 2, "topk": 2, "dgc": 2}
 # Floats of all rows of a robust aggregation, over the elements of a codec's tensor.
 ROBUST_FLOATS = 16
-SPARSE = ("topk", "graddrop", "dgc", "bisparse", "randomk")
 CHECK_DEADLINE_S = 240
 
 Row = dict[str, Any]
@@ -74,12 +76,10 @@ def main() -> int:
         print(json.dumps(_check(Gpu(), options.check)))
         return 0
     if not machine.build(options.arch):
-        print("bench-gpu: not compiled: nvcc is not here; not run")
-        return 0
+        return _did_not_run("not compiled: nvcc is not here")
     gpu = Gpu()
-    if gpu.count == 0:
-        print("bench-gpu: compiled; not run: there is no GPU here")
-        return 0
+    if gpu.count == 0 or gpu.refusal():
+        return _did_not_run(f"compiled; {gpu.refusal() or 'CUDA finds no GPU'}")
     names = options.codecs or [*sorted(path.stem for path in SPECS.glob("*.pse")), robust.NAME]
     programs = {name: compll.compile_spec(_file(name)) for name in names if gpu.has(name)}
     checked = [*programs, *([robust.NAME] if robust.NAME in names and robust.has(gpu) else [])]
@@ -98,6 +98,7 @@ def main() -> int:
             options.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     note(_calls(gpu, good))
+    gpu.good("gpu_head_start", machine.I64(HEAD_START_BYTES))
     for size in options.sizes:
         note(_shares(gpu, good, size, has_robust=has_robust))
     if not options.no_peers:
@@ -111,6 +112,17 @@ def main() -> int:
     met = [row["met"] for row in rows if row["target"]]
     print(f"bench-gpu: {gpu.name}: {met.count('yes')} of {len(met)} targets met")
     return 1 if any(wrong.values()) else 0
+
+
+def _did_not_run(why: str) -> int:
+    print(f"bench-gpu: did not run: {why}; {len(_our_targets())} targets are not measured")
+    return 0
+
+
+def _our_targets() -> list[dict[str, Any]]:
+    text = (ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8")
+    targets: list[dict[str, Any]] = tomllib.loads(text)["target"]
+    return [target for target in targets if target["command"] == "make bench-gpu"]
 
 
 def _file(name: str) -> Path:
@@ -169,52 +181,14 @@ def _median(times: Iterator[float]) -> float:
 def _shares(
     gpu: Gpu, programs: dict[str, compll.Program], n: int, *, has_robust: bool
 ) -> Iterator[Row]:
-    x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
-    gradient, residual, out = (Memory(gpu, n, np.float32).put(x) for _ in range(3))
-    copies = (
-        gpu.milliseconds(
-            "gpu_time_copy",
-            machine.VOID(out.at),
-            machine.VOID(gradient.at),
-            machine.I64(4 * n),
-            machine.I32(CALLS),
-        )
-        for _ in range(ROUNDS)
-    )
-    copy = 8 * n / _median(copies)
-    label = f"{n >> 20} Mi"
+    timing, label = shares.Timing(CALLS, ROUNDS), f"{n >> 20} Mi"
+    buffers = shares.Buffers(gpu, n)
+    copy = 8 * n / timing.median(buffers.copy_time)
     yield _row("copy", label, 1, "share", **{"GB/s": round(copy / 1e6)})
     for name, program in programs.items():
-        codec = GpuCodec(gpu, program, n)
-        wire, read = codec.wire_bytes, 4 * n * READS.get(name, 1)
-        packets = Memory(gpu, wire).put(codec.encode(gradient, Key(1, 2, 3, 0)))
-        rows = [packets] * NUM_MERGED
-
-        def encode(kept: Memory | None, codec: GpuCodec = codec) -> float:
-            return codec.time_encode(gradient, kept, CALLS)
-
-        def decode(count: int, mode: int, codec: GpuCodec = codec, rows: Any = rows) -> float:
-            return codec.time_decode(rows[:count], out, mode, CALLS)
-
-        residual.put(np.zeros(n, np.float32))
-        cases = {
-            "encode": (read + wire, lambda: encode(None)),
-            "encode, feedback": (read + wire + 8 * n, lambda: encode(residual)),
-            "decode": (wire + 4 * n, lambda: decode(1, SET)),
-            "decode, add": (wire + 8 * n, lambda: decode(1, ADD)),
-            f"merge of {NUM_MERGED}": (NUM_MERGED * wire + 4 * n, lambda: decode(NUM_MERGED, SET)),
-        }
-        if codec.num_states:
-            # Each is read, and written.
-            cases["encode"] = (read + wire + 8 * n * codec.num_states, lambda: encode(None))
-            del cases["encode, feedback"]
-        for what, (moved, run) in cases.items():
-            time = _median(run() for _ in range(ROUNDS))
-            yield _share(name, f"{what}, {label}", time, moved, copy)
-        codec.free()
-        packets.free()
-    for memory in (gradient, residual, out):
-        memory.free()
+        for found in shares.of_codec(program, buffers, timing):
+            yield _share(name, f"{found.what}, {label}", found.time, found.moved, copy)
+    buffers.free()
     if has_robust:
         size = ROBUST_FLOATS * n
         for what, time, moved in robust.shares(gpu, size, CALLS, ROUNDS):
@@ -232,9 +206,11 @@ def _calls(gpu: Gpu, programs: dict[str, compll.Program]) -> Iterator[Row]:
     gradient, out = (Memory(gpu, CALL_SIZE, np.float32).put(x) for _ in range(2))
     for name, program in programs.items():
         codec = GpuCodec(gpu, program, CALL_SIZE)
-        encode = _median(codec.time_encode(gradient, None, MANY_CALLS) for _ in range(ROUNDS))
+        encode = _median(codec.time_encode([gradient], None, MANY_CALLS) for _ in range(ROUNDS))
         packets = Memory(gpu, codec.wire_bytes).put(codec.encode(gradient, Key(1, 2, 3, 0)))
-        decode = _median(codec.time_decode([packets], out, SET, MANY_CALLS) for _ in range(ROUNDS))
+        decode = _median(
+            codec.time_decode([packets], [out], SET, MANY_CALLS) for _ in range(ROUNDS)
+        )
         for what, time in (("call, encode", encode), ("call, decode", decode)):
             yield _row(name, what, 1000 * time, "us")
         codec.free()
@@ -249,34 +225,35 @@ def _peers(gpu: Gpu, programs: dict[str, compll.Program], n: int) -> Iterator[Ro
     except ImportError:
         yield _row("", "PyTorch is not here: not compared", 0, "")
         return
-    x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
-    gradient = Memory(gpu, n, np.float32).put(x)
+    timing, buffers = shares.Timing(CALLS, ROUNDS), shares.Buffers(gpu, n)
     for name in known:
         if name not in programs:
             continue
-        codec = GpuCodec(gpu, programs[name], n)
-        ours = _median(codec.time_encode(gradient, None, CALLS) for _ in range(ROUNDS))
+        codec = GpuCodec(gpu, programs[name], n, sets=buffers.num_sets)
+        ours = timing.median(functools.partial(buffers.encode_time, codec))
         codec.free()
         for compiled, what in ((False, "eager"), (True, "torch.compile")):
             try:
-                time = peers.milliseconds(name, n, CALLS, compiled=compiled)
+                time = peers.milliseconds(
+                    *(name, n, CALLS, ROUNDS),
+                    compiled=compiled,
+                    sets=buffers.num_sets,
+                    head_start_bytes=HEAD_START_BYTES,
+                )
             except Exception as error:  # noqa: BLE001 - what PyTorch raises has no common base
                 yield _row(name, f"PyTorch {what}: {type(error).__name__}", 0, "")
                 continue
             what = f"PyTorch {what}, {n >> 20} Mi"
             yield _row(name, what, time / ours, "x", us=round(1000 * time, 1))
-    gradient.free()
+    buffers.free()
 
 
 def _targets(rows: list[Row], wrong: dict[str, list[str]]) -> list[Row]:
     """The rows of benchmarks/targets.toml: of all that a target speaks of, the slowest counts."""
-    text = (ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8")
     found = []
-    for target in tomllib.loads(text)["target"]:
-        if target["command"] != "make bench-gpu":
-            continue
+    for target in _our_targets():
         is_sparse, is_call = "sparse" in target["id"], target["id"].endswith("call")
-        names = [name for name in wrong if is_call or (name in SPARSE) == is_sparse]
+        names = [name for name in wrong if is_call or (name in shares.SPARSE) == is_sparse]
         values = [
             row["measured"]
             for row in rows

@@ -6,6 +6,7 @@ import ctypes
 VOID, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 FINE = 2**64 - 1
 SET, ADD, RESIDUAL = 0, 1, 3
+CUDA_FAILED = 32
 
 
 class Key(ctypes.Structure):
@@ -44,6 +45,7 @@ class Codec(ctypes.Structure):
             "encode_state",
             ctypes.CFUNCTYPE(I32, VOID, VOID, VOID, VOID, VOID, I64, VOID, I64, VOID, I64, VOID),
         ),
+        ("error_text", ctypes.CFUNCTYPE(ctypes.c_char_p)),
     )
 
 

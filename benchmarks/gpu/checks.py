@@ -5,10 +5,12 @@ import numpy as np
 
 import compll
 from benchmarks.gpu.binding import ADD, FINE, SET, Key
-from benchmarks.gpu.machine import Floats, Gpu, GpuCodec, Memory
+from benchmarks.gpu.machine import Bytes, Floats, Gpu, GpuCodec, Memory
 from compll.packet import CHUNK
 
 SIZES = (0, 1, 17, 1025, 70_001, CHUNK + 1027, 2 * CHUNK)
+
+KEY = {"seed": 2**63 + 5, "step": 3, "tensor_id": 9, "offset": 16}
 
 
 def tensors(n: int) -> dict[str, Floats]:
@@ -24,6 +26,8 @@ def tensors(n: int) -> dict[str, Floats]:
         "denormal": plain * np.float32(1e-40),
         "broken": broken,
         "constant": np.full(n, np.float32(0.3)),
+        # Few values, and zeros of both signs.
+        "signed": np.copysign((rng.integers(-3, 4, n) // 2 / 2).astype(np.float32), plain),
     }
 
 
@@ -31,23 +35,26 @@ def check(gpu: Gpu, program: compll.Program) -> list[str]:
     """What differs, in words; nothing when all is equal."""
     reference = compll.Reference(program)
     wrong = []
-    for n in SIZES:
-        codec = GpuCodec(gpu, program, n)
-        vectors = [Memory(gpu, n, np.float32) for _ in range(3)]
-        rows = [Memory(gpu, codec.wire_bytes) for _ in range(3)]
+    for n, skew in [*((n, 0) for n in SIZES), *((n, 3) for n in SIZES if n < CHUNK)]:
+        codec = GpuCodec(gpu, program, n, skew=skew)
+        # Floats lie at multiples of 4 bytes, packets anywhere.
+        vectors = [Memory(gpu, n, np.float32, skew=4 * skew) for _ in range(3)]
+        rows = [Memory(gpu, codec.wire_bytes, skew=row * skew) for row in range(3)]
         state = np.zeros((codec.num_states, n), np.float32) if codec.num_states else None
         for name, x in tensors(n).items():
+            where = f"n={n} {name}" + (", not aligned" if skew else "")
             if state is not None:
-                wrong += _check_state(codec, reference, x, f"n={n} {name}", vectors, rows, state)
-                continue
-            wrong += _check_one(codec, reference, x, f"n={n} {name}", vectors, rows)
+                wrong += _check_state(codec, reference, x, where, vectors, rows, state)
+            else:
+                wrong += _check_packets(codec, reference, x, where, vectors, rows)
+                wrong += _check_feedback(codec, reference, x, where, vectors)
         codec.free()
         for memory in (*vectors, *rows):
             memory.free()
     return wrong
 
 
-def _check_one(
+def _check_packets(
     codec: GpuCodec,
     reference: compll.Reference,
     x: Floats,
@@ -55,16 +62,28 @@ def _check_one(
     vectors: list[Memory],
     rows: list[Memory],
 ) -> list[str]:
+    """Encoding, and all that decodes."""
+    gradient, _, out = vectors
+    expected = reference.encode(x, **KEY)
+    found = codec.encode(gradient.put(x), Key(**KEY))
+    wrong = [] if np.array_equal(found, expected) else [f"{where}: encode"]
+    return wrong + _check_decode(codec, reference, expected, x, where, out, rows)
+
+
+def _check_decode(
+    codec: GpuCodec,
+    reference: compll.Reference,
+    packets: Bytes,
+    x: Floats,
+    where: str,
+    out: Memory,
+    rows: list[Memory],
+) -> list[str]:
+    """Sums of rows of the same packets, to `out` or added to x there, and of a foreign one."""
     wrong = []
-    gradient, residual, out = vectors
-    gradient.put(x)
-    key = {"seed": 2**63 + 5, "step": 3, "tensor_id": 9, "offset": 16}
-    expected = reference.encode(x, **key)
-    if not np.array_equal(codec.encode(gradient, Key(**key)), expected):
-        wrong.append(f"{where}: encode")
-    values = reference.decode(expected, x.size)
+    values = reference.decode(packets, x.size)
     for row in rows:
-        row.put(expected)
+        row.put(packets)
     out.put(x)
     if codec.decode(rows[:1], out) != FINE or not _same(out.get(), values):
         wrong.append(f"{where}: decode")
@@ -76,23 +95,27 @@ def _check_one(
     out.put(x)
     if codec.decode(rows[:1], out, ADD) != FINE or not _same(out.get(), x + values):
         wrong.append(f"{where}: decode, add")
-    rest = np.random.default_rng(1).normal(size=x.size).astype(np.float32)
-    residual.put(rest)
-    packets = codec.encode(gradient, Key(**key), residual)
-    with np.errstate(all="ignore"):
-        left = x + rest - reference.decode(packets, x.size)
-    left = np.where(np.isfinite(left), left, np.float32(0))
-    if not np.array_equal(packets, reference.encode(x + rest, **key)):
-        wrong.append(f"{where}: encode with feedback")
-    elif not _same(residual.get(), left):
-        wrong.append(f"{where}: residual")
-    bad = expected.copy()
+    bad = packets.copy()
     bad[8] ^= 1
     rows[1].put(bad)
     out.put(x)
     if codec.decode(rows, out) != 1 << 40 | 20 or not _same(out.get(), x):
         wrong.append(f"{where}: a foreign packet")
     return wrong
+
+
+def _check_feedback(
+    codec: GpuCodec, reference: compll.Reference, x: Floats, where: str, vectors: list[Memory]
+) -> list[str]:
+    gradient, residual, _ = vectors
+    rest = np.random.default_rng(1).normal(size=x.size).astype(np.float32)
+    packets = codec.encode(gradient.put(x), Key(**KEY), residual.put(rest))
+    with np.errstate(all="ignore"):
+        left = x + rest - reference.decode(packets, x.size)
+    left = np.where(np.isfinite(left), left, np.float32(0))
+    if not np.array_equal(packets, reference.encode(x + rest, **KEY)):
+        return [f"{where}: encode with feedback"]
+    return [] if _same(residual.get(), left) else [f"{where}: residual"]
 
 
 def _check_state(
@@ -110,10 +133,7 @@ def _check_state(
         wrong.append(f"{where}: encode")
     if codec.states and not _same(codec.states[0].get(), state.ravel()):
         wrong.append(f"{where}: state")
-    report = codec.decode([rows[0].put(expected)], vectors[2])
-    if report != FINE or not _same(vectors[2].get(), reference.decode(expected, x.size)):
-        wrong.append(f"{where}: decode")
-    return wrong
+    return wrong + _check_decode(codec, reference, expected, x, where, vectors[2], rows)
 
 
 def _same(found: Floats, expected: Floats) -> bool:

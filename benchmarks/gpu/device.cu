@@ -13,23 +13,37 @@
 
 namespace {
 
-// Milliseconds of one of `calls` calls of `call`, which returns 0; negative when something failed.
+// What the GPU does before a time begins, so that the host has launched all calls by then and its
+// own time does not count; also, what the caches held before is gone.
+void* head_start = nullptr;
+int64_t head_start_bytes = 0;
+constexpr int kHeadStarts = 16;
+
+// Milliseconds of one of `calls` calls of `call`, which is given its number and returns 0. Negative
+// when something failed: an error of CUDA, or -1000 when a call did not return 0.
 template <typename Call>
 double milliseconds(int calls, const Call& call) {
-  cudaEvent_t begin, end;
-  if (cudaEventCreate(&begin) != cudaSuccess || cudaEventCreate(&end) != cudaSuccess) return -1;
+  cudaError_t error = cudaSuccess;
+  const auto note = [&](cudaError_t more) { error = error == cudaSuccess ? more : error; };
   int bad = 0;
-  for (int k = 0; k < calls / 4 + 2; ++k) bad |= call();
-  bad |= cudaDeviceSynchronize() != cudaSuccess;
-  cudaEventRecord(begin);
-  for (int k = 0; k < calls; ++k) bad |= call();
-  cudaEventRecord(end);
-  bad |= cudaEventSynchronize(end) != cudaSuccess;
   float total = 0;
-  bad |= cudaEventElapsedTime(&total, begin, end) != cudaSuccess;
+  cudaEvent_t begin{}, end{};
+  note(cudaEventCreate(&begin));
+  note(cudaEventCreate(&end));
+  for (int k = 0; k < calls / 4 + 2; ++k) bad |= call(k);
+  note(cudaDeviceSynchronize());
+  for (int k = 0; head_start != nullptr && k < kHeadStarts; ++k) {
+    note(cudaMemsetAsync(head_start, 0, static_cast<size_t>(head_start_bytes), nullptr));
+  }
+  note(cudaEventRecord(begin));
+  for (int k = 0; k < calls; ++k) bad |= call(k);
+  note(cudaEventRecord(end));
+  note(cudaEventSynchronize(end));
+  note(cudaEventElapsedTime(&total, begin, end));
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
-  return bad != 0 ? -1 : static_cast<double>(total) / calls;
+  if (bad != 0) return -1000;
+  return error != cudaSuccess ? -static_cast<double>(error) : static_cast<double>(total) / calls;
 }
 
 }  // namespace
@@ -43,6 +57,10 @@ EXPORT int gpu_count() {
 EXPORT const char* gpu_name() {
   static cudaDeviceProp facts;
   return cudaGetDeviceProperties(&facts, 0) == cudaSuccess ? facts.name : "unknown";
+}
+
+EXPORT const char* gpu_error_text(int error) {
+  return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 
 EXPORT void* gpu_alloc(int64_t bytes) {
@@ -64,40 +82,58 @@ EXPORT int gpu_download(void* to, const void* from, int64_t bytes) {
   return cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost);
 }
 
-EXPORT double gpu_time_copy(void* to, const void* from, int64_t bytes, int calls) {
-  return milliseconds(calls, [&] {
-    return static_cast<int>(
-        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice));
+// Bytes that are written several times before a time begins; 0: none are.
+EXPORT int gpu_head_start(int64_t bytes) {
+  cudaFree(head_start);
+  head_start = nullptr;
+  head_start_bytes = bytes;
+  return bytes == 0 ? 0 : cudaMalloc(&head_start, static_cast<size_t>(bytes));
+}
+
+// Call number k has the buffers of set k % sets: a call finds nothing in a cache that the one
+// before has left there.
+EXPORT double gpu_time_copy(void* const* to, const void* const* from, int64_t bytes, int32_t sets,
+                            int calls) {
+  return milliseconds(calls, [&](int k) {
+    return static_cast<int>(cudaMemcpyAsync(to[k % sets], from[k % sets],
+                                            static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice));
   });
 }
 
+// `residuals`: NULL, or one of each set.
 EXPORT double gpu_time_encode(const TfHipsCudaCodec* codec, const double* params,
-                              const TfHipsKey* key, const float* gradient, float* residual,
-                              int64_t n, uint8_t* packets, int64_t bytes, void* scratch,
-                              int64_t room, int calls) {
-  return milliseconds(calls, [&] {
-    return codec->encode(params, key, gradient, residual, residual, n, packets, bytes, scratch,
-                         room, nullptr);
+                              const TfHipsKey* key, const float* const* gradients,
+                              float* const* residuals, int64_t n, uint8_t* const* packets,
+                              int64_t bytes, void* scratch, int64_t room, int32_t sets, int calls) {
+  return milliseconds(calls, [&](int k) {
+    float* const residual = residuals == nullptr ? nullptr : residuals[k % sets];
+    return codec->encode(params, key, gradients[k % sets], residual, residual, n, packets[k % sets],
+                         bytes, scratch, room, nullptr);
   });
 }
 
+// `packets`: `num` of each set.
 EXPORT double gpu_time_decode(const TfHipsCudaCodec* codec, const double* params,
-                              const uint8_t* const* packets, int64_t bytes, int32_t num, float* out,
-                              int64_t n, int32_t mode, uint64_t* report, void* scratch,
-                              int64_t room, int calls) {
-  return milliseconds(calls, [&] {
-    return codec->decode(params, packets, bytes, num, out, n, mode, report, scratch, room, nullptr);
+                              const uint8_t* const* packets, int64_t bytes, int32_t num,
+                              float* const* outs, int64_t n, int32_t mode, uint64_t* report,
+                              void* scratch, int64_t room, int32_t sets, int calls) {
+  return milliseconds(calls, [&](int k) {
+    const int set = k % sets;
+    return codec->decode(params, packets + set * num, bytes, num, outs[set], n, mode, report,
+                         scratch, room, nullptr);
   });
 }
 
-// Of a codec with state: from `state` to `new_state`, again and again.
+// Of a codec with state: from `states` to `new_states`, again and again.
 EXPORT double gpu_time_encode_state(const TfHipsCudaCodec* codec, const double* params,
-                                    const TfHipsKey* key, const float* gradient, const float* state,
-                                    float* new_state, int64_t n, uint8_t* packets, int64_t bytes,
-                                    void* scratch, int64_t room, int calls) {
-  return milliseconds(calls, [&] {
-    return codec->encode_state(params, key, gradient, state, new_state, n, packets, bytes, scratch,
-                               room, nullptr);
+                                    const TfHipsKey* key, const float* const* gradients,
+                                    const float* const* states, float* const* new_states, int64_t n,
+                                    uint8_t* const* packets, int64_t bytes, void* scratch,
+                                    int64_t room, int32_t sets, int calls) {
+  return milliseconds(calls, [&](int k) {
+    const int set = k % sets;
+    return codec->encode_state(params, key, gradients[set], states[set], new_states[set], n,
+                               packets[set], bytes, scratch, room, nullptr);
   });
 }
 
@@ -107,7 +143,7 @@ EXPORT double gpu_time_coordinate(decltype(&tf_hips_cuda_robust_coordinate) pass
                                   const float* weights, int32_t m, int32_t rule, int32_t drop,
                                   float* out, double* squares, void* scratch, int64_t room,
                                   int calls) {
-  return milliseconds(calls, [&] {
+  return milliseconds(calls, [&](int) {
     return pass(rows, n, d, weights, m, rule, drop, out, squares, scratch, room, nullptr);
   });
 }
@@ -115,13 +151,13 @@ EXPORT double gpu_time_coordinate(decltype(&tf_hips_cuda_robust_coordinate) pass
 EXPORT double gpu_time_distances(decltype(&tf_hips_cuda_robust_distances) pass,
                                  const float* const* rows, int32_t n, int64_t d, double* squares,
                                  double* distances, void* scratch, int64_t room, int calls) {
-  return milliseconds(calls,
-                      [&] { return pass(rows, n, d, squares, distances, scratch, room, nullptr); });
+  return milliseconds(
+      calls, [&](int) { return pass(rows, n, d, squares, distances, scratch, room, nullptr); });
 }
 
 EXPORT double gpu_time_mix(decltype(&tf_hips_cuda_robust_mix) pass, const float* const* rows,
                            int32_t n, int64_t d, const float* weights, int32_t m, float* const* out,
                            void* scratch, int64_t room, int calls) {
-  return milliseconds(calls,
-                      [&] { return pass(rows, n, d, weights, m, out, scratch, room, nullptr); });
+  return milliseconds(
+      calls, [&](int) { return pass(rows, n, d, weights, m, out, scratch, room, nullptr); });
 }

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import compll
-from benchmarks.gpu.binding import FINE, I32, I64, SET, VOID, Key, table
+from benchmarks.gpu.binding import CUDA_FAILED, FINE, I32, I64, SET, VOID, Key, table
 from compll import packet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,14 +40,15 @@ def build(arch: str | None) -> bool:
 
 
 class Memory:
-    """A vector in device memory."""
+    """A vector in device memory, `skew` bytes off alignment."""
 
-    def __init__(self, gpu: "Gpu", count: int, kind: type = np.uint8) -> None:
+    def __init__(self, gpu: "Gpu", count: int, kind: type = np.uint8, skew: int = 0) -> None:
         self.gpu, self.count, self.kind = gpu, count, np.dtype(kind)
         self.bytes = count * self.kind.itemsize
-        self.at = gpu.call("gpu_alloc", I64(self.bytes), result=VOID)
-        if not self.at:
+        self._start = gpu.call("gpu_alloc", I64(self.bytes + skew), result=VOID)
+        if not self._start:
             raise GpuError(f"there must be {self.bytes} bytes of device memory. Received: none")
+        self.at = self._start + skew
 
     def put(self, values: npt.NDArray[Any]) -> "Memory":
         """Copies to the device."""
@@ -65,7 +66,12 @@ class Memory:
 
     def free(self) -> None:
         """Gives it back."""
-        self.gpu.good("gpu_free", VOID(self.at))
+        self.gpu.good("gpu_free", VOID(self._start))
+
+
+def addresses(memory: Sequence[Memory]) -> Any:
+    """Where vectors lie, as an array of pointers."""
+    return (VOID * len(memory))(*(one.at for one in memory))
 
 
 class Gpu:
@@ -81,6 +87,11 @@ class Gpu:
         function.restype = result
         return function(*arguments)
 
+    def refusal(self) -> str:
+        """Why the library cannot run here; empty if it can."""
+        text: bytes = self.call("tf_hips_cuda_refusal", result=ctypes.c_char_p)
+        return text.decode()
+
     def has(self, codec: str) -> bool:
         """Whether a codec is in the library: the CUDA back end may refuse one, and says so then."""
         return hasattr(self.library, f"tf_hips_cuda_codec_{codec}")
@@ -89,14 +100,24 @@ class Gpu:
         """Calls one that returns an error of CUDA."""
         error = self.call(name, *arguments)
         if error != 0:
-            raise GpuError(f"{name} must return 0. Received: CUDA error {error}")
+            raise GpuError(f"{name} must return 0. Received: {self._cuda_text(error)}")
+
+    def _cuda_text(self, error: int) -> str:
+        text: bytes = self.call("gpu_error_text", I32(error), result=ctypes.c_char_p)
+        return text.decode()
 
     def milliseconds(self, name: str, *arguments: Any) -> float:
         """Calls one that returns milliseconds."""
         found = float(self.call(name, *arguments, result=ctypes.c_double))
         if found < 0:
-            raise GpuError(f"{name} must measure a time. Received: an error of CUDA")
+            error = self.error_text() if found == -1000 else self._cuda_text(int(-found))
+            raise GpuError(f"{name} must measure a time. Received: {error}")
         return found
+
+    def error_text(self) -> str:
+        """What CUDA said when a codec or a pass last failed."""
+        text: bytes = self.call("tf_hips_cuda_error_text", result=ctypes.c_char_p)
+        return text.decode() or "another status than 0"
 
     @property
     def name(self) -> str:
@@ -108,78 +129,102 @@ class Gpu:
 class GpuCodec:
     """A codec whose kernels run on the GPU."""
 
-    def __init__(self, gpu: Gpu, program: compll.Program, n: int, **params: float) -> None:
-        """`n`: elements of every tensor of this object."""
+    def __init__(
+        self, gpu: Gpu, program: compll.Program, n: int, *, sets: int = 1, skew: int = 0
+    ) -> None:
+        """What it needs in device memory.
+
+        Args:
+            gpu: with the library.
+            program: the codec; parameters have their defaults.
+            n: elements of every tensor of this object.
+            sets: of packets and states, for calls that are timed.
+            skew: bytes by which packets are off alignment.
+        """
         self.gpu, self.n = gpu, n
         self.codec = table(gpu.library, program.name)
-        values = packet.parameter_values(program, params)
+        values = packet.parameter_values(program, {})
         self.values = (ctypes.c_double * max(1, len(values)))(*values.values())
         self.wire_bytes = int(self.codec.wire_bytes(self.values, n))
         self.scratch = Memory(gpu, int(self.codec.scratch_bytes(self.values, n)))
-        self.packets = Memory(gpu, self.wire_bytes)
+        self.sets = [Memory(gpu, self.wire_bytes, skew=skew) for _ in range(sets)]
+        self.packets = self.sets[0]
         self.report = Memory(gpu, 1, np.uint64)
         self.num_states = int(self.codec.num_states)
         # Of a codec with state: before and after a call.
         shape = self.num_states * n
-        self.states = [Memory(gpu, shape, np.float32) for _ in range(2 if shape else 0)]
+        self.states = [Memory(gpu, shape, np.float32) for _ in range(2 * sets if shape else 0)]
         for memory in self.states:
             memory.put(np.zeros(shape, np.float32))
 
     def free(self) -> None:
         """Gives its memory back."""
-        for memory in (self.scratch, self.packets, self.report, *self.states):
+        for memory in (self.scratch, self.report, *self.sets, *self.states):
             memory.free()
-
-    def _encode_arguments(self, gradient: Memory, key: Key) -> list[Any]:
-        return [
-            *(self.values, ctypes.byref(key), VOID(gradient.at)),
-            *(I64(self.n), VOID(self.packets.at), I64(self.wire_bytes)),
-            *(VOID(self.scratch.at), I64(self.scratch.bytes)),
-        ]
 
     def encode(self, gradient: Memory, key: Key, residual: Memory | None = None) -> Bytes:
         """The packets of a tensor; the residual, or the state, is replaced."""
-        values, where, vector, *rest = self._encode_arguments(gradient, key)
-        at = VOID(None if residual is None else residual.at)
-        if self.num_states:
-            old, new = (VOID(memory.at) for memory in self.states or [gradient, gradient])
-            status = self.codec.encode_state(values, where, vector, old, new, *rest, None)
-            self.states.reverse()
-        else:
-            status = self.codec.encode(values, where, vector, at, at, *rest, None)
-        if status != 0:
-            raise GpuError(f"encode must return 0. Received: status {status}")
+        self.encode_to(self.packets, gradient.at, key, residual)
         return self.packets.get()
 
-    def _decode_arguments(self, rows: Sequence[Memory], out: Memory, mode: int) -> list[Any]:
-        pointers = (VOID * len(rows))(*(row.at for row in rows))
-        return [
-            *(self.values, pointers, I64(self.wire_bytes), I32(len(rows)), VOID(out.at)),
-            *(I64(self.n), I32(mode), VOID(self.report.at)),
-            *(VOID(self.scratch.at), I64(self.scratch.bytes)),
-        ]
+    def encode_to(
+        self, packets: Memory, gradient: int, key: Key, residual: Memory | None = None
+    ) -> None:
+        """The same, which stays on the device. `gradient`: its address."""
+        first = (self.values, ctypes.byref(key), VOID(gradient))
+        last = [I64(self.n), VOID(packets.at), I64(packets.bytes), *self._room(), None]
+        if self.num_states:
+            old, new = (VOID(memory.at) for memory in self.states[:2] or [packets, packets])
+            status = self.codec.encode_state(*first, old, new, *last)
+            self.states[:2] = self.states[1::-1]
+        else:
+            at = VOID(None if residual is None else residual.at)
+            status = self.codec.encode(*first, at, at, *last)
+        self._check("encode", status)
+
+    def _room(self) -> tuple[Any, Any]:
+        return VOID(self.scratch.at), I64(self.scratch.bytes)
+
+    def _check(self, what: str, status: int) -> None:
+        if status != 0:
+            text = self.codec.error_text().decode() if status == CUDA_FAILED else f"status {status}"
+            name = self.codec.name.decode()
+            raise GpuError(f"{what} with {name} must return 0. Received: {text}")
 
     def decode(self, rows: Sequence[Memory], out: Memory, mode: int = SET) -> int:
         """Sums rows to `out`; returns the report, FINE when all is in order."""
-        status = self.codec.decode(*self._decode_arguments(rows, out, mode), None)
-        if status != 0:
-            raise GpuError(f"decode must return 0. Received: status {status}")
+        status = self.codec.decode(
+            *(self.values, addresses(rows), I64(self.wire_bytes), I32(len(rows)), VOID(out.at)),
+            *(I64(self.n), I32(mode), VOID(self.report.at), *self._room(), None),
+        )
+        self._check("decode", status)
         return int(self.report.get()[0])
 
-    def time_encode(self, gradient: Memory, residual: Memory | None, calls: int) -> float:
-        """Milliseconds of an encoding."""
-        values, where, vector, *rest = self._encode_arguments(gradient, Key(1, 2, 3, 0))
-        name, kept = "gpu_time_encode", [VOID(None if residual is None else residual.at)]
+    def time_encode(
+        self, gradients: Sequence[Memory], residuals: Sequence[Memory] | None, calls: int
+    ) -> float:
+        """Milliseconds of an encoding. Of `gradients` and `residuals` each set has one."""
+        name, kept = "gpu_time_encode", [None if residuals is None else addresses(residuals)]
         if self.num_states:
-            name, kept = f"{name}_state", [VOID(memory.at) for memory in self.states]
-        pointer = VOID(ctypes.addressof(self.codec))
-        return self.gpu.milliseconds(name, pointer, values, where, vector, *kept, *rest, I32(calls))
+            name = f"{name}_state"
+            kept = [addresses(self.states[::2]), addresses(self.states[1::2])]
+        return self.gpu.milliseconds(
+            *(name, VOID(ctypes.addressof(self.codec)), self.values),
+            *(ctypes.byref(Key(1, 2, 3, 0)), addresses(gradients), *kept, I64(self.n)),
+            *(addresses(self.sets), I64(self.wire_bytes), *self._room()),
+            *(I32(len(self.sets)), I32(calls)),
+        )
 
-    def time_decode(self, rows: Sequence[Memory], out: Memory, mode: int, calls: int) -> float:
-        """Milliseconds of a decoding."""
-        arguments = self._decode_arguments(rows, out, mode)
-        pointer = ctypes.addressof(self.codec)
-        found = self.gpu.milliseconds("gpu_time_decode", VOID(pointer), *arguments, I32(calls))
+    def time_decode(
+        self, rows: Sequence[Memory], outs: Sequence[Memory], mode: int, calls: int
+    ) -> float:
+        """Milliseconds of a decoding. Each set has as many of the rows, and one of `outs`."""
+        found = self.gpu.milliseconds(
+            *("gpu_time_decode", VOID(ctypes.addressof(self.codec)), self.values),
+            *(addresses(rows), I64(self.wire_bytes), I32(len(rows) // len(outs)), addresses(outs)),
+            *(I64(self.n), I32(mode), VOID(self.report.at), *self._room()),
+            *(I32(len(outs)), I32(calls)),
+        )
         if int(self.report.get()[0]) != FINE:
             raise GpuError("what is decoded must be in order")
         return found

@@ -4,6 +4,7 @@
 They compute what ours do, without packing bits, as GRACE (Xu et al., ICDCS 2021) writes them.
 """
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -30,32 +31,68 @@ def encoders() -> dict[str, Callable[[Any], Any]]:
         return ((tensor >= 0.05).to(torch.int8) - (tensor <= -0.05).to(torch.int8)) + 1
 
     def int8(tensor: Any) -> Any:
-        rows = tensor.view(-1, 64)
+        rows = tensor.view(-1, 128)
         scales = rows.abs().amax(dim=1, keepdim=True) / 127
         return (rows / scales).round().to(torch.int8), scales
+
+    def qsgd(tensor: Any) -> Any:
+        rows = tensor.view(-1, 512)
+        steps = rows.abs().amax(dim=1, keepdim=True) / 7
+        level = rows / steps + 7 + torch.rand_like(rows)
+        return level.floor().clamp(0, 14).to(torch.uint8), steps
+
+    def natural(tensor: Any) -> Any:
+        fraction, exponent = torch.frexp(tensor)
+        up = torch.rand_like(tensor) < 2 * fraction.abs() - 1
+        return (exponent + up).to(torch.int16), fraction < 0
+
+    def hips2bit(tensor: Any) -> Any:
+        return torch.where(tensor >= 0.5, 3, torch.where(tensor <= -0.5, 2, 0)).to(torch.uint8)
+
+    def fp16(tensor: Any) -> Any:
+        return tensor.half()
+
+    def bf16(tensor: Any) -> Any:
+        return tensor.bfloat16()
 
     def topk(tensor: Any) -> Any:
         _, places = torch.topk(tensor.abs(), max(1, int(tensor.numel() * RATIO)), sorted=False)
         return places.to(torch.int32), tensor[places]
 
-    return {function.__name__: function for function in (onebit, terngrad, tbq, int8, topk)}
+    all_of_them = (onebit, terngrad, tbq, int8, qsgd, natural, hips2bit, fp16, bf16, topk)
+    return {function.__name__: function for function in all_of_them}
 
 
-def milliseconds(name: str, n: int, calls: int, *, compiled: bool) -> float:
-    """Time of one encoding of n floats."""
+def milliseconds(
+    name: str,
+    n: int,
+    calls: int,
+    rounds: int,
+    *,
+    compiled: bool,
+    sets: int,
+    head_start_bytes: int,
+) -> float:
+    """Time of one encoding of n floats, measured as ours is (device.cu): the median of `rounds`."""
     import torch
 
     function = encoders()[name]
     if compiled:
-        function = torch.compile(function)
-    tensor = torch.randn(n, device="cuda", dtype=torch.float32)
+        function = torch.compile(function, dynamic=False)
+    tensors = [torch.randn(n, device="cuda", dtype=torch.float32) for _ in range(sets)]
+    room = torch.empty(head_start_bytes, dtype=torch.uint8, device="cuda")
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(3):
-        function(tensor)
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(calls):
-        function(tensor)
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / calls
+    times = []
+    for _ in range(rounds):
+        for k in range(max(3, sets)):
+            function(tensors[k % sets])
+        torch.cuda.synchronize()
+        for _ in range(16):
+            room.zero_()
+        begin.record()
+        for k in range(calls):
+            function(tensors[k % sets])
+        end.record()
+        end.synchronize()
+        times.append(float(begin.elapsed_time(end)) / calls)
+    return statistics.median(times)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import robust_reference as reference
-from benchmarks.gpu.binding import I32, I64, VOID
+from benchmarks.gpu.binding import CUDA_FAILED, I32, I64, VOID
 from benchmarks.gpu.machine import Floats, Gpu, GpuError, Memory
 from benchmarks.gpu.robust_reference import CHUNK, MAJORITY, MEDIAN, NEAREST, TRIMMED, Doubles
 
@@ -19,6 +19,7 @@ NAME = "robust"
 # Rows and their lengths: networks of a number of rows and of a larger one, sums with rests, one
 # tile of pairs and several, more rows than registers hold, more than one chunk.
 SHAPES = (
+    *((n, 1) for n in (1, 4, 11)),
     *((n, 2049) for n in (1, 2, 3, 8, 9, 16, 17, 22, 33, 64, 65, 100)),
     *((n, 70_001) for n in (5, 15)),
     (3, CHUNK + 1027),
@@ -101,7 +102,8 @@ class Rows:
         """Calls a pass on the stream that has no number."""
         status = self.gpu.call(f"tf_hips_cuda_robust_{name}", *arguments, VOID(None))
         if status != 0:
-            raise GpuError(f"{name} must return 0. Received: status {status}")
+            error = self.gpu.error_text() if status == CUDA_FAILED else f"status {status}"
+            raise GpuError(f"{name} must return 0. Received: {error}")
 
     def time(self, name: str, arguments: list[Any], calls: int) -> float:
         """Milliseconds of a pass."""

@@ -7,6 +7,7 @@ and where noise comes from depends on the loop around, so the emitter of loops p
 (`Access`).
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -190,6 +191,20 @@ def double_literal(value: float) -> str:
     return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
 
 
+def _constant(expr: nodes.Expr) -> float | None:
+    """The value of a literal, converted or negated; None: it is something else."""
+    match expr:
+        case nodes.Const():
+            return float(expr.value)
+        case nodes.Convert(operand=operand) if expr.type == FLOAT:
+            return _constant(operand)
+        case nodes.Unary(op="-", operand=operand):
+            value = _constant(operand)
+            return None if value is None else -value
+        case _:
+            return None
+
+
 def int_literal(value: int) -> str:
     """An Int as C++."""
     if value == -(2**63):
@@ -209,6 +224,9 @@ class Expressions:
         bound: C++ for a float that bounds others, in a minimum or a maximum.
         ranges: of the lets that are printed; None: nobody asks.
         narrow: prints numbers of 32 bits, in loops; None: all have 64.
+        zero: name of a float 0 that the compiler does not know; empty: it may know. nvcc takes
+            `x < 0.0f ? x : 0.0f` for its min.f32 and `x > -0.0f ? x : -0.0f` for its max.f32, to
+            which -0 is less than 0. With another constant they are what is meant.
     """
 
     names: Names
@@ -218,6 +236,7 @@ class Expressions:
     bound: Callable[[float], str] | None = None
     ranges: Ranges | None = None
     narrow: Narrow | None = None
+    zero: str = ""
 
     def type(self, kind: Type) -> str:
         """The C++ type of a scalar."""
@@ -301,10 +320,22 @@ class Expressions:
         sides = self.narrow.compared(expr) if self.narrow is not None else None
         if sides is not None:
             return f"{sides[0]} {op} {sides[1]}", precedence
+        if expr.left.type == FLOAT and op in ("<", "<=", ">", ">="):
+            return (
+                f"{self._compared(expr.left, 9)} {op} {self._compared(expr.right, 9)}",
+                precedence,
+            )
         right = precedence + 1 if op in "+-*/" else 9
         return f"{self(expr.left, lowest)} {op} {self(expr.right, right)}", precedence
 
+    def _compared(self, expr: nodes.Expr, lowest: int) -> str:
+        """One side of a comparison that says which float is less."""
+        return self.zero if self.zero and _constant(expr) == 0 else self(expr, lowest)
+
     def _bounding(self, expr: nodes.Expr) -> str:
+        value = _constant(expr)
+        if self.zero and value == 0 and expr.type == FLOAT:
+            return f"-{self.zero}" if math.copysign(1, value) < 0 else self.zero
         if self.bound is not None and isinstance(expr, nodes.Const) and expr.type == FLOAT:
             return self.bound(float(expr.value))
         return self(expr)

@@ -469,6 +469,7 @@ class Host:
             f"{len(names)},",
             "kStates," if names else "nullptr,  // state_names",
             "encode_state," if names else "nullptr,  // encode_state",
+            "error_text,",
         )
         lines.close("};")
         lines.add(

@@ -22,8 +22,10 @@ before call chunk complain counts fetch find_spot finish first from full head ho
 is_finite is_inside joined k lane lanes last launched least load_code load_float load_word low
 high packet part parts philox places places_here placed_here report room rows row scalars shared
 spot staged sum taken tensor tiles totals t u value_here wanted_ key_here bins_here block_here turn
-run block_index alone
+run block_index alone zero
 """
+# A float 0 that nvcc does not know (c_common.Expressions).
+_ZERO = "zero"
 
 
 # A kernel need not use all that its expressions' lengths are made of.
@@ -146,7 +148,7 @@ class Scope:
         self.side = side
         self.lines = lines
         self.names = KernelNames()
-        self.c = Expressions(self.names, self, side.program.params)
+        self.c = Expressions(self.names, self, side.program.params, zero=_ZERO)
         self.widths: dict[UInt, str] = {}
         self.vectors: dict[nodes.Var, Vector] = {}
         self.position: nodes.Var | None = None
@@ -204,6 +206,8 @@ class Scope:
         """Declares every variable that is needed for the expressions `roots`."""
         side, lines = self.side, self.lines
         roots = list(roots)
+        # Here, where no condition stands before it: nvcc moves no assembler text out of a branch.
+        lines.add(f"{_MAYBE}const float {_ZERO} = hidden(0.0f);")
         need: set[nodes.Var] = set().union(*map(free_vars, roots))
         used: list[Definition] = []
         for made in reversed(side.definitions):

@@ -49,7 +49,7 @@ $(CODECS): %.so: %.codec.cc %.mk
 \t  -I$(OURS) -o $@ $<
 
 $(KERNELS): %_cuda.so: %.cu
-\t$(NVCC) $(CUDA_FLAGS) -shared -I$(OURS) -o $@ $<
+\t$(NVCC) $(CUDA_FLAGS) -shared -I$(OURS) -o $@ $< $(OURS)/tf_hips/cc/cuda/library.cu
 
 # What the operations of all codecs share is compiled once. TensorFlow is asked once, when its
 # flags are used for the first time; warnings about its headers are not ours to mend.

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 FLAGS = (
@@ -17,11 +18,12 @@ FLAGS = (
     # may trap, which is moved to where its result is chosen. No number depends on either.
     *("-fno-thread-jumps", "-fno-trapping-math"),
 )
-# Arithmetic as on a CPU: no fused multiply-add. Code for A100 and H100, and PTX for what is newer.
+# Arithmetic as on a CPU: no fused multiply-add, denormals kept, all rounded to nearest.
+# Code for A100 and H100, and PTX for what is newer.
 NVCC_FLAGS = (
     "-O3",
     "-std=c++17",
-    "-fmad=false",
+    *("-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"),
     "--expt-relaxed-constexpr",
     "-cudart=static",
     "-Xcompiler=-ffp-contract=off,-fvisibility=hidden,-fPIC",
@@ -85,21 +87,26 @@ def compile_codec(
     _compile(source, f"{identity.partition('@')[0]}.codec.cc", output, command)
 
 
-def compile_cuda(source: str, name: str, output: Path, nvcc: str) -> None:
-    """Compiles the CUDA source of a codec to a library, for the GPU of this machine alone.
+def compile_cuda(
+    source: str, name: str, output: Path, nvcc: str, architectures: Sequence[str] = ()
+) -> None:
+    """Compiles the CUDA source of a codec to a library, which also says whether it can run.
 
     Args:
         source: what `compll.pipeline.cuda_source` made.
         name: of the codec.
-        output: the library.
+        output: the library; of the interface of tf_hips/cc/cuda/library_cuda.h, too.
         nvcc: path of the compiler.
+        architectures: GPUs that it has code for, such as "90" for sm_90; none: as NVCC_FLAGS says.
 
     Raises:
         BuildError: it fails.
         OSError: the output cannot be written.
     """
-    flags = [flag for flag in NVCC_FLAGS if "gencode" not in flag]
-    _compile(source, f"{name}.cu", output, (nvcc, *flags, "-arch=native", "-shared"))
+    flags = [flag for flag in NVCC_FLAGS if not architectures or "gencode" not in flag]
+    flags += [f"-gencode=arch=compute_{one},code=sm_{one}" for one in architectures]
+    more = str(include_folder() / "tf_hips/cc/cuda/library.cu")
+    _compile(source, f"{name}.cu", output, (nvcc, *flags, "-shared", more))
 
 
 def _compile(source: str, file_name: str, output: Path, command: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as bench
-from benchmarks.gpu import binding, checks, machine, robust, robust_reference
+from benchmarks.gpu import binding, checks, machine, robust, robust_reference, shares
 from tests.compll.emulation import build
 from tests.compll.support import spec
 from tests.robust import emulated
@@ -28,7 +28,7 @@ def small(monkeypatch):
     monkeypatch.setattr(machine, "build", lambda arch: True)
     monkeypatch.setattr(machine.Gpu.__init__, "__defaults__", (library,))
     monkeypatch.setattr(checks, "SIZES", (0, 17, 1025))
-    for name, value in {"CALLS": 1, "MANY_CALLS": 1, "ROUNDS": 1}.items():
+    for name, value in {"CALLS": 1, "MANY_CALLS": 1, "ROUNDS": 1, "HEAD_START_BYTES": 64}.items():
         monkeypatch.setattr(bench, name, value)
 
 
@@ -60,12 +60,51 @@ def test_wrong_packets_are_told_and_not_measured(small, monkeypatch, capsys):
 
 
 def test_without_nvcc_or_gpu_it_says_so(small, monkeypatch, capsys):
-    monkeypatch.setattr(machine.Gpu, "call", lambda *_, **__: 0)
+    monkeypatch.setattr(machine.Gpu, "refusal", lambda self: "an old driver")
+    last = "3 targets are not measured\n"
     assert run(monkeypatch) == 0
-    assert capsys.readouterr().out == "bench-gpu: compiled; not run: there is no GPU here\n"
+    assert capsys.readouterr().out == f"bench-gpu: did not run: compiled; an old driver; {last}"
     monkeypatch.setattr(machine, "build", lambda arch: False)
     assert run(monkeypatch) == 0
-    assert capsys.readouterr().out.startswith("bench-gpu: not compiled: nvcc is not here")
+    told = f"bench-gpu: did not run: not compiled: nvcc is not here; {last}"
+    assert capsys.readouterr().out == told
+
+
+def test_calls_take_turns_on_buffers_and_rows_are_distinct(small, monkeypatch):
+    """What one call leaves in a cache is not what the next one reads."""
+    gpu = machine.Gpu()
+    seen = {}
+    measure = machine.Gpu.milliseconds
+
+    def note(self, name, *arguments):
+        seen.setdefault(name, []).append(arguments)
+        return measure(self, name, *arguments)
+
+    monkeypatch.setattr(machine.Gpu, "milliseconds", note)
+    buffers = shares.Buffers(gpu, 4096)
+    timing = shares.Timing(calls=9, rounds=1)
+    assert buffers.num_sets == 8
+    found = list(shares.of_codec(spec("terngrad"), buffers, timing))
+    feedback, merge = seen["gpu_time_encode"][1], seen["gpu_time_decode"][2]
+    for pointers in (feedback[3], feedback[4], feedback[6], merge[5]):
+        assert len(set(pointers)) == 8
+    assert len(set(merge[2])) == 8 * 16
+    moved = {share.what: share.moved for share in found}
+    wire = machine.GpuCodec(gpu, spec("terngrad"), 4096).wire_bytes
+    assert moved["encode, feedback"] == 20 * 4096 + wire
+    assert moved["merge of 16"] == 4 * 4096 + 16 * wire
+
+
+def test_cuda_says_what_is_wrong(small):
+    gpu = machine.Gpu()
+    codec = machine.GpuCodec(gpu, spec("terngrad"), 17)
+    gradient = machine.Memory(gpu, 17, np.float32)
+    gpu.call("emulation_fail", 1, 0)
+    with pytest.raises(machine.GpuError, match=r"encode with terngrad .* an emulated error"):
+        codec.encode(gradient, binding.Key())
+    gpu.call("emulation_fail", 1, 0)
+    with pytest.raises(machine.GpuError, match=r"gpu_time_encode .* an emulated error"):
+        codec.time_encode([gradient], None, 1)
 
 
 @pytest.fixture
@@ -75,8 +114,8 @@ def passes(monkeypatch):
     monkeypatch.setattr(robust, "SHAPES", ((9, 513),))
     monkeypatch.setattr(robust, "RULES", robust.RULES[:2])
     monkeypatch.setattr(machine, "build", lambda arch: True)
-    monkeypatch.setattr(bench, "CALLS", 1)
-    monkeypatch.setattr(bench, "ROUNDS", 1)
+    for name, value in {"CALLS": 1, "ROUNDS": 1, "HEAD_START_BYTES": 0}.items():
+        monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench, "ROBUST_FLOATS", 4)
 
 

@@ -16,6 +16,7 @@ import compll
 from compll.backends.library import CompiledCodec, build
 from compll.packet import PREFIX, PacketError
 from compll.pipeline import cuda_source
+from compll.specification import Specification
 from tests.compll import emulation, hurry
 from tests.compll.emulation import FINE, Emulated
 from tests.compll.generated_programs import NAME, VALUES, Made
@@ -60,7 +61,7 @@ def compiled_program(made: Made) -> compll.Program | None:
 def has_cuda(program: compll.Program, made: Made) -> bool:
     """Whether the CUDA back end takes the program."""
     try:
-        cuda_source(program, made.text, NAME)
+        cuda_source(program, Specification(NAME, ((f"{NAME}.pse", made.text.encode()),)))
     except compll.CompileError:
         return False
     return True

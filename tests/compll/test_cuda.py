@@ -3,6 +3,7 @@
 on this CPU thread by thread (tests/compll/emulation), give the bytes of the reference.
 """
 
+import ctypes
 import functools
 import re
 import shutil
@@ -18,7 +19,7 @@ from compll.backends.toolchain import NVCC_FLAGS, include_folder
 from compll.cli import main
 from compll.packet import CHUNK
 from compll.passes import optimise
-from tests.compll.emulation import ADD, FINE, RESIDUAL, Emulated
+from tests.compll.emulation import ADD, FINE, RESIDUAL, Emulated, build
 from tests.compll.support import SPECS, assert_same_floats, gradients, spec
 
 pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
@@ -184,6 +185,48 @@ def test_arguments_are_checked():
     none = (None, 0, None)
     assert codec.encode(values, None, None, None, None, 0, None, 0, *none) == 1
     assert codec.decode(values, None, 40, 1, None, 0, 0, None, *none) == 1
+
+
+def test_what_cuda_says_is_kept():
+    """Of the last call that failed; and the library knows whether it can run at all."""
+    program = compll.compile_text(
+        "void TripleEncode(float* g, uint8* out) "
+        "{ out = concat(map(g, [&](float x) -> float { return x * 3; })); }",
+        "triple",
+    )
+    kernels = Emulated(program)
+    library = kernels._library
+    library.tf_hips_cuda_error_text.restype = ctypes.c_char_p
+    assert kernels.codec.error_text() == library.tf_hips_cuda_error_text() == b""
+    library.emulation_fail(1, 0)
+    with pytest.raises(AssertionError, match="32"):
+        kernels.encode(np.ones(9, np.float32))
+    kernels.encode(np.ones(9, np.float32))
+    assert kernels.codec.error_text() == library.tf_hips_cuda_error_text() == b"an emulated error"
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "told"),
+    [
+        (90, 0, ""),
+        (86, 0, ""),
+        (120, 0, ""),
+        (75, 0, "GPU 0 has compute capability 7.5, and the library code for 8.0 9.0"),
+        (90, 1, "an emulated error (CUDA of the driver: 12.4, of the library: 13.0)"),
+    ],
+)
+def test_a_library_says_why_it_cannot_run(tmp_path, capability, driver, told):
+    # A copy: it asks once.
+    copy = shutil.copyfile(build(spec("onebit")), tmp_path / "copy.so")
+    library = ctypes.CDLL(str(copy))
+    library.tf_hips_cuda_refusal.restype = ctypes.c_char_p
+    library.emulation_capability(capability)
+    library.emulation_fail(0, driver)
+    found = library.tf_hips_cuda_refusal().decode()
+    assert found.startswith(told) and bool(found) == bool(told)
+    library.emulation_capability(90)
+    library.emulation_fail(0, 1 - driver)
+    assert library.tf_hips_cuda_refusal().decode() == found
 
 
 def test_few_kernels():

@@ -58,6 +58,8 @@ def test_programs_are_accepted_and_have_everything():
     found = [made(seed) for seed in range(200)]
     accepted = [one.text for one in found if compiled_program(one) is not None]
     assert len(accepted) > 2 / 3 * len(found)
+    one = made(CUDA_SEEDS[0])
+    assert has_cuda(compll.compile_text(one.text, "made"), one)
     together = "\n".join(accepted)
     assert not [part for part in PARTS if part.replace("{0}", "") not in together]
     for function in ("reduce(", "block_reduce(", "sort(", "top_k("):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -115,6 +116,35 @@ def check_wrong_packets() -> None:
         )
 
 
+def check_refusal(kernels: Path, folder: Path) -> None:
+    """With a driver that the library cannot use, the CPU encodes, too; it is said once."""
+    path = library.CUDA_PATH
+    library.CUDA_PATH = Path(shutil.copyfile(kernels, folder / "refusing.so"))
+    emulated = ctypes.CDLL(str(library.CUDA_PATH))
+    emulated.emulation_fail(0, 1)
+    placement._has_kernels.cache_clear()
+    for name in ("onebit", "terngrad"):
+        with tf.device(GPU):
+            packet, _ = graph.encode(Compressor(name), tf.ones([9]), **KEY)
+        assert packet.device.endswith("CPU:0"), packet.device
+        assert not placement.has_gpu_kernels(Compressor(name))
+    emulated.emulation_fail(0, 0)
+    library.CUDA_PATH = path
+
+
+def check_failed_launches(path: Path) -> None:
+    """What CUDA says of a kernel that does not start reaches the user."""
+    codec, kernels = Compressor("onebit"), ctypes.CDLL(str(path))
+    packet = tf.constant(native.encode(codec, vector(9), Key(**KEY)))
+    said = "failed: CUDA could not start a kernel: an emulated error"
+    with tf.device(GPU):
+        x = tf.ones([9])
+        kernels.emulation_fail(1, 0)
+        raises(f"encoding with onebit {said}", lambda: graph.encode(codec, x, **KEY))
+        kernels.emulation_fail(1, 0)
+        raises(f"decoding with onebit {said}", lambda: graph.decode(codec, packet, 9))
+
+
 def check_copies(plugin: ctypes.CDLL) -> None:
     """A step leaves its gradient on the GPU: only packets and reports go to the host."""
     feedback, n = error_feedback(Compressor("onebit")), 2**16
@@ -156,6 +186,10 @@ def check_loaded(folder: Path) -> None:
         np.testing.assert_array_equal(on_gpu(packet), native.encode(codec, x, Key(**KEY)))
         np.testing.assert_array_equal(on_gpu(graph.decode(codec, packet, 2000)), x)
     assert placement.has_gpu_kernels(codec)
+    assert placement._architectures() == ()  # the double has none
+    with mock.patch.object(tf.config.experimental, "get_device_details") as details:
+        details.return_value = {"compute_capability": (9, 0)}
+        assert placement._architectures() == ("90",)
 
 
 def main() -> None:
@@ -173,15 +207,18 @@ def main() -> None:
         packet, _ = graph.encode(onebit, tf.ones([9]), **KEY)
     assert packet.device.endswith("CPU:0"), packet.device
     assert not placement.has_gpu_kernels(onebit)
+    check_refusal(kernels, folder)
     shutil.copyfile(kernels, library.CUDA_PATH)
     placement._has_kernels.cache_clear()
     assert placement.has_gpu_kernels(onebit)
+    assert not placement.has_gpu_kernels(Compressor("tbq"))  # which is not in this library
     for name in CODECS:
         for n in SIZES:
             check_codec(name, n)
     check_codec("onebit", 2**20 + 9)
     check_state()
     check_wrong_packets()
+    check_failed_launches(library.CUDA_PATH)
     check_copies(device)
     check_loaded(folder)
     print("all good")

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.compll.emulation import FLAGS, make
 
 ROOT = Path(__file__).resolve().parents[2]
-_SOURCES = ("tf_hips/cc/cuda/robust.cu", "benchmarks/gpu/device.cu")
+_SOURCES = ("tf_hips/cc/cuda/robust.cu", "tf_hips/cc/cuda/library.cu", "benchmarks/gpu/device.cu")
 # Of the networks for registers, a few: all of them take twice as long to compile.
 _SIZES = "#define TF_HIPS_ROBUST_SIZES 1, 2, 3, 6, 15, 24\n"
 

@@ -32,12 +32,13 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tf_hips import errors
 from tf_hips.ops import loaded, registry
+from tf_hips.ops.library import cuda_refusal
 
 if TYPE_CHECKING:
     from compll.specification import Specification
@@ -200,8 +201,14 @@ def table(name: str) -> int | None:
     return loaded.table(algorithm(name).name)
 
 
-def cuda_table(name: str) -> tuple[int | None, str]:
-    """The kernels of a codec named with its hash, for the GPU of this machine, compiled if need be.
+def cuda_table(name: str, architectures: Sequence[str] = ()) -> tuple[int | None, str]:
+    """The kernels of a codec named with its hash, compiled if need be.
+
+    Args:
+        name: of the codec.
+        architectures: the GPUs of this machine, such as "90" for compute capability 9.0. They are
+            part of an entry's name, so machines that share a cache do not take each other's. None:
+            they are not known, and the library has code for all that `make build CUDA=1` names.
 
     Returns:
         The address of its TfHipsCudaCodec, or None and why there is none.
@@ -212,19 +219,22 @@ def cuda_table(name: str) -> tuple[int | None, str]:
     stem, _, content = name.partition("@")
     try:
         source = _specification(name)
-        entry = _cache() / f"{stem}-{content}-{_tools((nvcc,))}.cuda{LIBRARY}"
+        entry = _cache() / f"{stem}-{content}-{_tools((nvcc, *architectures))}.cuda{LIBRARY}"
         with _lock, _turn(entry.with_suffix(".lock")):
             if not entry.is_file():
-                _make_cuda(entry, source, nvcc)
+                _make_cuda(entry, source, nvcc, architectures)
             getter = ctypes.CDLL(str(entry.absolute()))[f"tf_hips_cuda_codec_{stem}"]
     except (errors.SpecificationError, errors.LibraryError, OSError) as error:
         return None, str(error)
+    refusal = cuda_refusal(entry.absolute())
+    if refusal:
+        return None, refusal
     getter.restype = ctypes.c_void_p
     address: int = getter()
     return address, ""
 
 
-def _make_cuda(entry: Path, source: _Source, nvcc: str) -> None:
+def _make_cuda(entry: Path, source: _Source, nvcc: str, architectures: Sequence[str]) -> None:
     from compll import CompileError
     from compll.backends.toolchain import BuildError, compile_cuda
     from compll.pipeline import compile_specification, cuda_source
@@ -233,7 +243,7 @@ def _make_cuda(entry: Path, source: _Source, nvcc: str) -> None:
     try:
         specification = Specification(source.stem, source.parts)
         made = cuda_source(compile_specification(specification), specification)
-        compile_cuda(made, source.stem, entry, nvcc)
+        compile_cuda(made, source.stem, entry, nvcc, architectures)
     except CompileError as error:
         raise errors.SpecificationError(str(error)) from error
     except BuildError as error:
@@ -448,6 +458,7 @@ def _sources() -> bytes:
     headers = Path(__file__).resolve().parents[1] / "cc"
     digest = hashlib.sha256()
     named = [*sorted(headers.glob("runtime/*.h")), *sorted(headers.glob("cuda/*.*h"))]
+    named.append(headers / "cuda/library.cu")
     for file in [*sorted(compll.rglob("*.py")), *named]:
         data = file.read_bytes()
         digest.update(f"{file.name}\0{len(data)}\0".encode() + data)

@@ -24,6 +24,7 @@ CUDA_PATH = Path(__file__).with_name("libtf_hips_cuda.so")
 ABI_VERSION = 4
 
 _codecs: dict[str, int] = {}
+_CUDA_REMEDY = "`make build CUDA=1` makes it where nvcc is"
 _REMEDY = "run `make build` in the source tree, or install a wheel made for this TensorFlow"
 
 
@@ -123,6 +124,34 @@ def native() -> ctypes.CDLL:
             f"Received: {version}; {_REMEDY}"
         )
     return library
+
+
+@functools.cache
+def cuda_refusal(path: Path) -> str:
+    """Why the kernels of a library for GPUs cannot run on this machine; empty if they can.
+
+    Its own answer (cc/cuda/library_cuda.h): an old driver, no GPU, or one without code for it.
+    """
+    try:
+        function = ctypes.CDLL(str(path)).tf_hips_cuda_refusal
+    except OSError as error:
+        return f"{path.name} does not load: {error}"
+    except AttributeError:
+        return f"{path.name} is of another version; {_CUDA_REMEDY}"
+    function.restype = ctypes.c_char_p
+    text: bytes = function()
+    return text.decode(errors="replace")
+
+
+def built_in_cuda_refusal(name: str) -> str:
+    """Why a built-in codec has no kernels for the GPUs of this machine; empty if it has."""
+    if not CUDA_PATH.is_file():
+        return f"no {CUDA_PATH.name}; {_CUDA_REMEDY}"
+    refusal = cuda_refusal(CUDA_PATH)
+    # The CUDA back end may refuse a specification, and says so when the library is made.
+    if not refusal and not hasattr(ctypes.CDLL(str(CUDA_PATH)), f"tf_hips_cuda_codec_{name}"):
+        return f"no kernels of {name} in {CUDA_PATH.name}"
+    return refusal
 
 
 def _check_exists(path: Path) -> None:

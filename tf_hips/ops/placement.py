@@ -3,7 +3,8 @@
 
 The kernels of the built-in codecs are in libtf_hips_cuda.so beside the ops (`make build CUDA=1`);
 those of a loaded codec are compiled when it is first used beside a GPU, if nvcc is there. Without
-them gradients are encoded on the CPU, and copied there, which is told once.
+them, or with a driver or a GPU that they cannot use, gradients are encoded on the CPU, and copied
+there, which is told once.
 """
 
 import functools
@@ -16,6 +17,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.flow import on_gpu
 
 _CPU = "/cpu:0"
+_told: set[str] = set()
 
 
 def has_gpu_kernels(compressor: Compressor) -> bool:
@@ -41,13 +43,31 @@ def device(compressor: Compressor) -> str | None:
 @functools.cache
 def _has_kernels(name: str) -> bool:
     if loaded.NAME.fullmatch(name) is None:
-        if library.CUDA_PATH.is_file():
+        reason = library.built_in_cuda_refusal(name)
+        if not reason:
             return True
-        reason = f"no {library.CUDA_PATH.name}; `make build CUDA=1` makes it where nvcc is"
     else:
-        address, reason = jit.cuda_table(name)
+        address, reason = jit.cuda_table(name, _architectures())
         if address is not None:
             library.add_cuda_codec(tf, name, address)
             return True
-    log.warning("%s encodes on the CPU, and gradients are copied there: %s", name, reason)
+    _tell(name, reason)
     return False
+
+
+def _tell(name: str, reason: str) -> None:
+    """Says why a codec is not on the GPU; what holds for all codecs is said of the first one."""
+    if reason not in _told:
+        _told.add(reason)
+        log.warning("%s encodes on the CPU, and gradients are copied there: %s", name, reason)
+
+
+def _architectures() -> tuple[str, ...]:
+    """Of the GPUs that TensorFlow may use, as nvcc names them: "90"; none if it does not know."""
+    found = set()
+    for gpu in tf.config.get_visible_devices("GPU"):
+        capability = tf.config.experimental.get_device_details(gpu).get("compute_capability")
+        if capability is None:
+            return ()
+        found.add("".join(map(str, capability)))
+    return tuple(sorted(found))

@@ -24,6 +24,7 @@ Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 __all__ = ["ADD", "FINE", "RESIDUAL", "Emulated"]
 FOLDER = Path(__file__).parent
+_OWN = '#include "tf_hips/cc/cuda/library.cu"\n'
 FLAGS = (
     *("-O1", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Werror"),
     "-Wno-tautological-compare",  # a program may compare a value with itself
@@ -49,7 +50,7 @@ def make(command: list[str], source: str, name: str, *more: Path) -> Path:
 
 def build(program: compll.Program, *others: compll.Program, more: str = "") -> Path:
     """The emulated kernels of programs as a library, from the cache; `more`: source besides."""
-    source = "\n".join([*(cuda.emit(optimise(one)) for one in (program, *others)), more])
+    source = "\n".join([*(cuda.emit(optimise(one)) for one in (program, *others)), _OWN, more])
     return make(list(FLAGS), source, program.name)
 
 

@@ -71,7 +71,18 @@ typedef void* cudaStream_t;
 typedef int cudaError_t;
 constexpr cudaError_t cudaSuccess = 0;
 
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+// What a test lets CUDA find: an error of the next launch or of the driver, 0 for none, and a GPU.
+inline cudaError_t launch_error = cudaSuccess, driver_error = cudaSuccess;
+inline int compute_capability = 90;
+
+inline cudaError_t cudaGetLastError() {
+  const cudaError_t error = launch_error;
+  launch_error = cudaSuccess;
+  return error;
+}
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "an emulated error";
+}
 
 inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
@@ -85,7 +96,15 @@ struct cudaDeviceProp {
 typedef double cudaEvent_t;
 enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 
-inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+#define __CUDA_ARCH_LIST__ 800, 900
+enum { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
+inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, driver_error; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, int which, int) {
+  const bool is_major = which == cudaDevAttrComputeCapabilityMajor;
+  return *value = is_major ? compute_capability / 10 : compute_capability % 10, cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 12040, cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
@@ -134,10 +153,17 @@ __attribute__((visibility("default"))) inline void emulation_alone(int may_be) {
   may_be_alone = may_be != 0;
 }
 __attribute__((visibility("default"))) inline long long emulation_launches() { return launches; }
+__attribute__((visibility("default"))) inline void emulation_fail(int launch, int driver) {
+  launch_error = launch, driver_error = driver;
+}
+__attribute__((visibility("default"))) inline void emulation_capability(int capability) {
+  compute_capability = capability;
+}
 // Inline functions are made only where they are used.
 __attribute__((used)) static void* const emulation_kept[] = {
     reinterpret_cast<void*>(emulation_order), reinterpret_cast<void*>(emulation_alone),
-    reinterpret_cast<void*>(emulation_launches)};
+    reinterpret_cast<void*>(emulation_launches), reinterpret_cast<void*>(emulation_fail),
+    reinterpret_cast<void*>(emulation_capability)};
 }
 
 #endif  // TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_

@@ -21,9 +21,9 @@
 extern "C" {
 #endif
 
-#define TF_HIPS_CUDA_ABI_VERSION 1
+#define TF_HIPS_CUDA_ABI_VERSION 2
 
-// A kernel could not be launched; cudaGetLastError has been read.
+// A kernel could not be launched; `error_text` says why.
 #define TF_HIPS_CUDA_FAILED 32
 
 // A report on packets that are in order. Any other is row << 40 | chunk << 8 | status, of the first
@@ -69,6 +69,10 @@ typedef struct TfHipsCudaCodec {
   int32_t (*encode_state)(const double* params, const TfHipsKey* key, const float* gradient,
                           const float* state, float* new_state, int64_t n, uint8_t* packets,
                           int64_t capacity, void* scratch, int64_t scratch_bytes, void* stream);
+
+  // What CUDA said when a function of this library last returned TF_HIPS_CUDA_FAILED to this
+  // thread; "" before.
+  const char* (*error_text)(void);
 } TfHipsCudaCodec;
 
 #ifdef __cplusplus

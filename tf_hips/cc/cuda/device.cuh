@@ -169,9 +169,20 @@ TF_HIPS_KERNEL add_all(const float* gradient, const float* residual, float* valu
   }
 }
 
+// What CUDA said when `launched` last failed in this thread.
+inline const char*& last_error() {
+  static thread_local const char* text = "";
+  return text;
+}
+
+inline const char* error_text() { return last_error(); }
+
 // What launching has brought, and whether it worked.
 inline int32_t launched() {
-  return cudaGetLastError() == cudaSuccess ? TF_HIPS_OK : TF_HIPS_CUDA_FAILED;
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return TF_HIPS_OK;
+  last_error() = cudaGetErrorString(error);
+  return TF_HIPS_CUDA_FAILED;
 }
 
 // Memory for the vectors of a call, one behind another; counts only where there is none.

@@ -33,8 +33,16 @@ TF_HIPS_INLINE PhiloxBlock philox(const TfHipsKey& key, uint32_t site, uint64_t 
   return {{c0, c1, c2, c3}};
 }
 
+// Word number k, at most 3. Registers have no numbers at run time: a block that is indexed would
+// lie in memory.
+TF_HIPS_INLINE uint32_t word_of(const PhiloxBlock& block, int k) {
+  const uint32_t low = k % 2 == 0 ? block.word[0] : block.word[1];
+  const uint32_t high = k % 2 == 0 ? block.word[2] : block.word[3];
+  return k < 2 ? low : high;
+}
+
 TF_HIPS_INLINE uint16_t lane_of(const PhiloxBlock& block, int lane) {
-  return static_cast<uint16_t>(block.word[lane / 2] >> (lane % 2 * 16));
+  return static_cast<uint16_t>(word_of(block, lane / 2) >> (lane % 2 * 16));
 }
 
 // The 16 random bits of one element.
@@ -46,7 +54,7 @@ TF_HIPS_INLINE uint16_t noise_at(const TfHipsKey& key, uint32_t site, int64_t in
 // The 32 random bits of one element.
 TF_HIPS_INLINE uint32_t wide_noise_at(const TfHipsKey& key, uint32_t site, int64_t index) {
   const uint64_t element = key.offset + static_cast<uint64_t>(index);
-  return philox(key, site, element / 4).word[element % 4];
+  return word_of(philox(key, site, element / 4), static_cast<int>(element % 4));
 }
 
 // The 16 random bits of eight elements from `first` on: one block, where they are aligned.
@@ -60,8 +68,19 @@ TF_HIPS_INLINE void noise8(const TfHipsKey& key, uint32_t site, int64_t first, u
   }
   const PhiloxBlock next = philox(key, site, element / 8 + 1);
   const int skipped = static_cast<int>(element % 8);
-  for (int u = 0; u < 8; ++u) {
-    out[u] = skipped + u < 8 ? lane_of(block, skipped + u) : lane_of(next, skipped + u - 8);
+  uint32_t word[8];
+  TF_HIPS_UNROLL
+  for (int k = 0; k < 4; ++k) word[k] = block.word[k], word[4 + k] = next.word[k];
+  TF_HIPS_UNROLL
+  for (int k = 0; k < 6; ++k) word[k] = (skipped & 4) != 0 ? word[k + 2] : word[k];
+  TF_HIPS_UNROLL
+  for (int k = 0; k < 5; ++k) word[k] = (skipped & 2) != 0 ? word[k + 1] : word[k];
+  TF_HIPS_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    const uint64_t pair = static_cast<uint64_t>(word[k + 1]) << 32 | word[k];
+    const uint32_t both = static_cast<uint32_t>(pair >> (skipped % 2 * 16));
+    out[2 * k] = static_cast<uint16_t>(both);
+    out[2 * k + 1] = static_cast<uint16_t>(both >> 16);
   }
 }
 
@@ -69,12 +88,18 @@ TF_HIPS_INLINE void noise8(const TfHipsKey& key, uint32_t site, int64_t first, u
 TF_HIPS_INLINE void wide_noise8(const TfHipsKey& key, uint32_t site, int64_t first,
                                 uint32_t (&out)[8]) {
   const uint64_t element = key.offset + static_cast<uint64_t>(first);
-  if (element % 4 != 0) {
-    for (int u = 0; u < 8; ++u) out[u] = wide_noise_at(key, site, first + u);
-    return;
-  }
   const PhiloxBlock low = philox(key, site, element / 4);
   const PhiloxBlock high = philox(key, site, element / 4 + 1);
+  if (element % 4 != 0) {
+    const PhiloxBlock next = philox(key, site, element / 4 + 2);
+    const int skipped = static_cast<int>(element % 4);
+    TF_HIPS_UNROLL
+    for (int u = 0; u < 8; ++u) {
+      const int k = skipped + u;
+      out[u] = k < 4 ? word_of(low, k) : k < 8 ? word_of(high, k - 4) : word_of(next, k - 8);
+    }
+    return;
+  }
   TF_HIPS_UNROLL
   for (int u = 0; u < 4; ++u) {
     out[u] = low.word[u];

@@ -88,10 +88,13 @@ __device__ float join_lanes(const float* lanes) {
   float lane[kLanes];
   TF_HIPS_UNROLL
   for (int l = 0; l < kLanes; ++l) lane[l] = lanes[l];
+  // Bounds that do not change, or nvcc leaves the inner loop, and `lane` in memory.
   TF_HIPS_UNROLL
   for (int width = kLanes / 2; width > 0; width /= 2) {
     TF_HIPS_UNROLL
-    for (int l = 0; l < width; ++l) lane[l] = Reducer::fold(lane[l], lane[l + width]);
+    for (int l = 0; l < kLanes / 2; ++l) {
+      if (l < width) lane[l] = Reducer::fold(lane[l], lane[l + width]);
+    }
   }
   return lane[0];
 }

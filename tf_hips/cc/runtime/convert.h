@@ -71,8 +71,11 @@ TF_HIPS_INLINE int64_t float_to_int(float x) {
 
 // A number that compilers know nothing of. Loops that select by comparing with a known constant
 // take two instructions where those with a variable take one, the machine's own minimum or maximum.
+// nvcc takes x < 0 ? x : 0 for its own minimum, of which zeros of both signs are not equal.
 TF_HIPS_INLINE float hidden(float x) {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
+  asm("" : "+f"(x));
+#elif defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__)
   __asm__("" : "+x"(x));
 #endif
   return x;

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "tf_hips/cc/cuda/library_cuda.h"
 #include "tf_hips/cc/runtime/api.h"
 
 namespace tf_hips {
@@ -55,12 +56,12 @@ absl::StatusOr<const TfHipsCudaCodec*> Open(const TfHipsCodec& codec, const std:
     return absl::FailedPreconditionError(
         absl::StrCat(path, " must load. Received: ", dlerror(), "; ", kRemedy));
   }
-  using CountDevices = int32_t (*)();
-  if (auto* count = reinterpret_cast<CountDevices>(dlsym(library, "tf_hips_cuda_num_devices"));
-      count != nullptr && count() < 1) {
+  using Refusal = decltype(&tf_hips_cuda_refusal);
+  if (auto* refusal = reinterpret_cast<Refusal>(dlsym(library, "tf_hips_cuda_refusal"));
+      refusal != nullptr && *refusal() != '\0') {
     return absl::FailedPreconditionError(
-        absl::StrCat("kernels for GPUs must have a GPU that CUDA knows. Received: none; ",
-                     "place the op on a CPU (tf.device(\"CPU\"))"));
+        absl::StrCat(path, " must have a driver and a GPU that it can use. Received: ", refusal(),
+                     "; place the op on a CPU (tf.device(\"CPU\"))"));
   }
   using Getter = const TfHipsCudaCodec* (*)();
   const std::string symbol = absl::StrCat("tf_hips_cuda_codec_", codec.name);

@@ -28,14 +28,17 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-std::string StatusText(int32_t status) {
-  if (status == TF_HIPS_CUDA_FAILED) return "CUDA could not start a kernel";
-  return tf_hips_status_text(status);
+// CUDA has refused a kernel of this thread.
+absl::Status CudaError(const GpuCodec& codec, const char* doing) {
+  return absl::InternalError(
+      absl::StrCat(doing, " with ", codec.codec().name,
+                   " failed: CUDA could not start a kernel: ", codec.cuda().error_text()));
 }
 
 absl::Status EncodeError(int32_t status, const GpuCodec& codec) {
+  if (status == TF_HIPS_CUDA_FAILED) return CudaError(codec, "encoding");
   return absl::InvalidArgumentError(
-      absl::StrCat("encoding with ", codec.codec().name, " failed: ", StatusText(status)));
+      absl::StrCat("encoding with ", codec.codec().name, " failed: ", tf_hips_status_text(status)));
 }
 
 // What a call needs of TensorFlow.
@@ -82,7 +85,8 @@ absl::Status Encode(OpKernelContext* ctx, const GpuCodec& codec, const TfHipsKey
 
 // `what` of a decode that failed: "`packet`", or a row of it.
 absl::Status DecodeError(int32_t status, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(what, " does not decode: ", StatusText(status)));
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " does not decode: ", tf_hips_status_text(status)));
 }
 
 // What a report (codec_cuda.h) says.
@@ -110,6 +114,7 @@ absl::Status Decode(OpKernelContext* ctx, const GpuCodec& codec, const Tensor& p
       codec.params(), pointers.data(), bytes, static_cast<int32_t>(rows), out, n, TF_HIPS_SET,
       report->flat<uint64_t>().data(), call->memory(), call->bytes(), call->stream);
   if (done == TF_HIPS_OK) return absl::OkStatus();
+  if (done == TF_HIPS_CUDA_FAILED) return CudaError(codec, "decoding");
   return DecodeError(done, has_rows ? "row 0 of `packets`" : "`packet`");
 }
 
