@@ -336,13 +336,16 @@ class Aggregator:
         self, rows: list[Floats], limits: Limits, missing: int, out: Floats | None
     ) -> Aggregation:
         """A rule of coordinates: sorts, and sorts again if a row turns out to be refused."""
-        f = self._budgets(len(rows), (), missing)[0]
+        # As if nobody were refused. What is not enough then may be enough without those who are, as
+        # with the rules that look at distances: so it is judged when they are known.
+        said = self.rule.most(len(rows) + missing) if self.rule.f == AUTO else int(self.rule["f"])
+        first = min(max(said - missing, 0), (len(rows) - 1) // 2)
         rule = _COORDINATE[self.rule.name]
-        vector, squares = native_robust.coordinate(rows, rule, _drop(rule, f), None, out)
+        vector, squares = native_robust.coordinate(rows, rule, _drop(rule, first), None, out)
         rejected = refused(rows, totals(squares), limits)
         accepted = _accepted(len(rows), rejected)
+        f = self._budgets(len(accepted), rejected, missing)[0]
         if rejected:
-            f = self._budgets(len(accepted), rejected, missing)[0]
             kept = [rows[i] for i in accepted]
             vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f), None, out)
         return Aggregation(vector, accepted, rejected, f, None)
