@@ -254,6 +254,7 @@ class Aggregator:
         limits: Limits | None = None,
         missing: int = 0,
         with_reference: bool = False,
+        known: Sequence[Rejected] = (),
     ) -> Decision:
         """Which rows take part, and with which weights.
 
@@ -265,6 +266,7 @@ class Aggregator:
             limits: as for `run`.
             missing: as for `run`.
             with_reference: whether the last row of `measures` is the reference.
+            known: rows that are refused for what `measures` do not show.
 
         Raises:
             ToleranceError: as for `run`.
@@ -277,9 +279,11 @@ class Aggregator:
                 f"the reference must be finite and its norm at most {_MAX_REFERENCE:g}. Received: "
                 f"norm {squares[-1] ** 0.5:g}"
             )
-        rejected = refused(rows, squares[:n], limits if limits is not None else Limits())
+        found = refused(rows, squares[:n], limits if limits is not None else Limits())
+        reasons = {one.row: one for one in (*known, *found)}
+        rejected = tuple(reasons[row] for row in sorted(reasons))
         accepted = _accepted(n, rejected)
-        bad = {one.row for one in rejected}
+        bad = reasons.keys()
         where = [*accepted, *range(n, len(squares))]
         budgets = self._budgets(len(accepted), rejected, missing)
         if not pairs:
