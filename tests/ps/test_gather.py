@@ -3,6 +3,8 @@
 
 import concurrent.futures
 import itertools
+import json
+import pathlib
 import threading
 import time
 from collections.abc import Iterator
@@ -406,6 +408,47 @@ def test_a_party_that_failed_and_does_not_come_ends_the_run(
             "error. ValueError: a bad batch"
         )
         assert next(iter(run.session.watch(run.caller(2))))[1] is PeerError
+
+
+def test_who_says_again_and_again_that_it_failed_keeps_nobody_waiting(
+    make_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "FAILED_AFTER_S", 0.5)
+    run = make_run()
+    run.agree()
+    future = run.gather(0, 0)
+    began = time.monotonic()
+    assert run.session.fail(run.caller(1), "the first")
+    with pytest.raises(PeerError, match="The run has ended"):
+        while time.monotonic() - began < 5.0:
+            assert not run.session.fail(run.caller(1), "one more")
+    assert "its last step ended with an error. the first" in str(error_of(future))
+    assert time.monotonic() - began < 5.0
+
+
+def test_what_a_party_says_of_its_failures_is_written_once(
+    certificates: Certificates, tmp_path: pathlib.Path
+) -> None:
+    """In the events and in the journal, however often it calls; anew when it has gone on."""
+    log_dir, state = tmp_path / "log", tmp_path / "state"
+    with (
+        serving(certificates, log_dir=str(log_dir), state_dir=str(state)) as server,
+        parties(server, certificates) as (a, b),
+    ):
+        gather_all([a, b], 0, 5)
+        for place in range(200):
+            a.client.failed(f"Oops {place}")
+        before = sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
+        for _ in range(200):
+            a.client.failed("x" * 1000)
+        after = sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
+        assert after - before < 10_000
+        gather_all([a, b], 1, 5)
+        a.client.failed("another one")
+        gather_all([a, b], 2, 5)
+    events = [json.loads(line) for path in log_dir.glob("*.jsonl") for line in path.open()]
+    told = [one["text"] for one in events if one["event"] == "failed"]
+    assert told == ["Oops 0", "another one"]
 
 
 def test_a_party_that_failed_and_goes_on_is_forgiven(
