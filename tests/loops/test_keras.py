@@ -247,6 +247,41 @@ def test_slots_that_begin_anew_count_anew_and_a_schedule_goes_on(name):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_when_slots_began_is_kept_for_who_goes_on():
+    """In another process by a backup, in this one by the optimizer; a new optimizer begins anew."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.loops.slots import FirstSlots
+    from tf_hips.strategies import hooks
+
+    def model_of(rate):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(rate), "mse")
+        return model
+
+    def slots_of(model, before=0):
+        slots = FirstSlots(model)
+        kept = tf.Variable(before, dtype=tf.int64)
+        slots.make(lambda value, name: kept)
+        slots.count()
+        return slots, kept
+
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    model = model_of(rate)
+    slots, kept = slots_of(model, before=5)
+    assert int(hooks.begun(model.optimizer)) == 5
+    model.optimizer.iterations.assign(9)
+    slots.restore()
+    assert int(kept) == int(hooks.begun(model.optimizer)) == 9
+    assert int(model.optimizer.iterations) == 9
+    _, other = slots_of(model)  # of another loop
+    assert int(other) == 9
+    model.compile(keras.optimizers.Adam(rate), "mse")
+    slots.count()
+    assert int(kept) == int(hooks.begun(model.optimizer)) == 0
+
+
 def test_a_stop_ends_with_a_meeting():
     import keras
 

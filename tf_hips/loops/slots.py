@@ -39,7 +39,7 @@ class FirstSlots:
     def count(self) -> None:
         """Lets the optimizer count the steps of its slots; before its first step here."""
         inner = self._inner()
-        if inner is None or self._begun is None or self._counted is inner:
+        if self._begun is None or self._counted is inner or not _is_scheduled(inner):
             return
         known = hooks.begun(inner)
         if self._counted is None and int(self._begun.numpy()):  # of a backup
@@ -60,10 +60,10 @@ class FirstSlots:
         for variable, value in zip(inner.variables, self._values, strict=True):
             if value is not None:
                 variable.assign(np.broadcast_to(value, variable.shape))
-        since = int(inner._iterations.numpy()) if _is_scheduled(inner) else 0
-        for begun in (hooks.begun(inner), self._begun):
-            if begun is not None:
-                begun.assign(since)
+        if _is_scheduled(inner):
+            hooks.begun(inner).assign(inner._iterations.value)
+            if self._begun is not None:
+                self._begun.assign(inner._iterations.value)
         # The mean that `use_ema` keeps begins with the weights, also where steps go on counting.
         for mean, weight in zip(*_averaged(inner), strict=True):
             mean.assign(weight)
@@ -89,7 +89,7 @@ class FirstSlots:
         return values
 
 
-def _is_scheduled(inner: keras.optimizers.Optimizer) -> bool:
+def _is_scheduled(inner: keras.optimizers.Optimizer | None) -> bool:
     rate = getattr(inner, "_learning_rate", None)
     return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
 
