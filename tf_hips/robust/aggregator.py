@@ -370,6 +370,10 @@ class Aggregator:
         refusals = f" ({gone} refused: {named})" if gone else ""
         if n == 0:
             raise ToleranceError(f"{self.text} needs n >= 1. Received: n=0{refusals}")
+        if n > native_robust.MAX_ROWS:
+            raise ToleranceError(
+                f"{self.text} bears {native_robust.MAX_ROWS} rows at most. Received: n={n}"
+            )
         budgets: list[int] = []
         of_rule: int | None = None  # what the rule at the end bears, if it takes an f
         counts = zip(self.steps, self._counts(n), self._counts(n + gone), strict=True)
