@@ -376,6 +376,19 @@ def test_a_party_that_does_not_come_is_named(make_run) -> None:
     assert run.gather(0, 0, "loss", b"").result(DEADLINE_S) == [b"1"]
 
 
+def test_who_goes_on_may_back_up_before_the_others_have_agreed_on_the_model(make_run) -> None:
+    run = make_run()
+    session = run.session
+    session.agree_model(run.caller(0), [[3]], 4)
+    with pytest.raises(ProtocolError, match=r"of round 5 at most. Received: round 6"):
+        session.back_up(run.caller(0), session.token, 6, 1)
+    session.back_up(run.caller(0), session.token, 4, 1)
+    with pytest.raises(ProtocolError, match=r"of round 1 at most. Received: round 4"):
+        session.back_up(run.caller(1), session.token, 4, 1)  # of no round that it has told
+    session.agree_model(run.caller(1), [[3]], 4)
+    session.back_up(run.caller(1), session.token, 4, 1)
+
+
 def test_only_who_has_joined_may_gather_or_fail() -> None:
     session = Session(Terms(("a", "b"), None, None, 1 << 30))
     caller = Caller(0, "p", DEADLINE_S)
