@@ -206,6 +206,82 @@ def test_slots_begin_anew_in_each_round_if_wished():
     assert float(loop.model.optimizer.learning_rate) == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize("name", ["Adam", "Nadam", "Adamax"])
+def test_slots_that_begin_anew_count_anew_and_a_schedule_goes_on(name):
+    """Each round is that of a new optimizer at the rates of the steps that it is in."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.strategies import local
+
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+
+    def build():
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(getattr(keras.optimizers, name)(rate), "mse")
+        return model
+
+    loop = _loop(build, local_steps=2, reset_optimizer=True)
+    x, y = training.data(6 * BATCH)
+    y = y.astype(np.float32)
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    loop.fit(x, y, **options)
+    loop.fit(x, y, **options)  # of a round that has ended: the same as in one
+    assert int(loop.model.optimizer.iterations) == 12
+    with local():
+        with tf.distribute.get_strategy().scope():
+            alone = build()
+        for round_ in range(6):
+            optimizer = getattr(keras.optimizers, name)(0.1)
+            optimizer.build(alone.trainable_variables)
+            for step in range(2):
+                at = (2 * round_ + step) % 6 * BATCH
+                with tf.GradientTape() as tape:
+                    rows = alone(x[at : at + BATCH], training=True)
+                    loss = tf.reduce_mean(tf.square(y[at : at + BATCH] - rows))
+                gradients = tape.gradient(loss, alone.trainable_variables)
+                optimizer.learning_rate = float(rate(2 * round_ + step))
+                optimizer.apply(gradients, alone.trainable_variables)
+    for found, wanted in zip(loop.model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_when_slots_began_is_kept_for_who_goes_on():
+    """In another process by a backup, in this one by the optimizer; a new optimizer begins anew."""
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.loops.slots import FirstSlots
+    from tf_hips.strategies import hooks
+
+    def model_of(rate):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(rate), "mse")
+        return model
+
+    def slots_of(model, before=0):
+        slots = FirstSlots(model)
+        kept = tf.Variable(before, dtype=tf.int64)
+        slots.make(lambda value, name: kept)
+        slots.count()
+        return slots, kept
+
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    model = model_of(rate)
+    slots, kept = slots_of(model, before=5)
+    assert int(hooks.begun(model.optimizer)) == 5
+    model.optimizer.iterations.assign(9)
+    slots.restore()
+    assert int(kept) == int(hooks.begun(model.optimizer)) == 9
+    assert int(model.optimizer.iterations) == 9
+    _, other = slots_of(model)  # of another loop
+    assert int(other) == 9
+    model.compile(keras.optimizers.Adam(rate), "mse")
+    slots.count()
+    assert int(kept) == int(hooks.begun(model.optimizer)) == 0
+
+
 def test_a_stop_ends_with_a_meeting():
     import keras
 

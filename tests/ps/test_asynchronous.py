@@ -170,6 +170,25 @@ def test_what_is_refused_changes_nothing(rule: str) -> None:
     assert found + deliver(store, order[half:], "fp32") == undisturbed
 
 
+def test_of_a_sum_that_overflows_it_is_said_that_it_is_one() -> None:
+    """FedBuff keeps no rows: who comes last may have sent nothing of it."""
+    store = store_of("fedbuff(3, 1.0, 0)", "fp32")
+    fp32, size = compressors.parse("fp32"), MODEL.chunks[0].size
+
+    def send(child: int, value: float) -> None:
+        packet = native.encode(fp32, np.full(size, value, np.float32), native.Key(0, 0, 0))
+        store.of(child).begin(0)
+        store.of(child).add(0, child, [(0, packet)])
+
+    send(0, 3.3e38)
+    with pytest.raises(
+        NonFiniteError,
+        match=r"Site `b`.*the sum of 2 updates since the last step, of which this is the last.*"
+        r"largest value of the sum before it is 3.3e\+38; the largest value of this gradient is 1e",
+    ):
+        send(1, 1e38)
+
+
 def test_threads_apply_packets_in_the_order_of_their_records() -> None:
     """Many threads on few chunks; what was recorded explains every bit."""
     records: list[tuple[int, int, int]] = []

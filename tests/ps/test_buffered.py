@@ -219,6 +219,35 @@ def test_nan_is_refused_by_name_and_others_go_on(text: str) -> None:
     push(store, 2, 0, 2, packet_of("fp32", 2, 0, 2))  # a better one
 
 
+def test_who_makes_a_step_overflow_is_named_and_not_who_comes_last() -> None:
+    """Three of five send what has no sum in float32, one more than the rule bears."""
+    heard: list[tuple[int, dict[int, str], dict[int, int]]] = []
+    store = store_of(
+        "trimmed_mean(f=1)",
+        rate=1.0,
+        refuse=lambda step, why, rounds: heard.append((step, dict(why), dict(rounds))),
+    )
+    size = MODEL.chunks[0].size
+    huge = {1: 3.0e38, 2: 3.3e38, 4: 3.1e38}
+    for child, value in huge.items():
+        push(store, child, 0, 0, packet(np.full(size, value, np.float32)))
+    push(store, 0, 0, 0, packet_of("fp32", 0, 0, 0))
+    push(store, 3, 0, 0, packet_of("fp32", 3, 0, 0))  # it gets its answer
+    [(step, why, rounds)] = heard
+    assert step == 0 and list(why) == [2] and rounds == {2: 0}
+    assert "would not be finite, and its largest value, 3.3e+38" in why[2]
+    assert store._moved[0].version == 0 and set(store._moved[0].rows) == {0, 1, 3, 4}
+    push(store, 5, 0, 0, packet_of("fp32", 5, 0, 0))
+    assert store._moved[0].version == 1 and np.isfinite(store._moved[0].total).all()
+    # Who brings the largest value itself, and comes last, hears of it.
+    store = store_of("trimmed_mean(f=1)", rate=1.0)
+    for child, value in {0: 1.0, 1: 3.0e38, 3: 1.0, 4: 3.1e38}.items():
+        push(store, child, 0, 0, packet(np.full(size, value, np.float32)))
+    with pytest.raises(NonFiniteError, match=r"Site `c`, round 0.*of which this is the last"):
+        push(store, 2, 0, 0, packet(np.full(size, 3.3e38, np.float32)))
+    assert set(store._moved[0].rows) == {0, 1, 3, 4}
+
+
 def test_absurd_norms_are_refused_by_name_and_the_step_is_made() -> None:
     heard: list[tuple[int, dict[int, str], dict[int, int]]] = []
 

@@ -3,6 +3,8 @@
 
 import concurrent.futures
 import itertools
+import json
+import pathlib
 import threading
 import time
 from collections.abc import Iterator
@@ -374,6 +376,19 @@ def test_a_party_that_does_not_come_is_named(make_run) -> None:
     assert run.gather(0, 0, "loss", b"").result(DEADLINE_S) == [b"1"]
 
 
+def test_who_goes_on_may_back_up_before_the_others_have_agreed_on_the_model(make_run) -> None:
+    run = make_run()
+    session = run.session
+    session.agree_model(run.caller(0), [[3]], 4)
+    with pytest.raises(ProtocolError, match=r"of round 5 at most. Received: round 6"):
+        session.back_up(run.caller(0), session.token, 6, 1)
+    session.back_up(run.caller(0), session.token, 4, 1)
+    with pytest.raises(ProtocolError, match=r"of round 1 at most. Received: round 4"):
+        session.back_up(run.caller(1), session.token, 4, 1)  # of no round that it has told
+    session.agree_model(run.caller(1), [[3]], 4)
+    session.back_up(run.caller(1), session.token, 4, 1)
+
+
 def test_only_who_has_joined_may_gather_or_fail() -> None:
     session = Session(Terms(("a", "b"), None, None, 1 << 30))
     caller = Caller(0, "p", DEADLINE_S)
@@ -406,6 +421,47 @@ def test_a_party_that_failed_and_does_not_come_ends_the_run(
             "error. ValueError: a bad batch"
         )
         assert next(iter(run.session.watch(run.caller(2))))[1] is PeerError
+
+
+def test_who_says_again_and_again_that_it_failed_keeps_nobody_waiting(
+    make_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "FAILED_AFTER_S", 0.5)
+    run = make_run()
+    run.agree()
+    future = run.gather(0, 0)
+    began = time.monotonic()
+    assert run.session.fail(run.caller(1), "the first")
+    with pytest.raises(PeerError, match="The run has ended"):
+        while time.monotonic() - began < 5.0:
+            assert not run.session.fail(run.caller(1), "one more")
+    assert "its last step ended with an error. the first" in str(error_of(future))
+    assert time.monotonic() - began < 5.0
+
+
+def test_what_a_party_says_of_its_failures_is_written_once(
+    certificates: Certificates, tmp_path: pathlib.Path
+) -> None:
+    """In the events and in the journal, however often it calls; anew when it has gone on."""
+    log_dir, state = tmp_path / "log", tmp_path / "state"
+    with (
+        serving(certificates, log_dir=str(log_dir), state_dir=str(state)) as server,
+        parties(server, certificates) as (a, b),
+    ):
+        gather_all([a, b], 0, 5)
+        for place in range(200):
+            a.client.failed(f"Oops {place}")
+        before = sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
+        for _ in range(200):
+            a.client.failed("x" * 1000)
+        after = sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
+        assert after - before < 10_000
+        gather_all([a, b], 1, 5)
+        a.client.failed("another one")
+        gather_all([a, b], 2, 5)
+    events = [json.loads(line) for path in log_dir.glob("*.jsonl") for line in path.open()]
+    told = [one["text"] for one in events if one["event"] == "failed"]
+    assert told == ["Oops 0", "another one"]
 
 
 def test_a_party_that_failed_and_goes_on_is_forgiven(

@@ -13,7 +13,7 @@ from tests.ps.parties import Party, serving, together
 from tests.ps.test_rules import FP32, MODEL, SITES, gradient, one_round, packet, store_of
 from tests.support.certs import Certificates
 from tf_hips import robust
-from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
+from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError, ToleranceError
 from tf_hips.ops import native
 from tf_hips.ps import rules
 from tf_hips.ps.quorum import DROP, Quorum
@@ -226,6 +226,20 @@ def test_a_quorum_must_bear_the_rule_and_drop_what_is_late() -> None:
     with pytest.raises(ConfigError, match="needs late=drop: what comes late is added"):
         ServerConfig(**common, quorum=4, late="next")
     assert ServerConfig(**common, quorum=4, late="drop").quorum == 4
+
+
+@pytest.mark.parametrize("text", ["median", "krum(f=1)", "median >> fedbuff(k=1025)"])
+def test_more_rows_than_passes_over_memory_take_are_refused_at_the_start(text: str) -> None:
+    assert rules.robust.why_not(text, 1025, "fp32") == (
+        f"Rule {rules.parse(text)} bears 1024 rows at most. Received: 1025"
+    )
+    assert rules.robust.why_not("median", 1024, "fp32") is None
+    # A vote makes one row of three; fedbuff has k.
+    assert rules.robust.why_not("detox(r=3) >> median", 3072, "fp32") is None
+    assert "1024 rows" in str(rules.robust.why_not("detox(r=3) >> median", 3073, "fp32"))
+    assert rules.robust.why_not("median >> fedbuff(k=1024)", 2000, "fp32") is None
+    with pytest.raises(ToleranceError, match=r"bears 1024 rows at most. Received: n=1025"):
+        robust.krum(f=1).check(1025)
 
 
 def test_a_server_that_cannot_bear_its_rule_does_not_start() -> None:

@@ -33,6 +33,7 @@ from tf_hips.ps.sketch_wire import (
     weights_from_bytes,
     weights_to_bytes,
 )
+from tf_hips.ps.sketching import SketchingStore
 from tf_hips.ps.weighing import AddingUpdates, WeighingStore
 from tf_hips.ps.wire import REFUSED_WEIGHT, Call
 
@@ -209,6 +210,38 @@ def test_who_is_refused_is_told_by_name_and_counts_among_f(
             one_round(members, 3, rows)
 
 
+@pytest.mark.parametrize("said", [3e38, 60.0])
+def test_a_sketch_that_no_row_has_is_refused_by_name(
+    certificates: Certificates,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    said: float,
+) -> None:
+    honest = SketchingStore.sketches
+
+    def lying(store: SketchingStore, number: int, seed: bytes) -> bytes | None:
+        data = honest(store, number, seed)
+        if data is None or "east0" not in store._sites:
+            return data
+        told = PartyRows.from_bytes(data, 3, ENOUGH)
+        told.sketches[1] = said  # of a row whose norm is some 16, in one block
+        return told.to_bytes()
+
+    monkeypatch.setattr(SketchingStore, "sketches", lying)
+    node, text = tree(west=4), "nnm(f=1) >> multi_krum(f=1)"
+    with (
+        serving_tree(certificates, node, rule=f"sketched(k={ENOUGH}) >> {text}") as servers,
+        leaves_of(certificates, node, addresses_of(servers), shapes=SHAPES) as members,
+    ):
+        rows = rows_of(0, 7)
+        found = one_round(members, 0, rows)
+        rest = [row for k, row in enumerate(rows) if k != 5]
+        wanted = robust.parse("nnm(f=0) >> multi_krum(f=0)")(rest)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        assert "`east/east1`: a sketch of norm" in caplog.text
+        assert children(servers[""])["east"]["refused_rows"] == 1
+
+
 def test_a_round_in_which_all_leaves_refuse_their_rows_is_an_error(
     certificates: Certificates,
 ) -> None:
@@ -239,7 +272,7 @@ def store_of(names: Sequence[Sequence[str]] = (("a", "b"), ("c", "d", "e"))) -> 
 
 
 def sketches_of(count: int) -> bytes:
-    made = np.arange(16 * count, dtype=np.float32).reshape(count, 16)
+    made = 1e-3 * np.arange(16 * count, dtype=np.float32).reshape(count, 16)
     return PartyRows(np.full(count, ROW, np.uint8), np.ones(count), made).to_bytes()
 
 

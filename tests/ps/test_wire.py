@@ -176,3 +176,20 @@ def test_any_bytes_are_control_or_a_protocol_error(message: bytes) -> None:
 def test_bad_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="`site` must be 1 to 50 letters"):
         wire.check_name("site", name)
+
+
+def test_a_packet_that_is_kept_does_not_keep_its_message() -> None:
+    """Of however long a message: memory is bounded by what is kept, not by what came with it."""
+    large = bytes(900_000)
+    sizes = [1, 40, 1000, 60_000, 100_000]
+    assembler = wire.Assembler([len(large)] * 6)
+    for chunk, size in enumerate(sizes, start=1):
+        [message] = wire.bundle([(0, large), (chunk, b"x" * size)])
+        (_, first), (found, packet) = assembler.feed(message)
+        assert (found, bytes(packet)) == (chunk, b"x" * size)
+        for held in (first, packet):
+            assert len(held.obj) <= 4 * len(held)
+    # What fills its message is not copied.
+    [message] = wire.bundle([(0, large)])
+    [(_, packet)] = assembler.feed(message)
+    assert packet.obj is message

@@ -77,6 +77,52 @@ def test_the_formula_counts_the_rows_that_are_left() -> None:
         robust.krum(f=6).run(rows[5:], missing=4)
 
 
+LEAST = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"{name}(f=2)" for name in robust.NAMES if name != "mean"),
+        "nnm(f=2) >> trimmed_mean(f=2)",
+        "arc(f=2) >> mean",
+        "nnm(f=2) >> krum(f=2)",
+    ],
+)
+def test_f_means_the_same_to_every_rule_once_rows_were_refused(text: str) -> None:
+    """f is said of whom there are: k of them refused leave f - k, and the formula is of the rest.
+
+    So it is whether a row is here and refused, or known to be missing.
+    """
+    slope, least = LEAST.get(text.split(" >> ")[-1].split("(")[0], (2, 1))
+    rule = robust.parse(text)
+    for given in (slope * 2 + least, slope * 2 + least + 3):
+        for k in range(4):
+            rows = rows_of(given)
+            rows[1 : 1 + k] = np.nan
+            left = rows[[0, *range(1 + k, given)]]
+            if k > 2:
+                with pytest.raises(ToleranceError, match=f"Received: {k} that were refused"):
+                    rule.run(rows)
+                with pytest.raises(ToleranceError, match=f"Received: {k} that were refused"):
+                    rule.run(left, missing=k)
+                continue
+            found, missed = rule.run(rows), rule.run(left, missing=k)
+            wanted = robust.parse(text.replace("f=2", f"f={2 - k}")).run(left)
+            if rule.rule.f is not None:
+                assert found.f == missed.f == wanted.f == 2 - k
+            assert found.vector.tobytes() == missed.vector.tobytes() == wanted.vector.tobytes()
+    # One row less than the formula asks for is refused, unless one that lies is found out.
+    rows = rows_of(slope * 2 + least - 1)
+    with pytest.raises(ToleranceError, match=f"needs n >= .*Received: n={len(rows)}, f=2$"):
+        rule.run(rows)
+    rows[0] *= np.float32(1e8)
+    assert [one.row for one in rule.run(rows).rejected] == [0]
+    few = rows[: slope + least]  # one of them goes, and one more may lie
+    with pytest.raises(ToleranceError, match=f"Received: n={len(few) - 1}, f=1 .1 refused: row 0"):
+        rule.run(few)
+
+
 @pytest.mark.parametrize("text", [*robust.NAMES, "nnm >> median", "clip >> mean"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
 def test_where_all_rows_are_refused_there_is_no_result(text: str, value: float) -> None:

@@ -12,6 +12,7 @@ from tf_hips.errors import ToleranceError
 from tf_hips.ops import native_robust
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.robust import sketches
+from tf_hips.robust.rows import Limits
 from tf_hips.robust.sketches import Sketched, Sketching, seed_of, sketched
 
 Floats = npt.NDArray[np.float32]
@@ -218,6 +219,55 @@ def test_absurd_norms_and_rows_that_are_not_finite_are_refused() -> None:
         sketched(robust.krum(f=3)).run(rows[:6], secret=3)
     with pytest.raises(ToleranceError, match=r"bears 1024 rows at most. Received: n=1025"):
         sketched(robust.krum(f=1)).decide(np.ones(1025), np.ones((1025, 512), np.float32))
+
+
+@pytest.mark.parametrize(("d", "k"), [(1, 16), (333, 33), (5000, 64)])
+def test_no_row_has_a_longer_sketch_than_is_said(d: int, k: int) -> None:
+    seed = seed_of(3, d)
+    most = sketches.most_stretch([d], k)
+    stretched = np.linalg.svd(matrix(d, k, seed), compute_uv=False)[0] ** 2
+    assert 0.5 * most <= stretched <= most * (1 + 1e-9)
+    # The row of which it is the longest is taken, and so are rows whose squares float32 has not.
+    longest = np.linalg.svd(matrix(d, k, seed))[2][0]
+    for row in (longest, 1e-20 * longest):
+        making = Sketching(seed, 1, k)
+        making.add(0, [row.astype(np.float32)])
+        rule = Sketched(robust.geometric_median(f=0), k)
+        assert rule.decide(making.squares(), making.sketches(), most=most).accepted == (0,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "krum(f=2)",
+        "multi_krum(f=2)",
+        "geometric_median(f=2)",
+        "mda(f=2)",
+        "nnm(f=2) >> krum(f=2)",
+        "nnm(f=2) >> cge(f=2)",
+        "bucketing(s=1) >> geometric_median(f=2)",
+        "nnm(f=2) >> mean",
+    ],
+)
+@pytest.mark.parametrize("said", [3e38, -3e38, 1e20, 40.0])
+def test_a_sketch_that_no_row_has_is_refused(text: str, said: float) -> None:
+    rows, rule = cluster(7, 288), sketched(robust.parse(text), k=64)
+    making = Sketching(seed_of(1, 0), 7, 64)
+    making.add(0, list(rows))
+    made, squares = making.sketches(), making.squares()
+    made[3] = np.sign(said) * min(abs(said) * np.sqrt(squares[3] / 64), 3e38)
+    made[5] = said
+    most = sketches.most_stretch([288], 64)
+    decision = rule.decide(squares, made, most=most)
+    told = [str(one) for one in decision.rejected]
+    assert [one.row for one in decision.rejected] == [3, 5]
+    assert told[0].startswith("row 3: a sketch of norm ") and " of a row of norm " in told[0]
+    assert np.isfinite(decision.mixing).all()
+    # Also where a sketch is as long as it may be, or nobody says how long that is, all is finite.
+    made[[3, 5]] = np.float32(said)
+    squares[5] = 1e35
+    loose = rule.decide(squares, made, limits=Limits(max_ratio=np.inf))
+    assert not loose.rejected and np.isfinite(loose.mixing).all()
 
 
 def test_several_chunks_of_one_row() -> None:

@@ -46,7 +46,26 @@ def test_the_tuning_script_of_detox_means_what_it_meant(settings):
         (["--q", "2", "--label-flip"], "label_flip"),
         (["--q", "2", "--label-flip", "--err-mode", "label_flip"], "label_flip"),
         (["--q", "2", "--err-mode", "ipm(epsilon=0.5)"], "inner_product(epsilon=0.5)"),
+        (
+            [
+                "--q",
+                "2",
+                "--err-mode",
+                "rev_grad",
+                "--adversarial",
+                "-100",
+                "--lis-simulation",
+                "simulate",
+            ],
+            "alie(z=1, sign=1, statistics=all, ddof=0)",
+        ),
+        (
+            ["--q", "2", "--err-mode", "constant", "--lis-simulation", "simulate"],
+            "alie(z=1, sign=1, statistics=all, ddof=0)",
+        ),
         (["--worker-fail", "0"], None),
+        (["--q", "0", "--err-mode", "rev_grad", "--adversarial", "-100", "--redraw"], None),
+        (["--q", "0", "--lis-simulation", "simulate", "--label-flip"], None),
         (["--lis-simulation", "None"], None),
     ],
 )
@@ -158,6 +177,10 @@ REFUSED = [
     (["--err-mode", "rev_grad"], "`err_mode` needs `worker_fail`"),
     (["--adversarial", "3"], "--adversarial needs --worker-fail"),
     (["--q", "1", "--err-mode", "alie", "--adversarial", "3"], "--adversarial is for rev_grad"),
+    (
+        ["--q", "1", "--err-mode", "mimic", "--lis-simulation", "simulate"],
+        "--err-mode and --lis-simulation exclude",
+    ),
     (["--q", "1", "--err-mode", "alie", "--label-flip"], "--err-mode and --label-flip exclude"),
     (["--redraw"], "`redraw` is about liars"),
     (["--q", "1", "--label-flip", "--redraw"], "who lies must stay the same"),

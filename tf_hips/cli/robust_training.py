@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 # Its little that is enough: whatever z the numbers would allow, of all rows, upwards.
 _LIS = "alie(z=1, sign=1, statistics=all)"
+# What its --err-mode can be, by our names.
+_OF_DETOX = ("reversed_gradient", "constant", "gaussian")
 _LOCAL_RULES = ("default", "compat")
 
 
@@ -114,8 +116,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         *("--worker-fail", "--q"),
         type=arguments.index,
         metavar="Q",
-        default=0,
-        help="how many lie, drawn by the seed (default 0)",
+        help="how many lie, drawn by the seed (default 0); 0: nobody, whatever --err-mode says",
     )
     group.add_argument(
         "--adversarial",
@@ -127,7 +128,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--lis-simulation",
         type=lis,
         metavar="simulate",
-        help=f"a little is enough, as DETOX has it: --err-mode '{_LIS}'",
+        help=f"a little is enough, as DETOX has it, in the place of its --err-mode: '{_LIS}'",
     )
     for name, text in (
         ("--redraw", "others lie in each step, as in DETOX"),
@@ -165,8 +166,8 @@ def robust_of(options: argparse.Namespace) -> "Robust":
         group_size=options.group_size,
         bucket_size=options.bucket_size,
         err_mode=_attack_of(options),
-        worker_fail=options.worker_fail,
-        redraw=bool(options.redraw),
+        worker_fail=options.worker_fail or 0,
+        redraw=bool(options.redraw) and options.worker_fail != 0,
         simulated_workers=options.simulated_workers,
         vote=options.vote,
         fixed_groups=bool(options.fixed_groups),
@@ -179,8 +180,14 @@ def _attack_of(options: argparse.Namespace) -> str | None:
     Raises:
         UsageError: they say different things.
     """
+    adversarial, err_mode = options.adversarial, options.err_mode
+    if options.worker_fail == 0:
+        return None  # a study may begin with nobody
+    if options.lis_simulation and (err_mode is None or err_mode.partition("(")[0] in _OF_DETOX):
+        # Scripts of DETOX give both, and then "the err-mode won't work any more" (its README).
+        adversarial = err_mode = None
     said = {
-        "--err-mode": options.err_mode,
+        "--err-mode": err_mode,
         "--lis-simulation": None if options.lis_simulation is None else attack(_LIS),
         "--label-flip": "label_flip" if options.label_flip else None,
     }
@@ -191,20 +198,20 @@ def _attack_of(options: argparse.Namespace) -> str | None:
         )
     chosen = next(iter(named.values()), None)
     if chosen is None and not options.worker_fail:
-        if options.adversarial is not None:
+        if adversarial is not None:
             raise arguments.UsageError(
                 "--adversarial needs --worker-fail, how many lie. Received: none"
             )
         return None
     chosen = chosen or attack("rev_grad")
-    if options.adversarial is None:
+    if adversarial is None:
         return chosen
     name = chosen.partition("(")[0]
     if name not in ("reversed_gradient", "constant"):
         raise arguments.UsageError(
             f"--adversarial is for rev_grad and constant. Received: --err-mode {chosen}"
         )
-    return _with_factor(name, options.adversarial)
+    return _with_factor(name, adversarial)
 
 
 def _with_factor(name: str, factor: float) -> str:

@@ -2,7 +2,9 @@
 """A sum that obeys a plan: some gradients compressed, one way or another, the rest exact.
 
 Gradients of one compressor and one topology are a group, which shares buckets; groups travel
-independently of each other.
+independently of each other. But a norm that gradients are clipped to is that of all of them,
+whatever their way, as without a plan: groups that were clipped each by itself would have other
+lengths beside each other than the gradient has, and together a longer one than was asked for.
 """
 
 import dataclasses
@@ -15,6 +17,9 @@ from tf_hips.comm import primitives
 from tf_hips.comm.allreduce import plain
 from tf_hips.comm.plan import Plan
 from tf_hips.comm.staged import Reducer
+from tf_hips.errors import ConfigError
+from tf_hips.ops import graph
+from tf_hips.ops.compressor import Compressor, parse
 
 # Shapes (those that are not in the group empty), compressor's text, topology, partitions by
 # position, and a label, in; a reducer out.
@@ -40,6 +45,9 @@ class PlannedSum:
             plan: has as many choices.
             label: part of the collectives' names.
             make_group: makes the reducer of one group.
+
+        Raises:
+            ConfigError: gradients are to be clipped to several norms.
         """
         self._label = label
         self._partitions = {
@@ -54,6 +62,9 @@ class PlannedSum:
                 self._exact.append(place)
             else:
                 groups.setdefault((choice.compression, choice.topology), []).append(place)
+        # Of one group, its reducer clips.
+        ways = len(groups) + bool(self._exact)
+        self._clipped = _clipped([text for text, _ in groups]) if ways > 1 else None
         self._groups = []
         for number, ((compression, topology), places) in enumerate(groups.items()):
             chosen = set(places)
@@ -77,6 +88,7 @@ class PlannedSum:
         Returns:
             Vectors like `vectors`, equal on all ranks.
         """
+        vectors = self._together(vectors)
         sums: list[tf.Tensor] = [tf.zeros([0])] * len(vectors)
         for group in self._groups:
             chosen = set(group.places)
@@ -95,6 +107,12 @@ class PlannedSum:
             sums[place] = total
         return sums
 
+    def _together(self, vectors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """The vectors, clipped by the norm of all of them where the plan's compressors clip."""
+        if self._clipped is None or primitives.size() == 1:
+            return vectors
+        return graph.clip(self._clipped, vectors, primitives.size())
+
     def _in_parts(self, vector: tf.Tensor, place: int) -> tf.Tensor:
         """The exact sum of one vector in buckets of its own."""
         size = int(vector.shape[0])
@@ -107,3 +125,19 @@ class PlannedSum:
             for number, (begin, end) in enumerate(itertools.pairwise(cuts))
         ]
         return tf.concat(parts, 0)
+
+
+def _clipped(texts: Sequence[str]) -> Compressor | None:
+    """The first compressor that clips, in all of its stages; None: none does.
+
+    Raises:
+        ConfigError: several clip to different norms.
+    """
+    found = {one.clip_norm: one for one in map(parse, reversed(texts)) if one.clip_norm}
+    if len(found) > 1:
+        said = ", ".join(f"{norm:g}" for norm in sorted(found))
+        raise ConfigError(
+            "All of a gradient is clipped to one norm, so all compressors of a plan that clip must "
+            f"name the same `clip_norm`. Received: {said}"
+        )
+    return next(iter(found.values()), None)

@@ -384,6 +384,7 @@ class Loop(keras.callbacks.Callback):
         if is_first:
             self._make()
         self._exchange.check(model)
+        self._slots.count()
         self._steps = int(self._counter.numpy()[1])
         if not is_first:
             self.agree()
@@ -401,6 +402,7 @@ class Loop(keras.callbacks.Callback):
             self._counter = strategy._make_variable(tf.zeros([2], tf.int64), "counter")
             exchange.make(strategy._make_variable)
             self.make_state(strategy._make_variable)
+            self._slots.make(strategy._make_variable)
         if strategy._state.is_of_others:
             self.forget_own()
             self.forget_movement()

@@ -179,7 +179,8 @@ def clip(compressor: Compressor, vectors: Sequence[Tensor], num_encoders: int) -
     norm = tf.linalg.global_norm(vectors)
     scale = tf.cond(
         tf.math.is_finite(norm),
-        lambda: most * tf.minimum(1.0 / norm, tf.constant(1.0) / most),
+        # Not most * min(1 / norm, 1 / most), which is not always 1 where nothing is to be clipped.
+        lambda: tf.where(norm <= most, 1.0, most * (1.0 / norm)),
         of_doubles,  # squares of finite numbers overflow, too
     )
     return [vector * scale for vector in vectors]

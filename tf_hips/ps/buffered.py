@@ -9,7 +9,8 @@ Invariants, beside those of `asynchronous`:
 - Under a rule of whole rows all chunks have one turn: packets are applied in the order of their
   records, whatever chunk they are of, and a step is made in all of them with the packet that
   completes it. So a server that is restored decides the same, of the same rows.
-- A row that was refused is gone; the others wait on.
+- A row that was refused is gone; the others wait on. So is, of a rule of coordinates, the row with
+  the largest value of a step that would not be finite: its child is named, not whoever came last.
 
 Memory, beside that of `asynchronous`: the packets of one update of each child, as they came, and of
 one more that is coming; in a step a chunk of float32 for each row, and with a rule of whole rows

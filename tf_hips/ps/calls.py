@@ -397,9 +397,9 @@ class Calls:
 
     def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         text = wire.from_json(request, text=str)["text"]
-        session.fail(caller, text)
-        self._host.has_failed(session, call.site, text)
-        self._events.write("failed", child=caller.child, child_site=call.site, text=text[:1000])
+        if session.fail(caller, text):
+            self._host.has_failed(session, call.site, text)
+            self._events.write("failed", child=caller.child, child_site=call.site, text=text[:1000])
         return b""
 
     def _gather(

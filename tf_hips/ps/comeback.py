@@ -136,7 +136,8 @@ class Comeback:
         members = self._members
         with self._state.changed:
             child = self._joined(caller)
-            newest = store.of(caller.child).round if store is not None else 0
+            # Who goes on may have a new backup before the others have agreed on the model.
+            newest = child.first_round if store is None else store.of(caller.child).round
             if session != members.session or not 0 <= number <= newest + 1 or gather < 0:
                 raise ProtocolError(
                     f"A backup must be of this run, of round {newest + 1} at most. Received: round "

@@ -403,15 +403,23 @@ class Session(Departing):
         if self._closing is not None:
             self._closing.look()
 
-    def fail(self, caller: Caller, text: str) -> None:
+    def fail(self, caller: Caller, text: str) -> bool:
         """Notes that a child's last step ended with an error; its next call is the end of that.
 
         If others wait for it and it does not come soon, the run ends for all.
+
+        Returns:
+            Whether it is news. Until the child goes on the first one stands: saying it again keeps
+            nobody waiting for longer, and writes nothing.
         """
         with self.changed:
+            self._member(caller)
+            if caller.child in self._waiting.failures():
+                return False
             self._joined(caller)
             self._waiting.note_failure(caller.child, text)
             self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
+            return True
 
     def watch(self, caller: Caller) -> Iterator[News]:
         """Shows that a child is there, until it leaves or hangs up, or the run ends.

@@ -42,7 +42,7 @@ from tf_hips.ps.sketch_wire import (
 )
 from tf_hips.ps.store import Job, Store
 from tf_hips.ps.wire import REFUSED_WEIGHT, Buffer
-from tf_hips.robust.sketches import Sketched, seed_of
+from tf_hips.robust.sketches import Sketched, most_stretch, seed_of
 
 
 class _Added(Sum):
@@ -118,6 +118,8 @@ class WeighingStore(Store):
         """
         super().__init__(*model, **options)
         self._sketched = sketched
+        sizes = [chunk.size for chunk in self.model.chunks]
+        self._most_stretch = most_stretch(sizes, sketched.numbers)
         self._leaves = [tuple(paths) for paths in leaves]
         self._secret = secret
         self._note_refused = refuse
@@ -276,6 +278,7 @@ class WeighingStore(Store):
                     secret=self._secret,
                     step=number,
                     missing=len(missing),
+                    most=self._most_stretch,
                 )
                 accepted = places[list(decision.accepted)]
                 weights[accepted] = decision.mixing[0].astype(np.float32)

@@ -10,9 +10,10 @@ The parts of a packet come in order, and one packet ends before the next begins.
 memory for one packet at a time, of a length that it knows before it takes the memory. The rest of a
 message's identity (run, site, round, attempt) travels once per call, in the metadata.
 
-Invariant: `Assembler.feed` yields exactly the packets that `bundle` was given, for any split into
+Invariants: `Assembler.feed` yields exactly the packets that `bundle` was given, for any split into
 messages; any other bytes raise `ProtocolError`. There is no pickle; lengths are checked before
-memory is taken.
+memory is taken. A packet that is kept keeps four times its length at most: whoever sends many small
+ones, each in a long message, takes no more memory than the model allows.
 """
 
 import dataclasses
@@ -40,6 +41,8 @@ REFUSED_WEIGHT = -0.0
 
 # A packet is cut only where at least this much of it fits the rest of a message: no slivers.
 _SMALLEST_PART = 4096
+# How many times its own length a packet may hold of its message's memory.
+_MOST_BESIDE = 4
 _MAX_RANGES_TEXT = 4000  # gRPC bounds a call's metadata to 8 KiB
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 
@@ -144,7 +147,10 @@ class Assembler:
             if self._chunk < 0:
                 self._begin(frame)
                 if len(frame.part) == frame.packet_bytes:
-                    done.append((frame.chunk, frame.part))
+                    # Else one that is small would hold the memory of all of its message.
+                    is_small = len(message) > _MOST_BESIDE * frame.packet_bytes
+                    part = memoryview(bytes(frame.part)) if is_small else frame.part
+                    done.append((frame.chunk, part))
                     continue
                 self._chunk = frame.chunk
                 # Not a bytearray, whose bytes are all set to 0 first.

@@ -254,6 +254,7 @@ class Aggregator:
         limits: Limits | None = None,
         missing: int = 0,
         with_reference: bool = False,
+        known: Sequence[Rejected] = (),
     ) -> Decision:
         """Which rows take part, and with which weights.
 
@@ -265,6 +266,7 @@ class Aggregator:
             limits: as for `run`.
             missing: as for `run`.
             with_reference: whether the last row of `measures` is the reference.
+            known: rows that are refused for what `measures` do not show.
 
         Raises:
             ToleranceError: as for `run`.
@@ -277,9 +279,11 @@ class Aggregator:
                 f"the reference must be finite and its norm at most {_MAX_REFERENCE:g}. Received: "
                 f"norm {squares[-1] ** 0.5:g}"
             )
-        rejected = refused(rows, squares[:n], limits if limits is not None else Limits())
+        found = refused(rows, squares[:n], limits if limits is not None else Limits())
+        reasons = {one.row: one for one in (*known, *found)}
+        rejected = tuple(reasons[row] for row in sorted(reasons))
         accepted = _accepted(n, rejected)
-        bad = {one.row for one in rejected}
+        bad = reasons.keys()
         where = [*accepted, *range(n, len(squares))]
         budgets = self._budgets(len(accepted), rejected, missing)
         if not pairs:
@@ -336,13 +340,16 @@ class Aggregator:
         self, rows: list[Floats], limits: Limits, missing: int, out: Floats | None
     ) -> Aggregation:
         """A rule of coordinates: sorts, and sorts again if a row turns out to be refused."""
-        f = self._budgets(len(rows), (), missing)[0]
+        # As if nobody were refused. What is not enough then may be enough without those who are, as
+        # with the rules that look at distances: so it is judged when they are known.
+        said = self.rule.most(len(rows) + missing) if self.rule.f == AUTO else int(self.rule["f"])
+        first = min(max(said - missing, 0), (len(rows) - 1) // 2)
         rule = _COORDINATE[self.rule.name]
-        vector, squares = native_robust.coordinate(rows, rule, _drop(rule, f), None, out)
+        vector, squares = native_robust.coordinate(rows, rule, _drop(rule, first), None, out)
         rejected = refused(rows, totals(squares), limits)
         accepted = _accepted(len(rows), rejected)
+        f = self._budgets(len(accepted), rejected, missing)[0]
         if rejected:
-            f = self._budgets(len(accepted), rejected, missing)[0]
             kept = [rows[i] for i in accepted]
             vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f), None, out)
         return Aggregation(vector, accepted, rejected, f, None)
@@ -363,6 +370,10 @@ class Aggregator:
         refusals = f" ({gone} refused: {named})" if gone else ""
         if n == 0:
             raise ToleranceError(f"{self.text} needs n >= 1. Received: n=0{refusals}")
+        if n > native_robust.MAX_ROWS:
+            raise ToleranceError(
+                f"{self.text} bears {native_robust.MAX_ROWS} rows at most. Received: n={n}"
+            )
         budgets: list[int] = []
         of_rule: int | None = None  # what the rule at the end bears, if it takes an f
         counts = zip(self.steps, self._counts(n), self._counts(n + gone), strict=True)

@@ -17,8 +17,11 @@ four coordinates that are independent, and where two meet). With k = 512 a squar
 by 6 % (one deviation). Two halves, so that of two large coordinates that meet the other half tells
 (Kane and Nelson, 2014).
 
-Norms travel exactly, and |x_i - x_j| >= | |x_i| - |x_j| |: a squared distance is never taken for
-less than that, so a row that is far too long is far, whatever meets in a sketch.
+Norms travel exactly, and | |x_i| - |x_j| | <= |x_i - x_j| <= |x_i| + |x_j|: a squared distance is
+never taken for less than that, so a row that is far too long is far, whatever meets in a sketch,
+nor for more, so sums of distances are finite, whatever a sketch says. Of a row with b blocks b
+elements at most meet in a number, so that |S x|^2 <= b |x|^2 (Cauchy and Schwarz): a sketch that is
+longer is no row's, and the row is refused.
 
 Whoever knows the seed before the rows are made makes rows that the sketch does not see. So the seed
 comes from a secret, and is told when rows cannot change any more.
@@ -29,6 +32,7 @@ by block of a chunk, then chunk by chunk as they come, and rounded to float32 on
 
 import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 
@@ -41,7 +45,7 @@ from tf_hips.ops.native import Floats
 from tf_hips.ops.native_robust import Doubles
 from tf_hips.ops.registry import Parameter
 from tf_hips.robust.aggregator import Aggregation, Aggregator, Decision, Measures, parse
-from tf_hips.robust.rows import Limits, Rows, as_rows, totals
+from tf_hips.robust.rows import Limits, Rejected, Rows, as_rows, totals
 from tf_hips.robust.value import needs_pairs
 
 NAME = "sketched"
@@ -50,6 +54,8 @@ _HEAD = re.compile(r"\s*sketched\s*(?:\(([^()]*)\)\s*)?", re.ASCII)
 _K = Parameter("k", 512, 16, 1 << 16)
 _WEIGHTED = ("krum", "multi_krum", "geometric_median", "mda", "cge", "mean")
 _SHORTENING = ("clip", "arc")
+_ROUNDING = 1.001  # of norms in float32
+_UNSEEN = 1e-9  # squares of elements below 1e-19 are 0 in float32: no norm has them, sketches do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +134,8 @@ class Sketched:
         """
         given = as_rows(rows)
         making = Sketching(seed_of(secret, step), len(given), self.numbers)
-        for chunk, at in enumerate(range(0, given[0].size, CHUNK)):
-            making.add(chunk, [row[at : at + CHUNK] for row in given])
+        for chunk, rows_of in enumerate(zip(*map(_cut, given), strict=True)):
+            making.add(chunk, rows_of)
         decision = self.decide(
             making.squares(),
             making.sketches(),
@@ -138,6 +144,7 @@ class Sketched:
             step=step,
             limits=limits,
             missing=missing,
+            most=most_stretch([row.size for row in _cut(given[0])], self.numbers),
         )
         return self.then.apply(decision, given)
 
@@ -151,6 +158,7 @@ class Sketched:
         step: int = 0,
         limits: Limits | None = None,
         missing: int = 0,
+        most: float = math.inf,
     ) -> Decision:
         """Which rows take part, and with which weights.
 
@@ -162,6 +170,7 @@ class Sketched:
             step: of the run.
             limits: as for `Aggregator.run`.
             missing: as for `Aggregator.run`.
+            most: `most_stretch` of the rows; whose sketch is longer is refused.
 
         Raises:
             ToleranceError: as for `Aggregator.run`.
@@ -172,12 +181,15 @@ class Sketched:
                 f"{self} bears {native_robust.MAX_ROWS} rows at most. Received: n={n}"
             )
         pairs = np.zeros((1, 0))
+        known: list[Rejected] = []
         if self.numbers and n:
+            known = _impossible(squares, sketches, most)
             with np.errstate(all="ignore"):
                 found = native_robust.distances(list(sketches))[1]
                 norms = np.sqrt(squares)
                 first, second = np.triu_indices(n, 1)
-                pairs = np.maximum(found, np.square(norms[first] - norms[second])[None])
+                least = np.square(norms[first] - norms[second])
+                pairs = np.clip(found, least, np.square(norms[first] + norms[second]))
         return self.then.decide(
             Measures(np.asarray(squares, np.float64)[None], pairs),
             rows=rows if rows is not None else [np.empty(0, np.float32)] * n,
@@ -185,6 +197,7 @@ class Sketched:
             step=step,
             limits=limits,
             missing=missing,
+            known=known,
         )
 
 
@@ -327,9 +340,41 @@ def why_not(rule: Aggregator) -> str | None:
     )
 
 
+def most_stretch(sizes: Sequence[int], k: int) -> float:
+    """How many times the squared norm of a row that of its sketch is at most, whatever the seed.
+
+    Args:
+        sizes: elements of each chunk of the row.
+        k: numbers of a sketch; 0: there are none.
+    """
+    widths = (k // 2, k - k // 2) if k else ()
+    blocks = [sum(-(-size // width) for size in sizes) for width in widths]
+    return sum(blocks) / 2.0
+
+
 def seed_of(secret: int, step: int) -> bytes:
     """The seed of the sketches of a round; known to nobody before it is told."""
     return hashlib.sha256(f"{secret}/robust/sketch/{step}".encode()).digest()[:SEED_BYTES]
+
+
+def _cut(row: Floats) -> list[Floats]:
+    """The chunks of a row."""
+    return [row[at : at + CHUNK] for at in range(0, row.size, CHUNK)]
+
+
+def _impossible(squares: Doubles, sketches: Floats, most: float) -> list[Rejected]:
+    """The rows whose sketch is longer than any that a row of that norm has."""
+    with np.errstate(all="ignore"):
+        lengths = np.sqrt(np.square(sketches, dtype=np.float64).sum(axis=1))
+        longest = np.sqrt(most * squares) * _ROUNDING + _UNSEEN
+    return [
+        Rejected(
+            row,
+            f"a sketch of norm {lengths[row]:.3g}, at most {longest[row]:.3g} of a row of norm "
+            f"{math.sqrt(squares[row]):.3g}",
+        )
+        for row in np.flatnonzero(lengths > longest).tolist()
+    ]
 
 
 def _key(seed: bytes, chunk: int) -> int:

@@ -10,7 +10,8 @@ method, unchanged, for models and optimizers that have nothing to do with ours.
                               of `keras.saving`
     keras.optimizers          gradients are reduced with their variables and their optimizer, and
                               clipped afterwards; rows of equal index are added in one order; a
-                              loss scale overflows on all ranks or on none
+                              loss scale overflows on all ranks or on none; slots that begin anew
+                              count their steps anew
     keras.random              groups of workers draw different noise from equal states
     keras.callbacks           one rank makes the folders of ModelCheckpoint
     gradients                 lies, where a study wants a worker that lies (`lying`)
@@ -52,6 +53,8 @@ _WRITING_FUNCTIONS = ("save_model", "save_weights")
 _strategies: weakref.WeakSet[Any] = weakref.WeakSet()
 _is_local: contextvars.ContextVar[bool] = contextvars.ContextVar("tf_hips_local", default=False)
 _originals: dict[tuple[type, str], Callable[..., Any]] = {}
+_applied: contextvars.ContextVar[Any] = contextvars.ContextVar("tf_hips_applied", default=None)
+_begun: weakref.WeakKeyDictionary[Any, tf.Variable] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -76,6 +79,19 @@ def local() -> Iterator[None]:
 def is_local() -> bool:
     """Whether `local()` holds."""
     return _is_local.get()
+
+
+def begun(optimizer: keras.optimizers.Optimizer) -> tf.Variable:
+    """The step at which an optimizer's slots began anew, 0 at first; int64, to be assigned to.
+
+    Inside the update of an optimizer that was asked for here, `iterations` counts from it: that is
+    what corrects the bias of moments that were 0 then. Its learning rate and everybody else go on
+    with all steps. To be asked for before the first step is traced.
+    """
+    if optimizer not in _begun:
+        with tf.init_scope():
+            _begun[optimizer] = tf.Variable(0, dtype=tf.int64, trainable=False, name="begun")
+    return _begun[optimizer]
 
 
 def register(strategy: Any) -> None:
@@ -110,6 +126,8 @@ def _install() -> None:
     _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
     _wrap(keras.optimizers.Optimizer, "_overwrite_variables_directly_with_gradients", _overwriting)
     _wrap(keras.optimizers.Optimizer, "finalize_variable_values", _finalising)
+    _wrap(keras.optimizers.Optimizer, "_backend_apply_gradients", _application)
+    _count_anew()
     _wrap(keras.optimizers.Optimizer, "assign_add", _addition)
     _wrap(keras.optimizers.Optimizer, "assign_sub", _addition)
     _wrap(keras.optimizers.LossScaleOptimizer, "check_finite", _finiteness)
@@ -250,6 +268,30 @@ def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) 
     # over all gradients spreads the NaN of one of them over all, so that nobody could say whose it
     # was.
     return gradients if _at_work() is not None else keras_method(optimizer, gradients)
+
+
+def _application(
+    keras_method: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any
+) -> None:
+    token = _applied.set(optimizer)
+    try:
+        keras_method(optimizer, grads, trainable_variables)
+    finally:
+        _applied.reset(token)
+
+
+def _count_anew() -> None:
+    """Lets `iterations` of an optimizer that is being applied count from `begun`."""
+    [holder, *_] = [cls for cls in keras.optimizers.Optimizer.__mro__ if "iterations" in vars(cls)]
+    kept = vars(holder)["iterations"]
+
+    def iterations(self: Any) -> Any:
+        count = kept.fget(self)
+        if _applied.get() is not self or self not in _begun:
+            return count
+        return count - _begun[self] // (self.gradient_accumulation_steps or 1)
+
+    holder.iterations = property(iterations, kept.fset, doc=kept.__doc__)
 
 
 def _overwriting(keras_method: Callable[..., Any], optimizer: Any, grads: Any, vars: Any) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tf_hips.errors import NonFiniteError
 from tf_hips.ops import native_updates
 from tf_hips.ps.past import Packet
 from tf_hips.ps.rules import steps
@@ -115,10 +116,19 @@ def apply(
             total = native_updates.mix(gradient, total, received, alpha=alpha)
         case "fedbuff":
             weight = staleness_weight(rule, staleness)
-            held = native_updates.add_scaled(slots.arrays[0], gradient, weight)
-            if slots.count + 1 < rule["k"]:
-                return Moved(total, before.version, Slots(slots.count + 1, (held,)))
-            total = native_updates.add_scaled(total, held, rule["learning_rate"] / rule["k"])
+            try:
+                held = native_updates.add_scaled(slots.arrays[0], gradient, weight)
+                if slots.count + 1 < rule["k"]:
+                    return Moved(total, before.version, Slots(slots.count + 1, (held,)))
+                total = native_updates.add_scaled(total, held, rule["learning_rate"] / rule["k"])
+            except NonFiniteError:
+                # Only their sum is kept, so that nobody can say whose it is.
+                peak = np.abs(slots.arrays[0]).max(initial=0.0)
+                raise NonFiniteError(
+                    f"the sum of {slots.count + 1} updates since the last step, of which this is "
+                    "the last, and the step that it makes must be finite. Received: an overflow; "
+                    f"the largest value of the sum before it is {peak:.3g}"
+                ) from None
             slots = Slots(0, (np.zeros_like(held),))
         case _:
             step, slots = steps.advance(rule, gradient, slots)

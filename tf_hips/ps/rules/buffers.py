@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tf_hips.errors import ToleranceError
+from tf_hips.errors import NonFiniteError, ToleranceError
 from tf_hips.ops import native_updates
 from tf_hips.ps.past import Packet
 from tf_hips.ps.rules.arrivals import Moved, Row, staleness_weight
@@ -121,14 +121,18 @@ class Buffers:
             present: children that may bring rows.
 
         Raises:
-            NonFiniteError: a step would not be finite.
+            NonFiniteError: a step would not be finite, and no row has a larger value than this.
         """
         before = moved[chunk]
         if not self.is_whole:
             after = dataclasses.replace(before, rows={**before.rows, child: row})
-            if len(after.rows) >= self.enough(present):
-                after = self._stepped(after, self._of_chunk(chunk, after))
-            return Outcome({chunk: after})
+            if len(after.rows) < self.enough(present):
+                return Outcome({chunk: after})
+            result = self._of_chunk(chunk, after)
+            try:
+                return Outcome({chunk: self._stepped(after, result)})
+            except NonFiniteError:
+                return self._without_largest(chunk, after, child)
         after = dataclasses.replace(before, coming={**before.coming, child: row})
         if not is_last:
             return Outcome({chunk: after})
@@ -183,6 +187,33 @@ class Buffers:
             return Outcome(changes, version, error.refused, rounds)
         changes = {chunk: self._stepped(one, ruling.apply(chunk)) for chunk, one in moved.items()}
         return Outcome(changes, version, ruling.refused, rounds)
+
+    def _without_largest(self, chunk: int, held: Moved, newest: int) -> Outcome:
+        """No step, and no row of the child with the largest value; the others' wait on.
+
+        Whoever comes last is not to blame for what others have sent before.
+
+        Raises:
+            NonFiniteError: no row has a larger value than that of `newest`.
+        """
+        peaks = {}
+        values = np.empty(self._sizes[chunk], np.float32)
+        for child, row in sorted(held.rows.items()):
+            self._decode(chunk, row, values)
+            peaks[child] = float(np.abs(values).max(initial=0.0))
+        largest = max(peaks, key=peaks.__getitem__)
+        if peaks[newest] == peaks[largest]:
+            raise NonFiniteError(
+                f"a step of {len(peaks)} rows, of which this is the last, must be finite. "
+                "Received: an overflow, and no row with larger values"
+            )
+        reason = (
+            f"a step with it would not be finite, and its largest value, {peaks[largest]:.3g}, is "
+            "that of all rows"
+        )
+        without = {chunk: _without(held, {largest: reason})}
+        rounds = {largest: held.rows[largest].number}
+        return Outcome(without, held.version, {largest: reason}, rounds)
 
     def _read(self, chunk: int, row: Row, staleness: int, out: Floats) -> None:
         """Writes the values of a row, by what they count."""

@@ -196,6 +196,10 @@ def why_not(
                 f"Rule {rule} takes one row of each child, so that `k` must be at most their "
                 f"number. Received: k={n}, {children} children"
             )
+    given = n if rule.is_asynchronous else children
+    given = given if rule.votes is None else rule.votes.num_groups(children)
+    if given > native_robust.MAX_ROWS:
+        return f"Rule {rule} bears {native_robust.MAX_ROWS} rows at most. Received: {given}"
     if rule.is_whole:
         if not shard.is_whole:
             found = _why_not_in_shards(rule, quorum, shard, is_led=is_led)
