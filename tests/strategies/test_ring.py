@@ -176,6 +176,17 @@ def test_mistakes_are_errors_on_all_ranks():
     with pytest.raises(ValueError, match="optimizer made under CompressedRing"):
         training.fit(model, own)
 
+    # Layers that get variables of their own outside of the scope, under an optimizer with slots.
+    with strategy.scope():
+        model = training.build()
+    model.layers[0].enable_lora(2)
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match=r"inside `strategy\.scope\(\)`.*lora_kernel_a"),
+    ):
+        model.compile("adam", "mse")
+        training.fit(model, own)
+
     # A training step that passes by the optimizer.
     class Lonely(keras.Model):
         def __init__(self):

@@ -35,6 +35,18 @@ class Extended(one_device_strategy.OneDeviceExtended):
         strategy._record(variable, is_local)
         return variable
 
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        # An optimizer makes its slots beside what it trains. TensorFlow's own message would neither
+        # name the variable nor say what to do.
+        made_in = getattr(colocate_with_variable, "_distribute_strategy", None)
+        if made_in is not self._container_strategy():
+            name = getattr(colocate_with_variable, "name", "a variable")
+            raise ValueError(
+                "What an optimizer trains must be made inside `strategy.scope()`: build the layers "
+                "of a model, and call `enable_lora` and its like, there. Received: "
+                f"{name.removesuffix(':0')}, made outside of it"
+            )
+
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         del destinations, options
         strategy = self._container_strategy()

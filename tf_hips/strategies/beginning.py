@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
 from tf_hips.strategies.replicas import FirstSync, check_equal_shapes, synchronise, value_of
 
 EAGER_STEP = "an eager step"
@@ -84,8 +85,8 @@ class Beginning:
             optimizer: the optimizer that reduces them; None before the step.
 
         Raises:
-            ProtocolError: ranks or parties differ, or something is trained over parties that came
-                after these had been made equal.
+            ProtocolError: ranks or parties differ, also in what layers have learned by `adapt`; or
+                something is trained over parties that came after these had been made equal.
         """
         if not _are_ready(trained):
             return
@@ -94,7 +95,7 @@ class Beginning:
         variables = [variable for variable in _unique(owned) if _is_ready(variable)]
         if trained is None and all(layer.built for layer in model._flatten_layers()):
             trained = _unique(model.trainable_variables)
-        self._make_equal(variables, trained, optimizer, advice="", is_collective=False)
+        self._make_equal(variables, trained, optimizer, advice="", is_collective=False, model=model)
 
     def of_loop(
         self,
@@ -153,6 +154,7 @@ class Beginning:
         *,
         advice: str,
         is_collective: bool,
+        model: keras.Model | None = None,
     ) -> None:
         meets = self.first_sync is not None and not self._has_met and trained is not None
         if self.first_sync is not None and self._has_met:
@@ -171,16 +173,22 @@ class Beginning:
         if not chosen and not is_collective:
             return
         check_equal_shapes(chosen, advice)
+        learned = [] if model is None else adapted(model)
+        if learned:
+            check_equal(primitives.gather_objects(learned, "what layers have learned"), "rank")
         if meets:
             self._has_met = True
-            self._meet(chosen, optimizer)
+            self._meet(chosen, optimizer, learned)
             _add(self._shared, chosen)
         else:
             synchronise(chosen)
         _add(self._equal, chosen)
 
-    def _meet(self, variables: list[tf.Variable], optimizer: Any) -> None:
-        """Makes `variables` equal over the parties; called once, on all ranks."""
+    def _meet(self, variables: list[tf.Variable], optimizer: Any, learned: Adapted) -> None:
+        """Makes `variables` equal over the parties; called once, on all ranks.
+
+        What layers have `learned` travels behind them, to be compared.
+        """
         slots: set[int] = set()
         if optimizer is not None and int(optimizer.iterations.numpy()) == 0:
             # Slots that no step has touched are of one number each, nearly all: that crosses the
@@ -198,7 +206,10 @@ class Beginning:
                 value.reshape(-1)[:1] if short else value
                 for value, short in zip(values, is_short, strict=True)
             ]
-            synced = first_sync(sent) if first_sync else sent
+            told = [as_bytes(learned)] if learned else []
+            synced = first_sync([*sent, *told]) if first_sync else sent
+            if len(synced) > len(sent):
+                check_bytes(learned, synced.pop())
             return [
                 np.broadcast_to(one, value.shape) if short else one
                 for one, value, short in zip(synced, values, is_short, strict=True)

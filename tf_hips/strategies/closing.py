@@ -11,6 +11,7 @@ from tf_hips import log
 from tf_hips.callbacks.resuming import first_step
 from tf_hips.data import Feed
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies.adapted import adapted, check_equal
 from tf_hips.strategies.logs import digests
 
 
@@ -43,9 +44,9 @@ class Closing(keras.callbacks.Callback):
         steps = (self.params or {}).get("steps")
         first, last = self._epochs
         own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
-        mine = [own, self._digests_if_equal()]
+        mine = [own, self._digests_if_equal(), adapted(self.model)]
         told_by_all = _with_own(self._strategy._gather_objects(mine, "the length of `fit`"), mine)
-        everyone = [one for one, _ in told_by_all]
+        everyone = [one for one, _, _ in told_by_all]
         if any(len({one[place] for one in everyone} - {None}) > 1 for place in range(3)):
             told = "; ".join(
                 f"worker {worker}: {'unknown' if steps is None else steps} steps in each of the "
@@ -56,7 +57,8 @@ class Closing(keras.callbacks.Callback):
                 "All workers must take the same number of steps in `fit`: give each a shard of "
                 f"equal length (`tf_hips.shard`), or `steps_per_epoch`. Received: {told}"
             )
-        self._begin_equal([digests for _, digests in told_by_all])
+        check_equal([learned for _, _, learned in told_by_all], "worker")
+        self._begin_equal([digests for _, digests, _ in told_by_all])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Tells sharded data which epoch begins, and at which step.

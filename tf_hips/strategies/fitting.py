@@ -24,6 +24,7 @@ from tf_hips.comm import primitives, watchdog
 from tf_hips.data import check_whole, positions_of
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies import hooks, logs
+from tf_hips.strategies.adapted import adapted, check_equal
 from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
 from tf_hips.strategies.failures import Failures
 
@@ -141,7 +142,8 @@ class Fitting:
         """Before training, an evaluation is that of one model: the first rank's.
 
         Raises:
-            ProtocolError: the parties have different weights, on all ranks.
+            ProtocolError: the parties have different weights, or workers have layers that have
+                learned different things by `adapt`; on all ranks.
         """
         strategy, beginning = self._strategy, self._strategy._beginning
         is_evaluation = self._running in (["evaluate"], ["test_on_batch"])
@@ -149,10 +151,12 @@ class Fitting:
             return
         if beginning.is_equal(model.weights):
             return
-        own = logs.digests(model.weights)
-        everyone = strategy._gather_objects(own, "weights before training")
-        if all(one == own for one in everyone if one is not None):
+        own = [logs.digests(model.weights), adapted(model)]
+        told_by_all = strategy._gather_objects(own, "weights before training")
+        everyone = [one for one in told_by_all if one is not None]
+        if all(one == own for one in everyone):
             return
+        check_equal([learned for _, learned in everyone], "worker")
         if beginning.first_sync is None:
             beginning.make_equal_in_party(model.weights)
             return

@@ -41,7 +41,8 @@ def over_replicas(
 
     Returns:
         A dictionary of values, the same on all replicas. Where a model returns logs of its own from
-        its step, which no metric explains: their mean over the replicas.
+        its step: of numbers that are no metric's result their mean over the replicas, also of those
+        in dictionaries inside; what is no number is this replica's.
     """
     variables = model.metrics_variables
     shares, operations = [], []
@@ -62,7 +63,16 @@ def over_replicas(
     ]
     with keras.StatelessScope(state_mapping=state):
         chosen = result(logs)
-    return _mean_of_logs(logs, total, num_replicas) if chosen is logs else chosen
+        of_all = model.get_metrics_result() if chosen is logs else {}
+    if chosen is not logs or not isinstance(logs, dict):
+        return chosen
+    own = model.get_metrics_result()
+    explained = [_is_result(logs.get(name), own.get(name)) for name in sorted(of_all)]
+    means, counts = _means(logs, explained, total, num_replicas)
+    for name, count in zip(sorted(of_all), counts, strict=True):
+        if count == num_replicas:
+            means[name] = of_all[name]
+    return means
 
 
 def average_statistics(model: keras.Model, total: Sum, gather: Gather, num_replicas: int) -> int:
@@ -114,16 +124,48 @@ def _wide(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, tf.float64) if value.dtype.is_floating else value
 
 
-def _mean_of_logs(logs: Any, total: Sum, num_replicas: int) -> Any:
-    if not isinstance(logs, dict):
-        return logs
-    values = {name: np.asarray(value) for name, value in logs.items()}
-    names = sorted(
-        name for name, value in values.items() if value.shape == () and value.dtype.kind in "fiu"
-    )
-    if not names:
-        return logs
-    own = tf.constant([float(values[name]) for name in names], tf.float64)
-    [sums] = total([own], ["mean"])
-    means = dict(zip(names, (sums / num_replicas).numpy().tolist(), strict=True))
-    return {name: means.get(name, value) for name, value in logs.items()}
+def _is_result(value: Any, result: Any) -> bool:
+    """Whether a step's log is what a metric of this replica says."""
+    if value is None or isinstance(value, dict) or isinstance(result, dict):
+        return False
+    value, result = np.asarray(value), np.asarray(result)
+    is_numeric = value.dtype.kind in "fiu" and value.shape == result.shape
+    return is_numeric and np.allclose(value, result, rtol=1e-5, equal_nan=True)
+
+
+def _means(
+    logs: dict[str, Any], flags: Sequence[bool], total: Sum, num_replicas: int
+) -> tuple[dict[str, Any], list[int]]:
+    """`logs` with means of its numbers over the replicas; on how many replicas each flag is set."""
+    values = {path: np.asarray(value) for path, value in _leaves(logs)}
+    paths = [
+        path for path, value in values.items() if value.shape == () and value.dtype.kind in "fiu"
+    ]
+    told = [*(float(values[path]) for path in paths), *map(float, flags)]
+    if not told:
+        return dict(logs), []
+    [sums] = total([tf.constant(told, tf.float64)], ["mean"])
+    means = (sums / num_replicas).numpy().tolist()
+    counts = [round(mean * num_replicas) for mean in means[len(paths) :]]
+    return _filled(logs, dict(zip(paths, means, strict=False))), counts
+
+
+def _leaves(logs: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """What is in `logs` and in the dictionaries inside, in an order that names decide."""
+    found = []
+    for name in sorted(logs):
+        inside = (*path, name)
+        value = logs[name]
+        found += _leaves(value, inside) if isinstance(value, dict) else [(inside, value)]
+    return found
+
+
+def _filled(
+    logs: dict[str, Any], means: dict[tuple[str, ...], float], path: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    return {
+        name: _filled(value, means, (*path, name))
+        if isinstance(value, dict)
+        else means.get((*path, name), value)
+        for name, value in logs.items()
+    }

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tf_hips adds to Keras: shards, warm-up, resuming at the step."""
+"""What tf_hips adds to Keras: shards, warm-up, resuming at the step; and what it refuses."""
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, compare, linear
 from tf_hips import callbacks, gather, shard
+from tf_hips.errors import ProtocolError, TfHipsError
 
 
 def _build(make=lambda: keras.optimizers.SGD(0.1)):
@@ -188,3 +190,43 @@ def warmup_of_compression(job: Job, parameter: str):
     warm = train(f"warmup({parameter}, steps=4)")
     assert warm[0] == exact[0]
     assert warm[1] != exact[1]
+
+
+@feature()
+def layers_that_adapt(job: Job):
+    """What a layer learns by `adapt` is no weight: to its own rows on each rank is an error."""
+    rows = linear(job, 2)
+    own = job.shard(rows)
+    words = [["a", "a", "b", "c"], ["c", "b", "b", "a"]][job.rank]
+
+    def normalizing(seen):
+        layer = keras.layers.Normalization()
+        layer.adapt(seen)
+        model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+        return model
+
+    def looking_up():
+        lookup = keras.layers.StringLookup()
+        lookup.adapt(words)
+        inputs = keras.Input((1,), dtype="string")
+        outputs = keras.layers.Dense(3)(keras.layers.Embedding(5, 2)(lookup(inputs)))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+        return model
+
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    for method in ("evaluate", "fit"):
+        model = job.make(lambda: normalizing(own[0]))  # with a server an error ends its run
+        with pytest.raises(ProtocolError, match=r"`adapt` .*`normal\w+` of worker 1 has learned"):
+            getattr(model, method)(*own, verbose=0)
+
+    model = job.make(looking_up)
+    # Over parties the second one finds it, and the first one hears of it.
+    with pytest.raises(TfHipsError, match=r"`adapt` .*`string_lookup\w*` of (rank|party) 1 has"):
+        model.train_on_batch(tf.constant([["a"], ["b"]]), np.zeros((2, 1, 3), np.float32))
+
+    model = job.make(lambda: normalizing(rows[0]))
+    model.fit(*own, **options)
+    job.assert_replicas(model)
+    job.equal(model.predict(rows[0][:3], verbose=0).tobytes())

@@ -10,6 +10,7 @@ from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, compare, descent, linear
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies import local
 
 
 @feature(each=["looped", "unrolled"])
@@ -213,18 +214,32 @@ def custom_train_step(job: Job):
 
 @feature()
 def logs_without_metrics_are_averaged(job: Job):
+    """A number that is no metric's result is averaged, one that is stays exact over all rows."""
+
     class Bare(keras.Model):
         def train_step(self, data):
             super().train_step(data)
-            return {"rank": tf.constant(float(job.rank)), "three": tf.constant(3.0)}
+            own = tf.constant(float(job.rank))
+            return {"rank": own, "inside": {"deep": own + 1.0}, "three": tf.constant(3.0)}
+
+        def test_step(self, data):
+            return {**super().test_step(data), "three": tf.constant(3.0)}
 
     inputs = keras.Input((6,))
 
     def build():
         model = Bare(inputs, keras.layers.Dense(3)(inputs))
-        model.compile("sgd", "mse", run_eagerly=True)
+        metrics = ["mae", keras.metrics.R2Score()]
+        model.compile("sgd", "mse", metrics=metrics, run_eagerly=True)
         return model
 
     model = job.make(build)
-    told = model.fit(*job.shard(linear(job, 1)), batch_size=BATCH, verbose=0).history
-    assert job.equal(told) == {"rank": [0.5], "three": [3.0]}
+    rows = linear(job, 1)
+    told = model.fit(*job.shard(rows), batch_size=BATCH, verbose=0).history
+    assert job.equal(told) == {"rank": [0.5], "deep": [1.5], "three": [3.0]}
+    job.equal(model.get_weights())
+    own = [array[:BATCH] if job.rank == 0 else array[BATCH : BATCH + 3] for array in rows]
+    told = job.equal(model.evaluate(*own, batch_size=4, verbose=0, return_dict=True))
+    with local():
+        joined = [array[: BATCH + 3] for array in rows]
+        close(told, model.evaluate(*joined, verbose=0, return_dict=True))
