@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files, folders and numbers that cannot be: one line that says what was expected, at once."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -163,3 +164,16 @@ def test_a_server_nobody_joined_is_explained(capsys: pytest.CaptureFixture[str])
     assert last.startswith("tf-hips: server failed first (still there 15 s")
     assert party.report(Failure("server", 1, "exit code 1")) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_full_disk_is_said_without_a_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tf_hips.ps.authority.make_authority", full)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["certs", "init", str(tmp_path)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "tf-hips certs: error: No space left on device\n"

@@ -73,9 +73,10 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _said(error: Exception) -> str:
     """The text of an error; `[Errno 2]` and the like tell a user nothing."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error)
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+    return f"{where}{error.strerror}"
 
 
 def _complain(command: str, error: Exception, code: int) -> int:

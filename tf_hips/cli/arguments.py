@@ -313,17 +313,15 @@ def check_log_dir(folder: str) -> None:
         ) from error
 
 
-def check_announce(file: str) -> None:
-    """Looks, before anything is started, whether the file of `--announce` can be written.
+def check_output(name: str, file: str) -> None:
+    """Looks, before anything is started, whether the file of the option `name` can be written.
 
     Raises:
         UsageError: it cannot.
     """
     path = Path(file)
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"--announce must be a file in a folder that can be written. Received: {file}"
-        )
+        raise UsageError(f"{name} must be a file in a folder that can be written. Received: {file}")
 
 
 def script_command(script: str, arguments: list[str]) -> list[str]:

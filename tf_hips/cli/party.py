@@ -163,7 +163,7 @@ def run(options: argparse.Namespace) -> int:
     if options.log_dir is not None:
         arguments.check_log_dir(options.log_dir)
     if options.announce is not None:
-        arguments.check_announce(options.announce)
+        arguments.check_output("--announce", options.announce)
     told = config.Run(
         run=options.run_name,
         seed=options.seed,

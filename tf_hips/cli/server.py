@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
     if options.log_dir is not None:
         arguments.check_log_dir(options.log_dir)
     if options.announce is not None:
-        arguments.check_announce(options.announce)
+        arguments.check_output("--announce", options.announce)
     from absl import flags
     from absl import logging as absl_logging
 

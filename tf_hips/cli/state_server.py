@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Serves until it is told to end; SIGTERM ends in peace."""
     identity = arguments.identity(options)
     if options.announce is not None:
-        arguments.check_announce(options.announce)
+        arguments.check_output("--announce", options.announce)
     import os
     import threading
 
