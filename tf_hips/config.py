@@ -314,9 +314,10 @@ def _check_kind(cls: type[Any], data: Mapping[Any, Any], path: Path, what: str) 
 
 
 def _build(cls: type[_Value], data: Any, file: str, where: str) -> _Value:
-    place = where.removesuffix(".") or "."
+    place = where.removesuffix(".")
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{file}: expected a mapping at `{place}`. Received: {shown(data)}")
+        at = f" at `{place}`" if place else ""
+        raise ConfigError(f"{file}: expected a mapping{at}. Received: {shown(data)}")
     hints = typing.get_type_hints(cls)
     values = {}
     for key, value in data.items():
@@ -333,11 +334,13 @@ def _build(cls: type[_Value], data: Any, file: str, where: str) -> _Value:
     }
     missing = sorted(required - values.keys())
     if missing:
-        raise ConfigError(f"{file}: `{place}` lacks the key `{missing[0]}`.")
+        whole = f"{file}: `{place}`" if place else file
+        raise ConfigError(f"{whole} lacks the key `{missing[0]}`.")
     try:
         return cls(**values)
     except ConfigError as error:
-        raise ConfigError(f"{file}: at `{place}`: {error}") from error
+        at = f"at `{place}`: " if place else ""
+        raise ConfigError(f"{file}: {at}{error}") from error
 
 
 def _convert(hint: Any, value: Any, file: str, where: str) -> Any:

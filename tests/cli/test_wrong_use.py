@@ -177,3 +177,19 @@ def test_a_full_disk_is_said_without_a_number(
         cli.main(["certs", "init", str(tmp_path)])
     assert ended.value.code == 1
     assert capsys.readouterr().err == "tf-hips certs: error: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- a\n", "{path}: expected a mapping. Received: ['a']"),
+        ("uplink: 3\n", "{path}: expected a mapping at `uplink`. Received: 3"),
+        ("uplink: {site: a}\n", "{path}: `uplink` lacks the key `server`."),
+    ],
+)
+def test_the_whole_file_has_no_name_of_its_own(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        config.load(path)
+    assert str(raised.value) == said.format(path=path)
