@@ -45,11 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"compll: error: not enough memory: {str(error) or 'no more is known'}\n")
         return 1
     except OSError as error:
-        sys.stderr.write(f"compll: error: {error.filename or 'file'}: {error.strerror or error}\n")
+        # A full disk has no file's name.
+        where = f"{error.filename}: " if error.filename is not None else ""
+        sys.stderr.write(f"compll: error: {where}{error.strerror or error}\n")
         return 1
     return 0
 
 
+_SEVERAL = "a file of a codec (.pse); its Encode and its Decode may be in two"
 _ONE = "a codec: one file, or that of its Encode and that of its Decode"
 
 
@@ -62,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     gen = commands.add_parser(
         "gen", help="write the sources of each specification, with a Makefile"
     )
-    gen.add_argument("specs", nargs="+", metavar="SPEC")
+    gen.add_argument("specs", nargs="+", metavar="SPEC", help=_SEVERAL)
     gen.add_argument(
         "-o", "--output", default=".", metavar="DIR", help="folder for the files (default: here)"
     )
@@ -78,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     gen.set_defaults(command=_gen)
     check = commands.add_parser("check", help="say whether specifications are right")
-    check.add_argument("specs", nargs="+", metavar="SPEC")
+    check.add_argument("specs", nargs="+", metavar="SPEC", help=_SEVERAL)
     check.set_defaults(command=_check)
     ir = commands.add_parser("ir", help="print the typed IR and the loops that are made of it")
     ir.add_argument("specs", nargs="+", metavar="SPEC", help=_ONE)
@@ -92,8 +95,16 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a function of a specification on a .npy file")
     run.add_argument("specs", nargs="+", metavar="SPEC", help=_ONE)
     run.add_argument("function", metavar="FUNCTION", help="such as TernGradEncode")
-    run.add_argument("--in", dest="input", required=True, metavar="X.npy")
-    run.add_argument("--out", dest="output", required=True, metavar="Y.npy")
+    run.add_argument(
+        "--in",
+        dest="input",
+        required=True,
+        metavar="X.npy",
+        help="a vector: float32 to encode, the uint8 of a packet to decode",
+    )
+    run.add_argument(
+        "--out", dest="output", required=True, metavar="Y.npy", help="where to write the result"
+    )
     run.add_argument(
         "--set",
         dest="values",
@@ -116,7 +127,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--new-state", metavar="T.npy", help="where to write what it keeps then")
     run.add_argument("--size", type=int, metavar="N", help="elements to decode")
-    run.add_argument("--backend", choices=("numpy", "cpp"), default="numpy")
+    run.add_argument(
+        "--backend",
+        choices=("numpy", "cpp"),
+        default="numpy",
+        help="the interpreter, or the C++ that it is compiled to (default: numpy)",
+    )
     run.set_defaults(command=_run)
     includes = commands.add_parser(
         "includes", help="print the folder to give to the C++ compiler's -I"

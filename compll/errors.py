@@ -130,6 +130,9 @@ HELP = {
 }
 
 
+_LONGEST_LINE = 160  # characters of the program's text; of a longer line a part is shown
+
+
 @dataclass(frozen=True)
 class Diagnostic:
     """One message: a code, what is wrong, where, and what helps.
@@ -151,19 +154,31 @@ class Diagnostic:
         source, start = source.at(self.span.start)
         number, column = source.location(start)
         text = source.line(number)
-        marked = text[column - 1 : column - 1 + self.span.end - self.span.start]
+        before, marked, after = _around(text, column - 1, self.span.end - self.span.start)
         width = max(1, columns(printable(marked)))
-        indent = columns(printable(text[: column - 1]))
+        indent = columns(printable(before))
         gutter = " " * len(str(number))
         lines = [
             f"error[{self.code}]: {self.message}",
             f"{gutter}--> {source.name}:{number}:{column}",
             f"{gutter} |",
-            f"{number} | {printable(text)}",
+            f"{number} | {printable(before + marked + after)}",
             f"{gutter} | {' ' * indent}{'^' * width}",
             *(f"{gutter} = {note}" for note in self.notes),
         ]
         return "\n".join(lines)
+
+
+def _around(text: str, start: int, length: int) -> tuple[str, str, str]:
+    """What of a line stands before, in and behind a place; of a long line what is near it."""
+    end = min(len(text), start + length)
+    first, last = 0, len(text)
+    if len(text) > _LONGEST_LINE:
+        first = max(0, start - _LONGEST_LINE // 2)
+        last = min(len(text), first + _LONGEST_LINE)
+        end = min(end, last)
+    before = "..." + text[first:start] if first else text[:start]
+    return before, text[start:end], text[end:last] + ("..." if last < len(text) else "")
 
 
 def printable(text: str) -> str:

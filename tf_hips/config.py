@@ -261,13 +261,40 @@ def _parsed(path: Path) -> Any:
     if len(text) > _MAX_BYTES:
         raise ConfigError(f"{path} must have at most {_MAX_BYTES} bytes. Received: more")
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        raise ConfigError(f"{path} is not valid YAML: {_in_one_line(error)}") from error
     except (ValueError, OverflowError, RecursionError) as error:
         # A date that no calendar has, a number of too many digits, nesting without end.
         raise ConfigError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from error
     return data if data is not None else {}
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which takes the last of equal keys; here they are an error."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """As `SafeLoader`; a key that is merged (`<<`) may be said again."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key `{key.value[:_MAX_SHOWN]}` is there twice",
+                    problem_mark=key.start_mark,
+                )
+            seen.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None)
+        return node
+
+
+def _in_one_line(error: yaml.YAMLError) -> str:
+    """What is wrong, and where; PyYAML's own text has five lines and a name for the text."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        mark = error.problem_mark
+        return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{error.reason} (character {error.position})"
+    return str(error)
 
 
 def _check_kind(cls: type[Any], data: Mapping[Any, Any], path: Path, what: str) -> None:
@@ -287,9 +314,10 @@ def _check_kind(cls: type[Any], data: Mapping[Any, Any], path: Path, what: str) 
 
 
 def _build(cls: type[_Value], data: Any, file: str, where: str) -> _Value:
-    place = where.removesuffix(".") or "."
+    place = where.removesuffix(".")
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{file}: expected a mapping at `{place}`. Received: {shown(data)}")
+        at = f" at `{place}`" if place else ""
+        raise ConfigError(f"{file}: expected a mapping{at}. Received: {shown(data)}")
     hints = typing.get_type_hints(cls)
     values = {}
     for key, value in data.items():
@@ -306,11 +334,13 @@ def _build(cls: type[_Value], data: Any, file: str, where: str) -> _Value:
     }
     missing = sorted(required - values.keys())
     if missing:
-        raise ConfigError(f"{file}: `{place}` lacks the key `{missing[0]}`.")
+        whole = f"{file}: `{place}`" if place else file
+        raise ConfigError(f"{whole} lacks the key `{missing[0]}`.")
     try:
         return cls(**values)
     except ConfigError as error:
-        raise ConfigError(f"{file}: at `{place}`: {error}") from error
+        at = f"at `{place}`: " if place else ""
+        raise ConfigError(f"{file}: {at}{error}") from error
 
 
 def _convert(hint: Any, value: Any, file: str, where: str) -> Any:

@@ -120,7 +120,7 @@ def test_ranks_and_a_backward_pass(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model", "nowhere"], 1, "nowhere cannot be read: No such file"),
         (["--model", "p.yaml"], 1, "p.yaml:1: expected `name,num_elements`"),
         (["--profile", "m.csv"], 1, "m.csv: expected a mapping with `version: 3`"),
-        (["-o", "no/folder.yaml"], 1, "No such file or directory"),
+        (["-o", "no/folder.yaml"], 2, "--output must be a file in a folder that can be written"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -234,7 +234,8 @@ def test_under_a_launcher_each_process_is_a_rank(
         (["-np", "0"], "whole number >= 1. Received: '0'"),
         (["--compression", "onebti"], "did you mean 'onebit'"),
         (["--seconds", "0"], "seconds > 0. Received: '0'"),
-        (["-o", "no/folder.yaml"], "--output must be a file in a folder that exists"),
+        (["-o", "."], "--output must be a file in a folder that can be written. Received: ."),
+        (["-o", "no/folder.yaml"], "--output must be a file in a folder that can be written"),
     ],
 )
 def test_a_wrong_profile_is_one_line(

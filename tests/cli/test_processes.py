@@ -234,7 +234,7 @@ def test_a_service_that_stays_is_ended_and_fails_the_job() -> None:
         pid = job.start("server", python(SLEEP), os.environ, is_service=True)
         job.start("a", python("pass"), os.environ)
         failure = job.wait(service_grace_s=0.3)
-    assert failure == Failure("server", 1, "still there 0.3 s after the last worker")
+    assert failure == Failure("server", 1, "still there 0.3 s after the last worker", is_stuck=True)
     assert is_gone(pid)
 
 

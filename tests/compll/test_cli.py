@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: what it writes, and one clear line for every mistake."""
 
+import errno
 import re
 from pathlib import Path
 
@@ -253,3 +254,12 @@ def test_it_says_its_version_which_is_that_of_the_package(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"compll {version}\n"
+
+
+def test_a_full_disk_names_no_file_that_is_not_there(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("compll.pipeline.write", full)
+    assert main(["gen", TERNGRAD, "-o", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "compll: error: No space left on device\n"

@@ -132,3 +132,22 @@ def test_all_errors_of_a_stage_come_at_once():
         "unknown name `d`",
         "unknown name `e`",
     ]
+
+
+@pytest.mark.parametrize("place", ["begin", "middle", "end"])
+def test_of_a_long_line_the_part_around_the_caret_is_shown(place, tmp_path):
+    filler = {"begin": (0, 9000), "middle": (9000, 9000), "end": (9000, 0)}[place]
+    before, after = (f"/*{'x' * n}*/" if n else "" for n in filler)
+    path = tmp_path / "long.pse"
+    path.write_text(
+        f"void AEncode(float* g, uint8* p) {{ float a = {before}nope{after}; p = concat(a); }}\n"
+    )
+    with pytest.raises(compll.CompileError) as caught:
+        compll.compile_spec(path)
+    lines = str(caught.value).splitlines()
+    [shown] = [line for line in lines if line.startswith("1 | ")]
+    [carets] = [line for line in lines if set(line) == {" ", "|", "^"}]
+    assert len(shown) < 200
+    assert shown[carets.index("^") : carets.rindex("^") + 1] == "nope"
+    assert shown.startswith("1 | ...") == (place != "begin")
+    assert shown.endswith("...") == (place != "end")

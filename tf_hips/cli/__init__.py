@@ -9,6 +9,7 @@ Exit codes: 0, 2 for a wrong command line, 1 for other errors of the command its
 failing child's own, and 128 + signal.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -70,7 +71,15 @@ def _run(argv: Sequence[str] | None) -> int:
     return code
 
 
+def _said(error: Exception) -> str:
+    """The text of an error; `[Errno 2]` and the like tell a user nothing."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+    return f"{where}{error.strerror}"
+
+
 def _complain(command: str, error: Exception, code: int) -> int:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(_said(error).split()) or type(error).__name__
     sys.stderr.write(f"tf-hips {command}: error: {text}\n")
     return code

@@ -3,10 +3,12 @@
 
 import argparse
 import difflib
+import os
 import re
 import shutil
 import ssl
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +26,8 @@ _OFF = {"", "0", "false", "no", "off"}
 
 # What argparse says; newer versions have no quotes around the choices.
 _WRONG_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+
+_NO_COMMAND = (": COMMAND", ": VERB")
 
 
 class UsageError(Exception):
@@ -58,6 +62,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints one line, with the choice that is nearest to a wrong one, and exits with 2."""
+        if message.endswith(_NO_COMMAND):
+            message += f"; `{self.prog} --help` lists them"
         wrong = _WRONG_CHOICE.search(message)
         if wrong is not None:
             message += hint(wrong[1], re.findall(r"[^\s,']+", wrong[2]))
@@ -288,6 +294,34 @@ def _check_loads(identity: Tls) -> None:
         raise UsageError(
             f"--certificate and --key must be readable. Received: {error.strerror}"
         ) from error
+
+
+def check_log_dir(folder: str) -> None:
+    """Makes the folder of event logs.
+
+    Raises:
+        UsageError: it cannot be made, or nothing can be written there.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            "--log-dir must be a folder that can be written. Received: "
+            f"{folder} ({error.strerror or error})"
+        ) from error
+
+
+def check_output(name: str, file: str) -> None:
+    """Looks, before anything is started, whether the file of the option `name` can be written.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    path = Path(file)
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{name} must be a file in a folder that can be written. Received: {file}")
 
 
 def script_command(script: str, arguments: list[str]) -> list[str]:

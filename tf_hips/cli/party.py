@@ -56,7 +56,8 @@ def add(commands: Any) -> None:
         "--site",
         type=arguments.site,
         default="local",
-        help="the site's name, as the server lists it",
+        metavar="NAME",
+        help="the site's name, as the server lists it (default local)",
     )
     parser.add_argument(
         "--run",
@@ -64,9 +65,11 @@ def add(commands: Any) -> None:
         type=arguments.site,
         metavar="NAME",
         default="local",
-        help="the run to join",
+        help="the run to join (default local)",
     )
-    parser.add_argument("--seed", type=arguments.seed, default=0, help="seed of the run")
+    parser.add_argument(
+        "--seed", type=arguments.seed, default=0, metavar="N", help="seed of the run (default 0)"
+    )
     parser.add_argument(
         "--deadline",
         type=arguments.seconds,
@@ -97,13 +100,13 @@ def add(commands: Any) -> None:
         "--num-proc",
         type=arguments.count,
         metavar="N",
-        help="number of workers (default: all slots)",
+        help="number of workers (default: all slots of the hosts; 1 without hosts)",
     )
     parser.add_argument(
         "-H",
         "--hosts",
         metavar="HOST:SLOTS,...",
-        help="hosts of the site, as horovodrun takes them",
+        help="hosts of the site, as horovodrun takes them; one slot where none are said",
     )
     parser.add_argument(
         "--hostfile", metavar="FILE", help="the same as a file: one `HOST slots=N` per line"
@@ -157,6 +160,10 @@ def run(options: argparse.Namespace) -> int:
             f"--interface is for workers on other hosts (-H, --hostfile). Received: "
             f"{options.interface!r}"
         )
+    if options.log_dir is not None:
+        arguments.check_log_dir(options.log_dir)
+    if options.announce is not None:
+        arguments.check_output("--announce", options.announce)
     told = config.Run(
         run=options.run_name,
         seed=options.seed,
@@ -182,7 +189,7 @@ def run(options: argparse.Namespace) -> int:
                 max_restarts=options.max_restarts,
             )
         else:
-            _start_remote_workers(job, options, told, number, command)
+            _start_remote_workers(job, options, told, hosts, number, command)
         if options.announce:
             many = "workers" if number > 1 else "worker"
             Path(options.announce).write_text(f"{number} {many}\n", encoding="utf-8")
@@ -295,6 +302,11 @@ def report(failure: Failure | None) -> int:
     if failure.role == "launcher":
         sys.stderr.write(f"tf-hips: {failure.reason}; all processes ended\n")
     else:
+        if failure.is_stuck:
+            sys.stderr.write(
+                "tf-hips: the workers have ended, and the run is not over for the server. A script "
+                "that makes no step with HierarchicalPS joins no server; --parties 1 starts none\n"
+            )
         sys.stderr.write(
             f"tf-hips: {failure.role} failed first ({failure.reason}); all processes ended\n"
         )
@@ -325,6 +337,10 @@ def _hosts(options: argparse.Namespace) -> list[tuple[str, int]]:
             raise arguments.UsageError(
                 f"--hostfile {options.hostfile} cannot be read: {error.strerror}"
             ) from error
+        except UnicodeDecodeError as error:
+            raise arguments.UsageError(
+                f"--hostfile {options.hostfile} must be text in UTF-8. Received: {error}"
+            ) from error
         lines = [
             line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")
         ]
@@ -349,7 +365,12 @@ def _is_here(host: str) -> bool:
 
 
 def _start_remote_workers(
-    job: Job, options: argparse.Namespace, told: config.Run, number: int, command: Sequence[str]
+    job: Job,
+    options: argparse.Namespace,
+    told: config.Run,
+    hosts: Sequence[tuple[str, int]],
+    number: int,
+    command: Sequence[str],
 ) -> None:
     program = shutil.which("horovodrun") or shutil.which(
         "horovodrun", path=str(Path(sys.executable).parent)
@@ -363,7 +384,8 @@ def _start_remote_workers(
             f"tf-hips party: warning: {socket.gethostname()} resolves to a loopback address here, "
             "and Gloo would offer that to the other hosts; give it its real address in /etc/hosts\n"
         )
-    where = ["--hostfile", options.hostfile] if options.hostfile else ["-H", options.hosts]
+    # Its own parsers end with a traceback where a host has no slots or a file a comment.
+    where = ["-H", ",".join(f"{host}:{slots}" for host, slots in hosts)]
     from tf_hips.cli import worker
 
     line = [program, "--gloo", "-np", str(number), *where]

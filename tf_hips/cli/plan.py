@@ -109,6 +109,8 @@ def run(options: argparse.Namespace) -> int:
                 f"--topology must be one of {', '.join(ways) or 'none'} for {profile.num_ranks} "
                 f"ranks. Received: {name!r}"
             )
+    path = Path(options.output or _FILES[options.format])
+    arguments.check_output("--output", str(path))
     gradients = _gradients(options.model)
     backward = None
     if options.backward_ms is not None:
@@ -121,7 +123,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         plan = planner.make_plan(profile, gradients, candidates, backward, options.topology)
     show(plan, planner.exact_seconds(profile, gradients, backward))
-    path = Path(options.output or _FILES[options.format])
     if options.format == "secopa":
         path.write_text(plan.to_secopa(), encoding="utf-8")
     else:

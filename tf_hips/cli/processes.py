@@ -54,11 +54,13 @@ class Failure:
         role: name of the child.
         code: exit status for the launcher: the child's own, or 128 + signal.
         reason: the same in words.
+        is_stuck: whether it is a service that did not end after all others had.
     """
 
     role: str
     code: int
     reason: str
+    is_stuck: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -260,7 +262,7 @@ class Job:
             if stuck:
                 self.stop()
                 reason = f"still there {service_grace_s:g} s after the last worker"
-                return Failure(stuck[0].role, 1, reason)
+                return Failure(stuck[0].role, 1, reason, is_stuck=True)
         first = min((c for c in self._children if c.failed), key=lambda c: c.ended_s, default=None)
         if first is not None:
             self._turn_until(

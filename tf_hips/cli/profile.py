@@ -80,10 +80,7 @@ def run(options: argparse.Namespace) -> int:
     from tf_hips.comm.profile import Profile
 
     output = Path(options.output).resolve()
-    if not output.parent.is_dir():
-        raise arguments.UsageError(
-            f"--output must be a file in a folder that exists. Received: {options.output!r}"
-        )
+    arguments.check_output("--output", options.output)
     command = [sys.executable, "-m", _MODULE, "--output", str(output)]
     command += ["--seconds", str(options.seconds)]
     for text in dict.fromkeys(options.compression or DEFAULT_CANDIDATES):

@@ -25,6 +25,7 @@ from tf_hips.cli.processes import Failure, Job
 _SERVER = "server"
 # The certificates go away with the run; a connection can be made anew for as long as they hold.
 _CERTIFICATE_DAYS = 90
+_MAX_WORKERS = 1000  # a slip of the finger must not fill the machine with processes
 
 
 def add(commands: Any) -> None:
@@ -67,7 +68,7 @@ def add(commands: Any) -> None:
         "server of the party (default: horovod)",
     )
     parser.add_argument(
-        "--seed", type=arguments.seed, default=0, help="seed of the run (default 0)"
+        "--seed", type=arguments.seed, default=0, metavar="N", help="seed of the run (default 0)"
     )
     parser.add_argument(
         "--compression",
@@ -109,7 +110,10 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Starts everything, waits, and returns the exit code of the job."""
     command = arguments.script_command(options.script, options.arguments)
+    check_size(options)
     options.rule = votes.rule_of(options)
+    if options.log_dir is not None:
+        arguments.check_log_dir(options.log_dir)
     party_servers.check(options)  # says at once what is wrong, and so does
     uneven.environments(options, options.parties * options.workers)
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
@@ -117,6 +121,20 @@ def run(options: argparse.Namespace) -> int:
         job = stack.enter_context(Job(progress_role=party.worker_role(first, 0)))
         failure = _start(job, stack, options, command, Path(folder)) or job.wait()
     return party.report(failure)
+
+
+def check_size(options: argparse.Namespace) -> None:
+    """Looks whether one machine can have so many workers.
+
+    Raises:
+        UsageError: nobody means as many.
+    """
+    workers = options.parties * options.workers
+    if workers > _MAX_WORKERS:
+        raise arguments.UsageError(
+            f"--parties times --workers must be at most {_MAX_WORKERS}, all on this machine. "
+            f"Received: {workers}"
+        )
 
 
 def _start(

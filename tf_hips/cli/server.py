@@ -5,7 +5,6 @@ import argparse
 import logging
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,10 +35,19 @@ def add(commands: Any) -> None:
         help="the parties, in the order of their sums",
     )
     parser.add_argument(
-        "--bind", type=arguments.endpoint, default="127.0.0.1:7070", metavar="HOST:PORT"
+        "--bind",
+        type=arguments.endpoint,
+        default="127.0.0.1:7070",
+        metavar="HOST:PORT",
+        help="where to listen; port 0: a free one, see --announce (default 127.0.0.1:7070)",
     )
     parser.add_argument(
-        "--run", dest="run_name", type=arguments.site, default="local", metavar="NAME"
+        "--run",
+        dest="run_name",
+        type=arguments.site,
+        default="local",
+        metavar="NAME",
+        help="name of the run, as the parties have it (default local)",
     )
     parser.add_argument(
         "--compression",
@@ -62,7 +70,10 @@ def add(commands: Any) -> None:
         "asynchronous one, by which its parties go on without each other, or a robust one",
     )
     parser.add_argument(
-        "--max-model-mb", type=arguments.count, metavar="N", help="limit of a model in MiB"
+        "--max-model-mb",
+        type=arguments.count,
+        metavar="N",
+        help="limit of a model in MiB (default 16384)",
     )
     parser.add_argument(
         "--max-gather-mb",
@@ -80,7 +91,7 @@ def add(commands: Any) -> None:
         "--join-timeout",
         type=arguments.seconds,
         metavar="S",
-        help="seconds to wait for all parties",
+        help="seconds to wait for all parties (default 600)",
     )
     parser.add_argument(
         "--lost-after",
@@ -148,8 +159,14 @@ def run(options: argparse.Namespace) -> int:
     tls = arguments.identity(options)
     uplink = uplinks.of(options)
     rule = votes.rule_of(options)
+    if options.insecure and options.revoked is not None:
+        raise arguments.UsageError(
+            f"--revoked lists certificates, and --insecure has none. Received: {options.revoked}"
+        )
     if options.log_dir is not None:
-        _check_writable(options.log_dir)
+        arguments.check_log_dir(options.log_dir)
+    if options.announce is not None:
+        arguments.check_output("--announce", options.announce)
     from absl import flags
     from absl import logging as absl_logging
 
@@ -214,23 +231,6 @@ def _config_of(
         )
     except ConfigError as error:  # all of it comes from options
         raise arguments.UsageError(str(error)) from error
-
-
-def _check_writable(folder: str) -> None:
-    """Makes the folder of event logs.
-
-    Raises:
-        UsageError: it cannot be made, or nothing can be written there.
-    """
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise arguments.UsageError(
-            "--log-dir must be a folder that can be written. Received: "
-            f"{folder} ({error.strerror or error})"
-        ) from error
 
 
 class _Formatter(logging.Formatter):

@@ -100,7 +100,7 @@ def _show(description: "Description", results: "list[Result]", took_s: float) ->
     tables.show(columns, rows, leave_out=_LEFT_OUT, hint="--json - prints all")
     tables.console().print(
         f"{description.num_sites} sites, {results[0].rounds} rounds of each method after the "
-        f"first three; simulated in {took_s:.1f} s",
+        f"first three (least and most steps: in the last one); simulated in {took_s:.1f} s",
         soft_wrap=True,
     )
 

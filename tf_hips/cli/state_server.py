@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         type=arguments.endpoint,
         default="127.0.0.1:10010",
         metavar="HOST:PORT",
-        help="default 127.0.0.1:10010, the original's port",
+        help="where to listen (default 127.0.0.1:10010, the original's port)",
     )
     parser.add_argument("--announce", metavar="FILE", help="write HOST:PORT to FILE when listening")
     arguments.add_identity(parser, "the server")
@@ -35,6 +35,8 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until it is told to end; SIGTERM ends in peace."""
     identity = arguments.identity(options)
+    if options.announce is not None:
+        arguments.check_output("--announce", options.announce)
     import os
     import threading
 

@@ -32,7 +32,12 @@ def add(commands: Any) -> None:
         help="the server; all of them, where several share the model",
     )
     parser.add_argument(
-        "--run", dest="run_name", type=arguments.site, default="local", metavar="NAME"
+        "--run",
+        dest="run_name",
+        type=arguments.site,
+        default="local",
+        metavar="NAME",
+        help="name of the run (default local)",
     )
     parser.add_argument(
         "--server-role",

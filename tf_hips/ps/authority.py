@@ -292,7 +292,9 @@ def show(path: str | Path) -> Iterator[Shown]:
     x509, *_ = _cryptography()
     try:
         found = x509.load_pem_x509_certificates(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
         raise ConfigError(f"{path} must be a certificate in PEM: {error}") from error
     for one in found:
         names = one.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)

@@ -327,7 +327,7 @@ class Link:
             raise PeerError(f"{method}: {found.text}{waited}") from None
         if attempt == 0:
             log.warning(
-                "%s: the connection to %s failed (%s). Trying again.",
+                "%s: no connection to %s. %s Trying again.",
                 method,
                 self._uplink.server,
                 found.text,
