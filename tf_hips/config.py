@@ -273,7 +273,7 @@ def _parsed(path: Path) -> Any:
 class _Loader(yaml.SafeLoader):
     """The safe loader, which takes the last of equal keys; here they are an error."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """As `SafeLoader`; a key that is merged (`<<`) may be said again."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
