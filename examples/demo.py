@@ -9,7 +9,6 @@ output into `demo-out/`.
 
 import argparse
 import math
-import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tf_hips import log, report
+from tf_hips.cli import arguments
 from tf_hips.errors import TfHipsError
 
 HERE = Path(__file__).resolve().parent
@@ -32,11 +32,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="demo", description="Train on digits over two parties, and check the claims."
     )
-    parser.add_argument("--parties", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=2, help="workers per party")
-    parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("demo-out"))
+    for name, default, what in (
+        ("--parties", 2, "number of parties"),
+        ("--workers", 2, "workers per party"),
+        ("--epochs", 16, "passes through the data"),
+    ):
+        parser.add_argument(
+            name,
+            type=arguments.count,
+            default=default,
+            metavar="N",
+            help=f"{what} (default {default})",
+        )
+    parser.add_argument(
+        "--seed", type=arguments.seed, default=0, metavar="N", help="seed of the run (default 0)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("demo-out"),
+        metavar="DIR",
+        help="folder to write (default demo-out)",
+    )
     options = parser.parse_args()
     try:
         return demonstrate(options)
@@ -53,8 +70,10 @@ def demonstrate(options: argparse.Namespace) -> int:
     """
     console = Console(highlight=False)
     events_dir = options.out / "events"
-    shutil.rmtree(events_dir, ignore_errors=True)
-    events_dir.mkdir(parents=True)
+    events_dir.mkdir(parents=True, exist_ok=True)
+    # Of the demo before; a folder of this name may hold something else, too.
+    for old in events_dir.glob("*.jsonl"):
+        old.unlink()
     begin = time.monotonic()
     code = train(options, events_dir, console)
     if code:

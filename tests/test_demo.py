@@ -84,3 +84,32 @@ def test_a_small_demo_keeps_its_promises(tmp_path: Path) -> None:
     assert match[4] == "identical"
     assert sum(line.startswith("epoch ") for line in lines) == 6
     assert (tmp_path / "accuracy_and_bytes.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("option", ["--parties", "--workers", "--epochs"])
+def test_a_demo_of_nothing_is_refused_at_once(
+    option: str,
+    demo: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["demo", option, "0", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert ended.value.code == 2
+    assert "must be a whole number >= 1. Received: '0'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_demo_removes_the_events_of_the_last_one_only(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "events"
+    folder.mkdir()
+    for name in ("worker-party0-0.jsonl", "thesis.txt"):
+        (folder / name).write_text("{}\n")
+    monkeypatch.setattr("sys.argv", ["demo", "--out", str(tmp_path)])
+    monkeypatch.setattr(demo, "train", lambda *_: 7)
+    assert demo.main() == 7
+    assert [one.name for one in folder.iterdir()] == ["thesis.txt"]

@@ -189,8 +189,10 @@ def test_ranks_on_this_machine_measure(
     job = RecordingJob()
     monkeypatch.setattr(profile_command, "Job", lambda: job)
     more = ["--compression", "onebit", "--compression", "dgc", "--seconds", "3", "-o", "q.yaml"]
-    code, out, _ = run("profile", "-np", "3", *more, capsys=capsys)
+    code, out, err = run("profile", "-np", "3", *more, capsys=capsys)
     assert code == 0
+    # Nothing is known for as long as TensorFlow needs to start.
+    assert "3 ranks start here, which takes a while, and measure for about 3 s\n" in err
     expected = [sys.executable, "-m", "tf_hips.comm.profiling", "--output", str(folder / "q.yaml")]
     expected += ["--seconds", "3.0", "--compression", "onebit", "--compression", DGC]
     assert job.commands == [expected] * 3

@@ -197,6 +197,15 @@ def test_status_says_no_more_than_there_is(terminal: Narrow, capsys: Capture) ->
     assert left_out == "left out in 80 columns: workers (--json prints all)"
 
 
+def test_before_the_first_round_status_has_no_time_of_rounds(capsys: Capture) -> None:
+    for rounds, refused, said in (
+        (0, 1, "server: up for 90 s, 1 call refused, durable"),
+        (3, 0, "server: up for 90 s, 3 s a round, 0 calls refused, durable"),
+    ):
+        status._show([told() | {"rounds": rounds, "refused": refused}])
+        assert said in capsys.readouterr().out
+
+
 def show_plan() -> None:
     costs = profile(4, 1.25e7, codecs=(codec(ONEBIT, 1 / 8), codec(DGC, 0.065)))
     plan_command.show(make_plan(costs, list(GRADIENTS.items()), [ONEBIT]), 4.0)

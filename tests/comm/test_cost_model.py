@@ -332,7 +332,7 @@ def test_profiles_as_files(tmp_path: Path) -> None:
     assert Profile.read(path) == costs
     text = path.read_text()
     for old, new, expected in (
-        ("num_ranks: 3", "num_ranks: 0", r"at `\.`: `num_ranks` must be an integer in \[1, "),
+        ("num_ranks: 3", "num_ranks: 0", r"yaml: `num_ranks` must be an integer in \[1, "),
         ("delay: 0.0005", "delay: -1.0", r"at `allreduce`: `delay` must be a number >= 0"),
         ("cpu: 0.0", "cpu: 1.5", r"at `allreduce`: `cpu` must be in \[0, 1\]\. Received: 1\.5"),
         ("each: 0.125", "each: .nan", r"at `codecs\[0\]\.packet`: `each` must .* Received: nan"),

@@ -100,7 +100,7 @@ WRONG = {
     "endless digits": ("version: " + "9" * 5000 + "\n", "is not valid YAML: ValueError"),
     "endless hexadecimal": (
         f"version: 1\nnum_ranks: 0x{'f' * 9000}\nchoices: []\n",
-        r"at `\.`: `num_ranks` must be an integer in .*\. Received: a value of type int",
+        r"plan\.yaml: `num_ranks` must be an integer in .*\. Received: a value of type int",
     ),
     "a huge second": (
         f"{HEAD}choices: []\npredicted_seconds: 0x{'f' * 9000}\n",

@@ -383,3 +383,12 @@ def test_the_commands(tmp_path):
     error = run("summary", "host1", "host1", "--esync", "x.json", code=2)
     assert "host1/gpu0 twice" in error
     assert run("report", "nowhere", code=1).startswith("tf-hips report: error: A run must be")
+
+
+def test_steps_and_rounds_are_counted_in_whole_numbers(tmp_path):
+    events = trained() + [event(20 + n, "assigned", local_steps=20) for n in range(3)]
+    drawn = figures.draw(runs.read(write_events(tmp_path / "one", events)))["local-steps"]
+    [axes] = drawn.axes
+    assert axes.get_ylabel() == "steps of a worker"
+    for ticks in (axes.get_xticks(), axes.get_yticks()):
+        assert [one for one in ticks if one != round(one)] == []

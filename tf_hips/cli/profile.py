@@ -95,7 +95,12 @@ def run(options: argparse.Namespace) -> int:
         code = subprocess.run(command, check=False).returncode
         code = 128 - code if code < 0 else code
     else:
-        code = _run_here(command, options.num_proc or 2)
+        number = options.num_proc or 2
+        sys.stderr.write(
+            f"tf-hips profile: {number} rank{'s' if number > 1 else ''} start here, which takes a "
+            f"while, and measure for about {options.seconds:g} s\n"
+        )
+        code = _run_here(command, number)
     if code == 0 and not rank:
         show(Profile.read(output))
         sys.stdout.write(f"wrote {options.output}\n")

@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
         type=arguments.count,
         default=2,
         metavar="N",
-        help="workers per party (default 2)",
+        help=f"workers per party (default 2); of all parties at most {_MAX_WORKERS}",
     )
     parser.add_argument(
         "--server",

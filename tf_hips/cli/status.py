@@ -196,10 +196,10 @@ def _show_server(console: Any, told: dict[str, Any]) -> None:
         name = f" {told['server']}, shard {index} of {count}"
     if told["ended"]:
         console.print(f"server{name} ended: {printable(told['ended'])}")
-    per_round = told["round_s"] / told["rounds"] if told["rounds"] else 0.0
+    per_round = f"{told['round_s'] / told['rounds']:.3g} s a round, " if told["rounds"] else ""
+    refused = "1 call" if told["refused"] == 1 else f"{told['refused']} calls"
     console.print(
-        f"server{name}: up for {_time(told['uptime_s'])}, {per_round:.3g} s a round, "
-        f"{told['refused']} calls refused, "
+        f"server{name}: up for {_time(told['uptime_s'])}, {per_round}{refused} refused, "
         f"{'durable' if told['is_durable'] else 'state in memory'}"
     )
     if told["quorum"] is not None:

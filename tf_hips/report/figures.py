@@ -193,9 +193,9 @@ def _local_steps(runs: Sequence[Run]) -> "Figure":
         )
     axes.set_xlim(left=0.5)
     axes.set_xlabel("round")
-    axes.set_ylabel("steps of the device")
+    axes.set_ylabel("steps of a worker")
     axes.set_ylim(bottom=0)
-    axes.locator_params(axis="x", integer=True)
+    axes.locator_params(axis="both", integer=True)
     canvas.legend(axes, [f"{run.label}, {worker.name}" for run, worker in rows])
     return drawn
 
