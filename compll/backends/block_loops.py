@@ -441,7 +441,7 @@ class BlockLoops(Loops):
         self.lines.close()
         self.lines.close()
 
-    def _open_feedback(self, is_first: bool, how: str = "prefetch_page") -> None:
+    def _open_feedback(self, is_first: bool, how: str = "prefetch_page<4>") -> None:
         self.lines.open("if constexpr (kFeedback) {")
         if is_first:
             self.lines.add(f"{how}(gradient + base, count);", f"{how}(residual + base, count);")
@@ -480,7 +480,7 @@ class BlockLoops(Loops):
             return
         rest = None if sums is None else Rest(is_first=True)
         if sums is not None:
-            how = "prefetch_page" if sweep.writes else "prefetch_tile"
+            how = "prefetch_page<4>" if sweep.writes else "prefetch_tile"
             self._open_feedback(is_first=True, how=how)
         self.lines.open(f"if ({results_of_rows(self.apart, found, rest)}) {{")
         self.lines.add(*(f"{tree}.taken(count);" for tree in trees), "return;")

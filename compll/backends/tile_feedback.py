@@ -44,7 +44,7 @@ class TileFeedback:
         if not writes:
             return (ASK_AHEAD,)
         if self.first:
-            page = "if constexpr (!kFeedback) prefetch_page({} + base, count);"
+            page = "if constexpr (!kFeedback) prefetch_page<2>({} + base, count);"
             return page, f"if constexpr (kFeedback) {ASK_AHEAD}"
         return ("prefetch_again<kFeedback>({} + base, count);",)
 

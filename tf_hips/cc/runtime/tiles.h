@@ -70,15 +70,17 @@ TF_HIPS_INLINE void prefetch_tile(const float* tile, int64_t count) {
   prefetch_bytes(tile, count * 4);
 }
 
-// Asks for the first quarter of the next page, spread over the tiles of this one: what a processor
-// does not do by itself, since it sees an order within a page only. Loops that read, and keep up
-// with memory, are slowed down by asking for more.
+// Asks for the first one of kParts parts of the next page, spread over the tiles of this one: what
+// a processor does not do by itself, since it sees an order within a page only. Loops that read,
+// and keep up with memory, are slowed down by asking for more: a half of one vector, a quarter of
+// two.
+template <uintptr_t kParts>
 TF_HIPS_INLINE void prefetch_page(const float* tile, int64_t count) {
-  constexpr uintptr_t kPage = 4096, kPart = 4;
+  constexpr uintptr_t kPage = 4096;
   const auto begin = reinterpret_cast<uintptr_t>(tile);
-  for (int64_t i = 0; i < count * 4; i += 64 * kPart) {
+  for (int64_t i = 0; i < count * 4; i += static_cast<int64_t>(64 * kParts)) {
     const uintptr_t at = begin + static_cast<uintptr_t>(i);
-    __builtin_prefetch(reinterpret_cast<const void*>((at | (kPage - 1)) + 1 + at % kPage / kPart));
+    __builtin_prefetch(reinterpret_cast<const void*>((at | (kPage - 1)) + 1 + at % kPage / kParts));
   }
 }
 
@@ -89,7 +91,7 @@ TF_HIPS_INLINE void prefetch_again(const float* tile, int64_t count) {
   if constexpr (kIsSum) {
     prefetch_tile(tile, count);
   } else {
-    prefetch_page(tile, count);
+    prefetch_page<2>(tile, count);
   }
 }
 
