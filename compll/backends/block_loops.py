@@ -441,12 +441,10 @@ class BlockLoops(Loops):
         self.lines.close()
         self.lines.close()
 
-    def _open_feedback(self, is_first: bool) -> None:
+    def _open_feedback(self, is_first: bool, how: str = "prefetch_page<4>") -> None:
         self.lines.open("if constexpr (kFeedback) {")
         if is_first:
-            self.lines.add(
-                "prefetch_tile(gradient + base, count);", "prefetch_tile(residual + base, count);"
-            )
+            self.lines.add(f"{how}(gradient + base, count);", f"{how}(residual + base, count);")
 
     def _sweep_rows(
         self,
@@ -482,7 +480,8 @@ class BlockLoops(Loops):
             return
         rest = None if sums is None else Rest(is_first=True)
         if sums is not None:
-            self._open_feedback(is_first=True)
+            how = "prefetch_page<4>" if sweep.writes else "prefetch_tile"
+            self._open_feedback(is_first=True, how=how)
         self.lines.open(f"if ({results_of_rows(self.apart, found, rest)}) {{")
         self.lines.add(*(f"{tree}.taken(count);" for tree in trees), "return;")
         self.lines.close()

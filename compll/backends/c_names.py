@@ -30,8 +30,8 @@ main max_body_bytes maximum minimum n noise noise_at noise_tile old out pack_cod
 params power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
 round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
 store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
-for_steps for_ranges_back hidden at late value_or prefetch_half prefetch_part prefetch_tile
-wide_noise_tile wide_random_int packed_bits
+for_steps for_ranges_back hidden at late value_or prefetch_again prefetch_half prefetch_page
+prefetch_part prefetch_tile wide_noise_tile wide_random_int packed_bits
 mirror_tile with_packed_width random_int32
 """
 # What the headers of the runtime and of its CUDA half declare or call besides.

@@ -152,10 +152,12 @@ class Loops(TileNeeds):
         self._size, self._step = sweep.size, "kStep"
         head = f"for_tiles<kStep>({begin}, {count}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
+        self._asks = feedback.asks(writes=bool(sweep.writes))
         self._prepare(parts)
         self._is_single = len(parts) == 1
         self._feedback_rows(sweep, results, targets, feedback)
-        self.lines.add(*feedback.first)
+        self.lines.add(*self._asks_later, *feedback.first)
+        self._asks_later.clear()
         if not feedback.has_last:
             self._sweep_rows(sweep, results, targets)
         for (_, reduce), result in zip(sweep.reduces, results, strict=True):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compll.backends.row_code import RowCode
+from compll.backends.tile_needs import ASK_AHEAD
 from compll.ir import nodes
 
 # Decodes codes that a function of rows holds; the arguments of that function are found here.
@@ -32,6 +33,20 @@ class TileFeedback:
     has_last: bool = False
     gradient: nodes.Var | None = None
     held: HeldRows | None = None
+
+    def asks(self, *, writes: bool) -> tuple[str, ...]:
+        """How a loop over short tiles asks for what an encoder reads, before it does anything.
+
+        What follows the first line belongs behind functions of rows that form the sum: they ask for
+        gradient and residual by themselves. A loop that only reduces, with `writes` False, is
+        quickest where every line is asked for.
+        """
+        if not writes:
+            return (ASK_AHEAD,)
+        if self.first:
+            page = "if constexpr (!kFeedback) prefetch_page<2>({} + base, count);"
+            return page, f"if constexpr (kFeedback) {ASK_AHEAD}"
+        return ("prefetch_again<kFeedback>({} + base, count);",)
 
     def last_lines(self, done: str = "") -> tuple[str, ...]:
         """Statements at the end of each tile; `done`: C++ for elements that need them no more."""

@@ -20,6 +20,9 @@ from compll.ir.groups import mirror_of
 from compll.ir.types import Array, UInt
 from compll.ir.walk import walk
 
+# How what an encoder reads is asked for; see tiles.h.
+ASK_AHEAD = "prefetch_tile({} + base, count);"
+
 
 @dataclass
 class TileNeeds:
@@ -43,6 +46,8 @@ class TileNeeds:
     _noise: dict[int, str] = field(default_factory=dict)
     _tiles: dict[nodes.Var, str] = field(default_factory=dict)
     _fetched: set[nodes.Var] = field(default_factory=set)
+    _asks: tuple[str, ...] = (ASK_AHEAD,)
+    _asks_later: list[str] = field(default_factory=list)
     _mirrors: dict[tuple[nodes.Var, int], str] = field(default_factory=dict)
     _has_groups: bool = True
     _spread: dict[tuple[nodes.Var, nodes.Expr], str] = field(default_factory=dict)
@@ -254,7 +259,9 @@ class TileNeeds:
             return
         if self._step == "kStep" and vector.size == self._size:
             self._fetched.add(vector.var)
-            self.lines.add(f"prefetch_tile({vector.pointer} + base, count);")
+            asks = self._asks if vector.pointer == "in" else (ASK_AHEAD,)
+            self.lines.add(asks[0].format(vector.pointer))
+            self._asks_later += [line.format(vector.pointer) for line in asks[1:]]
 
     def _read_in_order(self, parts: list[nodes.Elementwise]) -> list[str]:
         """C++ for the vectors of floats in memory that parts read element by element."""

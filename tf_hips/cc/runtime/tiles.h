@@ -70,7 +70,33 @@ TF_HIPS_INLINE void prefetch_tile(const float* tile, int64_t count) {
   prefetch_bytes(tile, count * 4);
 }
 
-// Part number `kPart` of `kParts` of that, for loops that compute much between reading.
+// Asks for the first one of kParts parts of the next page, spread over the tiles of this one: what
+// a processor does not do by itself, since it sees an order within a page only. Loops that read,
+// and keep up with memory, are slowed down by asking for more: a half of one vector, a quarter of
+// two.
+template <uintptr_t kParts>
+TF_HIPS_INLINE void prefetch_page(const float* tile, int64_t count) {
+  constexpr uintptr_t kPage = 4096;
+  const auto begin = reinterpret_cast<uintptr_t>(tile);
+  for (int64_t i = 0; i < count * 4; i += static_cast<int64_t>(64 * kParts)) {
+    const uintptr_t at = begin + static_cast<uintptr_t>(i);
+    __builtin_prefetch(reinterpret_cast<const void*>((at | (kPage - 1)) + 1 + at % kPage / kParts));
+  }
+}
+
+// What a later loop of an encoder reads again: from memory, or the sum of gradient and residual,
+// which the loop before has written and which the caches hold in part.
+template <bool kIsSum>
+TF_HIPS_INLINE void prefetch_again(const float* tile, int64_t count) {
+  if constexpr (kIsSum) {
+    prefetch_tile(tile, count);
+  } else {
+    prefetch_page<2>(tile, count);
+  }
+}
+
+// Part number `kPart` of `kParts` of what prefetch_tile asks for, for loops that compute much
+// between reading.
 template <int64_t kPart, int64_t kParts>
 TF_HIPS_INLINE void prefetch_part(const float* tile, int64_t count) {
   prefetch_tile(tile + count * kPart / kParts, count / kParts);
