@@ -341,8 +341,9 @@ class HierarchicalPS(ConnectedStrategy):
     def _check_new_sum(self) -> None:
         if self._welcome is not None and self._num_sums and self._apart is None:
             raise ValueError(
-                "A run with an uplink trains one model with one optimizer. Received: gradients of "
-                "another model; start another run for it"
+                "A run with an uplink trains one model with one optimizer; a loop (FedAvg) may "
+                "have several in its local steps, as a GAN has. Received: gradients of other "
+                "variables; start another run for another model"
             )
 
     def _note_failure(self, error: BaseException) -> None:

@@ -123,6 +123,7 @@ def _install() -> None:
             setattr(module, name, functools.wraps(keras_function)(wrapped))
     _wrap(keras.Model, "_maybe_symbolic_build", _building)
     _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _reduction)
+    _wrap(keras.optimizers.Optimizer, "add_variable_from_reference", _slot)
     _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clipping)
     _wrap(keras.optimizers.Optimizer, "_overwrite_variables_directly_with_gradients", _overwriting)
     _wrap(keras.optimizers.Optimizer, "finalize_variable_values", _finalising)
@@ -261,6 +262,18 @@ def _reduction(keras_method: Callable[..., Any], optimizer: Any, grads_and_vars:
     pairs = lying.told(strategy, optimizer, pairs)
     with strategy._reducing(variables, optimizer):
         return lying.heard(strategy, keras_method(optimizer, pairs))
+
+
+def _slot(keras_method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    # `fit` looks at the optimizer that was compiled; a step of one's own may have others, as a GAN.
+    # TensorFlow would say that two strategies are mixed, and not in what.
+    strategy, made_in = _at_work(), optimizer._distribution_strategy
+    if strategy is not None and made_in is not strategy:
+        raise ValueError(
+            "An optimizer must be made inside the scope of the strategy whose variables it trains. "
+            f"Received: `{optimizer.name}`, an optimizer made under {type(made_in).__name__}"
+        )
+    return keras_method(optimizer, *args, **kwargs)
 
 
 def _clipping(keras_method: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:

@@ -10,7 +10,7 @@ from tests.strategies import training
 from tests.strategies.features import feature
 from tests.strategies.features.job import BATCH, Job, close
 from tests.strategies.features.models import build_mlp, compare, linear
-from tf_hips import callbacks, gather, shard
+from tf_hips import FedAvg, callbacks, gather, shard
 from tf_hips.errors import ProtocolError, TfHipsError
 
 
@@ -230,3 +230,75 @@ def layers_that_adapt(job: Job):
     model.fit(*own, **options)
     job.assert_replicas(model)
     job.equal(model.predict(rows[0][:3], verbose=0).tobytes())
+
+
+class Pair(keras.Model):
+    """Two networks that play against each other, each with an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker, self.critic = (
+            keras.Sequential([keras.Input((width,)), keras.layers.Dense(out, activation="tanh")])
+            for width, out in ((6, 3), (3, 1))
+        )
+
+    def compile(self, maker, critic):
+        super().compile()
+        self.optimizers = [(maker, self.maker), (critic, self.critic)]
+
+    def call(self, inputs):
+        return self.critic(self.maker(inputs))
+
+    def train_step(self, data):
+        x, y = data
+        shares = tf.distribute.get_strategy().num_replicas_in_sync
+        losses = []
+        for optimizer, network in self.optimizers[::-1] * 2:
+            with tf.GradientTape() as tape:
+                told = tf.reduce_mean(self.critic(self.maker(x)))
+                loss = told - tf.reduce_mean(self.critic(y)) if network is self.critic else -told
+                share = loss / shares
+            weights = network.trainable_variables
+            optimizer.apply(tape.gradient(share, weights), weights)
+            losses.append(loss)
+        return {"critic": losses[-2], "maker": losses[-1]}
+
+
+@feature()
+def several_optimizers_in_a_step(job: Job):
+    def build(optimizers=None):
+        model = Pair()
+        model.compile(*(optimizers or [keras.optimizers.SGD(0.1, momentum=0.9) for _ in range(2)]))
+        return model
+
+    rows = linear(job, 3)
+    options = {"epochs": 2, "shuffle": False, "verbose": 0}
+    outside = [keras.optimizers.Adam() for _ in range(2)]
+    model = job.make(lambda: build(outside))
+    with pytest.raises(ValueError, match=r"inside the scope of the strategy.*`adam"):
+        model.fit(*job.shard(rows), batch_size=BATCH, **options)
+
+    strategy = job.strategy()
+    model = job.make(build, strategy)
+    fit = model.fit
+    if job.has_uplink:
+        with pytest.raises(ValueError, match="one model with one optimizer; a loop"):
+            fit(*job.shard(rows), batch_size=BATCH, **options)
+        strategy = job.strategy()
+        model = job.make(build, strategy)
+        fit = FedAvg(model, strategy, local_steps=2).fit
+    told = fit(*job.shard(rows), batch_size=BATCH, **options).history
+    bits = [weight.tobytes() for weight in model.get_weights()]
+    job.equal(bits)
+    if job.is_exact and not job.has_uplink:
+        slots = [slot.numpy() for optimizer, _ in model.optimizers for slot in optimizer.variables]
+        job.equal([slot.tobytes() for slot in slots])
+
+        def one_process():
+            model = build()
+            history = model.fit(*rows, batch_size=BATCH * job.size, **options).history
+            return history, model.get_weights()
+
+        expected = job.one_process(one_process)
+        close(told, expected[0])
+        close(model.get_weights(), expected[1])
