@@ -480,8 +480,7 @@ class BlockLoops(Loops):
             return
         rest = None if sums is None else Rest(is_first=True)
         if sums is not None:
-            how = "prefetch_page<4>" if sweep.writes else "prefetch_tile"
-            self._open_feedback(is_first=True, how=how)
+            self._open_feedback(is_first=True, how="prefetch_tile")
         self.lines.open(f"if ({results_of_rows(self.apart, found, rest)}) {{")
         self.lines.add(*(f"{tree}.taken(count);" for tree in trees), "return;")
         self.lines.close()

@@ -152,7 +152,7 @@ class Loops(TileNeeds):
         self._size, self._step = sweep.size, "kStep"
         head = f"for_tiles<kStep>({begin}, {count}, [&](int64_t base, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
-        self._asks = feedback.asks(writes=bool(sweep.writes))
+        self._asks = feedback.asks(sweep)
         self._prepare(parts)
         self._is_single = len(parts) == 1
         self._feedback_rows(sweep, results, targets, feedback)

@@ -34,16 +34,16 @@ class TileFeedback:
     gradient: nodes.Var | None = None
     held: HeldRows | None = None
 
-    def asks(self, *, writes: bool) -> tuple[str, ...]:
+    def asks(self, sweep: nodes.Sweep) -> tuple[str, ...]:
         """How a loop over short tiles asks for what an encoder reads, before it does anything.
 
         What follows the first line belongs behind functions of rows that form the sum: they ask for
-        gradient and residual by themselves. A loop that only reduces, with `writes` False, is
-        quickest where every line is asked for.
+        gradient and residual by themselves. A loop that only reduces is quickest
+        where every line is asked for, and so is one that reduces a sum.
         """
-        if not writes:
+        if not sweep.writes:
             return (ASK_AHEAD,)
-        if self.first:
+        if self.first and not sweep.reduces:
             page = "if constexpr (!kFeedback) prefetch_page<2>({} + base, count);"
             return page, f"if constexpr (kFeedback) {ASK_AHEAD}"
         return ("prefetch_again<kFeedback>({} + base, count);",)

@@ -84,8 +84,8 @@ TF_HIPS_INLINE void prefetch_page(const float* tile, int64_t count) {
   }
 }
 
-// What a later loop of an encoder reads again: from memory, or the sum of gradient and residual,
-// which the loop before has written and which the caches hold in part.
+// What an encoder reads: from memory, or the sum of gradient and residual, which the caches hold in
+// part, or which is formed on the way.
 template <bool kIsSum>
 TF_HIPS_INLINE void prefetch_again(const float* tile, int64_t count) {
   if constexpr (kIsSum) {
