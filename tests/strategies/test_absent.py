@@ -73,8 +73,8 @@ def test_metrics_and_statistics_are_means_over_those_present() -> None:
     for here, there in zip(model.weights, other.weights, strict=True):
         np.testing.assert_array_equal(here.numpy(), there.numpy())
     np.testing.assert_array_equal(layer.moving_mean.numpy(), [0.5, -1.0])
-    told = logs._mean_of_logs({"loss": 9.0}, total([tf.constant([3.0], tf.float64)]), 2)
-    assert told == {"loss": 3.0}
+    present = tf.constant([3.0, 1.0], tf.float64)  # its loss, and that a metric explains it
+    assert logs._means({"loss": 9.0}, [True], total([present]), 2) == ({"loss": 3.0}, [2])
 
 
 def test_a_party_that_is_absent_compares_itself_with_the_others() -> None:
