@@ -162,12 +162,12 @@ def _compare(sizes, rule, text, topology, steps=3):
 @pytest.mark.slow
 @ranks(3)
 def test_all_kinds_of_rules_equal_those_in_numpy():
-    from tf_hips.comm import robust_sum
+    from tf_hips.comm.robust_wire import Packets, Values
 
-    robust_sum.BUCKET_ELEMENTS = 4 * 310  # three buckets
+    Values.bucket_elements = 4 * 310  # several buckets
     _compare(LARGE, "median", "fp32", "ps", steps=2)
     _compare(LARGE, "krum(f=0)", "fp32", "ps", steps=2)
-    robust_sum.BUCKET_ELEMENTS = 16
+    Packets.bucket_elements = Values.bucket_elements = 16
     for rule in ("median", "geometric_median", CHAIN, "bucketing(s=2) >> mean"):
         _compare(SMALL, rule, "fp32", "ps", steps=2)
         _compare(SMALL, rule, EF, "allgather", steps=2)
@@ -273,10 +273,10 @@ def _refusals(ways):
 
 @ranks(4)
 def test_four_ranks_one_of_whom_lies():
-    from tf_hips.comm import robust_sum
+    from tf_hips.comm.robust_wire import Packets, Values
     from tf_hips.robust import attacks
 
-    robust_sum.BUCKET_ELEMENTS = 16
+    Packets.bucket_elements = Values.bucket_elements = 16
     _compare(SMALL, "median", "fp32", "ps", steps=2)
     _compare(SMALL, CHAIN, EF, "ps", steps=2)
     _liars([(attacks.reversed_gradient(1e3), CHAIN, "allgather")])

@@ -47,10 +47,6 @@ from tf_hips.robust import Aggregator
 
 TOPOLOGIES = (PS, "allgather")
 
-# Fewer than of a sum: while a rule looks at the last bucket, or at the first one behind a decision,
-# the link has nothing to do.
-BUCKET_ELEMENTS = 2**22
-
 # Step, who is refused, and why the rule could not be applied, if so; raises that.
 Tell: TypeAlias = Callable[[int, Sequence[Refused], ToleranceError | None], None]
 # Results by piece, and what says who is refused.
@@ -107,6 +103,7 @@ class RobustSum(CompressedSum):
             )
         check(rule, primitives.size())
         is_exact = compressor.codec.name == "fp32" and not compressor.has_state
+        wire = Values if is_exact else Packets
         super().__init__(
             sizes,
             compressor,
@@ -116,8 +113,8 @@ class RobustSum(CompressedSum):
             make_variable=make_variable,
             topology=topology,
             shares=shares,
-            bucket_elements=BUCKET_ELEMENTS,
-            piece_elements=Values.grain if is_exact else Packets.grain,
+            bucket_elements=wire.bucket_elements,
+            piece_elements=wire.grain,
         )
         self._wire: Wire = Values() if is_exact else Packets(self, self._recoded)
         self._rule = rule

@@ -32,10 +32,12 @@ class Wire(Protocol):
 
     Attributes:
         grain: elements of a piece at most.
+        bucket_elements: of a bucket, more or less.
         compressor: what rows are encoded with; None: not at all.
     """
 
     grain: int
+    bucket_elements: int
     compressor: Compressor | None
 
     def lengths(self, pieces: Sequence[Piece]) -> list[int]:
@@ -85,6 +87,8 @@ class Packets(Wire):
     """Packets of a compressor on the way to owners, and of its `for_sums` on the way back."""
 
     grain = CHUNK
+    # Fewer than of a sum: decoding and ruling take longer than the link does, and overlap.
+    bucket_elements = 1 << 22
 
     def __init__(self, codec: Codec, recode: "Recode") -> None:
         """Takes what encodes gradients, and what encodes results."""
@@ -149,6 +153,9 @@ class Values(Wire):
     """The elements themselves, both ways."""
 
     grain = 1 << 17
+    # The link takes longer than a rule does, and stands still for a while behind each round of an
+    # exchange.
+    bucket_elements = 1 << 24
     compressor = None
 
     def lengths(self, pieces: Sequence[Piece]) -> list[int]:
