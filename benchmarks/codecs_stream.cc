@@ -16,8 +16,8 @@
 namespace {
 
 // Bytes ahead that are asked for, as codecs do: a processor does so by itself, but not over the
-// ends of pages.
-constexpr int64_t kAhead = 1 << 13;
+// ends of pages. A multiple of a page is up to a tenth slower.
+constexpr int64_t kAhead = 4608;
 
 // Bytes that a thread moves of the largest buffer before it turns to the next one.
 constexpr int64_t kBlock = 1 << 15;

@@ -60,16 +60,13 @@ class BlockLoops(Loops):
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
         if len(stores) > 1:
             self.lines.add(*feedback.first)
-        # Half of what the next tiles read is asked for before their blocks are known, half after.
         ahead = self._read_in_order([block_source(store)[0] for store in stores])
         is_first = bool(feedback.first)
         ahead = ["gradient" if is_first and pointer == "in" else pointer for pointer in ahead]
-        self._ask_for(ahead, "prefetch_part<0, 4>({} + base, count);")
         for store, init in zip(stores, inits, strict=True):
             part, _ = block_source(store)
             self._prepare([part])
             self._reduce_blocks(store, length, init, feedback if len(stores) == 1 else NO_FEEDBACK)
-        self._ask_for(ahead, "prefetch_part<1, 4>({} + base, count);")
         self._forget()
         for sweep in sweeps:
             if sweep.size == source.size:
@@ -119,7 +116,7 @@ class BlockLoops(Loops):
         self._step, self._begin = "kStep", "at"
         head = "for_steps(base, count, [&](int64_t base, [[maybe_unused]] int64_t at, auto count)"
         self.lines.open(f"{head} TF_HIPS_INLINED {{")
-        self._ask_for(ahead, "prefetch_half({} + base, at, count);")
+        self._ask_for(ahead, "prefetch_blocks({} + base, count);")
         self._fetched |= {vector.var for vector in self.stored.values()}
         self._prepare(parts_of(sweep))
         self._is_single = len(sweep.writes) == 1

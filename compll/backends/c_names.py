@@ -30,8 +30,8 @@ main max_body_bytes maximum minimum n noise noise_at noise_tile old out pack_cod
 params power_of_two random_float random_int read_params reduce_blocks reduce_int_blocks reduce_tile
 round_half_away run scratch sign_of sort_values spread_blocks status std store_code held store_float
 store_floats sum_tile take_indices tf_hips unpack_codes value value_at values wide_noise_at
-for_steps for_ranges_back hidden at late value_or prefetch_again prefetch_half prefetch_page
-prefetch_part prefetch_tile wide_noise_tile wide_random_int packed_bits
+for_steps for_ranges_back hidden at late value_or prefetch_again prefetch_blocks prefetch_page
+prefetch_tile wide_noise_tile wide_random_int packed_bits
 mirror_tile with_packed_width random_int32
 """
 # What the headers of the runtime and of its CUDA half declare or call besides.
@@ -50,20 +50,20 @@ memcpy mixed more nearest_mean needed neutral next noise_wide noise_words num_ru
 numbers_as_row of_pair one order_of_kept pack_groups pack_many_words pack_stream pack_wide
 pack_words padded_count pair philox philox_round pick_digit place_of prefetch_bytes put put_half
 put_rows range rank_key ranked reduce_rows residual_tile row_abs row_at row_bits row_both row_bytes
-row_codes row_compared row_count row_difference row_either row_every_code row_held row_is_at_least
-row_is_at_most row_is_equal row_is_less row_is_more row_is_set row_is_unequal row_left row_looked_up
-row_low_bits row_maximum row_minimum row_mirrored row_noise row_number row_number_is_at_least
-row_number_is_at_most row_number_is_equal row_number_is_less row_number_is_more
-row_number_is_unequal row_number_select row_of row_of_codes row_of_flags row_of_number row_packed
-row_plus_noise row_select row_store row_stream row_sum row_whole_noise rule_of run_of run_top_k
-scaled_noise scan_threads scan_tiles scatter_bits shared shift_of shifted sign size_for sort_all
-sort_key sort_keys sort_rest sort_steps sorted_few sorted_few_or_none sorted_many sorted_value
-sorter split_words spread_weights start start_block step store_bits store_codes store_some
-stream_on_wide stream_wide sum_at sum_threads sum_wide sweep take take_tile take_values taken top
-top_k_alone top_k_count top_k_gather top_k_pack top_k_pick top_k_scan top_k_write trimmed_mean
-unless unpack_groups unpack_many_words unpack_stream unpack_wide unpack_words used value_of
-within_groups write_chosen write_line write_prefix write_staged write_until xor_all
-cudaGetErrorString error_text last_error word_of
+row_clamped row_codes row_compared row_count row_difference row_either row_every_code row_finite
+row_held row_is_at_least row_is_at_most row_is_equal row_is_less row_is_more row_is_set
+row_is_unequal row_largest row_left row_looked_up row_low_bits row_maximum row_minimum row_mirrored
+row_noise row_number row_number_is_at_least row_number_is_at_most row_number_is_equal
+row_number_is_less row_number_is_more row_number_is_unequal row_number_select row_of row_of_codes
+row_of_flags row_of_number row_packed row_plus_noise row_select row_store row_stream row_sum
+row_whole_noise rule_of run_of run_top_k scaled_noise scan_threads scan_tiles scatter_bits shared
+shift_of shifted sign size_for sort_all sort_key sort_keys sort_rest sort_steps sorted_few
+sorted_few_or_none sorted_many sorted_value sorter split_words spread_weights start start_block step
+store_bits store_codes store_some stream_on_wide stream_wide sum_at sum_threads sum_wide sweep take
+take_tile take_values taken top top_k_alone top_k_count top_k_gather top_k_pack top_k_pick
+top_k_scan top_k_write trimmed_mean unless unpack_groups unpack_many_words unpack_stream unpack_wide
+unpack_words used value_of within_groups write_chosen write_line write_prefix write_staged
+write_until xor_all cudaGetErrorString error_text last_error word_of
 """
 RESERVED = frozenset((_KEYWORDS + _OWN + _RUNTIME).split())
 # Types, constants and macros of the runtime and of C begin with capitals or k, or end in _t; digits

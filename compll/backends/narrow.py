@@ -41,16 +41,26 @@ class Ranges:
     def __init__(self, params: tuple[nodes.Param, ...]) -> None:
         """Knows those of the parameters."""
         self._of_params = {param.var: _of_param(param) for param in params}
+        self._lets: list[nodes.Let] = []
         self._known: dict[nodes.Var, Range] = {}
         self._positive: set[nodes.Var] = set()
 
     def learn(self, let: nodes.Let) -> None:
         """Finds that of a variable."""
+        self._lets.append(let)
         if self._is_positive(let.value):
             self._positive.add(let.var)
         found = self(let.value) if let.var.type == INT else None
         if found is not None:
             self._known[let.var] = found
+
+    def where(self, param: nodes.Var, value: int) -> "Ranges":
+        """What is known where a parameter has a value."""
+        found = Ranges(())
+        found._of_params = {**self._of_params, param: Range(value, value)}
+        for let in self._lets:
+            found.learn(let)
+        return found
 
     def __call__(self, expr: nodes.Expr) -> Range | None:
         """That of a scalar that is no Float; None: it is not known, or 64 bits do not hold it."""

@@ -13,6 +13,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from compll.backends.c_common import Expressions, Lines, float_literal
+from compll.backends.float_ranges import never_above_top
+from compll.backends.narrow import Ranges
+from compll.backends.row_forms import (
+    clamp_of,
+    finite_size_of,
+    is_code,
+    is_number_or_0,
+    is_unit,
+)
 from compll.backends.stored import unnamed
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, UInt
@@ -152,7 +161,7 @@ class RowCode:
         except _NoRowsError:
             return None
         lines = ["if (count % 64 != 0) return false;"]
-        if value.operand.type == FLOAT:
+        if value.operand.type == FLOAT and not self._is_below_top(value):
             lines.append(f"const Row top = row_of({self.argument('float', top)});")
         lines += [
             "for (int64_t j = 0; j < count; j += 64) {",
@@ -218,24 +227,32 @@ class RowCode:
         value = unnamed(self.part, self.part.value)
         if value.type != FLOAT or reducer not in FOLDS:
             return None
+        size = finite_size_of(self.part) if reducer == "max" else None
+        fold, first, result = FOLDS[reducer].format(a="a"), "x", "a"
         try:
-            before = rest.before(self) if rest is not None else []
-            body = [*before, *self._declared(), f"const Row x = {self._row(value)};"]
+            body = rest.before(self) if rest is not None else []
+            body += self._declared()
+            row = self._row(value) if size is None else f"row_finite({self._row(size.operand)})"
+            body.append(f"const Row x = {row};")
         except _NoRowsError:
             return None
         if self.uses_blocks:
             return None
+        if size is not None:
+            # The largest of what is held to a cap is the largest, held to it.
+            fold, first = "row_largest(a, x)", "row_abs(x)"
+            result = "a" if size.cap is None else f"row_minimum(a, {self._row(size.cap)})"
         lines = [
             "if (count % length != 0) return false;",
             "for (int64_t begin = 0; begin < count; begin += length) {",
             "  const int64_t at = begin;",
             *(f"  {line}" for line in body),
-            "  Row a = x;",
+            f"  Row a = {first};",
             "  for (int64_t at = begin + 16; at < begin + length; at += 16) {",
             *(f"    {line}" for line in body),
-            f"    a = {FOLDS[reducer].format(a='a')};",
+            f"    a = {fold};",
             "  }",
-            f"  *to++ = combine_row<{reducer.capitalize()}>(init, a);",
+            f"  *to++ = combine_row<{reducer.capitalize()}>(init, {result});",
             "}",
             "return true;",
         ]
@@ -292,23 +309,25 @@ class RowCode:
                 return self._read(expr)
             case nodes.Unary(op="-"):
                 return f"(-{self._row(expr.operand)})"
-            case nodes.Binary(op="+", right=nodes.Random() as noise) if _is_unit(noise):
+            case nodes.Binary(op="+", right=nodes.Random() as noise) if is_unit(noise):
                 return f"row_plus_noise({self._row(expr.left)}, {self._noise(noise)})"
             case nodes.Binary() if expr.op in "+-*/":
                 return f"({self._row(expr.left)} {expr.op} {self._row(expr.right)})"
-            case nodes.Select() if _is_number_or_0(expr):
+            case nodes.Select() if is_number_or_0(expr):
                 return f"row_number({self._row(expr.yes)})"
             case nodes.Select():
                 parts = self._flags(expr.condition), self._row(expr.yes), self._row(expr.no)
                 return f"row_select({', '.join(parts)})"
             case nodes.Math() if expr.function == "abs":
                 return f"row_abs({self._row(expr.arguments[0])})"
+            case nodes.Math() if (clamp := clamp_of(self.part, expr, self._ranges)) is not None:
+                return f"row_clamped({self._row(clamp.operand)}, {self._row(clamp.bound)})"
             case nodes.Math() if expr.function in ("min", "max"):
                 first, second = map(self._row, expr.arguments)
                 return f"row_{expr.function}imum({first}, {second})"
             case nodes.Convert() if isinstance(expr.operand.type, UInt):
                 return f"row_of_codes({self._codes(expr.operand)})"
-            case nodes.Random() if _is_unit(expr):
+            case nodes.Random() if is_unit(expr):
                 return f"row_noise({self._noise(expr)})"
         raise _NoRowsError
 
@@ -395,9 +414,19 @@ class RowCode:
         """C++ for the width of codes that depends on parameters; None: there are no such."""
         return next((codes.bits for codes in self.packed if codes.width == "kBits"), None)
 
+    @property
+    def _ranges(self) -> Ranges:
+        if self.c.ranges is None:
+            raise TypeError(f"rows need a printer that learns ranges. Received: {self.c!r}")
+        return self.c.ranges
+
+    def _is_below_top(self, value: nodes.Convert) -> bool:
+        return never_above_top(self.part, value, self._ranges)
+
     def _code_of(self, value: nodes.Convert) -> str:
         if value.operand.type == FLOAT:
-            return f"row_codes({self._row(value.operand)}, top)"
+            row = self._row(value.operand)
+            return f"row_codes({row})" if self._is_below_top(value) else f"row_codes({row}, top)"
         if not isinstance(value.type, UInt) or not isinstance(value.type.bits, int):
             raise _NoRowsError
         low = (1 << value.type.bits) - 1
@@ -432,7 +461,7 @@ class RowCode:
             case nodes.Binary() if expr.op in _COMPARISONS and expr.left.type == FLOAT:
                 sides = f"{self._row(expr.left)}, {self._row(expr.right)}"
                 return f"row_is_{_COMPARISONS[expr.op]}({sides})"
-            case nodes.Binary() if expr.op in _COMPARISONS and _is_code(expr.left):
+            case nodes.Binary() if expr.op in _COMPARISONS and is_code(expr.left):
                 if not isinstance(expr.right, nodes.Const):
                     raise _NoRowsError
                 sides = f"{self._integers(expr.left)}, {self._integers(expr.right)}"
@@ -517,28 +546,3 @@ def emit_function(rows: list[RowCode], apart: Apart, body: list[str], target: st
         )
     lines.add("  return false;", "}", "")
     return f"{name}{of_bits}({', '.join(['count', *given])}, "
-
-
-def _is_code(expr: nodes.Expr) -> bool:
-    """Whether it is a code as a number, which is no negative one."""
-    if not isinstance(expr, nodes.Convert) or expr.type != INT:
-        return False
-    return isinstance(expr.operand.type, UInt)
-
-
-def _is_number_or_0(expr: nodes.Select) -> bool:
-    """Whether it is `x == x ? x : 0`: 0 for NaN, and else the number that it is."""
-    test, no = expr.condition, expr.no
-    if not isinstance(test, nodes.Binary) or test.op != "==" or not isinstance(no, nodes.Const):
-        return False
-    refs = [e for e in (test.left, test.right, expr.yes) if isinstance(e, nodes.Ref)]
-    is_one = len(refs) == 3 and all(e.var is refs[0].var for e in refs)
-    return is_one and str(float(no.value)) == "0.0"
-
-
-def _is_unit(expr: nodes.Random) -> bool:
-    """Whether noise is 16 bits from 0 to 1."""
-    low, high = expr.low, expr.high
-    if not isinstance(low, nodes.Const) or not isinstance(high, nodes.Const):
-        return False
-    return expr.bits == 16 and low.value == 0 and high.value == 1

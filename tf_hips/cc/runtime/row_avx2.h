@@ -284,6 +284,17 @@ TF_HIPS_AVX2_INLINE Row row_select(RowFlags flags, Row yes, Row no) {
           _mm256_blendv_ps(no.high, yes.high, _mm256_castsi256_ps(flags.high))};
 }
 
+// NaN and infinities become +0.
+TF_HIPS_AVX2_INLINE Row row_finite(Row x) {
+  return keep_where(row_is_at_most(row_abs(x), row_of(std::numeric_limits<float>::max())), x);
+}
+// The larger one of a and |x|, of numbers of which a is not negative.
+TF_HIPS_AVX2_INLINE Row row_largest(Row a, Row x) { return row_maximum(a, row_abs(x)); }
+// From -bound to bound; x is a number, and `bound` above 0.
+TF_HIPS_AVX2_INLINE Row row_clamped(Row x, Row bound) {
+  return row_minimum(row_maximum(x, -bound), bound);
+}
+
 // x == x ? x : 0.
 TF_HIPS_AVX2_INLINE Row row_number(Row x) { return keep_where(row_compared<_CMP_ORD_Q>(x, x), x); }
 
@@ -300,12 +311,13 @@ TF_HIPS_AVX2_INLINE Row row_plus_noise(Row x, const uint16_t* noise) {
   return x + row_noise(noise);
 }
 
-// float_to_code but for what is below 0, NaN included: it becomes a negative number, which
-// store_codes saturates.
-TF_HIPS_AVX2_INLINE RowCodes row_codes(Row x, Row top) {
-  const Row held = row_minimum(top, x);
-  return {_mm256_cvttps_epi32(held.low), _mm256_cvttps_epi32(held.high)};
+// float_to_code, of what is not above the largest code, but for what is below 0, NaN included: it
+// becomes a negative number, which store_codes saturates.
+TF_HIPS_AVX2_INLINE RowCodes row_codes(Row x) {
+  return {_mm256_cvttps_epi32(x.low), _mm256_cvttps_epi32(x.high)};
 }
+// The same of any numbers.
+TF_HIPS_AVX2_INLINE RowCodes row_codes(Row x, Row top) { return row_codes(row_minimum(top, x)); }
 
 // Numbers of which codes are the low bits.
 TF_HIPS_AVX2_INLINE RowCodes row_low_bits(RowCodes numbers, RowCodes low) {

@@ -165,6 +165,22 @@ TF_HIPS_AVX512_INLINE Row row_abs(Row x) { return _mm512_abs_ps(x); }
 TF_HIPS_AVX512_INLINE Row row_maximum(Row a, Row b) { return _mm512_max_ps(a, b); }
 TF_HIPS_AVX512_INLINE Row row_minimum(Row a, Row b) { return _mm512_min_ps(a, b); }
 
+// NaN and infinities become +0.
+TF_HIPS_AVX512_INLINE Row row_finite(Row x) {
+  // The table's places of two kinds of NaN and of two infinities say +0, and all else stays.
+  return _mm512_fixupimm_ps(x, x, _mm512_set1_epi32(0x880088), 0);
+}
+// The larger one of a and |x|, of numbers of which a is not negative.
+TF_HIPS_AVX512_INLINE Row row_largest(Row a, Row x) {
+  constexpr int kLarger = 3, kNoSign = 2 << 2;
+  return _mm512_range_ps(a, x, kLarger | kNoSign);
+}
+// From -bound to bound; x is a number, and `bound` above 0.
+TF_HIPS_AVX512_INLINE Row row_clamped(Row x, Row bound) {
+  constexpr int kSmaller = 2, kSignOfX = 0 << 2;
+  return _mm512_range_ps(x, bound, kSmaller | kSignOfX);
+}
+
 TF_HIPS_AVX512_INLINE RowFlags row_is_less(Row a, Row b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
 }
@@ -217,6 +233,8 @@ TF_HIPS_AVX512_INLINE Row row_plus_noise(Row x, const uint16_t* noise) {
 TF_HIPS_AVX512_INLINE RowCodes row_codes(Row x, Row top) {
   return _mm512_cvttps_epi32(_mm512_min_ps(top, x));
 }
+// The same of what is not above the largest code.
+TF_HIPS_AVX512_INLINE RowCodes row_codes(Row x) { return _mm512_cvttps_epi32(x); }
 
 // Numbers of which codes are the low bits.
 TF_HIPS_AVX512_INLINE RowCodes row_low_bits(RowCodes numbers, RowCodes low) {

@@ -187,9 +187,8 @@ class Scattered {
   }
 
  private:
-  // Elements that are asked for ahead of time; less than a tile. To the second-level cache: the
-  // first one waits for fewer lines at a time.
-  static constexpr int64_t kFetched = 64;
+  // Elements that are asked for ahead of time; less than a tile.
+  static constexpr int64_t kFetched = 32;
 
   static TF_HIPS_INLINE int32_t how(const float* out, int32_t mode) {
     return mode == TF_HIPS_STREAM && !LateLines::can_write(out) ? TF_HIPS_SET : mode;
@@ -198,7 +197,7 @@ class Scattered {
   template <typename Change>
   TF_HIPS_INLINE void each(const uint32_t* indices, int64_t count, const Change& change) {
     for (int64_t j = 0; j < count; ++j) {
-      __builtin_prefetch(out_ + indices[j + kFetched], 0, 2);
+      __builtin_prefetch(out_ + indices[j + kFetched]);
       change(out_ + indices[j], j);
     }
   }

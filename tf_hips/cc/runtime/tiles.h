@@ -55,11 +55,16 @@ TF_HIPS_INLINE void for_ranges_back(int64_t n, const Range& range) {
 
 // Floats ahead of a step that are asked for while it is computed. A processor does so by itself,
 // but not over the ends of pages of 1024 floats, and not while it computes for long without reading
-// on: memory would rest meanwhile.
-constexpr int64_t kAhead = 2 * kTile;
+// on: memory would rest meanwhile. No multiple of a page: what is asked for would go where the
+// first-level cache holds what is read.
+constexpr int64_t kAhead = kTile + kTile / 2;
+// The same of loops that have read their tile once when they ask: nearer, and with steps that ask
+// in two pages.
+constexpr int64_t kAheadOfBlocks = kTile + kTile / 8;
 
+template <int64_t kFloats = kAhead>
 TF_HIPS_INLINE void prefetch_bytes(const void* begin, int64_t bytes) {
-  const auto ahead = reinterpret_cast<uintptr_t>(begin) + kAhead * 4;
+  const auto ahead = reinterpret_cast<uintptr_t>(begin) + kFloats * 4;
   for (int64_t i = 0; i < bytes; i += 64) {
     __builtin_prefetch(reinterpret_cast<const void*>(ahead + i));
   }
@@ -68,6 +73,11 @@ TF_HIPS_INLINE void prefetch_bytes(const void* begin, int64_t bytes) {
 // Asks for what lies `kAhead` elements behind a tile; beyond the vector's end nothing happens.
 TF_HIPS_INLINE void prefetch_tile(const float* tile, int64_t count) {
   prefetch_bytes(tile, count * 4);
+}
+
+// The same for a step of a tile whose blocks are reduced.
+TF_HIPS_INLINE void prefetch_blocks(const float* step, int64_t count) {
+  prefetch_bytes<kAheadOfBlocks>(step, count * 4);
 }
 
 // Asks for the first one of kParts parts of the next page, spread over the tiles of this one: what
@@ -93,18 +103,6 @@ TF_HIPS_INLINE void prefetch_again(const float* tile, int64_t count) {
   } else {
     prefetch_page<2>(tile, count);
   }
-}
-
-// Part number `kPart` of `kParts` of what prefetch_tile asks for, for loops that compute much
-// between reading.
-template <int64_t kPart, int64_t kParts>
-TF_HIPS_INLINE void prefetch_part(const float* tile, int64_t count) {
-  prefetch_tile(tile + count * kPart / kParts, count / kParts);
-}
-
-// A step's share of the second half of a tile; `at`: where in the tile the step begins.
-TF_HIPS_INLINE void prefetch_half(const float* step, int64_t at, int64_t count) {
-  prefetch_tile(step + kTile / 2 - at / 2, count / 2);
 }
 
 // A tile with each group of kMirror + 1 elements the other way round: out[j] = in[j ^ kMirror].

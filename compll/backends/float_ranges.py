@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between which numbers the floats of a loop are, as far as that is known.
+
+Rounding keeps order, so the ends of a result are those that the ends of its operands have, rounded
+as the loop rounds. What is known of integers says narrow.py.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from compll.backends.narrow import Range, Ranges
+from compll.backends.row_forms import is_number_or_0, is_unit
+from compll.backends.stored import unnamed
+from compll.ir import nodes, semantics
+from compll.ir.types import FLOAT, UInt
+
+_MAX_WIDTHS = 32
+
+
+@dataclass(frozen=True)
+class FloatRange:
+    """The numbers from `low` to `high`, both binary32; and NaN, if `has_nan`."""
+
+    low: float = -np.inf
+    high: float = np.inf
+    has_nan: bool = True
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no infinity is among them."""
+        return bool(np.isfinite(self.low) and np.isfinite(self.high))
+
+
+def never_above_top(part: nodes.Elementwise, value: nodes.Convert, ranges: Ranges) -> bool:
+    """Whether the float that a code is made of is below the first one that is no code.
+
+    Codes need not be held to the largest one then. A width that is a parameter is taken for each
+    value that the parameter can have, for what else depends on it.
+    """
+    if not isinstance(value.type, UInt):
+        return False
+    for bits, known in _widths(value.type, ranges):
+        found = float_range(part, value.operand, known)
+        if not found.high < 2.0**bits:
+            return False
+    return True
+
+
+def float_range(part: nodes.Elementwise, expr: nodes.Expr, ranges: Ranges) -> FloatRange:
+    """That of a float that a part computes for each element."""
+    expr = unnamed(part, expr)
+    match expr:
+        case nodes.Const() if expr.type == FLOAT:
+            return FloatRange(expr.value, expr.value, bool(np.isnan(expr.value)))
+        case nodes.Convert() if expr.operand.type != FLOAT:
+            return _of_integers(ranges(expr.operand))
+        case nodes.Random() if is_unit(expr):
+            return FloatRange(0.0, 1 - 2.0**-16, has_nan=False)
+        case nodes.Unary(op="-"):
+            found = float_range(part, expr.operand, ranges)
+            return FloatRange(-found.high, -found.low, found.has_nan)
+        case nodes.Select() if is_number_or_0(expr):
+            found = float_range(part, expr.yes, ranges)
+            return FloatRange(min(found.low, 0.0), max(found.high, 0.0), has_nan=False)
+        case nodes.Binary(op="+" | "-" | "*"):
+            sides = (float_range(part, side, ranges) for side in (expr.left, expr.right))
+            return _of_sides(expr.op, *sides)
+        case nodes.Math(function="min" | "max"):
+            sides = (float_range(part, side, ranges) for side in expr.arguments)
+            return _of_bounds(expr.function, *sides)
+    return FloatRange()
+
+
+def _widths(kind: UInt, ranges: Ranges) -> Iterator[tuple[int, Ranges]]:
+    """Each width that codes can have, and what is known where they have it."""
+    if isinstance(kind.bits, int):
+        yield kind.bits, ranges
+        return
+    bits = kind.bits
+    while isinstance(bits, nodes.Convert):
+        bits = bits.operand
+    found = ranges(bits)
+    if not isinstance(bits, nodes.Ref) or found is None or found.high - found.low >= _MAX_WIDTHS:
+        # Nothing is below a code of no bits that has no least value.
+        yield 0, ranges
+        return
+    for width in range(found.low, found.high + 1):
+        yield width, ranges.where(bits.var, width)
+
+
+def _of_integers(found: Range | None) -> FloatRange:
+    if found is None:
+        return FloatRange(has_nan=False)
+    low, high = (float(np.float32(end)) for end in (found.low, found.high))
+    return FloatRange(low, high, has_nan=False)
+
+
+def _of_sides(op: str, x: FloatRange, y: FloatRange) -> FloatRange:
+    if not (x.is_finite and y.is_finite):
+        return FloatRange()
+    with semantics.quiet():
+        ends = [
+            float(semantics.binary(op, np.float32(a), np.float32(b), FLOAT))
+            for a, b in itertools.product((x.low, x.high), (y.low, y.high))
+        ]
+    return FloatRange(min(ends), max(ends), x.has_nan or y.has_nan)
+
+
+def _of_bounds(function: str, x: FloatRange, y: FloatRange) -> FloatRange:
+    """The second operand is what NaN gives, on either side."""
+    choose = min if function == "min" else max
+    low, high = choose(x.low, y.low), choose(x.high, y.high)
+    if x.has_nan:
+        low, high = min(low, y.low), max(high, y.high)
+    return FloatRange(low, high, y.has_nan)

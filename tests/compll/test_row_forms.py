@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rows have one operation for (compll/backends/row_forms.py) gives what loops give, and
+nothing else is taken for it."""
+
+import pytest
+
+import compll
+from tests.compll.support import compiled, encoder, gradients
+
+pytestmark = pytest.mark.heavy  # runs of g++ where the cache is empty
+
+LENGTHS = (0, 1, 16, 255, 256, 1024, 1040, 2051)
+PARAMS = "param Foo { int bits in [2, 8] = 3; int size in [0, 9] = 4; }\n"
+
+QUANTISER = """
+    int s = (1 << bits - 1) - 1;
+    lambda_func sizeOf = [&](float g) -> float {{ return {size}; }}
+    float* top = block_reduce(map(gradient, sizeOf), 64, {init}, max);
+    lambda_func code = [&](int i) -> {kind} {{
+        float level = gradient[i] * 3 / top[i / 64];
+        float number = {number};
+        return {value};
+    }}
+    {kind}* codes = map(range(gradient.size), code);
+    out = concat(top, codes);"""
+
+SIZE = "abs(g) <= 3.4028234e38 ? min(abs(g), 3.402823e38) : 0.0"
+CLAMPED = "min(max(number, -s), s) + s + random<float>(0, 1)"
+PLAIN = {
+    "size": SIZE,
+    "init": 0,
+    "kind": "uint<bits>",
+    "number": "level == level ? level : 0.0",
+    "value": CLAMPED,
+}
+
+# What is written in another way, and what then is not in the rows: sizes of what is finite, the two
+# bounds as one, and codes that are not held to the largest one.
+QUANTISERS = {
+    "all": ({}, ""),
+    "no cap": ({"size": "abs(g) <= 3.4028234e38 ? abs(g) : 0.0"}, ""),
+    "initial value below 0": ({"init": -3}, ""),
+    "initial value above all": ({"init": 1e9}, ""),
+    "cap below most": ({"size": SIZE.replace("3.402823e38", "0.5")}, ""),
+    "negative cap": ({"size": SIZE.replace("3.402823e38", "-0.5")}, "finite"),
+    "another limit": ({"size": SIZE.replace("3.4028234e38", "1e38")}, "finite"),
+    "size of another": ({"size": SIZE.replace("min(abs(g)", "min(abs(g * 2)")}, "finite"),
+    "not 0 else": ({"size": SIZE.replace(": 0.0", ": 1.0")}, "finite"),
+    "minus 0 else": ({"size": SIZE.replace(": 0.0", ": -0.0")}, "finite"),
+    "constant bounds": ({"value": "min(max(number, -1.5), 1.5) + 1.5", "kind": "uint2"}, ""),
+    "narrow for them": ({"value": "min(max(number, -1.5), 1.5) + 2.5", "kind": "uint2"}, "below"),
+    "bounds of two sizes": ({"value": "min(max(number, -2.0), 1.0) + 2"}, "clamped"),
+    "a bound that may be 0": ({"value": "min(max(number, -size), size)"}, "clamped below"),
+    "the other way round": ({"value": "max(min(number, s), -s) + s"}, "clamped"),
+    "bounds of what may be NaN": ({"number": "level"}, "clamped"),
+    "no bounds": ({"value": "number + random<float>(0, 1)"}, "clamped below"),
+    "up to the largest code": ({"value": f"{CLAMPED} + 1"}, ""),
+    "more than there are codes": ({"value": f"{CLAMPED} + 1.0001"}, "below"),
+    "far below 0": ({"value": f"{CLAMPED} - 4e9"}, ""),
+    "products": ({"value": f"({CLAMPED}) * 0.5"}, ""),
+    "products of what is not known": ({"value": f"({CLAMPED}) * number"}, "below"),
+    "quotients": ({"value": f"({CLAMPED}) / 2"}, "below"),
+}
+
+
+@pytest.mark.parametrize("name", QUANTISERS)
+def test_codes_agree(name):
+    changes, lacks = QUANTISERS[name]
+    body = QUANTISER.format(**{**PLAIN, **changes})
+    program = compll.compile_text(PARAMS + encoder(body, ", int bits, int size"), "foo")
+    source = compll.generate(program)["foo.codec.cc"]
+    assert "rows_of_encode1(" in source
+    found = {
+        "finite": "row_finite(" in source,
+        "clamped": "row_clamped(" in source,
+        "below": "const Row top" not in source,
+    }
+    assert [what for what, is_there in found.items() if not is_there] == lacks.split()
+    for bits, size in ((2, 0), (3, 4), (8, 9)):
+        reference = compll.Reference(program, bits=bits, size=size)
+        codec = compiled(program, bits=bits, size=size)
+        for n in LENGTHS:
+            for kind, x in gradients(n).items():
+                expected = reference.encode(x, seed=5, offset=3).tobytes()
+                assert codec.encode(x, seed=5, offset=3).tobytes() == expected, (bits, n, kind)
