@@ -245,6 +245,9 @@ def test_more_rows_than_passes_over_memory_take_are_refused_at_the_start(text: s
 def test_a_server_that_cannot_bear_its_rule_does_not_start() -> None:
     with pytest.raises(ConfigError, match=r"needs n >= 2 f \+ 1 children.*Received: n=2, f=1"):
         ServerConfig(parties=TWO, insecure=True, rule="trimmed_mean(f=1)")
+    budget = "budget(max_sync_s=30,wan_mbps=10)"
+    with pytest.raises(ConfigError, match=r"a budget may become topk\. Received: budget"):
+        ServerConfig(parties=TWO, insecure=True, rule="median", compression=budget)
     with pytest.raises(ConfigError, match=r"packets of all elements.*topk"):
         ServerConfig(
             parties=TWO, insecure=True, rule="median", compression="error_feedback(topk(0.01))"

@@ -166,7 +166,8 @@ def test_who_is_outvoted_reaches_the_report(alone, tmp_path):
         assert one["sites"] == [f"worker {adversary.liars(7, one['round'])[0]}"]
 
 
-def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone):
+@pytest.mark.parametrize("form", ["f of the rule", "liars told"])
+def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone, form):
     from tf_hips.errors import ToleranceError
     from tf_hips.robust.detox import groups
     from tf_hips.trainer.simulated import Crowd
@@ -177,7 +178,10 @@ def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone):
     liars = set(adversary.liars(12))
     bad = [one for one in seats if len(liars & {*one}) > 1]
     assert 1 < len(bad) < len(seats)
-    crowd = Crowd(12, Detox(3, robust.median(f=1), buckets=3), adversary, 4, seed=11)
+    rule = Detox(3, robust.median(f=1), buckets=3)
+    if form == "liars told":
+        rule = Detox(3, robust.median(), buckets=3, q=2)
+    crowd = Crowd(12, rule, adversary, 4, seed=11)
     events = []
     strategy = SimpleNamespace(
         write_event=lambda event, **values: events.append({"event": event, **values}),

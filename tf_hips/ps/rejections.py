@@ -23,7 +23,7 @@ class Rejections:
         self._sites = tuple(sites)
         self._lock = threading.Lock()
         self._counts = [0] * len(sites)
-        self._before: frozenset[int] = frozenset()  # refused in the round before
+        self._last: dict[int, int] = {}  # the last round in which each was refused
         self._is_quiet = False
 
     @property
@@ -53,15 +53,17 @@ class Rejections:
         """
         if self._is_quiet:
             return
+        own = {child: number if rounds is None else rounds[child] for child in refused}
         with self._lock:
             for child in refused:
                 self._counts[child] += 1
-            before, self._before = self._before, frozenset(refused)
+            before = {child for child in refused if own[child] - self._last.get(child, -2) <= 1}
+            self._last |= own
         for child, reason in sorted(refused.items()):
             site = self._sites[child]
-            own = number if rounds is None else rounds[child]
             if self.tell is not None:
-                self.tell("row_refused", round=own, child=child, child_site=site, reason=reason)
+                of_child = {"child": child, "child_site": site, "reason": reason}
+                self.tell("row_refused", round=own[child], **of_child)
             which = "Round" if rounds is None else "Step"
             # One line for a row of them.
             (log.debug if child in before else log.warning)(

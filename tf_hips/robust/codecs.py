@@ -3,12 +3,15 @@
 
 import re
 
+from tf_hips.ops.budgets import BUDGET
 from tf_hips.ops.compressor import Compressor
 from tf_hips.robust.aggregator import Aggregator
 
 # Codecs that send few elements, each sender others: most values of a coordinate are 0 then, and
-# their median is; and a row of zeros is nearer to each of them than they are to each other.
-_SPARSE = re.compile(r"\b(?:bisparse|dgc|graddrop|randomk|topk)\b")
+# their median is; and a row of zeros is nearer to each of them than they are to each other. A
+# budget becomes one of them where a link is slow.
+_SPARSE = re.compile(r"\b(?:bisparse|budget|dgc|graddrop|randomk|topk)\b")
+_BUDGET = ", and a budget may become topk"
 # All rows are in their results, each with a bounded part, so one of zeros has no more than others.
 _BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
 
@@ -30,7 +33,7 @@ def why_not_sparse(
         return None
     return (
         f"Rule {name or rule} needs packets of all elements: where each {sender} sends others, "
-        f"most values are 0. Received: {compression}"
+        f"most values are 0{_BUDGET if BUDGET in compression else ''}. Received: {compression}"
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said of ranks whose gradients a robust rule refuses: in the log, and as events.
 
-The log has a line when other ranks are refused than before, the events every step. Rank 0 writes
-both, and who is refused hears of it in its own log.
+The log has a line when other ranks are refused than in the step before, the events every step. Rank
+0 writes both, and who is refused hears of it in its own log.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,8 @@ class Refusals:
         self._rule = rule
         self._rank = rank
         self._write_event = write_event
-        self._last: list[int] = []
+        self._last: list[int] = []  # who was refused in step `_last_step`
+        self._last_step = -1
 
     def __call__(self, step: int, refused: Sequence[Refused], error: ToleranceError | None) -> None:
         """Tells who takes no part in a step.
@@ -56,7 +57,9 @@ class Refusals:
         if error is not None:
             raise ToleranceError(f"{error}, in step {step}: {named}")
         ranks = [one.rank for one in refused]
-        if ranks != self._last and (self._rank == 0 or self._rank in ranks):
+        is_same = ranks == self._last and step - self._last_step <= 1
+        self._last_step = step
+        if not is_same and (self._rank == 0 or self._rank in ranks):
             log.warning("From step %d on rows take no part in %s: %s", step, self._rule, named)
         self._last = ranks
 

@@ -39,7 +39,7 @@ class Robust:
         redraw: whether others lie in each step.
         simulated_workers: workers that this one process plays; None: it is one itself.
         vote: how groups vote, one of `robust.detox.VOTES`; None: by digest.
-        fixed_groups: whether neighbours are a group, and stay; Bulyan is then that of the authors.
+        fixed_groups: whether neighbours are a group, and stay.
     """
 
     rule: str | None = None

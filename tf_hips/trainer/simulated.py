@@ -205,7 +205,7 @@ class Crowd:
             found, votes = self._run(self._rule, rows, step)
         except ToleranceError as error:
             # A mean bears anything: it tells who was outvoted and refused, and is not used.
-            anything = dataclasses.replace(self._rule, then=mean_rule(), buckets=0)
+            anything = dataclasses.replace(self._rule, then=mean_rule(), buckets=0, q=None)
             try:
                 found, votes = self._run(anything, rows, step)
             except ToleranceError:

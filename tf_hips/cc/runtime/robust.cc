@@ -341,7 +341,7 @@ int32_t RobustCoordinate(const float* const* rows, int32_t n, int64_t d, const f
   const int64_t num_tasks = NumTasks(d);
   Room<double> sums(squares == nullptr ? 0 : num_tasks * n);
   std::atomic<bool> has_failed{sums.has_failed()};
-  parallel(num_tasks, [&](int64_t task) {
+  parallel(has_failed ? 0 : num_tasks, [&](int64_t task) {
     const ScopedExactDenormals exact;
     const int64_t mixed_size = weights == nullptr ? 0 : m * kBlock;
     Room<const float*> here(n + m);
