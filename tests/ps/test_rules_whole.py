@@ -320,8 +320,13 @@ def test_too_few_rows_are_an_error_of_the_round(text: str) -> None:
     store = store_of(text)
     for child in (0, 3, 4):
         store.weigh(0, child, 0.0)
-    with pytest.raises(NonFiniteError, match=r"needs n >= 2 f \+ [13] rows. Received: n=4"):
+    # One of them alone can do that: it must not stay unnamed.
+    with pytest.raises(
+        NonFiniteError, match=r"needs n >= 2 f \+ [13] rows. Received: n=4"
+    ) as caught:
         deliver(store, 0, rows_of(0))
+    absent = ", ".join(f"`{SITES[child]}`" for child in (0, 3, 4))
+    assert f"(with weight 0 took no part: {absent})" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["trimmed_mean(f=1)", "krum(f=1)"])

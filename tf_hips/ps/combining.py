@@ -28,6 +28,9 @@ from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Ruling, WholeRound
 from tf_hips.ps.wire import Buffer
 
+# Sites that an error names, at most.
+_NAMED = 5
+
 Floats = npt.NDArray[np.float32]
 
 
@@ -155,7 +158,7 @@ class Combining:
         except ToleranceError as error:
             raise NonFiniteError(
                 f"Round {number}, {self._model.describe(chunk)}: {error}"
-                f"{self._refusals(packets, weights)}"
+                f"{self._refusals(packets, weights)}{self._absent(packets, weights)}"
             ) from error
         except NonFiniteError:
             raise NonFiniteError(self._describe_overflow(number, chunk, packets)) from None
@@ -189,7 +192,10 @@ class Combining:
         whole = self.updates.whole
         round = None if whole is None else self.weighed_round(number, packets, children, weights)
         if whole is not None and round is not None:
-            return whole.decide(round)
+            try:
+                return whole.decide(round)
+            except ToleranceError as error:
+                raise ToleranceError(f"{error}{self._absent(children, weights)}") from error
         named = self._refusals(children, weights)
         if whole is not None and named:
             raise ToleranceError(f"{self.updates.rule} needs a row. Received: none{named}")
@@ -262,6 +268,17 @@ class Combining:
         refused = [child for child in sorted(children) if is_refused(weights.get(child, 1.0))]
         named = "; ".join(f"site `{self._sites[child]}`: {OWN_REFUSAL}" for child in refused)
         return f" ({named})" if named else ""
+
+    def _absent(self, children: Iterable[int], weights: Mapping[int, float]) -> str:
+        """Which of `children` say that they take no part, in brackets; "": none."""
+        sites = [
+            self._sites[child]
+            for child in sorted(children)
+            if weights.get(child, 1.0) == 0 and not is_refused(weights.get(child, 1.0))
+        ]
+        named = ", ".join(f"`{site}`" for site in sites[:_NAMED])
+        more = f" and {len(sites) - _NAMED} more" if len(sites) > _NAMED else ""
+        return f" (with weight 0 took no part: {named}{more})" if sites else ""
 
     def residual_rms(self) -> float:
         """Root mean square of what packets of the way down have missed so far; 0 without any.
