@@ -329,6 +329,15 @@ def test_too_few_rows_are_an_error_of_the_round(text: str) -> None:
     assert f"(with weight 0 took no part: {absent})" in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["median >> momentum(learning_rate=9)", "sum"])
+def test_what_overflows_is_named(text: str) -> None:
+    store = store_of(text)
+    rows = [[np.full_like(values, 3e38) for values in row] for row in rows_of(0)]
+    made = "what rule median.* makes of all" if text != "sum" else "the sum over all sites"
+    with pytest.raises(NonFiniteError, match=rf"Site `{SITES[0]}`, round 0.*{made} must be finite"):
+        deliver(store, 0, rows)
+
+
 @pytest.mark.parametrize("text", ["trimmed_mean(f=1)", "krum(f=1)"])
 def test_who_refuses_its_own_update_counts_among_f(text: str) -> None:
     heard: list[dict[int, str]] = []

@@ -325,8 +325,9 @@ class Combining:
             for child, packet in packets.items()
         }
         worst = max(peaks, key=lambda child: peaks[child])
+        rule = self.updates.rule
+        what = f"what rule {rule} makes of all" if rule.is_robust else "the sum over all sites"
         return (
-            f"{self._where(number, self._sites[worst], chunk)}: the sum over all sites must "
-            f"be finite. "
+            f"{self._where(number, self._sites[worst], chunk)}: {what} must be finite. "
             f"Received: an overflow; the largest value, {peaks[worst]:.3g}, is this site's"
         )
