@@ -21,6 +21,7 @@ import collections
 import dataclasses
 import hashlib
 import math
+import numbers
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -119,6 +120,11 @@ class Detox:
     is_full: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("r", "buckets", "q"):
+            number = getattr(self, name)
+            is_number = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+            if number is not None and not is_number:
+                raise ValueError(f"`{name}` must be a whole number. Received: {name}={number!r}")
         if self.r < 1:
             raise ValueError(f"`r` must be 1 or more. Received: r={self.r}")
         if self.vote not in VOTES:
