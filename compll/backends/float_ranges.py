@@ -13,9 +13,8 @@ import numpy as np
 
 from compll.backends.narrow import Range, Ranges
 from compll.backends.row_forms import is_number_or_0, is_unit
-from compll.backends.stored import unnamed
 from compll.ir import nodes, semantics
-from compll.ir.types import FLOAT, UInt
+from compll.ir.types import FLOAT, INT, UInt
 
 _MAX_WIDTHS = 32
 
@@ -43,16 +42,25 @@ def never_above_top(part: nodes.Elementwise, value: nodes.Convert, ranges: Range
     if not isinstance(value.type, UInt):
         return False
     for bits, known in _widths(value.type, ranges):
-        found = float_range(part, value.operand, known)
-        if not found.high < 2.0**bits:
+        if not float_range(part, value.operand, known).high < 2.0**bits:
             return False
     return True
 
 
 def float_range(part: nodes.Elementwise, expr: nodes.Expr, ranges: Ranges) -> FloatRange:
     """That of a float that a part computes for each element."""
-    expr = unnamed(part, expr)
+    lets: dict[nodes.Var, FloatRange] = {}
+    # Each let once: expanded where they are used, chains of them would be exponentially long.
+    for let in part.lets:
+        if let.var.type == FLOAT:
+            lets[let.var] = _found(let.value, lets, ranges)
+    return _found(expr, lets, ranges)
+
+
+def _found(expr: nodes.Expr, lets: dict[nodes.Var, FloatRange], ranges: Ranges) -> FloatRange:
     match expr:
+        case nodes.Ref() if expr.var in lets:
+            return lets[expr.var]
         case nodes.Const() if expr.type == FLOAT:
             return FloatRange(expr.value, expr.value, bool(np.isnan(expr.value)))
         case nodes.Convert() if expr.operand.type != FLOAT:
@@ -60,17 +68,17 @@ def float_range(part: nodes.Elementwise, expr: nodes.Expr, ranges: Ranges) -> Fl
         case nodes.Random() if is_unit(expr):
             return FloatRange(0.0, 1 - 2.0**-16, has_nan=False)
         case nodes.Unary(op="-"):
-            found = float_range(part, expr.operand, ranges)
+            found = _found(expr.operand, lets, ranges)
             return FloatRange(-found.high, -found.low, found.has_nan)
         case nodes.Select() if is_number_or_0(expr):
-            found = float_range(part, expr.yes, ranges)
+            found = _found(expr.yes, lets, ranges)
             return FloatRange(min(found.low, 0.0), max(found.high, 0.0), has_nan=False)
         case nodes.Binary(op="+" | "-" | "*"):
-            sides = (float_range(part, side, ranges) for side in (expr.left, expr.right))
-            return _of_sides(expr.op, *sides)
+            x, y = (_found(side, lets, ranges) for side in (expr.left, expr.right))
+            return _of_sides(expr.op, x, y)
         case nodes.Math(function="min" | "max"):
-            sides = (float_range(part, side, ranges) for side in expr.arguments)
-            return _of_bounds(expr.function, *sides)
+            x, y = (_found(side, lets, ranges) for side in expr.arguments)
+            return _of_bounds(expr.function, x, y)
     return FloatRange()
 
 
@@ -80,7 +88,8 @@ def _widths(kind: UInt, ranges: Ranges) -> Iterator[tuple[int, Ranges]]:
         yield kind.bits, ranges
         return
     bits = kind.bits
-    while isinstance(bits, nodes.Convert):
+    # What a conversion to fewer bits leaves is another width.
+    while isinstance(bits, nodes.Convert) and bits.type == INT:
         bits = bits.operand
     found = ranges(bits)
     if not isinstance(bits, nodes.Ref) or found is None or found.high - found.low >= _MAX_WIDTHS:
@@ -94,7 +103,7 @@ def _widths(kind: UInt, ranges: Ranges) -> Iterator[tuple[int, Ranges]]:
 def _of_integers(found: Range | None) -> FloatRange:
     if found is None:
         return FloatRange(has_nan=False)
-    low, high = (float(np.float32(end)) for end in (found.low, found.high))
+    low, high = (float(np.int64(end).astype(np.float32)) for end in (found.low, found.high))
     return FloatRange(low, high, has_nan=False)
 
 

@@ -19,7 +19,7 @@ class FiniteSize:
 
     Attributes:
         operand: x.
-        cap: what sizes are held to, not negative; None: nothing.
+        cap: what sizes are held to, above 0; None: nothing.
     """
 
     operand: nodes.Expr
@@ -37,7 +37,12 @@ def finite_size_of(part: nodes.Elementwise) -> FiniteSize | None:
             ),
             yes=size,
             no=nodes.Const(value=none),
-        ) if operand.type == FLOAT and most == _MOST and str(float(none)) == "0.0":
+        ) if (
+            isinstance(operand, nodes.Ref)
+            and operand.type == FLOAT
+            and most == _MOST
+            and str(float(none)) == "0.0"
+        ):
             pass
         case _:
             return None
@@ -47,7 +52,7 @@ def finite_size_of(part: nodes.Elementwise) -> FiniteSize | None:
         case nodes.Math(
             function="min",
             arguments=(nodes.Math(function="abs", arguments=(same,)), nodes.Const() as cap),
-        ) if same == operand and cap.value >= 0:
+        ) if same == operand and cap.value > 0:
             return FiniteSize(operand, cap)
     return None
 
@@ -78,9 +83,10 @@ def _is_negative_of(low: nodes.Expr, high: nodes.Expr) -> bool:
     match low, high:
         case nodes.Const(), nodes.Const():
             return low.value == -high.value
-        case nodes.Unary(op="-", operand=same), _:
-            return same == high
-        case nodes.Convert(operand=inner), nodes.Convert(operand=same) if same.type == INT:
+        # A name, since zeros of both signs are equal as constants within an expression.
+        case nodes.Convert(operand=inner), nodes.Convert(operand=nodes.Ref(type=kind) as same) if (
+            kind == INT
+        ):
             # Of integers that are as far from 0 floats are, too; the least one has no other side.
             return isinstance(inner, nodes.Unary) and inner.op == "-" and inner.operand == same
     return False

@@ -42,6 +42,7 @@ QUANTISERS = {
     "initial value below 0": ({"init": -3}, ""),
     "initial value above all": ({"init": 1e9}, ""),
     "cap below most": ({"size": SIZE.replace("3.402823e38", "0.5")}, ""),
+    "cap of minus 0": ({"size": SIZE.replace("3.402823e38", "-0.0")}, "finite"),
     "negative cap": ({"size": SIZE.replace("3.402823e38", "-0.5")}, "finite"),
     "another limit": ({"size": SIZE.replace("3.4028234e38", "1e38")}, "finite"),
     "size of another": ({"size": SIZE.replace("min(abs(g)", "min(abs(g * 2)")}, "finite"),
@@ -83,3 +84,35 @@ def test_codes_agree(name):
             for kind, x in gradients(n).items():
                 expected = reference.encode(x, seed=5, offset=3).tobytes()
                 assert codec.encode(x, seed=5, offset=3).tobytes() == expected, (bits, n, kind)
+
+
+NARROWED = """
+param Foo { int p in [5, 7] = 5; }
+void FooEncode(float* gradient, uint8* out, int p) {
+    uint2 w = p;
+    lambda_func code = [&](int i) -> uint<w> {
+        float level = gradient[i];
+        float number = level == level ? level : 0.0;
+        return min(max(number, -3.0), 3.0) + 3.5;
+    }
+    uint<w>* codes = map(range(gradient.size), code);
+    out = concat(codes);
+}
+"""
+
+
+def test_a_width_that_is_a_part_of_a_parameter_is_not_the_parameter():
+    program = compll.compile_text(NARROWED, "foo")
+    for p in (5, 6, 7):
+        reference, codec = compll.Reference(program, p=p), compiled(program, p=p)
+        for kind, x in gradients(1040).items():
+            assert codec.encode(x).tobytes() == reference.encode(x).tobytes(), (p, kind)
+
+
+@pytest.mark.parametrize(("step", "count"), [("{x} * {x}", 25), ("{x} + 1.0", 400)])
+def test_long_chains_are_looked_at_once(step, count):
+    lets = [f"float x{k + 1} = {step.format(x=f'x{k}')};" for k in range(count)]
+    body = f"float x0 = g;\n{' '.join(lets)}\nreturn x{count};"
+    code = f"map(gradient, [&](float g) -> uint2 {{ {body} }})"
+    program = compll.compile_text(encoder(f"uint2* codes = {code};\nout = concat(codes);"), "foo")
+    assert "const Row top" in compll.generate(program)["foo.codec.cc"]
