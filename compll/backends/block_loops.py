@@ -76,6 +76,8 @@ class BlockLoops(Loops):
                 self._sweep_of_blocks(sweep, length, targets)
             # Their tiles ended with that scope.
             self._forget()
+        if all(sweep.size != source.size for sweep in sweeps):
+            self._ask_for(ahead, "prefetch_tile({} + base, count);")
         if sweeps[-1].size != source.size:
             self.lines.add(*feedback.last_lines())
         self.lines.close("});")

@@ -154,14 +154,19 @@ class RowCode:
         value = unnamed(self.part, self.part.value)
         if not isinstance(value, nodes.Convert) or value.operand.type not in (FLOAT, INT):
             return None
+        # Numbers that may be above the largest code are held to it.
+        is_held = value.operand.type == FLOAT and not never_above_top(
+            self.part, value, self._ranges
+        )
         try:
-            before = rest.before(self) if rest is not None else []
-            body = [*before, *self._declared(), f"code[k] = {self._code_of(value)};"]
+            body = rest.before(self) if rest is not None else []
+            body += self._declared()
+            body.append(f"code[k] = {self._code_of(value, ', top' if is_held else '')};")
             body += rest.after(self) if rest is not None else []
         except _NoRowsError:
             return None
         lines = ["if (count % 64 != 0) return false;"]
-        if value.operand.type == FLOAT and not self._is_below_top(value):
+        if is_held:
             lines.append(f"const Row top = row_of({self.argument('float', top)});")
         lines += [
             "for (int64_t j = 0; j < count; j += 64) {",
@@ -420,13 +425,9 @@ class RowCode:
             raise TypeError(f"rows need a printer that learns ranges. Received: {self.c!r}")
         return self.c.ranges
 
-    def _is_below_top(self, value: nodes.Convert) -> bool:
-        return never_above_top(self.part, value, self._ranges)
-
-    def _code_of(self, value: nodes.Convert) -> str:
+    def _code_of(self, value: nodes.Convert, held: str) -> str:
         if value.operand.type == FLOAT:
-            row = self._row(value.operand)
-            return f"row_codes({row})" if self._is_below_top(value) else f"row_codes({row}, top)"
+            return f"row_codes({self._row(value.operand)}{held})"
         if not isinstance(value.type, UInt) or not isinstance(value.type.bits, int):
             raise _NoRowsError
         low = (1 << value.type.bits) - 1

@@ -37,12 +37,7 @@ def finite_size_of(part: nodes.Elementwise) -> FiniteSize | None:
             ),
             yes=size,
             no=nodes.Const(value=none),
-        ) if (
-            isinstance(operand, nodes.Ref)
-            and operand.type == FLOAT
-            and most == _MOST
-            and str(float(none)) == "0.0"
-        ):
+        ) if operand.type == FLOAT and most == _MOST and str(float(none)) == "0.0":
             pass
         case _:
             return None
@@ -83,10 +78,7 @@ def _is_negative_of(low: nodes.Expr, high: nodes.Expr) -> bool:
     match low, high:
         case nodes.Const(), nodes.Const():
             return low.value == -high.value
-        # A name, since zeros of both signs are equal as constants within an expression.
-        case nodes.Convert(operand=inner), nodes.Convert(operand=nodes.Ref(type=kind) as same) if (
-            kind == INT
-        ):
+        case nodes.Convert(operand=inner), nodes.Convert(operand=same) if same.type == INT:
             # Of integers that are as far from 0 floats are, too; the least one has no other side.
             return isinstance(inner, nodes.Unary) and inner.op == "-" and inner.operand == same
     return False

@@ -59,7 +59,7 @@ class TileNeeds:
     _declared: Lines | None = None
     _unpacks: list[str] = field(default_factory=list)
     _spreads: list[str] = field(default_factory=list)
-    _bounds: dict[float, str] = field(default_factory=dict)
+    _bounds: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Makes the printer of expressions, which reads vectors through this object."""
@@ -75,12 +75,12 @@ class TileNeeds:
         """A constant of a minimum or maximum (hidden, convert.h)."""
         if self._declared is None:
             return float_literal(value)
-        if value not in self._bounds:
-            self._bounds[value] = name = self.names.fresh("bound")
-            self._declared.add(
-                f"[[maybe_unused]] const float {name} = hidden({float_literal(value)});"
-            )
-        return self._bounds[value]
+        # By what is printed: zeros of both signs are equal.
+        literal = float_literal(value)
+        if literal not in self._bounds:
+            self._bounds[literal] = name = self.names.fresh("bound")
+            self._declared.add(f"[[maybe_unused]] const float {name} = hidden({literal});")
+        return self._bounds[literal]
 
     # Access.
 

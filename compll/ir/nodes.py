@@ -68,9 +68,23 @@ class Expr:
 
 @dataclass(frozen=True, slots=True)
 class Const(Expr):
-    """A number of type Float (already rounded to binary32), Int, UInt or Bool."""
+    """A number of type Float (already rounded to binary32), Int, UInt or Bool.
+
+    Zeros of both signs differ: 1 / 0 and 1 / -0 do.
+    """
 
     value: int | float | bool
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same number of the same type."""
+        if not isinstance(other, Const):
+            return NotImplemented
+        # `repr` tells zeros apart, and is one text for each number of a type.
+        return self.type == other.type and repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        """Of type and number."""
+        return hash((self.type, self.value))
 
 
 @dataclass(frozen=True, slots=True)

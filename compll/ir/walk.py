@@ -65,7 +65,7 @@ def _is_same(a: object, b: object, renamed: dict[object, object]) -> bool:
         value = _is_same(a.value, b.value, renamed)
         renamed[a.var] = b.var
         return value and a.var.type == b.var.type
-    if not is_dataclass(a) or isinstance(a, type):
+    if isinstance(a, nodes.Const) or not is_dataclass(a) or isinstance(a, type):
         return a == b
     names = [item.name for item in fields(a) if item.name != "span"]
     return all(_is_same(getattr(a, name), getattr(b, name), renamed) for name in names)

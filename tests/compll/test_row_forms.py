@@ -116,3 +116,31 @@ def test_long_chains_are_looked_at_once(step, count):
     code = f"map(gradient, [&](float g) -> uint2 {{ {body} }})"
     program = compll.compile_text(encoder(f"uint2* codes = {code};\nout = concat(codes);"), "foo")
     assert "const Row top" in compll.generate(program)["foo.codec.cc"]
+
+
+# Zeros of both signs are equal, and what is computed with them is not.
+SIGNED = """
+    lambda_func first = [&](float g) -> uint8 { return bitcast<uint32>(g > 0 ? 0.0 : -0.0) >> 31; }
+    lambda_func second = [&](float g) -> uint8 { return bitcast<uint32>(max(g, 0.0)) >> 31; }
+    lambda_func third = [&](float g) -> uint8 { return bitcast<uint32>(max(g, -0.0)) >> 31; }
+    lambda_func sizeOf = [&](float g) -> float {
+        return abs(min(g / 0.0, 5.0)) <= 3.4028234e38 ? abs(min(g / -0.0, 5.0)) : 0.0;
+    }
+    float* top = block_reduce(map(gradient, sizeOf), 64, 0, max);
+    uint8* a = map(gradient, first);
+    uint8* b = map(gradient, second);
+    uint8* c = map(gradient, third);
+    out = concat(top, a, b, c);"""
+
+
+def test_zeros_of_both_signs_are_two_constants():
+    program = compll.compile_text(encoder(SIGNED), "foo")
+    assert "row_finite(" not in compll.generate(program)["foo.codec.cc"]
+    reference, codec = compll.Reference(program), compiled(program)
+    for n in LENGTHS:
+        for kind, x in gradients(n).items():
+            packet = reference.encode(x)
+            assert codec.encode(x).tobytes() == packet.tobytes(), (n, kind)
+            if kind == "plain":
+                signs = packet[packet.size - 3 * n :][:n]
+                assert signs.tolist() == [int(g <= 0) for g in x]

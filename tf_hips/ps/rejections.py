@@ -62,8 +62,9 @@ class Rejections:
         for child, reason in sorted(refused.items()):
             site = self._sites[child]
             if self.tell is not None:
-                of_child = {"child": child, "child_site": site, "reason": reason}
-                self.tell("row_refused", round=own[child], **of_child)
+                self.tell(
+                    "row_refused", round=own[child], child=child, child_site=site, reason=reason
+                )
             which = "Round" if rounds is None else "Step"
             # One line for a row of them.
             (log.debug if child in before else log.warning)(

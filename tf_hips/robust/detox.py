@@ -107,6 +107,7 @@ class Detox:
             liars are more than half.
 
     Raises:
+        TypeError: `r`, `buckets` or `q` is no integer.
         ValueError: a number is out of range, there is no such vote, or `then` takes no f from `q`.
     """
 
@@ -122,9 +123,9 @@ class Detox:
     def __post_init__(self) -> None:
         for name in ("r", "buckets", "q"):
             number = getattr(self, name)
-            is_number = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-            if number is not None and not is_number:
-                raise ValueError(f"`{name}` must be a whole number. Received: {name}={number!r}")
+            is_integer = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+            if not is_integer and (name, number) != ("q", None):
+                raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}")
         if self.r < 1:
             raise ValueError(f"`r` must be 1 or more. Received: r={self.r}")
         if self.vote not in VOTES:

@@ -55,11 +55,10 @@ TF_HIPS_INLINE void for_ranges_back(int64_t n, const Range& range) {
 
 // Floats ahead of a step that are asked for while it is computed. A processor does so by itself,
 // but not over the ends of pages of 1024 floats, and not while it computes for long without reading
-// on: memory would rest meanwhile. No multiple of a page: what is asked for would go where the
-// first-level cache holds what is read.
+// on: memory would rest meanwhile. No multiple of a page, which was slower in
+// every loop that was measured.
 constexpr int64_t kAhead = kTile + kTile / 2;
-// The same of loops that have read their tile once when they ask: nearer, and with steps that ask
-// in two pages.
+// The same of loops that have read their tile once when they ask, measured by themselves.
 constexpr int64_t kAheadOfBlocks = kTile + kTile / 8;
 
 template <int64_t kFloats = kAhead>
