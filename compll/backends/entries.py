@@ -88,6 +88,8 @@ class _Entries:
         if program.state_names:
             names = ", ".join(f'"{name}"' for name in program.state_names)
             lines.add(f"const char* const kStates[] = {{{names}}};", "")
+        decode = program.decode
+        is_sparse = decode is not None and isinstance(decode.result, nodes.Scatter)
         lines.open("const TfHipsCodec kCodec = {")
         params = "kParams" if program.params else "nullptr"
         lines.add(
@@ -97,6 +99,7 @@ class _Entries:
             f"{len(program.params)},",
             f"{params},",
             "1,  // is_fixed_size",
+            f"{int(is_sparse)},  // is_sparse",
             "max_body_bytes,",
             "encode,",
             "decode,",

@@ -48,6 +48,7 @@ class _Codec(ctypes.Structure):
         ("num_params", ctypes.c_int32),
         ("params", ctypes.c_void_p),
         ("is_fixed_size", ctypes.c_int32),
+        ("is_sparse", ctypes.c_int32),
         ("max_body_bytes", ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)),
         (
             "encode",

@@ -64,7 +64,7 @@ int32_t SparseDecode(const double*, const uint8_t* body, int64_t bytes, float* o
 }
 
 const TfHipsCodec kSparse = {
-    TF_HIPS_ABI_VERSION, "sparse",     1,       0,       nullptr, 0,       SparseMax,
+    TF_HIPS_ABI_VERSION, "sparse",     1,       0,       nullptr, 0,       1,      SparseMax,
     SparseEncode,        SparseDecode, nullptr, nullptr, 0,       nullptr, nullptr};
 const TfHipsCodec* Sparse() { return &kSparse; }
 TF_HIPS_REGISTER_CODEC(Sparse);
@@ -329,7 +329,7 @@ void FloatParameters() {
   const double tenth = static_cast<double>(0.1f);
   const TfHipsParam param = {"clip", 0, tenth, 0, tenth};
   const TfHipsCodec codec = {
-      TF_HIPS_ABI_VERSION, "huge",       1,       1,       &param, 1,       HugeMax,
+      TF_HIPS_ABI_VERSION, "huge",       1,       1,       &param, 1,       0,      HugeMax,
       SparseEncode,        SparseDecode, nullptr, nullptr, 0,      nullptr, nullptr};
   const double exact = 0.1, above = 0.1000001, infinite = HUGE_VAL;
   CHECK(tf_hips_wire_bytes(&codec, &exact, 1) == (int64_t{1} << 44) + 16);

@@ -323,6 +323,7 @@ class _Codec(ctypes.Structure):
         ("num_params", ctypes.c_int32),
         ("params", ctypes.POINTER(_Param)),
         ("is_fixed_size", ctypes.c_int32),
+        ("is_sparse", ctypes.c_int32),
     ]
 
 
@@ -343,6 +344,7 @@ def test_registry_says_what_the_library_says() -> None:
             if p.is_codec
         ]
         assert codec.is_fixed_size == 1
+        assert bool(codec.is_sparse) == REGISTRY[codec.name.decode()].is_sparse
 
 
 def test_the_row_with_a_bad_body_is_named() -> None:

@@ -36,6 +36,7 @@ from tf_hips.ops import (
 )
 from tf_hips.ops.library import NATIVE_PATH
 from tf_hips.ps.members import Members, Terms
+from tf_hips.ps.rules import robust as robust_rules
 
 pytestmark = [pytest.mark.tf, pytest.mark.timeout(120)]
 
@@ -253,6 +254,28 @@ def test_what_came_over_a_network_opens_no_file(mine: Compressor) -> None:
         parse(f"{MINE}(2, 1)")
     with pytest.raises(SpecificationError, match="must be a specification of that content"):
         parse("mine@0123456789abcdef(2, 1)")
+
+
+def test_rules_that_need_every_element_refuse_a_codec_that_scatters(
+    tmp_path: Path, mine: Compressor
+) -> None:
+    file = tmp_path / "front.pse"
+    file.write_text(
+        "void FrontEncode(float* g, uint8* o) {\n"
+        "    int k = min(g.size, 3);\n"
+        "    o = concat(map(range(k), [&](int i) -> float { return g[i]; }));\n}\n"
+        "void FrontDecode(uint8* o, float* g) {\n"
+        "    float* values;\n    extract(o, values);\n"
+        "    g = scatter(g.size, range(values.size), values);\n}\n"
+    )
+    front = tf_hips.load(file)()
+    assert not mine.is_sparse and not error_feedback(mine).is_sparse
+    for sparse in (front, error_feedback(front), parse(f"warmup({front.text}, 10)")):
+        assert sparse.is_sparse
+        why = robust_rules.why_not("median", 5, sparse.text)
+        assert why is not None and why.endswith(f"most values are 0. Received: {sparse.text}")
+        assert robust_rules.why_not("geometric_median", 5, sparse.text) is None
+    assert robust_rules.why_not("median", 5, mine.text) is None
 
 
 def test_another_content_of_the_same_name(mine: Compressor, tmp_path: Path) -> None:

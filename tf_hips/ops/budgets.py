@@ -117,6 +117,11 @@ class Budget(Compressor):
         return False
 
     @property
+    def is_sparse(self) -> bool:
+        """Where the link is slow, it is top-k."""
+        return True
+
+    @property
     def text(self) -> str:
         """The text that `parse` turns into this value."""
         numbers = [

@@ -277,10 +277,22 @@ class Compressor:
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether the mean of what is decoded, over seeds, is the gradient, in every stage."""
+        """Whether the mean of what is decoded, over seeds, is the gradient, in every stage.
+
+        Known of the codecs of tf_hips alone: False for one that was loaded.
+        """
         if self.is_mixed:
             return self._mixed_with.is_unbiased and mixing.small().is_unbiased
         return not self.has_residual and jit.algorithm(self.codec.name).is_unbiased
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether packets say something of some elements only, so that most are decoded as 0.
+
+        Of a loaded codec: whether its Decode is a `scatter`. A budget says so, because it may
+        become such a codec.
+        """
+        return jit.algorithm(self.codec.name).is_sparse
 
     @property
     def text(self) -> str:

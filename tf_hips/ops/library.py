@@ -21,7 +21,7 @@ OPS_PATH = Path(__file__).with_name("_tf_hips_ops.so")
 NATIVE_PATH = Path(__file__).with_name("libtf_hips_native.so")
 # Opened by the ops (cc/tf/cuda_library.h), when one of them runs on a GPU.
 CUDA_PATH = Path(__file__).with_name("libtf_hips_cuda.so")
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 _codecs: dict[str, int] = {}
 _CUDA_REMEDY = "`make build CUDA=1` makes it where nvcc is"

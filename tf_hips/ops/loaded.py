@@ -58,6 +58,7 @@ class _Table(ctypes.Structure):
         ("num_params", ctypes.c_int32),
         ("params", ctypes.POINTER(_Param)),
         ("is_fixed_size", ctypes.c_int32),
+        ("is_sparse", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in _FUNCTIONS),
         ("num_states", ctypes.c_int32),
         ("state_names", ctypes.POINTER(ctypes.c_char_p)),
@@ -151,7 +152,13 @@ def add(path: Path) -> registry.Algorithm:
             )
         parameters = tuple(_parameter(held.params[i]) for i in range(held.num_params))
         states = tuple(held.state_names[i].decode("ascii") for i in range(held.num_states))
-        algorithm = registry.Algorithm(name, op="loaded", parameters=parameters, state_names=states)
+        algorithm = registry.Algorithm(
+            name,
+            op="loaded",
+            parameters=parameters,
+            state_names=states,
+            is_sparse=bool(held.is_sparse),
+        )
         library.add_codec(name, address)
         _tables[name] = address
         registry.add(algorithm)

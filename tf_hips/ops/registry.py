@@ -125,6 +125,7 @@ class Algorithm:
         sums: for a codec with state, the text of the compressor that encodes sums of its packets
             again, by values of its parameters; None: fp32.
         makes_packets: whether there is a codec of it; else ranks sum with it, and only they can.
+        is_sparse: its packets say something of some elements only; all others are decoded as 0.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Algorithm:
     state_names: tuple[str, ...] = ()
     sums: Callable[[Mapping[str, int | float]], str] | None = None
     makes_packets: bool = True
+    is_sparse: bool = False
 
     @property
     def is_loaded(self) -> bool:
@@ -184,7 +186,7 @@ REGISTRY: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm("bf16", op="bf16"),
-        Algorithm("bisparse", op="bisparse", parameters=(_RATIO,)),
+        Algorithm("bisparse", op="bisparse", parameters=(_RATIO,), is_sparse=True),
         Algorithm(
             "dgc",
             op="dgc",
@@ -196,6 +198,7 @@ REGISTRY: dict[str, Algorithm] = {
             ),
             state_names=("velocity", "residual"),
             sums=_sums_of_dgc,
+            is_sparse=True,
         ),
         Algorithm("fp16", op="fp16"),
         Algorithm("fp32", op="fp32", is_unbiased=True),
@@ -213,6 +216,7 @@ REGISTRY: dict[str, Algorithm] = {
             "graddrop",
             op="graddrop",
             parameters=(_RATIO, Parameter("sampled", default=0.001, minimum=0.0001, maximum=1.0)),
+            is_sparse=True,
         ),
         Algorithm(
             "hips2bit",
@@ -233,7 +237,7 @@ REGISTRY: dict[str, Algorithm] = {
             # residual may be as large as what was encoded, and grow at each step.
             feedback_minimum=(("bits", 3),),
         ),
-        Algorithm("randomk", op="randomk", parameters=(_RATIO,)),
+        Algorithm("randomk", op="randomk", parameters=(_RATIO,), is_sparse=True),
         Algorithm("tbq", op="tbq", parameters=(_threshold("tau"),), reach="tau"),
         Algorithm(
             "terngrad",
@@ -245,7 +249,7 @@ REGISTRY: dict[str, Algorithm] = {
             # times the gradient's range for ever, with 1 bit twice as much at each step.
             feedback_minimum=(("bitwidth", 2),),
         ),
-        Algorithm("topk", op="topk", parameters=(_RATIO,)),
+        Algorithm("topk", op="topk", parameters=(_RATIO,), is_sparse=True),
     )
 }
 

@@ -1,17 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which compressors go with which rules: rows that rules look at must say something everywhere."""
 
-import re
-
-from tf_hips.ops.budgets import BUDGET
-from tf_hips.ops.compressor import Compressor
+from tf_hips.ops.compressor import Compressor, parse
 from tf_hips.robust.aggregator import Aggregator
 
-# Codecs that send few elements, each sender others: most values of a coordinate are 0 then, and
-# their median is; and a row of zeros is nearer to each of them than they are to each other. A
-# budget becomes one of them where a link is slow.
-_SPARSE = re.compile(r"\b(?:bisparse|budget|dgc|graddrop|randomk|topk)\b")
-_BUDGET = ", and a budget may become topk"
 # All rows are in their results, each with a bounded part, so one of zeros has no more than others.
 _BEAR_SPARSE = ("geometric_median", "centred_clipping", "mean")
 
@@ -21,19 +13,28 @@ def why_not_sparse(
 ) -> str | None:
     """Why a rule cannot bear rows of few elements; None: it can, or they are of all.
 
+    Where each sender sends other elements, most values of a coordinate are 0, and their median is;
+    and a row of zeros is nearer to each of them than they are to each other.
+
     Args:
         rule: any.
         compression: text of what each row was encoded with.
         name: what the rule is called; None: by its text.
         sender: what one is called who sends a row.
+
+    Raises:
+        ValueError: there is no such compressor here.
     """
     mixes = any(step.name == "nnm" for step in rule.steps)
-    bears_sparse = rule.rule.name in _BEAR_SPARSE and not mixes
-    if bears_sparse or not _SPARSE.search(compression):
+    if rule.rule.name in _BEAR_SPARSE and not mixes:
         return None
+    compressor = parse(compression)
+    if not compressor.is_sparse:
+        return None
+    why = ", and a budget may become topk" if compressor.is_budget else ""
     return (
         f"Rule {name or rule} needs packets of all elements: where each {sender} sends others, "
-        f"most values are 0{_BUDGET if BUDGET in compression else ''}. Received: {compression}"
+        f"most values are 0{why}. Received: {compression}"
     )
 
 

@@ -20,8 +20,8 @@ extern "C" {
 #endif
 
 // 2: decode has modes; encode_feedback and merge. 3: codecs with state. 4: which may be
-// updated in place.
-#define TF_HIPS_ABI_VERSION 4
+// updated in place. 5: is_sparse.
+#define TF_HIPS_ABI_VERSION 5
 
 // The most vectors of state that a codec has.
 #define TF_HIPS_MAX_STATES 8
@@ -72,6 +72,7 @@ typedef struct TfHipsCodec {
   int32_t num_params;
   const TfHipsParam* params;
   int32_t is_fixed_size;  // the body's bytes depend on n and the parameters only
+  int32_t is_sparse;      // elements of which the body says nothing are decoded as 0
 
   // Bytes of the body for n elements (an upper bound when not fixed), or -status.
   int64_t (*max_body_bytes)(const double* params, int64_t n);
