@@ -9,6 +9,8 @@ SHELL := /bin/bash
 # The interpreter of .venv, read by tools/setup.sh; empty: the one .venv has, else python3.
 PYTHON ?=
 export PYTHON
+# Set in many containers. Without compiled modules each process reads TensorFlow's sources, 5 s of work.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # Two tests at a time; tests/support/schedule.py says which of them never meet.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
