@@ -180,5 +180,5 @@ def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict
             raise ValueError(
                 f"`{name}` must be in [{param.low:.9g}, {param.high:.9g}]. Received: {name}={value}"
             )
-        values[name] = float(value)
+        values[name] = float(value) + 0.0  # -0 is 0
     return values

@@ -20,7 +20,7 @@ from pathlib import Path
 ENDINGS = (("Encode", "Decode"), ("encode", "decode"), ("Enc", "Dec"), ("enc", "dec"))
 """Of the stems of two files that hold one codec."""
 
-_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMENT = re.compile(rb"//[^\r\n]*|/\*.*?\*/", re.DOTALL)
 _HEAD = re.compile(rb"\bvoid\s+([A-Z][A-Za-z0-9]*)(Encode|Decode)\s*\(")
 
 

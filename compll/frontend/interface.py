@@ -262,10 +262,13 @@ def _read_states(
 
 
 def _held(value: float, kind: Type) -> float:
-    """A number as a parameter holds it; what no float can hold has been reported."""
+    """A number as a parameter holds it; what no float can hold has been reported.
+
+    Parameters know one zero: else equal values would have different packets.
+    """
     if kind != FLOAT or abs(value) > MAX_FLOAT:
-        return float(value)
-    return float(np.float32(value))
+        return float(value) + 0.0
+    return float(np.float32(value)) + 0.0
 
 
 def _shown(limit: float, kind: Type) -> str:

@@ -165,3 +165,20 @@ def test_folding_keeps_bits(kind):
     out = concat(infinity, nothing, two, v);""",
         gradients(50)[kind],
     )
+
+
+def test_a_parameter_has_one_zero():
+    # Its sign would be in packets, and equal compressors would make different ones.
+    program = compll.compile_text(
+        "param Foo { float k in [-0.0, 1] = -0.0; }\n"
+        "void FooEncode(float* g, uint8* o, float k) {\n"
+        "    o = concat(map(g, [&](float x) -> float { return x * 0 + 1 / k; }));\n}\n"
+        "void FooDecode(uint8* o, float* g, float k) { extract(o, g); }\n",
+        "foo",
+    )
+    x = np.ones(5, np.float32)
+    for given in ({}, {"k": -0.0}, {"k": 0.0}):
+        reference, machine = compll.Reference(program, **given), compiled(program, **given)
+        packet = reference.encode(x)
+        assert packet.tobytes() == machine.encode(x).tobytes()
+        np.testing.assert_array_equal(reference.decode(packet, 5), np.full(5, np.inf))

@@ -111,6 +111,16 @@ def test_a_clash_names_the_place_in_both_files(tmp_path, capsys):
         assert f"on line 1 of {paths[0]}" in str(caught.value)
 
 
+def test_lines_of_both_may_end_in_carriage_returns(tmp_path, whole):
+    paths = [tmp_path / "FooEncode.pse", tmp_path / "FooDecode.pse"]
+    for path, text in zip(paths, (PARAM + ENCODE, DECODE), strict=True):
+        path.write_bytes(text.replace("\n", "\r").encode())
+    expected = spec_hash(compll.compile_spec(whole))
+    assert spec_hash(compll.compile_spec(*map(str, paths))) == expected
+    for path in paths:
+        assert spec_hash(compll.compile_spec(str(path))) == expected
+
+
 def test_mistakes_are_told_with_the_file_and_the_line(tmp_path):
     bad = {
         "E201": (ENCODE, DECODE.replace("c * most", "c * mots"), "{1}:6:"),

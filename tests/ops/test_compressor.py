@@ -103,6 +103,13 @@ def test_what_has_state_is_advised_to_stay_as_it_is() -> None:
         assert parse(advised) == parse(text)
 
 
+def test_minus_zero_is_zero() -> None:
+    one, other = parse("dgc(momentum=-0.0)"), parse("dgc(momentum=0)")
+    assert one == other and one.text == other.text
+    assert np.signbit([value for _, value in one.params]).sum() == 0
+    assert Compressor("dgc", (("momentum", np.float32(-0.0)),)).text == other.text
+
+
 def test_words_stand_for_numbers() -> None:
     assert ops.fp8().text == parse("fp8").text == "fp8(format=e4m3, block=128)"
     assert parse("fp8(e5m2, 64)") == ops.fp8(format="e5m2", block=64) == ops.fp8(2, 64)

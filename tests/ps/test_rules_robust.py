@@ -240,6 +240,12 @@ def test_more_rows_than_passes_over_memory_take_are_refused_at_the_start(text: s
     assert rules.robust.why_not("median >> fedbuff(k=1024)", 2000, "fp32") is None
     with pytest.raises(ToleranceError, match=r"bears 1024 rows at most. Received: n=1025"):
         robust.krum(f=1).check(1025)
+    # Where it begins is one more.
+    assert "bears 1023 rows" in str(rules.robust.why_not("centred_clipping(f=1)", 1024, "fp32"))
+    assert rules.robust.why_not("centred_clipping(f=1)", 1023, "fp32") is None
+    rows = np.ones((1023, 2), np.float32)
+    found = robust.centred_clipping(f=1).run(rows, reference=np.zeros(2, np.float32))
+    np.testing.assert_allclose(found.vector, 1.0, rtol=1e-5)
 
 
 def test_a_server_that_cannot_bear_its_rule_does_not_start() -> None:

@@ -68,6 +68,10 @@ def test_values_of_all_replicas_are_joined():
     unknown, known = sums(tf.constant([1.0, 2.0 * rank]))
     np.testing.assert_array_equal(unknown, [2, 2])
     assert float(known) == 3.0
+    # A mean of halves whose sum no half can hold.
+    mean = strategy.reduce("MEAN", tf.constant([40000.0 + 64 * rank], tf.float16), axis=None)
+    assert mean.dtype == tf.float16
+    np.testing.assert_array_equal(mean, [40032.0])
 
     numbers = strategy.experimental_distribute_values_from_function(
         lambda context: (context.replica_id_in_sync_group, context.num_replicas_in_sync)

@@ -66,12 +66,11 @@ def _reduce(config, worker):
     ]  # fmt: skip
 
     def expected(dtype, shape):
-        # In the order of the parties, each of which is summed before.
+        # In the order of the parties, each of which is summed before; half types as float32.
         parts = [value(dtype, of, shape) for of in range(3)]
-        north = (parts[0] + parts[1]).astype(parts[0].dtype)
         if tf.as_dtype(dtype) in (tf.float16, tf.bfloat16):
-            return (north.astype(np.float32) + parts[2].astype(np.float32)).astype(north.dtype)
-        return north + parts[2]
+            parts = [part.astype(np.float32) for part in parts]
+        return (parts[0] + parts[1]).astype(parts[0].dtype) + parts[2]
 
     values = [tf.constant(value(dtype, worker, shape)) for dtype, shape in kinds]
     floats = [one for one in values if one.dtype.is_floating or one.dtype.is_complex]
@@ -94,12 +93,13 @@ def _reduce(config, worker):
                 assert strategy._num_gathers == before + 2, way
             for total, (dtype, shape) in zip(totals, kinds, strict=True):
                 assert (total.dtype, total.shape) == (dtype, shape)
-                np.testing.assert_array_equal(total.numpy(), expected(dtype, shape), err_msg=way)
+                wanted = expected(dtype, shape).astype(total.numpy().dtype)
+                np.testing.assert_array_equal(total.numpy(), wanted, err_msg=way)
             for mean, one in zip(means, floats, strict=True):
                 total = expected(one.dtype, one.shape)
-                third = (total / np.array(3, total.dtype)).astype(total.dtype)
+                third = (total / np.array(3, total.dtype)).astype(mean.numpy().dtype)
                 np.testing.assert_allclose(
-                    mean.numpy(), third, rtol=1e-2 if total.itemsize < 4 else 1e-6
+                    mean.numpy(), third, rtol=1e-2 if third.itemsize < 4 else 1e-6
                 )
             bits.append([value.numpy().tobytes().hex() for value in (*totals, *means)])
     # Means may differ in the last bit: Grappler divides by multiplying.

@@ -150,6 +150,8 @@ def test_two_ranks_obey(tmp_path):
     # ... and beside the other ranks.
     with pytest.raises(ProtocolError, match="topology is ps on rank 0 and allgather on rank 1"):
         train(CompressedRing(ONEBIT, topology=("ps", "allgather")[rank]))
+    with pytest.raises(ProtocolError, match="`nonfinite` is raise on rank 0 and zero on rank 1"):
+        train(CompressedRing(ONEBIT, nonfinite=("raise", "zero")[rank]))
     with pytest.raises(ProtocolError, match=r"the plan is .* on rank 0 and .* on rank 1"):
         train(CompressedRing(plan=(mixed, _plan([exact] * 4))[rank]))
 

@@ -44,6 +44,9 @@ def test_what_is_known_of_optimizers_and_indices():
         note("tokens", tf.reshape(tokens, [-1]))
         note("noise", tf.random.uniform([4], maxval=9, dtype=tf.int32))
         note("rows of the batch", tf.range(tf.shape(tokens)[0]))
+        turned, joined = tf.transpose(tokens), tf.reshape(tokens, [-1])
+        note("rows of the batch, turned", tf.range(tf.shape(turned)[1]))
+        note("rows of all tokens", tf.range(tf.shape(joined)[-1]))
         note("zero for each token", tf.zeros_like(tokens))
         note("positions of tokens", tf.broadcast_to(tf.range(length), tf.shape(tokens)))
         note("positions", tf.range(length))
@@ -68,7 +71,7 @@ def test_what_is_known_of_optimizers_and_indices():
     lookups(tf.zeros([2, 3], tf.int32))
     fixed = {"positions", "constants", "kept", "deep", "captured"}
     assert found == {name: name not in fixed for name in found}
-    assert len(found) == 13
+    assert len(found) == 15
 
 
 def build(optimizer, **options):
@@ -148,6 +151,7 @@ def test_two_ranks_equal_one_process_on_the_joined_batch():
 
     from tests.strategies import training
     from tf_hips.comm import primitives
+    from tf_hips.errors import NonFiniteError
     from tf_hips.strategies import CompressedRing, local
 
     rank = primitives.rank()
@@ -262,6 +266,20 @@ def test_two_ranks_equal_one_process_on_the_joined_batch():
     expected[2] -= [2 / 2.1**0.5, 1 / 1.1**0.5]
     expected[4, 1] -= 2 / 2.1**0.5
     np.testing.assert_allclose(tf.cast(words, tf.float32).numpy(), expected, atol=0.02)
+
+    # A sum that float32 holds, and the type of its variable does not, is no number for it.
+    strict = CompressedRing()
+    with strict.scope():
+        half = tf.Variable(tf.ones([3], tf.float16))
+        plain_descent = optimizers.SGD(1.0)
+
+    def overflowing_step():
+        gradient = tf.constant([1.0, 40000.0, 1.0], tf.float16)
+        plain_descent.apply_gradients([(gradient, half)])
+
+    with pytest.raises(NonFiniteError, match="Gradient 0 .* summed over all workers"):
+        strict.run(overflowing_step)
+    np.testing.assert_array_equal(half.numpy(), np.ones(3))
 
     # Compression leaves tables of so many rows alone: exact sums, no residual.
     compressed = CompressedRing("error_feedback(onebit)")

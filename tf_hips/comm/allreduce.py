@@ -16,9 +16,12 @@ from tf_hips.comm.partition import buckets
 # cheap.
 BUCKET_BYTES = 64 * 2**20
 
-# What Horovod 0.28.1 cannot sum travels as what it can.
+HALVES = (tf.float16, tf.bfloat16)
+"""Types that are added as float32, and rounded once."""
+
+# What Horovod 0.28.1 cannot sum travels as what it can; halves it would round after each rank.
 _CARRIERS = {
-    tf.bfloat16: tf.float32,
+    **dict.fromkeys(HALVES, tf.float32),
     tf.int16: tf.int32,
     tf.uint16: tf.int32,
     tf.uint32: tf.int64,
@@ -31,7 +34,7 @@ def plain(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
 
     Args:
         tensors: tensors of any numeric types, the same on all ranks; those of known shape travel
-            together. Types that Horovod does not know travel in a wider one.
+            together. Half types, and types that Horovod does not know, travel in a wider one.
         label: part of the collectives' names.
 
     Returns:

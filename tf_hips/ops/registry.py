@@ -57,7 +57,7 @@ class Parameter:
         if isinstance(value, bool) or not isinstance(value, wanted):
             raise TypeError(f"`{self.name}` must be {kind}. Received: {self.name}={value!r}")
         # NumPy's numbers among them.
-        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+        value = int(value) if isinstance(value, numbers.Integral) else float(value) + 0.0  # no -0
         # Attributes of TensorFlow ops are float32, and the value enters the hash in each packet.
         low, high = self.minimum, self.maximum
         if not is_integer:

@@ -233,6 +233,15 @@ class Aggregator:
         )
         return self.apply(decision, given, reference=extra[0] if extra else None, out=out)
 
+    @property
+    def max_rows(self) -> int:
+        """Rows that it takes at most. Where a rule begins is a row more in its passes."""
+        return native_robust.MAX_ROWS - self._has_reference
+
+    @property
+    def _has_reference(self) -> bool:
+        return self.rule.name == "centred_clipping"
+
     def measure(self, rows: Sequence[Floats], *, reference: Sequence[Floats] = ()) -> Measures:
         """What `decide` must know of rows, or of some chunks of them; one pass over memory.
 
@@ -355,7 +364,7 @@ class Aggregator:
         return Aggregation(vector, accepted, rejected, f, None)
 
     def _reference(self, reference: Floats | None, rows: list[Floats]) -> list[Floats]:
-        if reference is None or self.rule.name != "centred_clipping":
+        if reference is None or not self._has_reference:
             return []
         return [as_rows([*rows[:1], reference])[1]]
 
@@ -370,10 +379,8 @@ class Aggregator:
         refusals = f" ({gone} refused: {named})" if gone else ""
         if n == 0:
             raise ToleranceError(f"{self.text} needs n >= 1. Received: n=0{refusals}")
-        if n > native_robust.MAX_ROWS:
-            raise ToleranceError(
-                f"{self.text} bears {native_robust.MAX_ROWS} rows at most. Received: n={n}"
-            )
+        if n > self.max_rows:
+            raise ToleranceError(f"{self.text} bears {self.max_rows} rows at most. Received: n={n}")
         budgets: list[int] = []
         of_rule: int | None = None  # what the rule at the end bears, if it takes an f
         counts = zip(self.steps, self._counts(n), self._counts(n + gone), strict=True)

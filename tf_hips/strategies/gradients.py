@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips.comm import looks
-from tf_hips.comm.allreduce import plain
+from tf_hips.comm.allreduce import HALVES, plain
 from tf_hips.comm.sparse import is_small, sparse_sum
 from tf_hips.comm.staged import Reducer
 from tf_hips.errors import NonFiniteError
@@ -167,7 +167,15 @@ class GradientSum:
             own = self._checked(own, step, self._complain)
         sums = self._summed(own, optimizer, step)
         if self._nonfinite == "raise":
-            # Finite gradients can overflow when they are added, to each other or to a residual.
+            # Finite gradients can overflow when they are added, to each other or to a residual, and
+            # a sum where a half type takes it.
+            sums = _with_all_values(
+                sums,
+                [
+                    _rounded(_values(total), gradient.dtype)
+                    for total, gradient in zip(sums, self.gradients, strict=True)
+                ],
+            )
             sums = self._checked(sums, step, self._complain_sum, own if is_late else [])
         with tf.control_dependencies([_values(total) for total in sums]):
             counted = self.step.assign_add(1, read_value=True)
@@ -359,6 +367,11 @@ def _parts(gradient: Summable) -> list[tf.Tensor]:
 
 def _values(gradient: Summable) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Values as a gradient of `dtype` will have them, in their own type."""
+    return tf.cast(tf.cast(values, dtype), values.dtype) if dtype in HALVES else values
 
 
 def _with_all_values(gradients: Sequence[Summable], values: Sequence[tf.Tensor]) -> list[Summable]:

@@ -457,6 +457,7 @@ class HierarchicalPS(ConnectedStrategy):
             make_variable=self._make_variable,
             # On its way to a server a sum is encoded in any case: see below.
             complain=self._complaint(tensors) if self._welcome is None else None,
+            nonfinite=self._nonfinite,
         )
 
     def _uplink_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:

@@ -29,6 +29,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.saving import saving_lib
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
@@ -45,9 +47,10 @@ _METHODS = (
     "_get_metrics_result_or_logs",
 )
 _WRITERS = ("save", "save_weights", "export")
-# The same as functions of a model.
-_WRITING_MODULES = (keras.saving, keras.models)
-_WRITING_FUNCTIONS = ("save_model", "save_weights")
+# The same as functions of a model, and what they call: a script that imported one of them by its name
+# before there was a strategy has Keras' own.
+_WRITING_MODULES = (keras.saving, keras.models, saving_lib, legacy_h5_format)
+_WRITING_FUNCTIONS = ("save_model", "save_weights", "save_weights_only", "save_model_to_hdf5")
 
 
 _strategies: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -155,8 +158,8 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(holder, name, method)
 
 
-def _of(model: keras.Model) -> Any:
-    strategy = model.distribute_strategy
+def _of(model: Any) -> Any:
+    strategy = getattr(model, "distribute_strategy", None)  # layers have none
     return strategy if strategy in _strategies else None
 
 

@@ -134,6 +134,7 @@ class InParty:
         worker: int,
         make_variable: MakeVariable,
         complain: Complain | None,
+        nonfinite: str = "propagate",
     ) -> Summing:
         """How one list of gradients is summed; called eagerly, once per list, on all ranks.
 
@@ -144,13 +145,14 @@ class InParty:
             worker: number of this worker among those of all parties.
             make_variable: makes a non-trainable variable from an initial value and a name.
             complain: called where a gradient is not finite, on all ranks.
+            nonfinite: what the caller does about such gradients; the same on all ranks.
 
         Raises:
             ProtocolError: the ranks were told different things, or have different gradients.
             ConfigError: the plan is for another model, or another number of ranks.
             ValueError: the topology does not go with the compressor or the number of ranks.
         """
-        self._compare(gradients)
+        self._compare(gradients, nonfinite)
         plan, compression = self._plan_of(gradients), self.compression
         shapes = [gradient.shape for gradient in gradients]
         rank = primitives.rank()
@@ -216,10 +218,10 @@ class InParty:
             ),
         )
 
-    def _compare(self, gradients: Sequence[Gradient]) -> None:
+    def _compare(self, gradients: Sequence[Gradient], nonfinite: str) -> None:
         """Raises on all ranks if they were told different things."""
         own = {name: None if codec is None else codec.text for name, codec in self.codecs().items()}
-        own |= self.facts()
+        own |= {**self.facts(), "`nonfinite`": nonfinite}
         if self._plan is not None:  # they decide about collectives, and not about what is kept
             own |= {
                 f"the number of partitions of gradient {place}": f"{choice.partitions}"

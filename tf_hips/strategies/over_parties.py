@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.comm.allreduce import HALVES
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.from_rank_0 import from_rank_0
@@ -44,7 +45,6 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "whole": np.add,
 }
 _SUMS = ("sum", "mean", "whole")
-_HALVES = (tf.float16, tf.bfloat16)
 _TITLE_CHARACTERS = 200
 
 
@@ -150,7 +150,7 @@ def _kinds(tensors: Sequence[tf.Tensor]) -> list[tuple[np.dtype[Any], bool, int]
     return [
         (
             np.dtype(tensor.dtype.as_numpy_dtype),
-            tensor.dtype in _HALVES,
+            tensor.dtype in HALVES,
             int(tensor.shape.num_elements()),
         )
         for tensor in tensors

@@ -32,7 +32,7 @@ import tensorflow as tf
 from tf_hips import config as configuration
 from tf_hips import log
 from tf_hips.comm import primitives
-from tf_hips.comm.allreduce import plain
+from tf_hips.comm.allreduce import HALVES, plain
 from tf_hips.comm.compressed import Complain
 from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import placement
@@ -393,17 +393,24 @@ class PartyStrategy(tf.distribute.Strategy):
                 self._beginning.of_loop("reduce")
         kinds = [f"{tensor.dtype.name}_{'x'.join(map(str, tensor.shape))}" for tensor in tensors]
         label = f"exact.{'.'.join(kinds)}"[:200]
+        # Rounded once, behind the division: a sum of halves may be beyond what they hold.
+        wide = [
+            tf.cast(tensor, tf.float32) if tensor.dtype in HALVES else tensor for tensor in tensors
+        ]
         with tf.device("/cpu:0"):
             sums = self._turns(
                 lambda: self._over_parties(
-                    plain([tf.reshape(tensor, [-1]) for tensor in tensors], label), label, over
+                    plain([tf.reshape(tensor, [-1]) for tensor in wide], label), label, over
                 ),
                 label=_sum_of(tensors),
             )
             if is_mean:
                 sums = [total / tf.cast(self._num_workers(), total.dtype) for total in sums]
             return [
-                tf.reshape(total, tf.shape(tensor) if None in tensor.shape else tensor.shape)
+                tf.cast(
+                    tf.reshape(total, tf.shape(tensor) if None in tensor.shape else tensor.shape),
+                    tensor.dtype,
+                )
                 for total, tensor in zip(sums, tensors, strict=True)
             ]
 

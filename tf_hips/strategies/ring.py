@@ -121,6 +121,7 @@ class CompressedRing(PartyStrategy):
             worker=self.global_rank,
             make_variable=self._make_variable,
             complain=self._complaint(gradients),
+            nonfinite=self._nonfinite,
         )
 
     def _refusals(self, rule: Aggregator, gradients: Sequence[Gradient]) -> Tell:

@@ -82,7 +82,8 @@ class RobustParty(InParty):
         super().__init__(compression or fp32(), None, topology or PS, 0)
         if self.compression is not None and (why := why_not(rule, self.compression)):
             raise ValueError(why)
-        check(rule, primitives.size())
+        if primitives.size() > 1:  # one rank alone trains as plain Keras does
+            check(rule, primitives.size())
         self._rule = rule
         self._tell_of = tell
 
@@ -99,6 +100,7 @@ class RobustParty(InParty):
         worker: int,
         make_variable: MakeVariable,
         complain: Complain | None,
+        nonfinite: str = "propagate",
     ) -> Summing:
         """How one list of gradients is aggregated; see `InParty.summing`.
 
@@ -106,7 +108,7 @@ class RobustParty(InParty):
         `complain` is never called.
         """
         del complain
-        self._compare(gradients)
+        self._compare(gradients, nonfinite)
         tell = self._tell_of(self._rule, gradients)
         reducer = make_robust_reducer(
             [gradient.shape for gradient in gradients],

@@ -18,6 +18,8 @@ from tf_hips.comm.sparse import deduplicated
 _ADDITIVE = (keras.optimizers.SGD, keras.optimizers.Lion)
 # Operations that read a variable whole or in part.
 _READS = ("ReadVariableOp", "ResourceGather")
+# Operations behind which another dimension may be that of the batch.
+_MOVE_DIMENSIONS = ("ConjugateTranspose", "ExpandDims", "Reshape", "Squeeze", "Transpose")
 # Operations that tell the size of a batch.
 _SHAPES = ("Shape", "ShapeN", "Size", "ZerosLike", "OnesLike")
 
@@ -77,14 +79,23 @@ def _sources(tensor: tf.Tensor) -> list[tf.Tensor] | None:
     if kind == "Placeholder":
         return _captured(tensor)
     if kind == "StridedSlice" and inputs[0].op.type == "Shape":
-        # One dimension of a shape; the first is that of the batch.
-        begin = tf.get_static_value(inputs[1])
-        return None if begin is None or begin.size != 1 or int(begin[0]) == 0 else []
+        return None if _may_be_batch(inputs[0].op.inputs[0], tf.get_static_value(inputs[1])) else []
     if kind in _READS:
         return inputs[1:]
     if not inputs or kind in _SHAPES or "Random" in kind or operation.op_def.is_stateful:
         return None
     return inputs
+
+
+def _may_be_batch(tensor: tf.Tensor, begin: Any) -> bool:
+    """Whether dimension `begin` of the shape of `tensor` may be that of the batch, the first one."""
+    if begin is None or begin.size != 1 or tensor.op.type in _MOVE_DIMENSIONS:
+        return True
+    place = int(begin[0])
+    if place < 0:
+        rank = tensor.shape.rank
+        return rank is None or place + rank == 0
+    return place == 0
 
 
 def _captured(given: tf.Tensor) -> list[tf.Tensor] | None:

@@ -11,6 +11,9 @@ from tests.strategies.features.job import BATCH, Job
 from tests.strategies.features.models import Subclassed, build_mlp, linear
 from tf_hips.strategies import local
 
+# As a script has it that imports the function before it makes a strategy.
+_EARLY_SAVE = keras.saving.save_model
+
 
 def _build():
     return build_mlp(keras.optimizers.Adam(0.01), run_eagerly=True)
@@ -39,6 +42,11 @@ def save_and_load_a_model(job: Job):
     path = job.folder / f"of-{job.rank}.keras"
     model.save(path)
     assert path.exists() == _is_writer(job)
+    for ending in ("keras", "h5"):
+        for name, save in (("early", _EARLY_SAVE), ("late", keras.saving.save_model)):
+            path = job.folder / f"{name}-{job.rank}.{ending}"
+            save(model, path)
+            assert path.exists() == _is_writer(job), path
     if job.rank == 0:
         model.save(job.folder / "alone.keras")  # by one rank, waiting for nobody
     with local():

@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -26,7 +27,10 @@ int NumThreads() {
     if (wanted >= 1) return std::min(wanted, kMaxThreads);
   }
   cpu_set_t allowed;
-  const int num = sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+  // It fails where the machine has more processors than the set has bits.
+  const int num = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+                      ? CPU_COUNT(&allowed)
+                      : static_cast<int>(std::min(std::thread::hardware_concurrency(), 1u << 16));
   return std::min(std::max(num, 1), kMaxThreads);
 }
 
@@ -75,11 +79,19 @@ class Pool {
   }
 
   void Run(int64_t num_tasks, const std::function<void(int64_t)>& task) {
-    const auto call = std::make_shared<Call>(num_tasks, task);
-    const int64_t helpers = std::min<int64_t>(num_workers_, num_tasks - 1);
-    {
+    const int64_t wanted = std::min<int64_t>(num_workers_, num_tasks - 1);
+    int64_t helpers = 0;
+    std::shared_ptr<Call> call;
+    try {
+      call = std::make_shared<Call>(num_tasks, task);
       std::lock_guard<std::mutex> lock(mutex_);
-      for (int64_t i = 0; i < helpers; ++i) queue_.push_back(call);
+      for (; helpers < wanted; ++helpers) queue_.push_back(call);
+    } catch (const std::bad_alloc&) {
+      // Whoever has been asked by then helps. No exception may reach a caller in C.
+      if (call == nullptr) {
+        for (int64_t i = 0; i < num_tasks; ++i) task(i);
+        return;
+      }
     }
     for (int64_t i = 0; i < helpers; ++i) wake_.notify_one();
     call->Work();

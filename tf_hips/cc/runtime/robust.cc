@@ -335,7 +335,11 @@ int32_t RobustCoordinate(const float* const* rows, int32_t n, int64_t d, const f
     const bool is_median = rule == TF_HIPS_MEDIAN;
     const int first = is_median ? (sorted - 1) / 2 : rule == TF_HIPS_TRIMMED ? drop : 0;
     const int last = is_median ? sorted / 2 : sorted - 1 - first;
-    plan.network = MergeNetwork(sorted, loops.run, first, last);
+    try {
+      plan.network = MergeNetwork(sorted, loops.run, first, last);
+    } catch (const std::bad_alloc&) {
+      return TF_HIPS_ROBUST_OUT_OF_MEMORY;
+    }
   }
   const bool is_streamed = d >= kStreamed;
   const int64_t num_tasks = NumTasks(d);

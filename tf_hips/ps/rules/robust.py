@@ -198,8 +198,8 @@ def why_not(
             )
     given = n if rule.is_asynchronous else children
     given = given if rule.votes is None else rule.votes.num_groups(children)
-    if given > native_robust.MAX_ROWS:
-        return f"Rule {rule} bears {native_robust.MAX_ROWS} rows at most. Received: {given}"
+    if given > robust.max_rows:
+        return f"Rule {rule} bears {robust.max_rows} rows at most. Received: {given}"
     if rule.is_whole:
         if not shard.is_whole:
             found = _why_not_in_shards(rule, quorum, shard, is_led=is_led)
