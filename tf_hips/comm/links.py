@@ -27,6 +27,7 @@ _LEAST_SIZES = 3  # that are measured whatever the clock says
 # How many times as long as the smallest one the largest has to take: latencies vary, and what they
 # vary by must be little beside what the bytes take.
 _TELLING = 8.0
+_LONG = 0.1  # a call that takes this share of the time for its kind needs none before it
 _AT_ONCE = 8  # small collectives that are begun together
 
 
@@ -86,17 +87,21 @@ class Links:
             left = self._share_s - (time.perf_counter() - begin)
             growth = num_bytes / _BYTES[place - 1]
             expected = alone + max(last - alone, 0.0) * growth
-            # One to warm up, two or more that count; rank 0's clock decides.
-            repeats = int(min(left / 2 / expected - 1, MOST_REPEATS))
+            # Two or more that count, and one to warm up, but where the link is what takes long. Rank
+            # 0's clock decides.
+            warms = int(expected < _LONG * self._share_s)
+            repeats = int(min(left / 2 / expected - warms, MOST_REPEATS))
             if repeats < LEAST_REPEATS:
                 # A size that takes hardly longer than the smallest one tells nothing of the link.
-                is_bearable = expected * (1 + LEAST_REPEATS) < 2 * self._share_s
+                is_bearable = expected * (warms + LEAST_REPEATS) < 2 * self._share_s
                 is_needed = place < _LEAST_SIZES or (last < _TELLING * alone and is_bearable)
                 repeats = LEAST_REPEATS if is_needed else 0
-            repeats = primitives.broadcast_object(repeats, what=f"sizes of {kind}")
+            repeats, warms = primitives.broadcast_object(
+                [repeats, warms], what=f"sizes of {kind}"
+            )
             if repeats == 0:
                 break
-            last, cpu = self._seconds(kind, num_bytes, repeats)
+            last, cpu = self._seconds(kind, num_bytes, repeats, warms)
             largest = num_bytes
         # The smallest one tells what a call costs and the largest the link's speed. Those between
         # tell too much of it: a link that was idle takes its first bytes at once.
@@ -106,10 +111,13 @@ class Links:
         fixed = max(0.0, alone - delay - least * per_byte)
         return Collective(delay, fixed, per_byte, min(1.0, cpu))
 
-    def _seconds(self, kind: str, num_bytes: int, repeats: int) -> tuple[float, float]:
+    def _seconds(
+        self, kind: str, num_bytes: int, repeats: int, warms: int = 1
+    ) -> tuple[float, float]:
         """Seconds of one call, back to back, of the slowest rank; share of the cores in it."""
         run = _call(kind, num_bytes, 1)
-        run()
+        for _ in range(warms):
+            run()
         processor, begin = time.process_time(), time.perf_counter()
         times = [timed(run) for _ in range(repeats)]
         busy = (time.process_time() - processor) / max(time.perf_counter() - begin, 1e-9)
