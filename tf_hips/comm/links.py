@@ -96,9 +96,7 @@ class Links:
                 is_bearable = expected * (warms + LEAST_REPEATS) < 2 * self._share_s
                 is_needed = place < _LEAST_SIZES or (last < _TELLING * alone and is_bearable)
                 repeats = LEAST_REPEATS if is_needed else 0
-            repeats, warms = primitives.broadcast_object(
-                [repeats, warms], what=f"sizes of {kind}"
-            )
+            repeats, warms = primitives.broadcast_object([repeats, warms], what=f"sizes of {kind}")
             if repeats == 0:
                 break
             last, cpu = self._seconds(kind, num_bytes, repeats, warms)
