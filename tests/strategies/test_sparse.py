@@ -277,7 +277,7 @@ def test_two_ranks_equal_one_process_on_the_joined_batch():
         gradient = tf.constant([1.0, 40000.0, 1.0], tf.float16)
         plain_descent.apply_gradients([(gradient, half)])
 
-    with pytest.raises(NonFiniteError, match="Gradient 0 .* summed over all workers"):
+    with pytest.raises(NonFiniteError, match=r"Gradient 0 .* summed over all workers"):
         strict.run(overflowing_step)
     np.testing.assert_array_equal(half.numpy(), np.ones(3))
 

@@ -87,8 +87,8 @@ class Links:
             left = self._share_s - (time.perf_counter() - begin)
             growth = num_bytes / _BYTES[place - 1]
             expected = alone + max(last - alone, 0.0) * growth
-            # Two or more that count, and one to warm up, but where the link is what takes long. Rank
-            # 0's clock decides.
+            # Two or more that count, and one to warm up, but where the link is what takes long.
+            # Rank 0's clock decides.
             warms = int(expected < _LONG * self._share_s)
             repeats = int(min(left / 2 / expected - warms, MOST_REPEATS))
             if repeats < LEAST_REPEATS:

@@ -47,8 +47,8 @@ _METHODS = (
     "_get_metrics_result_or_logs",
 )
 _WRITERS = ("save", "save_weights", "export")
-# The same as functions of a model, and what they call: a script that imported one of them by its name
-# before there was a strategy has Keras' own.
+# The same as functions of a model, and what they call: a script that imported one of them by its
+# name before there was a strategy has Keras' own.
 _WRITING_MODULES = (keras.saving, keras.models, saving_lib, legacy_h5_format)
 _WRITING_FUNCTIONS = ("save_model", "save_weights", "save_weights_only", "save_model_to_hdf5")
 

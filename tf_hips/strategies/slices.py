@@ -88,7 +88,7 @@ def _sources(tensor: tf.Tensor) -> list[tf.Tensor] | None:
 
 
 def _may_be_batch(tensor: tf.Tensor, begin: Any) -> bool:
-    """Whether dimension `begin` of the shape of `tensor` may be that of the batch, the first one."""
+    """Whether dimension `begin` of `tensor` may be that of the batch, the first one."""
     if begin is None or begin.size != 1 or tensor.op.type in _MOVE_DIMENSIONS:
         return True
     place = int(begin[0])
