@@ -25,6 +25,8 @@ from tf_hips.errors import ConfigError
 
 CONFIG_VARIABLE = "TF_HIPS_CONFIG"
 ROLE_VARIABLE = "TF_HIPS_ROLE"
+LOCAL_WORKER_VARIABLE = "TF_HIPS_LOCAL_WORKER"
+"""Number of a worker among those of all sites that a launcher started on its machine."""
 ROLES = ("worker", "party", "server", "global-server", "evaluator", "operator")
 SERVER_ROLES = ("global-server", "server")
 INTRAS = ("horovod", "ps")

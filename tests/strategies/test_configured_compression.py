@@ -43,3 +43,19 @@ def test_it_is_a_key_of_the_file(tmp_path: Path) -> None:
     path.write_text("compression: 3\n")
     with pytest.raises(ConfigError, match=r"`compression` must be of type str\. Received: 3"):
         config.load(path)
+
+
+def test_a_rule_of_the_configuration_is_that_of_the_ranks() -> None:
+    from tf_hips import robust
+    from tf_hips.strategies.robust_party import chosen_aggregator
+
+    def rule(given: object, named: str | None) -> object:
+        return chosen_aggregator(given, config.Run(rule=named))
+
+    assert rule(None, None) is None and rule(None, "mean") is None and rule(None, "sum") is None
+    assert rule("median", None) == rule(None, "median") == rule("median", "median")
+    assert rule("median", "median") == robust.median() == rule(robust.median(), "mean")
+    with pytest.raises(ConfigError, match=r"Received: median.* in the script, krum\(f=1\) in"):
+        rule("median", "krum(f=1)")
+    with pytest.raises(ConfigError, match=r"sum, mean or a robust rule without a server.*adam"):
+        rule(None, "adam(0.01)")

@@ -224,7 +224,27 @@ def test_each_worker_has_its_device(words, local_rank, visible, command, monkeyp
         monkeypatch.setenv("HOROVOD_LOCAL_RANK", local_rank)
     _, told, environment = command("train", *WHAT, *words)
     assert environment.get("CUDA_VISIBLE_DEVICES") == visible
-    assert told.needs_gpu == (words != ["--cpu"] and bool(words))
+    assert told.needs_gpu == (visible not in (None, "-1") or "--enable-gpu" in words)
+
+
+def test_workers_of_a_machine_are_numbered_over_all_sites(command, monkeypatch):
+    # Each site has a Horovod of its own, in which ranks begin at 0.
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "0")
+    for number, visible in (("0", "0"), ("1", "1"), ("2", "-1"), ("3", "0")):
+        monkeypatch.setenv("TF_HIPS_LOCAL_WORKER", number)
+        _, _, environment = command("train", *WHAT, "--device", "gpu0,gpu1,cpu")
+        assert environment["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_an_evaluator_takes_no_gpu_of_the_workers(command, monkeypatch):
+    monkeypatch.setenv("TF_HIPS_ROLE", "evaluator")
+    _, _, environment = command("train", *WHAT, "--gpu", "1")
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1"  # it was started by itself
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    for words in (["--device", "gpu0,gpu1"], ["--enable-gpu"], []):
+        _, told, environment = command("train", *WHAT, *words)
+        assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
+        assert not told.needs_gpu
 
 
 def test_settings_travel_as_json(command):

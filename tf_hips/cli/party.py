@@ -212,6 +212,7 @@ def start_local_workers(
     processes: int,
     command: Sequence[str],
     folder: Path,
+    first: int = 0,
     max_restarts: int = 0,
     more: Sequence[Mapping[str, str]] = (),
 ) -> None:
@@ -226,6 +227,7 @@ def start_local_workers(
         processes: workers of all sites on this machine, which share its cores.
         command: program and arguments of each worker.
         folder: private folder for the configuration file.
+        first: number of the site's first worker among those of all sites on this machine.
         max_restarts: how often all of them are started again when one fails.
         more: further variables of each worker, by rank; none where it is empty.
     """
@@ -241,7 +243,7 @@ def start_local_workers(
         }
         environments = stack.enter_context(launch.local_rank_environments(number))
         for rank, environment in enumerate(environments):
-            own = more[rank] if more else {}
+            own = {config.LOCAL_WORKER_VARIABLE: str(first + rank), **(more[rank] if more else {})}
             role = worker_role(site, rank)
             pid = job.start(role, command, {**os.environ, **common, **environment, **own})
             quota.start(job, role, pid, own)

@@ -174,6 +174,7 @@ def _start(
             processes=options.parties * options.workers,
             command=command,
             folder=folder,
+            first=place * number,
             max_restarts=options.max_restarts if uplink is not None else 0,
             more=more[place * number : (place + 1) * number],
         )

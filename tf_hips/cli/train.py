@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tf_hips import config
 from tf_hips.cli import arguments, config_file, local_training, preflight, robust_training
 from tf_hips.errors import ConfigError
 from tf_hips.trainer.modes import AGGREGATIONS, MODES, OPTIMIZERS
@@ -24,8 +25,15 @@ if TYPE_CHECKING:
     from tf_hips.trainer.settings import Training
 
 _MODULE = "tf_hips.trainer"
+_CPU = "cpu"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"cpu|gpu(\d+)")
-_LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_LOCAL_RANKS = (
+    config.LOCAL_WORKER_VARIABLE,
+    "HOROVOD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "SLURM_LOCALID",
+)
 # MXNet's quantisation, with a threshold of the size of gradients: HiPS's own, 1e-6, hardly moves
 # weights, and MXNet's, 0.5, sends next to nothing.
 _TWO_BITS = "error_feedback(hips2bit(threshold=0.01))"
@@ -324,9 +332,10 @@ def run(options: argparse.Namespace, file: config_file.ConfigFile) -> int:
         raise arguments.UsageError(str(error)) from error
     preflight.check(settings)
     environment = dict(os.environ)
-    chosen = chosen_device(merged, environment)
-    if chosen is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = chosen
+    mine = own_device(merged, environment)
+    if mine is not None:
+        visible = "-1" if mine == _CPU else mine.removeprefix("gpu")
+        environment[_VISIBLE] = visible
     become("train", settings, environment)
 
 
@@ -364,10 +373,8 @@ def settings_of(
                 "--use-2bit-compression and --compression exclude each other"
             )
         values["compression"] = arguments.codec(_TWO_BITS)
-    asked = options.device or ""
-    values["needs_gpu"] = bool(
-        "gpu" in asked or options.gpu is not None or options.enable_gpu is True
-    )
+    mine = own_device(options, os.environ)
+    values["needs_gpu"] = mine not in (None, _CPU) or (mine is None and options.enable_gpu is True)
     for name in (
         *("data_dir", "train_dir", "backup_dir", "resume_from"),
         *("log_dir", "tensorboard", "tree_dir"),
@@ -379,8 +386,10 @@ def settings_of(
     return Training(**values, optimizer_options=dict(optimizer_options or {}))
 
 
-def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
-    """What `CUDA_VISIBLE_DEVICES` of this worker is to be; None: what it is.
+def own_device(options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
+    """The device of this worker, `cpu` or such as `gpu0`; None: what there is.
+
+    An evaluator whose launcher gave it no GPU has none: what the options say is for the workers.
 
     Raises:
         UsageError: the options say different things.
@@ -388,16 +397,17 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
     asked = [
         *([options.device] if options.device is not None else []),
         *([f"gpu{options.gpu}"] if options.gpu is not None else []),
-        *(["cpu"] if options.cpu or options.enable_gpu is False else []),
+        *([_CPU] if options.cpu or options.enable_gpu is False else []),
     ]
-    if len(set(asked)) > 1 or (options.enable_gpu and asked == ["cpu"]):
+    if len(set(asked)) > 1 or (options.enable_gpu and asked == [_CPU]):
         raise arguments.UsageError("--device, --gpu, --cpu and --enable-gpu exclude each other")
+    if config.role() == "evaluator" and environment.get(_VISIBLE) == "-1":
+        return _CPU
     if not asked:
         return None
     devices = asked[0].split(",")
     local = next((int(environment[one]) for one in _LOCAL_RANKS if one in environment), 0)
-    mine = devices[local % len(devices)]
-    return "-1" if mine == "cpu" else mine.removeprefix("gpu")
+    return str(devices[local % len(devices)])
 
 
 def become(verb: str, settings: Any, environment: Mapping[str, str] | None = None) -> NoReturn:

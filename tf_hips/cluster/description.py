@@ -48,7 +48,11 @@ _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _VOLUME = re.compile(r"[1-9][0-9]*(?:[KMGTP]i)?")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,30}")
-_OWN_VARIABLES = (config.CONFIG_VARIABLE, config.ROLE_VARIABLE)
+_OWN_VARIABLES = (
+    config.CONFIG_VARIABLE,
+    config.ROLE_VARIABLE,
+    config.LOCAL_WORKER_VARIABLE,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from tf_hips import log
+from tf_hips import config, log
 from tf_hips.comm import schedules, watchdog
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.flow import opaque
@@ -119,6 +119,14 @@ def size() -> int:
 def local_rank() -> int:
     """This process among the ranks of its machine."""
     return _facts[2] if _facts is not None else int(hvd.local_rank())
+
+
+def local_worker() -> int:
+    """This process among the workers of its machine, of all sites that `tf-hips` started there.
+
+    By it they share the machine's GPUs. Under other launchers it is the local rank.
+    """
+    return int(os.environ.get(config.LOCAL_WORKER_VARIABLE, local_rank()))
 
 
 def nodes() -> list[list[int]]:

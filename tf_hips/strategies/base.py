@@ -133,7 +133,7 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
 def device() -> str:
     """Where this replica computes: its GPU, if there is one."""
     gpus = tf.config.list_logical_devices("GPU")
-    return f"/gpu:{primitives.local_rank() % len(gpus)}" if gpus else "/cpu:0"
+    return f"/gpu:{primitives.local_worker() % len(gpus)}" if gpus else "/cpu:0"
 
 
 def _is_mean(reduce_op: Any) -> bool:

@@ -75,14 +75,15 @@ class CompressedRing(PartyStrategy):
             topology: which way packets take; None chooses by the number of ranks.
             comp_threshold: gradients of fewer elements are summed exactly.
             robust: a rule in place of the mean of the ranks, such as `tf_hips.robust.median()`, or
-                its text; without `plan` and `comp_threshold`.
+                its text; without `plan` and `comp_threshold`. None takes what the run's
+                configuration names (`tf-hips party --rule`).
 
         Raises:
             ValueError: an argument is unknown, or a plan came with what it decides; or the rule
                 cannot have rows that are encoded so.
             ToleranceError: the rule needs more ranks; a `ValueError`, too.
             ConfigError: the run has a server and other parties, which this strategy never meets;
-                its configuration names another compression; or the file is no plan.
+                its configuration names another compression or rule; or the file is no plan.
         """
         run = config if config is not None else configuration.current()
         if run.uplink is not None:  # each party would train a model of its own
@@ -92,19 +93,20 @@ class CompressedRing(PartyStrategy):
                 f"{run.uplink.server}"
             )
         chosen = chosen_compression(compression, run)
-        if robust is None:
+        rule = chosen_aggregator(robust, run)
+        if rule is None:
             self._in_party = InParty(chosen, plan, topology, comp_threshold)
         else:
             primitives.init()  # what a rule needs depends on how many ranks there are
             self._in_party = RobustParty(
-                chosen_aggregator(robust),
+                rule,
                 chosen,
                 topology,
                 has_plan=plan is not None,
                 comp_threshold=comp_threshold,
                 tell=self._refusals,
             )
-        self._is_robust = robust is not None
+        self._is_robust = rule is not None
         super().__init__(nonfinite, run)
 
     def _codecs(self) -> dict[str, Compressor | None]:

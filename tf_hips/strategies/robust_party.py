@@ -9,12 +9,13 @@ place of the mean.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_hips import robust
+from tf_hips import config, robust
 from tf_hips.comm import primitives
 from tf_hips.comm.compressed import Complain, MakeVariable
 from tf_hips.comm.robust_rows import check
 from tf_hips.comm.robust_sum import TOPOLOGIES, Tell, make_robust_reducer
 from tf_hips.comm.ways import PS
+from tf_hips.errors import ConfigError
 from tf_hips.ops.algorithms import fp32
 from tf_hips.ops.compressor import Compressor
 from tf_hips.ops.native import derive_seed
@@ -23,22 +24,40 @@ from tf_hips.robust.codecs import why_not
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.in_party import InParty
 
+# What ranks do without a rule.
+_PLAIN = ("sum", "mean")
 
-def chosen_aggregator(given: Aggregator | str) -> Aggregator:
-    """The rule that a script names.
+
+def chosen_aggregator(given: Aggregator | str | None, run: config.Run) -> Aggregator | None:
+    """The rule over ranks: what a script gives, or else what its configuration names; None: none.
 
     Raises:
         ValueError: there is no such rule.
         TypeError: it is neither a rule nor a text.
+        ConfigError: what the configuration names is none for ranks, or is not what the script
+            gives.
     """
-    if isinstance(given, str):
-        return robust.parse(given)
-    if not isinstance(given, Aggregator):
+    own = robust.parse(given) if isinstance(given, str) else given
+    if own is not None and not isinstance(own, Aggregator):
         raise TypeError(
             "`robust` must be a rule such as `tf_hips.robust.median()`, or its text. Received: "
             f"robust={given!r}"
         )
-    return given
+    if run.rule in (None, *_PLAIN):
+        return own
+    try:
+        named = robust.parse(str(run.rule))
+    except ValueError as error:
+        raise ConfigError(
+            "`rule` of the run's configuration must be sum, mean or a robust rule without a "
+            f"server, which alone applies others. Received: {error}"
+        ) from error
+    if own is not None and own != named:
+        raise ConfigError(
+            "`robust` must be the `rule` of the run's configuration, or be in one of them only. "
+            f"Received: {own} in the script, {named} in the configuration"
+        )
+    return named
 
 
 class RobustParty(InParty):

@@ -88,7 +88,7 @@ class _Hooks:
         if gpus:
             # The one that upstream's sessions see; what is eager here would take all of them, and
             # a process can give a GPU one number only.
-            mine = gpus[primitives.local_rank() % len(gpus)]
+            mine = gpus[primitives.local_worker() % len(gpus)]
             tf.config.set_visible_devices(mine, "GPU")
         return original(params)
 

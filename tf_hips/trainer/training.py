@@ -319,7 +319,7 @@ def _device() -> str:
     gpus = tf.config.list_logical_devices("GPU")
     if not gpus:
         return "cpu"
-    local = primitives.local_rank() % len(gpus)
+    local = primitives.local_worker() % len(gpus)
     visible = [one for one in os.environ.get(_GPUS, "").split(",") if one]
     return f"gpu{visible[local] if local < len(visible) else local}"
 
