@@ -72,6 +72,32 @@ def test_files_of_another_run_do_not_stay_in_a_tree(tmp_path, goes_on):
     assert old.parent.is_dir()
 
 
+def test_a_run_that_goes_on_from_a_backup_keeps_its_tree(tmp_path):
+    from tf_hips.callbacks import folder
+    from tf_hips.comm import primitives
+    from tf_hips.trainer import training
+
+    primitives.init()
+    run = config.Run(uplink=config.Uplink("hub:1", "west/0"))
+    settings = Training(
+        "lenet", "digits", tree_dir=str(tmp_path / "tree"), backup_dir=str(tmp_path / "kept")
+    )
+    old = tmp_path / "tree/west-0/cpu/iter-1.txt"
+    old.parent.mkdir(parents=True)
+    for has_backup in (True, False):
+        old.write_text("of a test before")
+        backups = folder.BackupFolder(tmp_path / "kept/west/0")
+        if has_backup:
+            backup = folder.Backup(1, 3, 0)
+            backups.start(backup)
+            backups.finish(backup)
+            assert backups.backups()
+        else:
+            backups.clear()
+        assert training._tree(settings, run) == old.parent
+        assert old.exists() == has_backup
+
+
 def write(path, **told):
     path.write_text(json.dumps({"test_acc": 0.7, **told}))
     return path

@@ -378,6 +378,11 @@ def test_every_mode_learns(tmp_path, mode, launcher, least):
         (["-m", "async"], ["--rule", "momentum(learning_rate=0.1)"], "waits for nobody"),
         (["-m", "sync"], ["--rule", "asgd(learning_rate=0.1)"], "waits for all parties"),
         (["-l", "0.1"], ["--rule", "momentum(learning_rate=0.1)"], "are the server's"),
+        (
+            ["--optimizer", "adamw", "--set", "optimizer.weight_decay=0.1"],
+            ["--rule", "adam(0.01)"],
+            "optimizer=adamw, optimizer.weight_decay",
+        ),
     ],
 )
 def test_modes_that_do_not_fit_the_run_are_refused(tmp_path, mode, launcher, message):

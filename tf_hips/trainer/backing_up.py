@@ -3,10 +3,23 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from tf_hips import callbacks
+from tf_hips import callbacks, config
+from tf_hips.callbacks.folder import BackupFolder
 from tf_hips.errors import ConfigError
+
+
+def has_backup(directory: str | Path, told: config.Run) -> bool:
+    """Whether a folder of backups has one for this process to take up.
+
+    Args:
+        directory: what `Backup` is given.
+        told: what this process is told about its run.
+    """
+    site = told.uplink.site if told.uplink is not None else ""
+    return bool(BackupFolder(Path(directory) / site).backups())
 
 
 class Backup(callbacks.BackupAndRestore):

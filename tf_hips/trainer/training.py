@@ -21,7 +21,7 @@ from tf_hips.errors import ConfigError
 from tf_hips.robust.adversary import Lone
 from tf_hips.strategies import simulate_liars
 from tf_hips.trainer import evaluator, resuming, sources
-from tf_hips.trainer.backing_up import Backup
+from tf_hips.trainer.backing_up import Backup, has_backup
 from tf_hips.trainer.modes import MODES
 from tf_hips.trainer.progress import Plan, Progress, StopAt
 from tf_hips.trainer.rounds import CountedESync, MetBackup, MetCheckpoint, RoundProgress, Rounds
@@ -300,9 +300,9 @@ def _tree(settings: Training, told: config.Run) -> Path | None:
     local = primitives.local_rank()
     folder = Path(settings.tree_dir) / site.replace("/", "-")
     folder /= device if device != "cpu" or not local else f"cpu-{local}"
-    goes_on = settings.resume_from is not None and resuming.is_of(
-        settings.resume_from, settings.tree_dir
-    )
+    goes_on = (
+        settings.resume_from is not None and resuming.is_of(settings.resume_from, settings.tree_dir)
+    ) or (settings.backup_dir is not None and has_backup(settings.backup_dir, told))
     try:
         if not goes_on:
             shutil.rmtree(folder, ignore_errors=True)

@@ -69,6 +69,12 @@ def synchronous(settings: Training, run: config.Run) -> Way:
                 "`learning_rate` and `momentum` are the server's where its rule makes the steps. "
                 f"Received: rule={rule}"
             )
+        if settings.optimizer != "sgd" or settings.optimizer_options:
+            raise ConfigError(
+                "`optimizer` is the server's where its rule makes the steps. Received: "
+                f"rule={rule}, optimizer={settings.optimizer}"
+                + "".join(f", optimizer.{name}" for name in settings.optimizer_options)
+            )
         return Way(parties, keras.optimizers.SGD(1.0))
 
 
