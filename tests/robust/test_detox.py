@@ -174,6 +174,21 @@ def test_replicas_that_round_differently_agree_when_told_so() -> None:
     assert not detox.vote_tolerant(with_nan, range(3)).is_won
 
 
+def test_a_rule_behind_the_votes_begins_where_it_is_told() -> None:
+    rng = np.random.default_rng(3)
+    honest = rng.normal(size=(3, 7)).astype(np.float32)
+    rule = Detox(r=3, then=robust.centred_clipping(f=1), is_fixed=True)
+    rows = [honest[worker // 3] for worker in range(9)]
+    before = np.full(7, 3, np.float32)
+    alone = rule.then.run(honest, reference=before).vector
+    assert (alone != rule.then.run(honest).vector).any()
+    np.testing.assert_array_equal(rule.run(rows, reference=before).vector, alone)
+    by_digest = rule.run_digests(
+        [detox.digest(one) for one in rows], rows.__getitem__, reference=before
+    )
+    np.testing.assert_array_equal(by_digest.vector, alone)
+
+
 def test_draco_is_exact() -> None:
     honest = gradients(5)
     chosen = detox.draco(2)

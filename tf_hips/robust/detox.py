@@ -23,6 +23,7 @@ import hashlib
 import math
 import numbers
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -170,12 +171,19 @@ class Detox:
         return self.aggregator(workers, votes).check(votes)
 
     def run(
-        self, rows: Rows, *, seed: int = 0, step: int = 0, limits: Limits | None = None
+        self,
+        rows: Rows,
+        *,
+        reference: Floats | None = None,
+        seed: int = 0,
+        step: int = 0,
+        limits: Limits | None = None,
     ) -> Result:
         """Aggregates the rows of all workers.
 
         Args:
             rows: of each worker its gradient.
+            reference: as for `Aggregator.run`.
             seed: of the server; secret from the workers.
             step: of the run.
             limits: what norms of votes may be.
@@ -197,13 +205,15 @@ class Detox:
             else:
                 votes.append(vote_exact(mine, members))
         winners = [given[vote.agreed[0]] for vote in votes if vote.is_won]
-        return self._aggregate(len(given), winners, votes, seed, step, limits)
+        how = {"reference": reference, "seed": seed, "step": step, "limits": limits}
+        return self._aggregate(len(given), winners, votes, **how)
 
     def run_digests(
         self,
         digests: Sequence[bytes | None],
         fetch: Callable[[int], Floats | None],
         *,
+        reference: Floats | None = None,
         seed: int = 0,
         step: int = 0,
         limits: Limits | None = None,
@@ -217,6 +227,7 @@ class Detox:
         Args:
             digests: of each worker; None: it said nothing.
             fetch: the vector of a worker; None: it does not come.
+            reference: as for `run`.
             seed: as for `run`.
             step: as for `run`.
             limits: as for `run`.
@@ -238,16 +249,11 @@ class Detox:
             votes.append(vote if is_row else dataclasses.replace(vote, agreed=(), outvoted=()))
             if row is not None and is_row:
                 winners.append(row)
-        return self._aggregate(len(digests), winners, votes, seed, step, limits)
+        how = {"reference": reference, "seed": seed, "step": step, "limits": limits}
+        return self._aggregate(len(digests), winners, votes, **how)
 
     def _aggregate(
-        self,
-        workers: int,
-        winners: list[Floats],
-        votes: list[Vote],
-        seed: int,
-        step: int,
-        limits: Limits | None,
+        self, workers: int, winners: list[Floats], votes: list[Vote], **how: Any
     ) -> Result:
         if not winners:
             raise ToleranceError(
@@ -256,8 +262,7 @@ class Detox:
         then = self.aggregator(workers, len(winners))
         # Liars that keep a group from agreeing could as well have owned it.
         missing = len(votes) - len(winners)
-        found = then.run(winners, seed=seed, step=step, limits=limits, missing=missing)
-        return Result(found, tuple(votes))
+        return Result(then.run(winners, missing=missing, **how), tuple(votes))
 
 
 def groups(

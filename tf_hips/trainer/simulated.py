@@ -224,7 +224,7 @@ class Crowd:
     ) -> tuple[Aggregation, tuple[Vote, ...] | None]:
         """What a rule comes to, and how groups have voted, if there are any."""
         if rule.r > 1:
-            result = rule.run(rows, seed=self._seed, step=step)
+            result = rule.run(rows, reference=self._before, seed=self._seed, step=step)
             return result.aggregation, result.votes
         return rule.then.run(rows, reference=self._before, seed=self._seed, step=step), None
 
