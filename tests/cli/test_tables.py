@@ -18,7 +18,7 @@ from tf_hips.cluster import fleet
 from tf_hips.comm.planner import make_plan
 from tf_hips.report import page, runs
 from tf_hips.simulation import Result
-from tf_hips.simulation.description import Description, Group, Traffic
+from tf_hips.simulation.description import Description, Group, Method, Traffic
 
 CUT = "\u2026"
 Capture = pytest.CaptureFixture[str]
@@ -67,7 +67,8 @@ RESULT_TEXTS += ["1357", "4.56 MB", "7.89 MB", "3.5"]
 
 def show_simulated() -> None:
     results = [RESULT, dataclasses.replace(RESULT, method="sync", staleness=0.0)]
-    sites = Description(Traffic(parameters=1000), (Group("all", 2, 1.0),))
+    methods = (Method("esync-compat"), Method("sync"))
+    sites = Description(Traffic(parameters=1000), (Group("all", 2, 1.0),), methods)
     simulate._show(sites, results, 0.1)
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.strategies.test_hierarchical_ps import SITES, party_environments, serving, write_configs
 from tests.support.ranks import ranks, run_parties
 from tf_hips import config, log
+from tf_hips.simulation import calibrated
 
 pytestmark = pytest.mark.tf
 
@@ -77,6 +78,7 @@ def test_two_uneven_parties_below_a_server(rule, tmp_path):
     limit = 0.35 if rule == "default" else 0.6
     assert _idle_share([fast for _, fast in rounds]) < limit, rounds
     assert all(slow["steps"] < fast["steps"] for slow, fast in rounds), rounds
+    assert {(slow["member"], fast["member"]) for slow, fast in rounds} == {(0, 1)}
     if rule == "default":
         for slow, fast in rounds:
             assert slow["steps"] <= 6  # other than 4 where the machine is busy
@@ -123,7 +125,8 @@ def _train_two_and_one(folder):
 def test_workers_of_a_party_keep_step(tmp_path):
     """A party of two, whose rank 0 alone hears the server, and one of one worker."""
     with serving("uneven", rule="fedavg(1.0)") as server:
-        configs = write_configs(tmp_path, "uneven", f"127.0.0.1:{server.port}")
+        address = f"127.0.0.1:{server.port}"
+        configs = write_configs(tmp_path, "uneven", address, log_dir=str(tmp_path / "log"))
         environments = party_environments(configs)
         for place, seconds in enumerate((SLOW_S, FAST_S)):
             environments[place]["TF_HIPS_SLOWDOWN"] = f"{seconds}s"
@@ -131,6 +134,10 @@ def test_workers_of_a_party_keep_step(tmp_path):
         run_parties(_train_two_and_one, arguments, [2, 1], environments, deadline_s=120)
     assert len({path.read_text() for path in tmp_path.glob("?-?.txt")}) == 1
     assert len(list(tmp_path.glob("?-?.txt"))) == 3
+    events = [one for one in log.read_events(tmp_path / "log") if one["event"] == "esync"]
+    members = {(one["site"], one["rank"], one["member"]) for one in events}
+    assert members == {(SITES[0], 0, 0), (SITES[0], 1, 0), (SITES[1], 0, 1)}
+    assert sorted(group.name for group in calibrated(tmp_path / "log").groups) == sorted(SITES)
 
 
 def _idle_share(rounds):
@@ -169,11 +176,15 @@ def test_two_uneven_workers_without_a_server(topology):
     loop = ESync(
         model, strategy, pace="slowest_steps=2,most_slowest_steps=2,first_steps=2,link_share=1"
     )
-    steps = []
+    steps, members = [], set()
     plan = loop.plan
     loop.plan = lambda number: steps.append(plan(number)) or steps[-1]
+    strategy._events.listen(
+        lambda event, values: members.add(values["member"]) if event == "esync" else None
+    )
     x, y = training.data(BATCH * (16 if rank == 0 else 128), seed=rank)
     loop.fit(x, y, batch_size=BATCH, epochs=1, verbose=0)
+    assert members == {rank}
     assert len(set(primitives.gather_objects(fingerprint(model)))) == 1
     assert steps[0] == 2
     if rank == 0:

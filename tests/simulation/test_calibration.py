@@ -56,6 +56,73 @@ def test_the_command_writes_what_it_reads(
     assert ended.value.code == 2
 
 
+def write_workers(
+    folder: Path, sites: dict[str, list[float]], *, member: str | None, **more: object
+) -> None:
+    """Logs of several workers of each site, which take so many seconds a step.
+
+    Args:
+        folder: of the logs.
+        sites: seconds of each worker.
+        member: what members are, "party" or "worker"; None: logs do not say.
+        more: what events `esync` have beside times.
+    """
+    number = 0
+    for child, (site, steps_s) in enumerate(sites.items()):
+        for rank, step_s in enumerate(steps_s):
+            events = log.EventLog(folder, run="r", role="worker", site=site, rank=rank)
+            if rank == 0 and site != "local":
+                events.write("joined", child=child)
+            of = {} if member is None else {"member": child if member == "party" else number}
+            for one in range(8):
+                events.write(
+                    "esync", number=one, steps=4, step_s=step_s, waited_s=0.1, **of, **more
+                )
+                events.write("meeting", number=one, local_steps=4, seconds=0.2)
+            events.close()
+            number += 1
+
+
+PARTIES = {"north": [0.4, 0.5], "south": [0.1, 0.2]}
+FOUR = ["north/0", "north/1", "south/0", "south/1"]
+
+
+@pytest.mark.parametrize("member", ["party", None])
+def test_workers_that_keep_step_are_one_site(member: str | None, tmp_path: Path) -> None:
+    write_workers(tmp_path, PARTIES, member=member, assigned=4)
+    groups = calibrated(tmp_path).groups
+    assert [(group.name, group.count) for group in groups] == [("north", 1), ("south", 1)]
+    assert [group.step_s for group in groups] == [0.4, 0.1]  # of rank 0
+
+
+@pytest.mark.parametrize("member", ["worker", None])
+def test_workers_that_ask_for_each_step_are_sites(member: str | None, tmp_path: Path) -> None:
+    """With the paper's rule, which assigns nothing."""
+    write_workers(tmp_path, PARTIES, member=member, assigned=None)
+    groups = calibrated(tmp_path).groups
+    assert [group.name for group in groups] == FOUR
+    assert [group.step_s for group in groups] == [0.4, 0.5, 0.1, 0.2]
+
+
+@pytest.mark.parametrize("member", ["worker", None])
+def test_without_a_server_each_worker_is_a_site(member: str | None, tmp_path: Path) -> None:
+    write_workers(tmp_path, {"local": [0.4, 0.1, 0.2]}, member=member, assigned=4)
+    groups = calibrated(tmp_path).groups
+    assert [group.name for group in groups] == ["local/0", "local/1", "local/2"]
+    assert [group.step_s for group in groups] == [0.4, 0.1, 0.2]
+
+
+def test_a_run_of_another_loop_does_not_count(tmp_path: Path) -> None:
+    write(tmp_path)
+    events = log.EventLog(tmp_path, run="fedavg", role="worker", site="slow", rank=1)
+    events.write("model", num_elements=10**6)
+    events.write("meeting", number=5, local_steps=9, seconds=90.0)
+    events.close()
+    found = calibrated(tmp_path)
+    assert [group.name for group in found.groups] == ["fast", "slow"]
+    assert found.model.parameters == 1234
+
+
 def test_logs_that_do_not_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="logs of one run with ESync"):
         calibrated(tmp_path)

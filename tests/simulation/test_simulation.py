@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tf_hips import cli, simulation
 from tf_hips.errors import ConfigError
+from tf_hips.simulation import events
 from tf_hips.simulation.description import Description, Group, Method, Server, Traffic
 from tf_hips.simulation.sites import Sites
 
@@ -141,11 +142,47 @@ def test_fedbuff_waits_for_nobody() -> None:
     # 16 updates of the fast one to each of the slow one, of .5 s and 8 s.
     assert found.idle_share == 0
     assert found.compute_share == pytest.approx(1.0, abs=0.01)
-    assert found.round_s == pytest.approx(2 / (1 / 0.5 + 1 / 8), rel=0.15)
+    assert found.round_s == pytest.approx(2 / (1 / 0.5 + 1 / 8), rel=0.01)
     assert found.up_bytes == 2 * PACKET
-    longer = play(dataclasses.replace(UNEVEN, rounds=80), "fedbuff", steps=4, k=2)
     # Two updates of the fast one make a version, which it has; the slow one's is 8 versions old.
-    assert longer.staleness == pytest.approx(8 / 17, rel=0.1)
+    assert found.staleness == pytest.approx(8 / 17, rel=0.1)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.5])
+def test_fedbuff_is_not_judged_by_its_first_burst(jitter: float) -> None:
+    """More sites than updates of all counted steps of the server, and all of them equal."""
+    found = play(of(Group("all", 300, 0.1, jitter=jitter), rounds=20), "fedbuff", steps=20, k=10)
+    assert found.steps_per_s == pytest.approx(300 / 0.1, rel=0.02)
+    assert found.round_s == pytest.approx(10 * 20 / 3000, rel=0.02)
+    assert found.compute_share == pytest.approx(1.0)
+    # A site's update is as old as what the others have sent meanwhile, one update each.
+    assert found.staleness == pytest.approx(29.9, abs=0.1)
+    assert found.rounds * 10 >= 10 * 300
+
+
+def test_fedbuff_does_not_depend_on_how_many_rounds_are_asked_for() -> None:
+    groups = (Group("gpu", 30, 0.05, 0.3, 0.1), Group("cpu", 10, 1.0, 0.3, 0.2))
+    few, many = (play(of(*groups, rounds=one), "fedbuff", steps=10, k=5) for one in (4, 20_000))
+    assert many.rounds == 20_000
+    assert few.round_s == pytest.approx(many.round_s, rel=0.02)
+    assert few.staleness == pytest.approx(many.staleness, rel=0.05)
+
+
+@pytest.mark.parametrize(("sites", "k", "jitter"), [(1, 1, 10.0), (1, 7, 0.0), (3, 100, 0.0)])
+def test_fedbuff_of_few_sites(sites: int, k: int, jitter: float) -> None:
+    description = of(Group("all", sites, 1.0, jitter=jitter), rounds=4)
+    found = play(description, "fedbuff", steps=1, k=k)
+    assert found.seconds > 0
+    assert found.compute_share == pytest.approx(1.0)
+    if not jitter:
+        assert found.steps_per_s == pytest.approx(sites, rel=0.01)
+
+
+def test_fedbuff_does_not_wait_for_who_hardly_ever_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_MOST_UPDATES", 2000)
+    found = play(of(Group("all", 5, 1.0), Group("off", 1, 1e9)), "fedbuff", steps=2, k=5)
+    assert found.rounds == 400
+    assert found.steps_per_s == pytest.approx(5.0)
 
 
 @given(
@@ -239,7 +276,8 @@ def test_the_command_prints_a_table_and_writes_json(
         one["method"].split()[0] for one in told["methods"]
     ]
     assert f"{told['methods'][0]['idle_share']:.1%}" in lines[1]
-    assert lines[6].startswith("40 sites, 3 rounds of each method")
+    assert lines[6].startswith("40 sites, 3 rounds of each method after the first three, ")
+    assert f"{told['methods'][4]['rounds']} steps of the server with fedbuff 10, k 5" in lines[6]
     with pytest.raises(SystemExit):
         cli.main(["simulate", str(file), "--json", "-"])
     printed = json.loads(capsys.readouterr().out)

@@ -99,10 +99,23 @@ def _show(description: "Description", results: "list[Result]", took_s: float) ->
     ]
     tables.show(columns, rows, leave_out=_LEFT_OUT, hint="--json - prints all")
     tables.console().print(
-        f"{description.num_sites} sites, {results[0].rounds} rounds of each method after the "
-        f"first three (least and most steps: in the last one); simulated in {took_s:.1f} s",
+        f"{description.num_sites} sites, {_counted(description, results)} (least and most steps: "
+        f"in the last one); simulated in {took_s:.1f} s",
         soft_wrap=True,
     )
+
+
+def _counted(description: "Description", results: "list[Result]") -> str:
+    """How many rounds of the methods the table is about."""
+    named = list(zip(description.methods, results, strict=True))
+    common = [one.rounds for method, one in named if method.name != "fedbuff"]
+    told = [f"{common[0]} rounds of each method after the first three"] if common else []
+    told += [
+        f"{one.rounds} steps of the server with {method.label}"
+        for method, one in named
+        if method.name == "fedbuff"
+    ]
+    return ", ".join(told)
 
 
 def _seconds(value: float) -> str:

@@ -279,6 +279,7 @@ class ESync(Loop):
         self._strategy.write_event(
             "esync",
             number=self.round,
+            member=self.member[0],
             steps=self.steps,
             assigned=self._planned,
             step_s=self._told["step_s"],

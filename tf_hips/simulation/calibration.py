@@ -7,17 +7,23 @@
     overhead_ms   the median of what its meetings have lasted without waiting for others: on the
                   way, encoding, merging
 
-Rounds in which nothing was known yet, or a member had no data, do not count. Links are not told
+Workers of a party that keep step are one member, and rank 0 of them speaks for all. Rounds in which
+nothing was known yet, or a member had no data, do not count. Links are not told
 from the rest of a meeting: what was measured holds for the model, the codec and the links of that
 run.
 """
 
+import collections
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tf_hips import log
 from tf_hips.errors import ConfigError
 from tf_hips.simulation.description import Description, Group, Method, Traffic
+
+_Worker = tuple[str, int]  # its site and its rank
 
 _LEAST_ROUNDS = 3
 _UNCOUNTED = 3
@@ -33,29 +39,31 @@ def calibrated(folder: str | Path) -> Description:
     Raises:
         ConfigError: there are no such logs, of several runs, or too few rounds.
     """
-    rounds: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
-    runs, elements = set(), 0
-    for event in log.read_events(folder):
-        if event["event"] == "model":
-            elements = max(elements, int(event.get("num_elements", 0)))
-        if event["event"] not in ("esync", "meeting"):
-            continue
-        runs.add(event["run"])
-        of_member = rounds.setdefault((event["site"], event["rank"]), {})
-        one = of_member.setdefault(int(event["number"]), {})
-        for name in ("steps", "step_s", "waited_s", "seconds"):
-            if event.get(name) is not None:  # null is NaN
-                one[name] = float(event[name])
+    events = log.read_events(folder)
+    runs = {one["run"] for one in events if one["event"] == "esync"}
     if len(runs) != 1:
         raise ConfigError(
             f"{folder} must hold the logs of one run with ESync. Received: {len(runs)} runs"
         )
+    events = [one for one in events if one["run"] in runs]
+    elements = [int(one.get("num_elements", 0)) for one in events if one["event"] == "model"]
+    rounds: dict[_Worker, dict[int, dict[str, float]]] = {}
+    for event in events:
+        if event["event"] not in ("esync", "meeting"):
+            continue
+        of_worker = rounds.setdefault((event["site"], event["rank"]), {})
+        one = of_worker.setdefault(int(event["number"]), {})
+        for name in ("steps", "step_s", "waited_s", "seconds"):
+            if event.get(name) is not None:  # null is NaN
+                one[name] = float(event[name])
     groups = []
-    for (site, rank), of_member in sorted(rounds.items()):
-        name = site if rank == 0 and (site, 1) not in rounds else f"{site}/{rank}"
+    speakers = _speakers(events)
+    num_members = collections.Counter(site for site, _ in speakers)
+    for site, rank in speakers:
+        name = site if num_members[site] == 1 else f"{site}/{rank}"
         whole = [
             one
-            for number, one in sorted(of_member.items())
+            for number, one in sorted(rounds[site, rank].items())
             if number >= _UNCOUNTED and one.get("step_s", 0) > 0 and "seconds" in one
         ]
         if len(whole) < _LEAST_ROUNDS:
@@ -64,7 +72,31 @@ def calibrated(folder: str | Path) -> Description:
                 f"first {_UNCOUNTED}. Received: {len(whole)} of {name}"
             )
         groups.append(_group(name, whole))
-    return Description(Traffic(parameters=max(elements, 1)), tuple(groups), (Method("esync"),))
+    traffic = Traffic(parameters=max([1, *elements]))
+    return Description(traffic, tuple(groups), (Method("esync"),))
+
+
+def _speakers(events: Sequence[Mapping[str, Any]]) -> list[_Worker]:
+    """One worker of each member, that of the lowest rank."""
+    below_server = {one["site"] for one in events if one["event"] == "joined"}
+    members: dict[_Worker, int] = {}
+    for event in events:
+        if event["event"] == "esync":
+            site, rank = event["site"], event["rank"]
+            members[site, rank] = _member(event, is_below_server=site in below_server)
+    found: dict[tuple[str, int], _Worker] = {}
+    for (site, rank), member in sorted(members.items()):
+        found.setdefault((site, member), (site, rank))
+    return sorted(found.values())
+
+
+def _member(event: Mapping[str, Any], *, is_below_server: bool) -> int:
+    """Which member of the run, or at least of its site, has written an event `esync`."""
+    if "member" in event:
+        return int(event["member"])
+    # Older logs do not say it. Below a server steps are assigned to a party, and its workers keep
+    # step; with the paper's rule nothing is assigned, and each of them is a member.
+    return 0 if is_below_server and event.get("assigned") is not None else int(event["rank"])
 
 
 def _group(name: str, rounds: list[dict[str, float]]) -> Group:

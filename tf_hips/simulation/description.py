@@ -195,7 +195,8 @@ class Description:
         groups: the sites.
         methods: what is compared.
         server: its links.
-        rounds: how many are simulated of each method; the first three do not count.
+        rounds: how many are simulated of each method; the first three do not count. Of `fedbuff`
+            the fewest steps of the server that count, after three updates of every site.
         seed: of all that is drawn.
     """
 

@@ -17,9 +17,11 @@ UNCOUNTED = 3
 class Result:
     """What a method would be like. Rounds are those after the first three.
 
+    Rounds of `fedbuff` are steps of the server, after the first three updates of every site.
+
     Attributes:
         method: the method's label.
-        rounds: how many rounds were counted; of `fedbuff` steps of the server.
+        rounds: how many rounds were counted.
         seconds: how long they lasted together.
         round_s: seconds of a round on the mean.
         round_p95_s: seconds that one round of twenty exceeds.
