@@ -293,3 +293,7 @@ def test_data_sets_are_shown_and_what_is_missing_is_one_line(tmp_path):
     assert error.count("\n") == 1
     ready = told("data", "prepare", "mnist", "--data-dir", str(tmp_path))
     assert ready == f"mnist is ready in {tmp_path}/mnist\n"
+    error = told("data", "prepare", "digits", "--from", str(tmp_path), code=1)
+    assert (
+        f"`--from` must be left out for digits, which needs no file. Received: {tmp_path}" in error
+    )
