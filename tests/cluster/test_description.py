@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tf_hips.cli import arguments, config_file, party, server
 from tf_hips.cli import cluster as command
-from tf_hips.cli import config_file, party, server
 from tf_hips.cluster import archive, description, fleet, layout, ssh
 from tf_hips.errors import ConfigError
 
@@ -171,6 +171,9 @@ def test_every_option_of_the_commands_has_a_place() -> None:
         file = parser.get_default("file") or config_file.ConfigFile(parser)
         assert set(file.paths) <= {*description.PATHS, *derived}
         assert set(derived) - {"shard"} <= set(file.keys)
+    kinds = parsers.choices["server"].get_default("file")._types
+    codecs = {key for key, kind in kinds.items() if kind in (arguments.codec, arguments.downlink)}
+    assert codecs == set(description.COMPRESSIONS)
 
 
 def test_what_a_server_and_the_parties_are_told(folder: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.ops.codecs import loses_more_than_it_is_given, variants
 from tf_hips import ops
 from tf_hips.ops import CHUNK, Compressor, chunk_sizes, error_feedback, growth, native, parse
+from tf_hips.ops.compressor import file_of
 from tf_hips.ops.registry import Algorithm, Parameter
 
 pytestmark = pytest.mark.heavy  # every compressor
@@ -233,3 +234,24 @@ def test_divergence_that_is_seen_is_divergence_that_is_known(compressor: Compres
     is_slow = compressor.name == "qsgd"
     expected = loses_more_than_it_is_given(compressor) and not is_slow
     assert growth.diverges(compressor) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("my.pse", "my.pse"),
+        (" a b/my.pse (ratio=0.1) ", "a b/my.pse"),
+        ("error_feedback(made/my.so(0.1))", "made/my.so"),
+        ("warmup(error_feedback(one, two.pse(1)), steps=4)", "one, two.pse"),
+        ("mixed(warmup(my.pse, 4), below=9)", "my.pse"),
+        ("error_feedback(onebit)", None),
+        ("terngrad(bitwidth=2)", None),
+        ("my@0123456789abcdef(1)", None),
+        ("same", None),
+        ("error_feedback()", None),
+        ("error_feedback(", None),
+        ("", None),
+    ],
+)
+def test_the_file_that_a_text_names(text: str, file: str | None) -> None:
+    assert file_of(text) == file

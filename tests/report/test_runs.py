@@ -380,6 +380,14 @@ def test_the_commands(tmp_path):
         "host1": ["gpu0"],
         "host2": ["cpu"],
     }
+    both = run("summary", "host1", "more", "--esync", "again.json", "--json", "numbers.json")
+    assert both == "wrote again.json\nwrote numbers.json\n"
+    assert json.loads((tmp_path / "again.json").read_text()) == merged
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert json.loads(run("summary", "host1", "more", "--json", "-")) == numbers
+    only = run("summary", "host1", "more", "--esync", "last.json", "--json", "-")
+    assert json.loads(only) == numbers
+    assert json.loads((tmp_path / "last.json").read_text()) == merged
     error = run("summary", "host1", "host1", "--esync", "x.json", code=2)
     assert "host1/gpu0 twice" in error
     assert run("report", "nowhere", code=1).startswith("tf-hips report: error: A run must be")

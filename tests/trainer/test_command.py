@@ -157,6 +157,54 @@ def test_a_file_and_set_say_the_same_as_options(command, tmp_path):
     assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
+def test_arguments_of_the_optimizer_are_in_the_file_that_is_printed(command, tmp_path, capsys):
+    from tf_hips import cli
+
+    words = ["train", *WHAT, "--set", "optimizer.weight_decay=1e-4", "--set", "optimizer.name=own"]
+    _, meant, _ = command(*words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--print-config"])
+    assert ended.value.code == 0
+    file = tmp_path / "train.yaml"
+    file.write_text(capsys.readouterr().out)
+    _, again, _ = command("train", "--config", str(file))
+    assert again == meant
+    assert again.optimizer_options == {"weight_decay": 1e-4, "name": "own"}
+
+
+def test_arguments_of_the_optimizer_in_a_file_and_on_the_command_line(command, tmp_path):
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "network: lenet\ndataset: digits\n"
+        "optimizer_options: {weight_decay: 1e-4, nesterov: true, clipnorm: 1}\n"
+    )
+    words = ("train", "--config", str(file))
+    told = [
+        command(*words, *more)[1].optimizer_options
+        for more in (
+            (),
+            ("--set", "optimizer.clipnorm=0.5", "--set", "optimizer.name=own"),
+            ("--optimizer-options", '{"clipnorm": 2}'),
+            ("--optimizer-options", '{"clipnorm": 2}', "--set", "optimizer.nesterov=false"),
+        )
+    ]
+    assert told == [
+        {"weight_decay": 1e-4, "nesterov": True, "clipnorm": 1},
+        {"weight_decay": 1e-4, "nesterov": True, "clipnorm": 0.5, "name": "own"},
+        {"clipnorm": 2},
+        {"clipnorm": 2, "nesterov": False},
+    ]
+
+
+@pytest.mark.parametrize("text", ["weight_decay=1", "[1]", '"a"', ""])
+def test_arguments_of_the_optimizer_are_a_mapping(command, text, capsys):
+    with pytest.raises(SystemExit):
+        command("train", *WHAT, "--optimizer-options", text)
+    assert f'must be a mapping in JSON, as {{"nesterov": true}}. Received: {text!r}' in (
+        capsys.readouterr().err
+    )
+
+
 def test_the_example_is_accepted(command):
     example = Path(__file__).resolve().parents[2] / "examples/train.yaml"
     _, told, _ = command("train", "--config", str(example))
@@ -313,3 +361,7 @@ def test_data_sets_are_shown_and_what_is_missing_is_one_line(tmp_path):
     assert error.count("\n") == 1
     ready = told("data", "prepare", "mnist", "--data-dir", str(tmp_path))
     assert ready == f"mnist is ready in {tmp_path}/mnist\n"
+    error = told("data", "prepare", "digits", "--from", str(tmp_path), code=1)
+    assert (
+        f"`--from` must be left out for digits, which needs no file. Received: {tmp_path}" in error
+    )

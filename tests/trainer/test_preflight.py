@@ -66,6 +66,34 @@ WRONG = {
         ["data", "prepare", "mnist", "--from", "nowhere"],
         ["--from must be a folder", "Received: nowhere, which is not there"],
     ),
+    "size of what is fetched": (
+        ["data", "prepare", "mnist", "--image-size", "16"],
+        ["--image-size needs --from: ", "Received: 16"],
+    ),
+    "two sources": (
+        ["data", "prepare", "mnist", "--from", ".", "--manual-dir", "."],
+        ["--from and --manual-dir exclude each other"],
+    ),
+    "split of a list": (
+        ["data", "show", "--split", "iid"],
+        ["--split needs the name of a data set"],
+    ),
+    "size in a list": (
+        ["data", "show", "--image-size", "9"],
+        ["--image-size needs the name of a data set"],
+    ),
+    "workers of a list": (
+        ["data", "show", "--workers", "2"],
+        ["--workers needs the name of a data set"],
+    ),
+    "seed without a split": (
+        ["data", "show", "digits", "--seed", "0"],
+        ["--seed needs --split"],
+    ),
+    "level without a split": (
+        ["data", "show", "digits", "--split-over", "worker"],
+        ["--split-over needs --split"],
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 
 import argparse
 import difflib
+import json
 import os
 import re
 import shutil
@@ -126,6 +127,27 @@ def switch(text: str) -> bool:
     if text.lower() in _ON | _OFF:
         return text.lower() in _ON
     raise argparse.ArgumentTypeError(f"must be true or false. Received: {text!r}")
+
+
+def plain(text: str) -> Any:
+    """A number, a truth value or what else JSON knows, where the text is one; else the text."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except ValueError:
+        return text
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """A mapping in JSON; texts in it are read as by `plain`."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(
+            f'must be a mapping in JSON, as {{"nesterov": true}}. Received: {text!r}'
+        )
+    return {key: plain(value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 def index(text: str) -> int:

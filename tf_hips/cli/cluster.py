@@ -21,8 +21,8 @@ def add(commands: Any) -> None:
         commands,
         "sync",
         "copy a cluster's files to its machines",
-        "Copies to each machine the script's folder, server.yaml, and the certificate and key of "
-        "its own site, by tar over ssh.",
+        "Copies to each machine the script's folder, or server.yaml and the specifications that "
+        "it names, and the certificate and key of its own site, by tar over ssh.",
     )
     sync.set_defaults(run=_sync)
     up = _add(

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _KINDS: dict[Any, Any] = {
     arguments.number: float,
     arguments.switch: bool,
     arguments.index: int,
+    arguments.mapping: Mapping[str, Any],
     local_training.participation: int | float,
 }
 _PATHS = ("FILE", "DIR")
@@ -186,6 +188,8 @@ def option(key: str) -> str:
 
 def option_text(value: Any) -> str:
     """A value of YAML as it is written on a command line."""
+    if isinstance(value, Mapping):
+        return json.dumps(value, default=str)
     return ",".join(value) if isinstance(value, tuple | list) else str(value)
 
 

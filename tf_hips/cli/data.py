@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips.cli import arguments, train
+from tf_hips.cli.config_file import option
 
 
 def add(commands: Any) -> None:
@@ -27,19 +28,15 @@ def add(commands: Any) -> None:
     show.add_argument(
         "--split-over",
         choices=("worker", "party"),
-        default="worker",
         help="whether every worker or every party gets such a part (default worker)",
     )
     show.add_argument(
         "--workers",
         type=_workers,
-        default=(2, 2),
         metavar="N,...",
         help="workers of each party (default 2,2)",
     )
-    show.add_argument(
-        "--seed", type=arguments.seed, default=0, help="seed of the split (default 0)"
-    )
+    show.add_argument("--seed", type=arguments.seed, help="seed of the split (default 0)")
     show.set_defaults(run=_show)
     prepare = verbs.add_parser("prepare", help="fetch a data set, or store files as a prepared one")
     prepare.add_argument("name", help="the data set")
@@ -71,6 +68,14 @@ def _workers(text: str) -> tuple[int, ...]:
 def _show(options: argparse.Namespace) -> int:
     from tf_hips.trainer.settings import Show
 
+    of_split = ("split_over", "workers", "seed")
+    for keys, needed, what in (
+        (("image_size", "split", *of_split), options.name, "the name of a data set"),
+        (of_split, options.split, "--split"),
+    ):
+        given = [key for key in keys if getattr(options, key) is not None]
+        if given and needed is None:
+            raise arguments.UsageError(f"{option(given[0])} needs {what}")
     train.become(
         "show",
         Show(
@@ -78,9 +83,9 @@ def _show(options: argparse.Namespace) -> int:
             data_dir=options.data_dir,
             image_size=options.image_size,
             split=options.split,
-            split_over=options.split_over,
-            parties=options.workers,
-            seed=options.seed,
+            split_over=options.split_over or "worker",
+            parties=options.workers or (2, 2),
+            seed=options.seed or 0,
         ),
     )
 
@@ -89,6 +94,13 @@ def _prepare(options: argparse.Namespace) -> int:
     from tf_hips.trainer.settings import Prepare
 
     source = options.source
+    if source is None and options.image_size is not None:
+        raise arguments.UsageError(
+            "--image-size needs --from: what is fetched stays as it is. Received: "
+            f"{options.image_size}"
+        )
+    if source is not None and options.manual_dir is not None:
+        raise arguments.UsageError("--from and --manual-dir exclude each other")
     if source is not None and not Path(source).is_dir():
         raise arguments.UsageError(
             f"--from must be a folder of files or images. Received: {source}, which is "

@@ -5,9 +5,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_hips.cli import arguments, tables
+
+if TYPE_CHECKING:
+    from tf_hips.report import trees
 
 _TEXTS = ("peer", "what", "rounds", "found out by", "reason")  # columns of words
 _RUN = (
@@ -26,7 +29,8 @@ def add(commands: Any) -> None:
     summary.add_argument(
         "--esync",
         metavar="FILE",
-        help="merge the trees of all RUNs, one for each host, into a summary as ESync writes it",
+        help="merge the trees of all RUNs, one for each host, into a summary as ESync writes it; "
+        "there is no table then",
     )
     summary.set_defaults(run=_summary)
     report = commands.add_parser(
@@ -51,18 +55,10 @@ def _summary(options: argparse.Namespace) -> int:
     from tf_hips.report import page, runs, trees
 
     if options.esync is not None:
-        merged: trees.Summary = {}
-        for path in options.runs:
-            for host, devices in trees.summarise_tree(Path(path)).items():
-                twice = merged.get(host, {}).keys() & devices.keys()
-                if twice:
-                    raise arguments.UsageError(
-                        f"--esync must have each worker once. Received: {host}/{min(twice)} twice"
-                    )
-                merged.setdefault(host, {}).update(devices)
-        trees.write_summary(merged, Path(options.esync))
-        sys.stdout.write(f"wrote {options.esync}\n")
-        return 0
+        trees.write_summary(_merged(options.runs), Path(options.esync))
+        if options.json is None:
+            sys.stdout.write(f"wrote {options.esync}\n")
+            return 0
     found = runs.read_all(options.runs)
     text = json.dumps([runs.facts(run) for run in found], indent=1) + "\n"
     if options.json == "-":
@@ -70,11 +66,34 @@ def _summary(options: argparse.Namespace) -> int:
         return 0
     if options.json is not None:
         Path(options.json).write_text(text, encoding="utf-8")
+    if options.esync is not None:
+        sys.stdout.write(f"wrote {options.esync}\nwrote {options.json}\n")
+        return 0
     for head, *rows in (page.table(found), page.peer_table(found)):
         words = {head[0], *_TEXTS}
         columns = [tables.Column(name, name not in words, name in words) for name in head]
         tables.show(columns, rows)
     return 0
+
+
+def _merged(paths: list[str]) -> "trees.Summary":
+    """The trees of all hosts as one summary.
+
+    Raises:
+        UsageError: a worker is in two of them.
+    """
+    from tf_hips.report import trees
+
+    merged: trees.Summary = {}
+    for path in paths:
+        for host, devices in trees.summarise_tree(Path(path)).items():
+            twice = merged.get(host, {}).keys() & devices.keys()
+            if twice:
+                raise arguments.UsageError(
+                    f"--esync must have each worker once. Received: {host}/{min(twice)} twice"
+                )
+            merged.setdefault(host, {}).update(devices)
+    return merged
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -118,8 +118,8 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="sets a key of --config, or `optimizer.KEY`: an argument of the Keras optimizer, such "
-        "as optimizer.weight_decay=1e-4; may be given again",
+        help="sets a key of --config, or `optimizer.KEY`: one of --optimizer-options, such as "
+        "optimizer.weight_decay=1e-4; may be given again",
     )
     for names, advice in REPLACED.items():
         parser.add_argument(
@@ -197,6 +197,13 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         choices=OPTIMIZERS,
         default="sgd",
         help="of modes without one on the server (default sgd)",
+    )
+    parser.add_argument(
+        "--optimizer-options",
+        type=arguments.mapping,
+        metavar="JSON",
+        help="""further arguments of the Keras optimizer, as '{"weight_decay": 1e-4}'; a mapping """
+        "in the file of --config",
     )
     parser.add_argument(
         "--compression",
@@ -323,11 +330,13 @@ def run(options: argparse.Namespace, file: config_file.ConfigFile) -> int:
     """Checks the options and becomes the trainer."""
     optimizer_options = _set(options, file)
     merged = file.merge(options)
+    if optimizer_options:
+        merged.optimizer_options = {**(merged.optimizer_options or {}), **optimizer_options}
     if options.print_config:
         sys.stdout.write(file.text(merged))
         return 0
     try:
-        settings = settings_of(merged, optimizer_options)
+        settings = settings_of(merged)
     except ConfigError as error:
         raise arguments.UsageError(str(error)) from error
     preflight.check(settings)
@@ -339,9 +348,7 @@ def run(options: argparse.Namespace, file: config_file.ConfigFile) -> int:
     become("train", settings, environment)
 
 
-def settings_of(
-    options: argparse.Namespace, optimizer_options: Mapping[str, Any] | None = None
-) -> "Training":
+def settings_of(options: argparse.Namespace) -> "Training":
     """What a trainer is told.
 
     Raises:
@@ -383,7 +390,8 @@ def settings_of(
             values[name] = os.path.abspath(values[name])  # noqa: PTH100 - links stay
     values["local"] = local_training.local_of(options)
     values["robust"] = robust_training.robust_of(options)
-    return Training(**values, optimizer_options=dict(optimizer_options or {}))
+    values["optimizer_options"] = options.optimizer_options or {}
+    return Training(**values)
 
 
 def own_device(options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
@@ -431,7 +439,7 @@ def _set(options: argparse.Namespace, file: config_file.ConfigFile) -> dict[str,
         if not equals:
             raise arguments.UsageError(f"--set must be KEY=VALUE. Received: {text!r}")
         if key.startswith("optimizer.") and key != "optimizer.":
-            optimizer_options[key.removeprefix("optimizer.")] = _plain(value)
+            optimizer_options[key.removeprefix("optimizer.")] = arguments.plain(value)
             continue
         action = file.actions.get(key)
         if action is None:
@@ -448,11 +456,3 @@ def _set(options: argparse.Namespace, file: config_file.ConfigFile) -> dict[str,
             )
         setattr(options, action.dest, made)
     return optimizer_options
-
-
-def _plain(text: str) -> Any:
-    """A number or a truth value where the text is one."""
-    try:
-        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except ValueError:
-        return text

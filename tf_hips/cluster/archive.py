@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tf_hips.cluster import layout
-from tf_hips.cluster.description import Cluster, PartyServerSite, Role, ServerSite
+from tf_hips.cluster.description import (
+    COMPRESSIONS,
+    Cluster,
+    PartyServerSite,
+    Role,
+    ServerSite,
+)
 from tf_hips.errors import ConfigError
 
 MARK = ".tf-hips-deploy"
@@ -50,6 +56,11 @@ class Entry:
             return len(self.source)
         return self.source.stat().st_size
 
+    @property
+    def content(self) -> bytes:
+        """What is in it."""
+        return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+
 
 def entries(cluster: Cluster, role: Role, host: str) -> list[Entry]:
     """What `host` gets for `role`.
@@ -66,6 +77,7 @@ def entries(cluster: Cluster, role: Role, host: str) -> list[Entry]:
     if isinstance(role, ServerSite):
         text = layout.server_file(cluster, role, layout.on_machine(cluster, role))
         found.append(Entry(layout.SERVER_FILE, text.encode()))
+        found += specifications(cluster, role)
     elif host == role.launcher and len(role.hosts) > 1:
         found.append(Entry(layout.HOSTFILE, layout.hostfile(role).encode()))
     if not is_server:
@@ -73,6 +85,22 @@ def entries(cluster: Cluster, role: Role, host: str) -> list[Entry]:
             dataclasses.replace(one, name=f"{layout.JOB}/{one.name}") for one in job_files(cluster)
         ]
     return found
+
+
+def specifications(cluster: Cluster, server: ServerSite) -> list[Entry]:
+    """The files that the compressors of a server's settings name, as they lie beside `server.yaml`.
+
+    Raises:
+        SpecificationError: one of them is not there.
+    """
+    from tf_hips.ops import compressor, jit
+
+    base = Path(cluster.script).parent
+    told = layout.server_options(cluster, server, layout.on_machine(cluster, server))
+    texts = [told[key] for key in COMPRESSIONS if told.get(key) is not None]
+    named = {file for text in texts if (file := compressor.file_of(text)) is not None}
+    files = {path for file in named for path in jit.files(base / file)}
+    return [Entry(path.relative_to(base).as_posix(), path) for path in sorted(files)]
 
 
 def job_files(cluster: Cluster) -> list[Entry]:
@@ -118,7 +146,7 @@ def pack(found: list[Entry]) -> bytes:
                 told.type, told.linkname = tarfile.SYMTYPE, entry.link
                 archive.addfile(told)
                 continue
-            data = entry.source if isinstance(entry.source, bytes) else entry.source.read_bytes()
+            data = entry.content
             told.size = len(data)
             if isinstance(entry.source, Path):
                 told.mtime = int(entry.source.stat().st_mtime)

@@ -85,6 +85,11 @@ def _files(cluster: Cluster, kinds: Sequence[str], certificates: str) -> dict[st
         texts["Containerfile"] = container.containerfile()
     texts[README] = _readme(cluster, kinds, certificates)
     files = {name: _File(text.encode()) for name, text in texts.items()}
+    if "systemd" in kinds:
+        for server in cluster.all_servers:
+            for entry in archive.specifications(cluster, server):
+                name = f"systemd/{layout.role_name(server)}/{entry.name}"
+                files[name] = _File(entry.content)
     if {"skypilot", "container"} & set(kinds):
         files |= _job(cluster)
     return files

@@ -34,6 +34,8 @@ PARTY_DERIVED = (
 )
 # Keys of both that are paths: relative ones are meant from the role's folder on its machine.
 PATHS = ("state", "log_dir")
+# Keys of `server` that are texts of compressors, which may name a specification beside the script.
+COMPRESSIONS = ("compression", "downlink", "uplink_compression")
 
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 # Horovod puts a folder into commands of a shell as it is.
@@ -281,9 +283,12 @@ class Cluster:
                         "and may not be set"
                     )
                 _check_path(f"{section}.{key}", key, value)
+        for key, value in self.server.items():
+            _check_specification(f"server.{key}", key, value)
         for one in self.party_servers:
             for key, value in one.options.items():
                 _check_path(f"party_servers.{one.site}.options.{key}", key, value)
+                _check_specification(f"party_servers.{one.site}.options.{key}", key, value)
 
     def _check_tree(self) -> None:
         below: tuple[Role, ...] = (*self.party_servers, *self.parties)
@@ -389,6 +394,19 @@ def _check_path(what: str, key: str, value: object) -> None:
             raise ConfigError(
                 f"`{what}` must be a path of letters, digits, '.', '_' and '-'. Received: {value!r}"
             )
+
+
+def _check_specification(what: str, key: str, value: object) -> None:
+    from tf_hips.ops.compressor import file_of
+
+    if key not in COMPRESSIONS or not isinstance(value, str):
+        return
+    named = file_of(value)
+    if named is not None and (named.startswith("/") or ".." in named.split("/")):
+        raise ConfigError(
+            f"`{what}` must name a file in the script's folder, by its path from there. "
+            f"Received: {named!r}"
+        )
 
 
 def _check_address(key: str, text: str) -> None:

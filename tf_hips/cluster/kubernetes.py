@@ -9,13 +9,14 @@ one host needs none of it and is a Job.
 No key is in any manifest: certificates come from a Secret that `kubectl create secret` makes.
 """
 
+import base64
 import math
 import re
 import shlex
 from pathlib import PurePosixPath
 from typing import Any
 
-from tf_hips.cluster import layout, text
+from tf_hips.cluster import archive, layout, text
 from tf_hips.cluster.container import IMAGE_USER, JOB, SSH_FOLDER, SSH_PORT, image
 from tf_hips.cluster.description import (
     PATHS,
@@ -27,6 +28,7 @@ from tf_hips.cluster.description import (
 )
 from tf_hips.cluster.layout import Place
 from tf_hips.errors import ConfigError
+from tf_hips.ops import jit
 
 _IDENTITY = PurePosixPath("/etc/tf_hips/identity")
 _CONFIG = PurePosixPath("/etc/tf_hips/config")
@@ -127,6 +129,17 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
         "metadata": {"name": name, "labels": labels},
         "data": {layout.SERVER_FILE: text.documents(options)},
     }
+    config_volume: dict[str, Any] = {"name": name}
+    specifications = archive.specifications(cluster, server)
+    if specifications:
+        # A key has no slashes; the path of its file may have some.
+        keys = {f"specification-{i}": one for i, one in enumerate(specifications)}
+        config["binaryData"] = {
+            key: base64.b64encode(one.content).decode() for key, one in keys.items()
+        }
+        paths = {layout.SERVER_FILE: layout.SERVER_FILE}
+        paths |= {key: one.name for key, one in keys.items()}
+        config_volume["items"] = [{"key": key, "path": path} for key, path in paths.items()]
     is_durable = bool(layout.server_options(cluster, server, _PLACE).get("state"))
     claim = {
         "apiVersion": "v1",
@@ -138,11 +151,13 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
         },
     }
     probe = {"tcpSocket": {"port": "rounds"}}
-    container = {
+    container: dict[str, Any] = {
         "name": "server",
         "image": image(cluster),
         "args": ["server", "--config", str(_CONFIG / layout.SERVER_FILE)],
         "ports": [{"name": "rounds", "containerPort": _PORT}],
+        # What it compiles must lie where it may write.
+        **({"env": [_cache()]} if specifications else {}),
         # A durable server reads its state before it listens.
         "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": 120},
         "readinessProbe": {**probe, "periodSeconds": 10},
@@ -174,7 +189,7 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
                     "containers": [container],
                     "volumes": [
                         *_volumes(name, data),
-                        {"name": "config", "configMap": {"name": name}},
+                        {"name": "config", "configMap": config_volume},
                     ],
                 },
             },
@@ -198,6 +213,10 @@ def _server(cluster: Cluster, server: ServerSite) -> list[dict[str, Any]]:
         },
     }
     return [config, *([claim] if is_durable else []), deployment, service]
+
+
+def _cache() -> dict[str, str]:
+    return {"name": jit.CACHE, "value": str(_DATA / layout.CACHE)}
 
 
 def _party(cluster: Cluster, party: PartySite) -> dict[str, Any]:

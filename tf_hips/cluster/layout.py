@@ -2,8 +2,8 @@
 """What lies where on a machine, and what each role is started with.
 
 A role has a folder of its own, `FOLDER/server-SITE` or `FOLDER/party-SITE`, with its certificate
-and key, `authority.pem`, a log and the number of its process; a server also `server.yaml`, a party
-also `job/`, the script's folder, and `hostfile`.
+and key, `authority.pem`, a log and the number of its process; a server also `server.yaml` and the
+specifications that this names, a party also `job/`, the script's folder, and `hostfile`.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ SERVER_FILE = "server.yaml"
 HOSTFILE = "hostfile"
 JOB = "job"
 READY = "ready"
+CACHE = ".cache"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from tf_hips.cluster import layout
+from tf_hips.cluster import archive, layout
 from tf_hips.cluster.description import PATHS, Cluster, PartySite, Role, ServerSite
+from tf_hips.ops import jit
 
 _FIRST_FREE_PORT = 1024
 # Words that need no quotes; a unit knows `%` and `$` beside quotes and backslashes.
@@ -57,6 +58,9 @@ def _server(cluster: Cluster, server: ServerSite) -> str:
         for key in PATHS
         if options.get(key) and home not in PurePosixPath(options[key]).parents
     )
+    # What it compiles must lie where it may write.
+    is_compiling = bool(archive.specifications(cluster, server))
+    cache = f"Environment={jit.CACHE}={home / layout.CACHE}\n" if is_compiling else ""
     return f"""\
 # Written by `tf-hips deploy`.
 [Unit]
@@ -71,7 +75,7 @@ StartLimitBurst=10
 Type=exec
 User={cluster.user}
 WorkingDirectory={home}
-ExecStart={command_text(layout.server_command(cluster, server))}
+{cache}ExecStart={command_text(layout.server_command(cluster, server))}
 # Killed, it goes on with its run; one that ended with an error has ended that, and needs a look.
 Restart=on-abnormal
 RestartSec=5

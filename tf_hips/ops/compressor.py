@@ -485,6 +485,21 @@ def parse(text: str, files: bool = False) -> Compressor:
     return _made(name, call_text.values(name, known, arguments, text))
 
 
+def file_of(text: str) -> str | None:
+    """The file that the text of a compressor names, as `my.pse` in "error_feedback(my.pse)".
+
+    Nothing is opened. None where `parse` would load no file.
+    """
+    call = _CALL.fullmatch(text)
+    if call is None:
+        file = _FILE_CALL.fullmatch(text)
+        return None if file is None else file.group(1)
+    name, arguments = call.group(1), (call.group(2) or "").strip()
+    if name not in WRAPPERS:
+        return None
+    return file_of(arguments if name == ERROR_FEEDBACK else _wrapped(arguments)[0])
+
+
 def _wrapped(arguments: str) -> tuple[str, str]:
     """What stands between the brackets of a warm-up: the compressor, and the parameters behind it.
 

@@ -173,6 +173,18 @@ def load(
         return LoadedCodec(algorithm)
 
 
+def files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files that `load(path)` needs: that one, and the other half beside it if there is one.
+
+    Raises:
+        SpecificationError: there is no such specification.
+    """
+    file = Path(path)
+    if file.suffix == LIBRARY:
+        return [file]
+    return [Path(part) for part, _ in _read(file, None).parts]
+
+
 def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
     """The algorithm called `name`; one that is named with its hash is loaded if it is here.
 

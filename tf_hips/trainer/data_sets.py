@@ -65,6 +65,12 @@ def prepare(told: Prepare) -> None:
     folder = names.default_folder() if told.data_dir is None else Path(told.data_dir)
     name = sets.canonical(told.name)
     if name in sets.MADE:
+        for option, given in (("--from", told.source), ("--manual-dir", told.manual_dir)):
+            if given is not None:
+                raise ConfigError(
+                    f"`{option}` must be left out for {name}, which needs no file. "
+                    f"Received: {given}"
+                )
         sys.stdout.write(f"{name} needs no file\n")
         return
     if told.source is not None:
