@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sync": {"kind": "fedavg", "local_steps": 1, "weighting": "uniform"},
     "fixed": {"kind": "fedavg", "local_steps": FIXED_STEPS, "weighting": "uniform"},
     "compat": {"kind": "esync", "rule": "compat"},
-    "fedbuff": {"kind": "fedavg", "local_steps": FIXED_STEPS, "weighting": "uniform"},
+    "fedbuff": {"kind": "fedavg", "local_steps": FIXED_STEPS},
     "ours": {"kind": "esync"},
 }
 REPEATED = ("compat", "ours")  # with every seed

@@ -3,6 +3,9 @@
 run ends by itself, with the weights of a run that nobody disturbed.
 """
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,33 @@ print("END", hashlib.sha256(weights).hexdigest(), history.history["loss"], flush
 
 def train(folder: Path, how: str, parties: int, *options: str) -> tuple[set[str], str]:
     return disturbed.train(folder, TRAIN, how, parties=parties, options=options)
+
+
+KILL_FIRST_SERVER = """
+import os, pathlib, signal, sys
+mark = pathlib.Path(__file__).with_name("killed")
+if "server" in sys.orig_argv and not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.heavy
+def test_a_server_that_is_killed_before_it_listens_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KILL_FIRST_SERVER)  # Python imports it at its start
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(3)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_hips.cli", "run", "--max-restarts", "1", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert "server failed (killed by SIGKILL); server starts again (1 of 1)" in done.stderr
+    assert done.returncode == 3, done.stderr
+    assert "/worker" in done.stderr.splitlines()[-1]
+    assert "failed first (exit code 3)" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.tf

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tf-hips party` with small scripts as workers: what they are told, how their end is reported."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,10 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tf_hips import config
+from tf_hips.cli.party import start_local_workers
+from tf_hips.cli.processes import Job
 
 pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
 
@@ -207,6 +213,54 @@ def test_horovodrun_may_end_its_workers_when_the_launcher_is_killed(tmp_path: Pa
         launcher.kill()
         launcher.wait(timeout=20)
     wait_for(lambda: told.exists() and told.read_text() == f"{int(signal.SIGTERM)}\n")
+
+
+def test_workers_that_start_again_have_the_only_rendezvous(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[int] = []
+    held: set[int] = set()
+
+    @contextlib.contextmanager
+    def environments(number: int) -> Iterator[list[dict[str, str]]]:
+        attempt = len(opened)
+        opened.append(number)
+        held.add(attempt)
+        yield [{"RANK": str(rank)} for rank in range(number)]
+        held.remove(attempt)
+
+    monkeypatch.setattr("tf_hips.comm.launch.local_rank_environments", environments)
+
+    class Restarting(Job):
+        def __init__(self) -> None:
+            self.roles: list[str] = []
+
+        def start(self, role: str, *rest: Any, **more: Any) -> int:
+            self.roles.append(role)
+            return 0
+
+        def start_group(self, name: str, start: Any, max_restarts: int, **more: Any) -> None:
+            for attempt in range(max_restarts + 1):
+                start(attempt)
+                assert held == {attempt}
+
+    job = Restarting()
+    with contextlib.ExitStack() as stack:
+        start_local_workers(
+            job,
+            stack,
+            config.Run(),
+            site="west",
+            number=2,
+            processes=2,
+            command=["true"],
+            folder=tmp_path,
+            max_restarts=2,
+        )
+        assert held == {2}
+    assert not held
+    assert opened == [2, 2, 2]
+    assert job.roles == ["west/worker0", "west/worker1"] * 3
 
 
 def wait_for(done: Callable[[], bool]) -> None:

@@ -260,6 +260,29 @@ def test_wait_for_file_returns_early_when_a_child_fails(tmp_path: Path) -> None:
         assert job.wait() == Failure("server", 7, "exit code 7")
 
 
+@pytest.mark.parametrize("max_restarts", [1, 0])
+def test_a_service_may_be_killed_before_its_file_is_there(
+    tmp_path: Path, max_restarts: int
+) -> None:
+    path = tmp_path / "address"
+    bodies = (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        f"import pathlib, time; pathlib.Path({str(path)!r}).write_text('here'); time.sleep(600)",
+    )
+    with Job(out=io.BytesIO(), err=io.BytesIO()) as job:
+
+        def start(attempt: int) -> None:
+            job.start("server", python(bodies[attempt]), os.environ, is_service=True)
+
+        job.start_group("server", start, max_restarts, only_killed=True)
+        assert job.wait_for_file(path, DEADLINE_S) == ("here" if max_restarts else None)
+        if max_restarts:
+            job.start("worker", python("raise SystemExit(3)"), os.environ)
+            assert job.wait() == Failure("worker", 3, "exit code 3")
+        else:
+            assert job.wait() == Failure("server", 128 + 9, "killed by SIGKILL")
+
+
 def test_wait_for_file_has_a_deadline(tmp_path: Path) -> None:
     output = Output()
     with Job(out=output.out, err=output.err) as job:

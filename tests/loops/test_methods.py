@@ -300,6 +300,39 @@ def test_a_robust_server_wants_enough_parties(rule, level, participation, told):
         loop._check_rule(loop._strategy)
 
 
+@pytest.mark.parametrize("rule", ["fedbuff(k=4)", "asgd(learning_rate=1.0)"])
+@pytest.mark.parametrize(
+    ("level", "participation", "weighting", "is_refused"),
+    [
+        ("party", 1.0, None, False),
+        ("party", 5, None, False),
+        ("worker", 9, None, False),
+        ("party", 0.5, None, True),
+        ("party", 1, None, True),
+        ("worker", 5, None, True),
+        ("party", 1.0, "uniform", True),
+        ("party", 1.0, "samples", True),
+    ],
+)
+def test_who_waits_for_nobody_is_not_drawn_or_weighed(
+    rule, level, participation, weighting, is_refused
+):
+    from tf_hips.loops import FedAvg
+    from tf_hips.ps import rules
+
+    loop = FedAvg.__new__(FedAvg)
+    loop._participation, loop._controls, loop._normalises = participation, None, False
+    members = {"party": 5, "worker": 9}[level]
+    loop._loan = types.SimpleNamespace(level=level, member=lambda: (0, members))
+    strategy = types.SimpleNamespace(_rule=rules.parse(rule), _has_server=lambda: True)
+    told = (
+        "`participation` and `weighting` must be left out .* Received: participation="
+        f"{participation}, weighting={weighting!r}, rule {rule.split('(')[0]}"
+    )
+    with pytest.raises(ConfigError, match=told) if is_refused else contextlib.nullcontext():
+        loop._check_rule(strategy, weighting)
+
+
 def test_control_variates_are_refused_with_a_robust_rule():
     from tf_hips.loops import FedAvg
     from tf_hips.ps import rules

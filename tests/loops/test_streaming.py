@@ -14,6 +14,7 @@ from tests.strategies.test_hierarchical_ps import (
     write_configs,
 )
 from tests.support.ranks import ranks, run_parties
+from tf_hips import log
 from tf_hips.errors import ConfigError
 
 pytestmark = pytest.mark.tf
@@ -191,6 +192,80 @@ def test_fragments_over_parties(tmp_path):
             party_environments(*configs),
             deadline_s=90,
         )
+
+
+SPOILT = (2, 5)  # steps of one party whose loss is NaN: before the second turn and the third
+
+
+def _train_spoilt(folder):
+    """Saves flat weights: twice the first ones, then those before and after each meeting."""
+    import keras
+
+    from tf_hips.loops import StreamingDiLoCo
+    from tf_hips.strategies import HierarchicalPS
+
+    for run in _configs():
+        member = SITES.index(run.uplink.site)
+        keras.utils.set_random_seed(3)
+        strategy = HierarchicalPS(config=run, downlink=None)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(RATE, momentum=0.9), "mse")
+        loop = StreamingDiLoCo(
+            model, strategy, local_steps=4, fragments=FRAGMENTS, server_optimizer="fedavg(1.0)"
+        )
+
+        def flat(model=model):
+            return np.concatenate([one.reshape(-1) for one in model.get_weights()])
+
+        told, meet = [[flat(), flat()]], loop.meet
+
+        def recorded(*, ends=False, told=told, meet=meet, flat=flat):
+            before = flat()
+            meet(ends=ends)
+            told.append([before, flat()])
+
+        loop.meet = recorded
+        x, y = _data(member)
+        if member:
+            y[list(SPOILT), 0] = np.nan
+        x, y = (one[:8].reshape(-1, one.shape[-1]) for one in (x, y))
+        loop.fit(x, y, batch_size=BATCH, verbose=0, shuffle=False)
+        assert all(np.isfinite(one.numpy()).all() for one in model.optimizer.variables)
+        strategy.close()
+        np.save(folder / f"{run.run}-{member}.npy", told)
+
+
+@pytest.mark.timeout(120)
+def test_a_fragment_that_is_no_number_is_refused_and_named(tmp_path):
+    rules = {"averaged": "mean", "added": None}
+    with contextlib.ExitStack() as stack:
+        configs = []
+        for run, rule in rules.items():
+            server = stack.enter_context(serving(run, rule=rule))
+            address, logs = f"127.0.0.1:{server.port}", str(tmp_path / run)
+            configs.append(write_configs(tmp_path, run, address, log_dir=logs))
+        environments = party_environments(*configs)
+        run_parties(_train_spoilt, {"folder": tmp_path}, [1, 1], environments, deadline_s=90)
+    second = slice(11, 21)  # the fragment of the second turn
+    for run in rules:
+        told = [np.load(tmp_path / f"{run}-{member}.npy") for member in range(2)]
+        assert np.isfinite(told[0]).all() and np.isfinite(told[1][:, 1]).all()
+        assert np.isnan(told[1][2:4, 0]).any(axis=1).all()
+        # A mean leaves the spoilt one out; a sum has added its zeros to the other's share.
+        before, own = told[0][0][0][second], told[0][2][0][second]
+        expected = own if run == "averaged" else 0.5 * (before + own)
+        for one in told:
+            np.testing.assert_allclose(one[2][1][second], expected, rtol=0, atol=1e-6)
+        refused = sorted(
+            (one["number"], one["site"], one["who"])
+            for one in log.read_events(tmp_path / run)
+            if one["event"] == "update_refused"
+        )
+        # Before the third turn all meet, and all hear of it.
+        who = f"party `{SITES[1]}`"
+        heard = [(2, site, who) for site in sorted(SITES)]
+        assert refused == [(1, SITES[1], who), *heard]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.slow]
 
 LIAR = ("--q", "1", "--err-mode", "rev_grad")
 WAYS = {
-    "movements": ("fedavg", ("--local-steps", "5", "--participation", "4"), "fedbuff(k=4)"),
+    "movements": ("fedavg", ("--local-steps", "5"), "fedbuff(k=4)"),
     "gradients": ("async", (), "fedbuff(k=4, learning_rate=0.1)"),
 }
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -222,6 +223,30 @@ def test_every_so_many_steps(quick, folder, write):
 def test_nothing_for_too_long_is_an_error(folder):
     with pytest.raises(PeerError, match=r"nothing for 0\.1 s"):
         evaluate(folder, follow=True, timeout_s=0.1)
+
+
+def test_without_a_limit_it_waits_for_as_long_as_training_takes(folder, quick, write, monkeypatch):
+    from tf_hips.trainer import evaluator
+
+    looks = []
+
+    def monotonic():  # a day goes by between two looks at the clock
+        looks.append(86400.0 * len(looks))
+        return looks[-1]
+
+    clock = types.SimpleNamespace(monotonic=monotonic, time_ns=time.time_ns)
+    monkeypatch.setattr(evaluator, "time", clock)
+    polls = []
+    ended = folder.ended
+    monkeypatch.setattr(CheckpointFolder, "ended", lambda _: polls.append(None) or ended())
+    following = Following(folder, timeout_s=None)
+    while len(polls) < 5:
+        assert following.thread.is_alive(), following.error
+        threading.Event().wait(0.01)
+    write(5)
+    folder.end(5, None)
+    following.join()
+    assert [line["step"] for line in lines(folder)] == [5]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):

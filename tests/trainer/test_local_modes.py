@@ -261,6 +261,9 @@ LEARNING = [
                  ["--parties", "2", "--workers", "2"], 4, id="hfa"),
     pytest.param(["-m", "diloco", "--local-steps", "8", "--optimizer", "adamw"],
                  ["--parties", "2", "--workers", "1"], 8, id="diloco"),
+    pytest.param(["-m", "diloco", "--local-steps", "8"],
+                 ["--parties", "2", "--workers", "1", "--rule", "fedbuff(k=2)"], 8,
+                 id="diloco-fedbuff"),
     pytest.param(["-m", "streaming", "--local-steps", "16", "--fragments", "4"],
                  ["--parties", "2", "--workers", "1", "--compression", "error_feedback(int8)"],
                  None, id="streaming"),
@@ -283,6 +286,20 @@ def test_every_mode_with_local_steps_learns(tmp_path, mode, launcher, steps):
     if steps is not None:
         for one in rounds_of(tmp_path / "events").values():
             assert set(one[:-1]) == {steps}
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+def test_participation_is_refused_where_nobody_waits(tmp_path):
+    output = launched(
+        tmp_path,
+        *("train", "--cpu", "-n", "lenet", "-dt", "synthetic", "-b", "16", "--max-steps", "16"),
+        *("-m", "fedavg", "--local-steps", "8", "--participation", "0.5"),
+        launcher=["--parties", "2", "--workers", "1", "--rule", "fedbuff(k=2)"],
+        code=1,
+    )
+    assert "`participation` and `weighting` must be left out" in output
+    assert "Received: participation=0.5, weighting=None" in output
 
 
 @pytest.mark.slow

@@ -285,6 +285,24 @@ def test_the_task_of_an_evaluator_is_known(monkeypatch):
     assert config.role() == "worker"
 
 
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_only_an_evaluator_that_nobody_watches_gives_up(tmp_path, monkeypatch, is_launched):
+    from tf_hips.trainer import evaluator, training
+
+    told = []
+    monkeypatch.setattr(evaluator, "run", told.append)
+    monkeypatch.delenv(config.CONFIG_VARIABLE, raising=False)
+    if is_launched:  # as `tf_hips.cli.party.start_evaluator` does
+        config.dump(config.Run(), tmp_path / "evaluator.yaml")
+        monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "evaluator.yaml"))
+        monkeypatch.setenv(config.ROLE_VARIABLE, "evaluator")
+    else:
+        monkeypatch.delenv(config.ROLE_VARIABLE, raising=False)
+        monkeypatch.setenv("TF_CONFIG", '{"task": {"type": "evaluator"}}')
+    training.run(Training("lenet", "digits", train_dir=str(tmp_path)))
+    assert [one.timeout_s for one in told] == [None if is_launched else 3600.0]
+
+
 def test_an_evaluator_without_checkpoints_is_refused(alone, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"task": {"type": "evaluator"}}')
     with pytest.raises(ConfigError, match="--train-dir"):

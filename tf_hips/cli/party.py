@@ -220,7 +220,8 @@ def start_local_workers(
 
     Args:
         job: the job they belong to.
-        stack: keeps the site's rendezvous open for as long as the job lasts.
+        stack: keeps the site's rendezvous open for as long as the job lasts, or until the workers
+            are started again.
         told: what the workers are told about the run.
         site: name of the site.
         number: workers of the site.
@@ -233,7 +234,10 @@ def start_local_workers(
     """
     from tf_hips.comm import launch
 
+    rendezvous = stack.enter_context(contextlib.ExitStack())
+
     def start(attempt: int) -> None:
+        rendezvous.close()  # that of the workers before, all of which have ended
         path = folder / f"{site}-{attempt}.yaml"
         config.dump(_attempt(told, attempt, max_restarts), path)
         common = {
@@ -241,7 +245,7 @@ def start_local_workers(
             config.CONFIG_VARIABLE: str(path),
             config.ROLE_VARIABLE: "worker",
         }
-        environments = stack.enter_context(launch.local_rank_environments(number))
+        environments = rendezvous.enter_context(launch.local_rank_environments(number))
         for rank, environment in enumerate(environments):
             own = {config.LOCAL_WORKER_VARIABLE: str(first + rank), **(more[rank] if more else {})}
             role = worker_role(site, rank)

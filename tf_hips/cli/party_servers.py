@@ -181,8 +181,8 @@ def starting(
 
     def begin(attempt: int) -> None:
         del attempt
-        has_listened = address_file.exists()
-        bind = address_file.read_text("ascii").strip() if has_listened else "127.0.0.1:0"
+        found = address_file.read_text("ascii").strip() if address_file.exists() else ""
+        bind = found or "127.0.0.1:0"  # it may have been killed before it listened
         whole = {**os.environ, **environment}
         job.start(role, [*command, "--bind", bind], whole, is_service=True)
 

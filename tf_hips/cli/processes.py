@@ -231,11 +231,18 @@ class Job:
     def wait_for_file(self, path: Path, seconds: float) -> str | None:
         """The text of `path` once it is there; None when a child failed or a signal came first.
 
+        A child whose group may be started again has not failed: it has `seconds` once more.
+
         Raises:
             TimeoutError: neither happened in `seconds`.
         """
         deadline = time.monotonic() + seconds
-        while self._signal is None and not any(child.failed for child in self._children):
+        while not self._is_told_to_end():
+            if any(child.failed for child in self._children):
+                if not self._restart():
+                    return None
+                deadline = time.monotonic() + seconds
+                continue
             if path.exists() and (text := path.read_text(encoding="utf-8")).strip():
                 return text.strip()
             if time.monotonic() > deadline:

@@ -34,6 +34,7 @@ Invariant: after a meeting, what is trained is equal on all that have exchanged,
 """
 
 import copy
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -488,7 +489,9 @@ class Loop(keras.callbacks.Callback):
             names = self._loan.names()
         self._check(meeting)
         self.hear(meeting)
-        self._refuse(meeting, names)
+        for name, one in zip(itertools.chain(*names), meeting.everyone, strict=True):
+            if not one.is_finite:
+                self.tell_refused(name)
         return meeting, place
 
     def next_round(self) -> None:
@@ -543,18 +546,14 @@ class Loop(keras.callbacks.Callback):
                     f"A worker must have samples to train on. Received: none of worker {number}"
                 )
 
-    def _refuse(self, meeting: Meeting, names: list[str]) -> None:
-        for place, told in enumerate(meeting.parties):
-            for number, one in enumerate(told):
-                if one.is_finite:
-                    continue
-                name = f"worker {number} of {names[place]}" if len(told) > 1 else names[place]
-                self._strategy.write_event("update_refused", number=self.round, who=name)
-                log.warning(
-                    "Round %d goes on without the update of %s: its weights hold NaN or infinity, "
-                    "as after a loss that is no number. It goes on with those of the others.",
-                    self.round, name,
-                )  # fmt: skip
+    def tell_refused(self, name: str) -> None:
+        """Names in log and events whose update does not count in this round."""
+        self._strategy.write_event("update_refused", number=self.round, who=name)
+        log.warning(
+            "Round %d goes on without the update of %s: its weights hold NaN or infinity, "
+            "as after a loss that is no number. It goes on with those of the others.",
+            self.round, name,
+        )  # fmt: skip
 
 
 class _Position(tf.train.experimental.PythonState):

@@ -143,10 +143,14 @@ class Exchange:
 
         What no step changes may be infinite: the mask of a layer, or the least value it has seen.
         """
-        return all(bool(tf.reduce_all(tf.math.is_finite(one))) for one in self.trained) and all(
+        return self.is_trained_finite() and all(
             bool(tf.reduce_all(tf.math.is_finite(one) | (one == measured)))
             for one, measured in zip(self._statistics, self._measured, strict=True)
         )
+
+    def is_trained_finite(self) -> bool:
+        """The same of what is trained, which is equal wherever workers keep step."""
+        return all(bool(tf.reduce_all(tf.math.is_finite(one))) for one in self.trained)
 
     def statistics(self) -> tuple[int, ...]:
         """Digests of what layers have measured."""

@@ -65,11 +65,13 @@ class FedAvg(Loop):
             server_optimizer: rule of the step that is made of the mean, such as "fedadam" or
                 "diloco(learning_rate=0.7)"; see docs/rules.md. None: the server's, else "fedavg".
             weighting: what counts in the mean: "samples" of the round, the default; "uniform", each
-                member the same, the default of SCAFFOLD; "workers", each worker the same.
+                member the same, the default of SCAFFOLD; "workers", each worker the same. Not with
+                an asynchronous rule of the server, which weighs by staleness if at all.
             prox_mu: strength of FedProx' proximal term.
             scaffold: whether local steps are corrected by SCAFFOLD's control variates.
             normalise: whether movements are normalised by local steps, as in FedNova.
-            participation: the share of members, or as an int their number, that send in a round.
+            participation: the share of members, or as an int their number, that send in a round;
+                all where the server's rule is asynchronous, since there is no common round then.
             reset_optimizer: whether slots of the optimizer begin anew in each round.
             compat: HiPS' FedAvg: each worker trains on its own, each counts the same, and
                 statistics of layers are not sent.
@@ -108,11 +110,12 @@ class FedAvg(Loop):
             reset_optimizer=reset_optimizer,
             average_statistics=not compat,
         )
-        self._check_rule(strategy)
+        self._check_rule(strategy, weighting)
         if self._proximal is not None or self._controls is not None:
             self.correction = self._correct
 
-    def _check_rule(self, strategy: Any) -> None:
+    def _check_rule(self, strategy: Any, weighting: str | None = None) -> None:
+        """Looks whether the method, with the `weighting` asked for, goes with the server's rule."""
         rule = strategy._rule if strategy._has_server() else None
         if rule is None:
             return
@@ -120,6 +123,13 @@ class FedAvg(Loop):
             raise ConfigError(
                 "SCAFFOLD and FedNova are for rounds in which all wait for each other. Received: "
                 f"the server's rule {rule}"
+            )
+        if rule.is_asynchronous and (weighting is not None or not self._all_take_part()):
+            raise ConfigError(
+                "`participation` and `weighting` must be left out where the server's rule waits "
+                "for nobody: each member sends when its own phase is over, and there is no common "
+                "round to be drawn for or to count in. Received: "
+                f"participation={self._participation}, weighting={weighting!r}, rule {rule}"
             )
         if rule.robust is not None and not rule.is_asynchronous:
             count = self._least_parties()
@@ -136,6 +146,10 @@ class FedAvg(Loop):
                 "With SCAFFOLD the rule of the server must be `sum`, `mean` or `fedavg`, since "
                 f"control variates are exchanged, too. Received: {rule}"
             )
+
+    def _all_take_part(self) -> bool:
+        _, members = self.member
+        return methods.number_chosen(self._participation, members) >= members
 
     def _least_parties(self) -> int:
         """How many parties at least have a member that takes part."""
@@ -165,7 +179,6 @@ class FedAvg(Loop):
 
     def why_not_voted(self) -> str | None:
         """Whether what is sent depends on more than weights and batches."""
-        _, members = self.member
         if self._controls is not None:
             return "SCAFFOLD's control variates are of one member's history. Received: scaffold"
         if self._normalises:
@@ -173,7 +186,7 @@ class FedAvg(Loop):
                 "FedNova's factors come from what members say of their steps, which nobody votes "
                 "on. Received: normalise=True"
             )
-        if methods.number_chosen(self._participation, members) < members:
+        if not self._all_take_part():
             return (
                 "all members of a group must take part. Received: participation="
                 f"{self._participation}"

@@ -28,6 +28,7 @@ from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import UNIFORM
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.ps.rules import UpdateRule
+from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import LoopSum
 from tf_hips.strategies.overlapped import OverlappedSum
@@ -92,6 +93,7 @@ class StreamingDiLoCo(Loop):
         self._fragments = fragments
         self._overlap = overlap
         self._is_under_way = False
+        self._is_refused = False  # whether what is under way counts for nothing
         outer = chosen_outer(server_optimizer, strategy)
         if outer is not None and outer.name == "adam":
             raise ConfigError(
@@ -117,15 +119,16 @@ class StreamingDiLoCo(Loop):
         }
 
     def place(self) -> dict[str, Any]:
-        """Where a backup finds the loop: also whether a fragment is under way."""
+        """Where a backup finds the loop: also whether a fragment is under way, and counts."""
         flying = self._flying if self._is_under_way else None
-        return {**super().place(), "under way": flying}
+        return {**super().place(), "under way": flying, "refused": self._is_refused}
 
     def go_on(self, place: dict[str, Any]) -> None:
         """Takes up the place that a backup has."""
         super().go_on(place)
         self._is_under_way = place["under way"] is not None
         self._flying = place["under way"] or 0
+        self._is_refused = place["refused"]
 
     def _begin(self) -> None:
         """Takes up a backup's place; what was under way sets out again, with the same bytes."""
@@ -153,14 +156,22 @@ class StreamingDiLoCo(Loop):
         if fragment == 0:
             meeting, place = self.talk(ends=ends)
             self._exchange.average(meeting, place, is_whole=True)
+            party, worker = place
+            # Workers of a party that keep step lose what they have done together.
+            alike = meeting.parties[party] if meeting.is_equal else [meeting.parties[party][worker]]
+            is_refused = not all(one.is_finite for one in alike)
             if meeting.is_last:
                 for one in range(self._fragments):
-                    self._launch(one)
+                    self._launch(one, is_refused=is_refused)
                     self._land(0.0)
                 self.end()
                 self.next_round()
                 return
-        self._launch(fragment)
+        else:
+            is_refused = not self._exchange.is_trained_finite()
+            if is_refused:
+                self.tell_refused(self._own_name())  # the others do not meet here, and do not know
+        self._launch(fragment, is_refused=is_refused)
         self.next_round()
         if not self._overlap or ends:
             self._land(self._mixing)
@@ -193,10 +204,15 @@ class StreamingDiLoCo(Loop):
         vector = Gradient("a fragment of the model", (self._size,), tf.float32)
         self._in_party = self._loan.make_sum([vector], self.trained, over_parties=False)
 
-    def _launch(self, fragment: int) -> None:
-        """Lets a fragment set out."""
-        self._flying = fragment
-        if self._exchange.is_finite():
+    def _own_name(self) -> str:
+        with self._loan.whole():
+            party, worker = self._loan.place()
+            return self._loan.names()[party][worker]
+
+    def _launch(self, fragment: int, *, is_refused: bool) -> None:
+        """Lets a fragment set out; one that is refused as zeros, which count where others add."""
+        self._flying, self._is_refused = fragment, is_refused
+        if not is_refused:
             moved = [
                 reference.read_value() - variable.read_value()
                 for reference, variable in zip(self.reference, self.trained, strict=True)
@@ -216,13 +232,14 @@ class StreamingDiLoCo(Loop):
             value = self._pending.read_value()
             if not rule.is_mean:
                 value *= tf.constant(1.0 / self.member[1], tf.float32)
-            self._over_parties.begin(value, fragment, 1.0)
+            self._over_parties.begin(value, fragment, REFUSED_WEIGHT if self._is_refused else 1.0)
 
     def _land(self, mixing: float) -> None:
         """Takes what has come down for the fragment that is under way."""
         fragment = self._flying
         if self._over_parties is not None:
-            merged = self._over_parties.end()
+            is_dropped = self._is_refused and self._strategy._rule.is_mean
+            merged = self._over_parties.end(is_sent=not is_dropped)
         elif self._in_party is not None:
             share = tf.constant(1.0 / self.member[1], tf.float32)
             [merged] = self._in_party([self._pending.read_value() * share])

@@ -171,13 +171,17 @@ class Loan:
             return before + primitives.rank(), number
         return int(welcome.child), len(welcome.parties)
 
-    def names(self) -> list[str]:
-        """What the parties that meet now are called."""
-        welcome = self._strategy._together()
+    def names(self) -> list[list[str]]:
+        """What the workers that meet now are called, by party; a lone one as its party is."""
+        welcome, uplink = self._strategy._together(), self._strategy._run.uplink
         if welcome is not None:
-            return [f"party `{name}`" for name in welcome.parties]
-        uplink = self._strategy._run.uplink
-        return ["this party" if uplink is None else f"party `{uplink.site}`"]
+            parties = [f"party `{name}`" for name in welcome.parties]
+        else:
+            parties = ["this party" if uplink is None else f"party `{uplink.site}`"]
+        return [
+            [f"worker {number} of {name}" for number in range(size)] if size > 1 else [name]
+            for name, size in zip(parties, self.sizes(), strict=True)
+        ]
 
     def make_sum(
         self, tensors: Sequence[Gradient], variables: Sequence[tf.Variable], *, over_parties: bool

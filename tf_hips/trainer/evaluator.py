@@ -61,10 +61,11 @@ class Followed:
             is_damaged = self._damaged is not None
             if (ended is not None or not self._settings.follow) and not is_damaged:
                 return
-            if time.monotonic() - waiting_since > self._settings.timeout_s:
+            limit_s = self._settings.timeout_s
+            if limit_s is not None and time.monotonic() - waiting_since > limit_s:
                 raise PeerError(
                     f"Training must write checkpoints to {self._settings.model_dir}, or say that "
-                    f"it has ended. Received: nothing for {self._settings.timeout_s:g} s"
+                    f"it has ended. Received: nothing for {limit_s:g} s"
                 )
             self._pause.wait(self._settings.poll_s)
 

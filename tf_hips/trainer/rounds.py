@@ -96,12 +96,14 @@ def diloco(settings: Training, run: config.Run) -> Way:
     def make(model: keras.Model, source: Source) -> Rounds:
         del source
         steps = local.local_steps or DILOCO_STEPS
+        rule = way.strategy._rule if way.strategy._has_server() else None
+        waits = rule is None or not rule.is_asynchronous
         loop = tf_hips.FedAvg(
             model,
             way.strategy,
             local_steps=steps,
             server_optimizer=_outer(settings, way.strategy, "diloco"),
-            weighting=local.weighting or "uniform",
+            weighting=local.weighting or ("uniform" if waits else None),
             participation=1.0 if local.participation is None else local.participation,
         )
         return Rounds(loop, steps)

@@ -132,7 +132,8 @@ class Evaluation:
         eval_freq: steps between two checkpoints that are evaluated; 1: all of them.
         eval_batch_size: samples of a batch.
         follow: whether to wait for more checkpoints until training has ended.
-        timeout_s: seconds without a new checkpoint after which a follower gives up.
+        timeout_s: seconds without a new checkpoint after which a follower gives up; None: it does
+            not, since somebody else ends it where training does not.
         poll_s: seconds between two looks at the folder.
         output: file of JSON lines; None: `evaluations.jsonl` in `model_dir`.
         log_dir: folder for event logs; None: as the launcher says.
@@ -146,7 +147,7 @@ class Evaluation:
     eval_freq: int = 1
     eval_batch_size: int = 500
     follow: bool = False
-    timeout_s: float = 3600.0
+    timeout_s: float | None = 3600.0
     poll_s: float = 1.0
     output: str | None = None
     log_dir: str | None = None

@@ -42,6 +42,8 @@ def run(settings: Training) -> None:
     if config.role() == "evaluator":
         if settings.train_dir is None:
             raise ConfigError("An evaluator needs checkpoints: --train-dir DIR. Received: none")
+        # A launcher sees workers fail, and ends the evaluator; its own failure would end them.
+        is_launched = config.CONFIG_VARIABLE in os.environ
         evaluator.run(
             Evaluation(
                 model_dir=settings.train_dir,
@@ -51,6 +53,7 @@ def run(settings: Training) -> None:
                 image_size=settings.image_size,
                 eval_batch_size=settings.eval_batch_size,
                 follow=True,
+                timeout_s=None if is_launched else Evaluation.timeout_s,
                 log_dir=settings.log_dir,
             )
         )
