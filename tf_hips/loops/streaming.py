@@ -128,7 +128,7 @@ class StreamingDiLoCo(Loop):
         super().go_on(place)
         self._is_under_way = place["under way"] is not None
         self._flying = place["under way"] or 0
-        self._is_refused = place["refused"]
+        self._is_refused = place.get("refused", False)
 
     def _begin(self) -> None:
         """Takes up a backup's place; what was under way sets out again, with the same bytes."""
