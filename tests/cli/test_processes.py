@@ -228,6 +228,20 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert time.monotonic() - begin < DEADLINE_S
 
 
+def test_a_follower_has_time_after_the_last_worker_but_not_for_ever() -> None:
+    for body, failure in (
+        ("import time; time.sleep(0.5)", None),
+        (SLEEP, Failure("evaluator", 1, "still there 2 s after the last worker")),
+    ):
+        output = Output()
+        with Job(out=output.out, err=output.err) as job:
+            pid = job.start("evaluator", python(body), os.environ, is_follower=True)
+            job.start("server", python(SLEEP if failure else "pass"), os.environ, is_service=True)
+            job.start("a", python("pass"), os.environ)
+            assert job.wait(service_grace_s=0.3, follower_grace_s=2.0) == failure
+        assert is_gone(pid)
+
+
 def test_a_service_that_stays_is_ended_and_fails_the_job() -> None:
     output = Output()
     with Job(out=output.out, err=output.err) as job:

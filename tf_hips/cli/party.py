@@ -276,7 +276,7 @@ def start_evaluator(
         config.ROLE_VARIABLE: "evaluator",
         "CUDA_VISIBLE_DEVICES": "-1",  # the GPUs are the workers'
     }
-    job.start("evaluator", command, environment)
+    job.start("evaluator", command, environment, is_follower=True)
 
 
 def _attempt(told: config.Run, attempt: int, max_restarts: int) -> config.Run:

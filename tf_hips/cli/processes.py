@@ -41,6 +41,8 @@ _TRACEBACK_WINDOW_S = 10.0
 # After the last worker, a server of one run ends by itself; this is how long it may take.
 _SERVICE_GRACE_S = 15.0
 _READ_BYTES = 1 << 16
+# A follower has to evaluate what the last worker has left, or finds that this never came.
+_FOLLOWER_GRACE_S = 3600.0
 _LONGEST_PAUSE_S = 30.0  # before a group is started again
 # How the text of an uncaught exception begins: Python's own way, and `errors.print_in_one_line`'s.
 _EXCEPTION = re.compile(r"Traceback \(most recent call last\)|tf_hips\.errors\.\w+: ")
@@ -70,6 +72,7 @@ class _Child:
     role: str
     process: subprocess.Popen[bytes]
     is_service: bool
+    is_follower: bool
     group: "_Group | None" = None
     code: int | None = None
     ended_s: float = 0.0
@@ -170,6 +173,7 @@ class Job:
         environment: Mapping[str, str],
         *,
         is_service: bool = False,
+        is_follower: bool = False,
         death_signal: signal.Signals = signal.SIGKILL,
     ) -> int:
         """Starts one process and returns its pid.
@@ -180,6 +184,7 @@ class Job:
             environment: the whole environment of the process.
             is_service: the job is over when all others have ended; this one is then expected to
                 end, too.
+            is_follower: it may be long about what the workers have left, but not for ever.
             death_signal: what the process gets when the launcher dies.
 
         Raises:
@@ -204,7 +209,7 @@ class Job:
             process_group=0,  # not a session, see docs/decisions/0024
             preexec_fn=tie_to_launcher,
         )
-        child = _Child(role, process, is_service, self._group)
+        child = _Child(role, process, is_service, is_follower, self._group)
         self._children.append(child)
         self._watch(child, process.stdout, is_error=False)
         self._watch(child, process.stderr, is_error=True)
@@ -250,17 +255,28 @@ class Job:
             self._turn(0.05)
         return None
 
-    def wait(self, service_grace_s: float = _SERVICE_GRACE_S) -> Failure | None:
+    def wait(
+        self,
+        service_grace_s: float = _SERVICE_GRACE_S,
+        follower_grace_s: float = _FOLLOWER_GRACE_S,
+    ) -> Failure | None:
         """Waits for the end of the job, ends what is left; returns the first failure, if any.
 
-        A service that is still there `service_grace_s` seconds after the last of the others is a
-        failure, too. A signal to the launcher cuts every wait short.
+        A follower that is still there `follower_grace_s` seconds after the last worker is a
+        failure, too, and a service `service_grace_s` seconds after the last of the others. A signal
+        to the launcher cuts every wait short.
         """
-        self._turn_until(self._is_decided, None)
+        self._wait_for_workers(follower_grace_s)
         while not self._is_told_to_end() and self._restart():
-            self._turn_until(self._is_decided, None)
+            self._wait_for_workers(follower_grace_s)
         if self._is_told_to_end():
             return self._end_by_signal()
+        if not self._is_decided():
+            late = next(child for child in self._running() if child.is_follower)
+            self.stop()
+            return Failure(
+                late.role, 1, f"still there {follower_grace_s:g} s after the last worker"
+            )
         if not any(child.failed for child in self._children):
             self._turn_until(lambda: self._is_over() or self._is_told_to_end(), service_grace_s)
             if self._is_told_to_end():
@@ -284,6 +300,16 @@ class Job:
         # At the same instant, a signal is the cause and an exit code the consequence.
         culprit = min(failed, key=lambda c: (c.trouble_s, (c.code or 0) > 0))
         return _failure(culprit)
+
+    def _wait_for_workers(self, follower_grace_s: float) -> None:
+        self._turn_until(
+            lambda: (
+                self._is_decided()
+                or all(child.is_service or child.is_follower for child in self._running())
+            ),
+            None,
+        )
+        self._turn_until(self._is_decided, follower_grace_s)
 
     def _end_by_signal(self) -> Failure:
         ended_by = signal.Signals(self._signal or signal.SIGTERM)
