@@ -15,6 +15,7 @@ import compll
 from compll.backends.library import CompiledCodec
 from compll.cli import main
 from tests.compll.support import SPECS, gradients
+from tests.support import hurried
 
 ROOT = SPECS.parents[2]
 TERNGRAD = SPECS / "terngrad.pse"
@@ -149,7 +150,9 @@ def test_parameters_named_as_our_own_arguments(tmp_path, backend):
 
 
 @pytest.mark.heavy
-def test_the_makefile_builds_elsewhere_what_build_leaves(tmp_path, capsys):
+def test_the_makefile_builds_elsewhere_what_build_leaves(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CXX", str(hurried.compiler(tmp_path)))
+    monkeypatch.setenv(hurried.HURRY, "1")
     made, elsewhere = tmp_path / "made", tmp_path / "elsewhere"
     assert main(["gen", str(TERNGRAD), "-o", str(made), "--build", "--target", "cpp"]) == 0
     assert capsys.readouterr().out.strip() == str(made / "terngrad.so")

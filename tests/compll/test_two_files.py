@@ -11,6 +11,7 @@ from compll import specification
 from compll.cli import main
 from compll.ir.printer import spec_hash
 from tests.compll.support import gradients
+from tests.support import hurried
 
 PARAM = "param Foo { float clip in [0, 10] = 2; }\n"
 ENCODE = (
@@ -207,7 +208,9 @@ def test_gen_writes_one_codec(tmp_path, halves, whole):
 
 
 @pytest.mark.heavy
-def test_the_machine_code_of_two_files_is_that_of_one(tmp_path, halves, capsys):
+def test_the_machine_code_of_two_files_is_that_of_one(tmp_path, halves, capsys, monkeypatch):
+    monkeypatch.setenv("CXX", str(hurried.compiler(tmp_path)))
+    monkeypatch.setenv(hurried.HURRY, "1")
     x, packet = str(tmp_path / "x.npy"), str(tmp_path / "p.npy")
     np.save(x, gradients(1023)["plain"])
     run = ["run", *halves, "FooEncode", "--in", x, "--out", packet, "--backend", "cpp"]
