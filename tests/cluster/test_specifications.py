@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster import test_description
 from tests.cluster.sshd import ROOT
 from tests.support import hurried
 from tf_hips import cli
@@ -25,11 +26,7 @@ NAMES = (
     *("party-west.pem", "party-west.key", "party-east.pem", "party-east.key"),
 )
 BASE: dict[str, Any] = {
-    "version": 1,
-    "run": "job1",
-    "script": "job/train.py",
-    "certificates": "pki",
-    "folder": "/srv/x",
+    **test_description.BASE,
     "servers": [{"site": "hub", "host": "hub.example", "address": "hub.example:7070"}],
     "parties": [{"site": "west", "hosts": {"w1": 4}}, {"site": "east", "hosts": {"e1": 2}}],
     "server": {"compression": "error_feedback(codecs/mine.pse(salt=1))", "downlink": "onebit"},

@@ -291,10 +291,9 @@ def test_only_an_evaluator_that_nobody_watches_gives_up(tmp_path, monkeypatch, i
 
     told = []
     monkeypatch.setattr(evaluator, "run", told.append)
-    monkeypatch.delenv(config.CONFIG_VARIABLE, raising=False)
+    config.dump(config.Run(), tmp_path / "evaluator.yaml")
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "evaluator.yaml"))
     if is_launched:  # as `tf_hips.cli.party.start_evaluator` does
-        config.dump(config.Run(), tmp_path / "evaluator.yaml")
-        monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "evaluator.yaml"))
         monkeypatch.setenv(config.ROLE_VARIABLE, "evaluator")
     else:
         monkeypatch.delenv(config.ROLE_VARIABLE, raising=False)

@@ -43,7 +43,7 @@ def run(settings: Training) -> None:
         if settings.train_dir is None:
             raise ConfigError("An evaluator needs checkpoints: --train-dir DIR. Received: none")
         # A launcher sees workers fail, and ends the evaluator; its own failure would end them.
-        is_launched = config.CONFIG_VARIABLE in os.environ
+        is_launched = {config.CONFIG_VARIABLE, config.ROLE_VARIABLE} <= os.environ.keys()
         evaluator.run(
             Evaluation(
                 model_dir=settings.train_dir,
