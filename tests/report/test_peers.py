@@ -26,6 +26,7 @@ def marked():
     events += [
         event(25, "row_refused", who="worker 1", round=9, reason="NaN at\nelement 17"),
         of_server(26, "row_refused", child=0, child_site="west", round=3, reason="norm 9e9"),
+        of_server(26, "norm_absurd", child=0, child_site="west", round=3, reason="norm 9e9"),
         of_server(26, "proven", sites=["west", "east"], round=4),
         # Every worker tells of the refusal of a loop; it is one.
         *(
@@ -50,6 +51,7 @@ def test_lines_by_hand():
         ("worker 1", "outvoted"): 20,
         ("worker 1", "row refused"): 1,
         ("west", "row refused"): 1,
+        ("west", "absurd norm"): 1,
         ("west", "proven to lie"): 1,
         ("east", "proven to lie"): 1,
         ("party `east`", "update refused"): 2,
