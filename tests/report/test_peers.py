@@ -126,7 +126,7 @@ def test_both_figures_have_room_for_all_their_words(found):
         rows = sorted((box.y0, box.y1) for box in (one.get_window_extent() for one in labels))
         assert all(low[1] <= high[0] + 1 for low, high in itertools.pairwise(rows)), name
     counts = [one.get_text() for one in drawn["peers"].axes[0].texts]
-    assert counts == ["21", "20", "2", "2", "2", "1", "1", "1"]
+    assert counts == ["21", "20", "3", "2", "2", "1", "1", "1"]
     ticks = sum(len(line.get_xdata()) for line in drawn["peers-rounds"].axes[0].get_lines())
     with_round = [mark for run in found for mark in run.marks if mark.round is not None]
     assert ticks == len(with_round)
