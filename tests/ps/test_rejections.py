@@ -27,6 +27,25 @@ def test_a_row_of_refusals_is_one_line(caplog: pytest.LogCaptureFixture) -> None
     assert rejections.counts == [1, 4]
 
 
+def test_a_row_of_absurd_norms_is_one_line_and_nothing_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rejections = Rejections(("a", "b"))
+    events: list[tuple[str, object]] = []
+    rejections.tell = lambda event, **fields: events.append((event, fields["child_site"]))
+    for number in (0, 1, 5):
+        rejections.note_absurd(number, {1: "norm 1e9"})
+    with rejections.quiet():
+        rejections.note_absurd(9, {0: "norm 1e9"})
+    assert [line.split(":")[0] for line in told(caplog)] == [
+        f"In round {number} the update of site b has an absurd norm, which the rule bears in each "
+        "coordinate"
+        for number in (0, 5)
+    ]
+    assert events == [("norm_absurd", "b")] * 3
+    assert rejections.counts == [0, 0]
+
+
 def test_two_that_are_noted_one_by_one_do_not_begin_anew(caplog: pytest.LogCaptureFixture) -> None:
     rejections = Rejections(("a", "b"))
     for number in range(4):

@@ -59,6 +59,34 @@ def test_one_of_three_that_lies_is_not_heard(name: str, sent: float) -> None:
         assert np.abs(found).max() <= (60.0 if sent == 50.0 else np.abs(honest).max())
 
 
+@pytest.mark.parametrize("name", ROBUST)
+def test_an_absurd_norm_is_named_when_the_round_is_whole(name: str) -> None:
+    told: list[tuple[int, dict[int, str]]] = []
+    store = store_of(name, note_absurd=lambda number, found: told.append((number, dict(found))))
+    one_round(store, 0)
+    assert not told  # all are honest
+    store.begin(1)
+    last = len(MODEL.chunks) - 1
+    for chunk, where in enumerate(MODEL.chunks):
+        for child in range(len(SITES)):
+            values = gradient(1, child, chunk)
+            if child == 1 and chunk == 0:
+                values = np.full(where.size, 1e7, np.float32)
+            assert not told
+            store.add(1, child, [(chunk, packet(values))])
+    [(number, found)] = told
+    assert number == 1 and [*found] == [1] and "times the median" in found[1]
+    # Too large for a square of float32, in the chunk that comes first.
+    store.begin(2)
+    for chunk in reversed(range(last + 1)):
+        for child in range(len(SITES)):
+            values = gradient(2, child, chunk) * np.float32(
+                1e30 if (child, chunk) == (2, last) else 1
+            )
+            store.add(2, child, [(chunk, packet(values))])
+    assert told[1:] == [(2, {2: "a norm whose square float32 does not hold"})]
+
+
 def test_a_child_that_sends_nan_is_refused_by_name() -> None:
     store = store_of("median")
     store.begin(0)

@@ -26,6 +26,7 @@ def marked():
     events += [
         event(25, "row_refused", who="worker 1", round=9, reason="NaN at\nelement 17"),
         of_server(26, "row_refused", child=0, child_site="west", round=3, reason="norm 9e9"),
+        of_server(26, "norm_absurd", child=0, child_site="west", round=3, reason="norm 9e9"),
         of_server(26, "proven", sites=["west", "east"], round=4),
         # Every worker tells of the refusal of a loop; it is one.
         *(
@@ -50,6 +51,7 @@ def test_lines_by_hand():
         ("worker 1", "outvoted"): 20,
         ("worker 1", "row refused"): 1,
         ("west", "row refused"): 1,
+        ("west", "absurd norm"): 1,
         ("west", "proven to lie"): 1,
         ("east", "proven to lie"): 1,
         ("party `east`", "update refused"): 2,
@@ -124,7 +126,7 @@ def test_both_figures_have_room_for_all_their_words(found):
         rows = sorted((box.y0, box.y1) for box in (one.get_window_extent() for one in labels))
         assert all(low[1] <= high[0] + 1 for low, high in itertools.pairwise(rows)), name
     counts = [one.get_text() for one in drawn["peers"].axes[0].texts]
-    assert counts == ["21", "20", "2", "2", "2", "1", "1", "1"]
+    assert counts == ["21", "20", "3", "2", "2", "1", "1", "1"]
     ticks = sum(len(line.get_xdata()) for line in drawn["peers-rounds"].axes[0].get_lines())
     with_round = [mark for run in found for mark in run.marks if mark.round is not None]
     assert ticks == len(with_round)

@@ -21,9 +21,11 @@ from tf_hips.errors import NonFiniteError, PacketError, ToleranceError
 from tf_hips.ops import native, native_updates
 from tf_hips.ops.compressor import CHUNK, Compressor
 from tf_hips.ps.model import Model
+from tf_hips.ps.norms import Norms
 from tf_hips.ps.partial import LatePacket
 from tf_hips.ps.rounds import Packet
-from tf_hips.ps.rules.robust import OWN_REFUSAL, is_refused
+from tf_hips.ps.rule import Rule
+from tf_hips.ps.rules.robust import OWN_REFUSAL, Rows, is_refused
 from tf_hips.ps.rules.updates import Updates
 from tf_hips.ps.rules.whole import Ruling, WholeRound
 from tf_hips.ps.wire import Buffer
@@ -46,6 +48,7 @@ class Combining:
         downlink: Compressor,
         seed: int,
         updates: Updates | None,
+        norms: Norms | None = None,
     ) -> None:
         """All residuals are zero.
 
@@ -58,7 +61,9 @@ class Combining:
             downlink: what is encoded here; error feedback, if any, is kept here.
             seed: of what is encoded here.
             updates: the rule, with its state; None: the sum.
+            norms: hears of the rows of a robust rule of coordinates; None: nobody does.
         """
+        self._norms = norms
         self.updates = updates or Updates([chunk.size for chunk in model.chunks])
         self._model = model
         self._chunks = chunks
@@ -138,6 +143,7 @@ class Combining:
             NonFiniteError: the sum, or what the rule makes of it, is not finite.
         """
         where = self._model.chunks[chunk]
+        rule: Rule | None = None
         try:
             if ruling is not None:
                 merged = ruling.apply(chunk)
@@ -169,6 +175,8 @@ class Combining:
         key = native.Key(self._seed, number, where.tensor, where.offset)
         packet = native.encode(downlink, step, key, kept=residual)
         self.updates.keep(chunk, slots)
+        if self._norms is not None and isinstance(rule, Rows):
+            self._norms.add(number, chunk, rule.squares)
         return packet
 
     def decide(

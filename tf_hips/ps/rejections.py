@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose rows robust rules have refused: counted, logged, and told as events."""
+"""Whose rows robust rules have refused, or borne: counted, logged, and told as events."""
 
 import contextlib
 import threading
@@ -24,6 +24,7 @@ class Rejections:
         self._lock = threading.Lock()
         self._counts = [0] * len(sites)
         self._last: dict[int, int] = {}  # the last round in which each was refused
+        self._absurd: dict[int, int] = {}  # the last round in which the norm of each was absurd
         self._is_quiet = False
 
     @property
@@ -40,6 +41,27 @@ class Rejections:
             yield
         finally:
             self._is_quiet = False
+
+    def note_absurd(self, number: int, found: Mapping[int, str]) -> None:
+        """Rows of round `number` had absurd norms, and a rule of coordinates bore them.
+
+        Args:
+            number: the round.
+            found: by child, what is absurd.
+        """
+        if self._is_quiet:
+            return
+        with self._lock:
+            before = {child for child in found if number - self._absurd.get(child, -2) <= 1}
+            self._absurd |= dict.fromkeys(found, number)
+        for child, reason in sorted(found.items()):
+            site = self._sites[child]
+            if self.tell is not None:
+                self.tell("norm_absurd", round=number, child=child, child_site=site, reason=reason)
+            (log.debug if child in before else log.warning)(
+                "In round %d the update of site %s has an absurd norm, which the rule bears in "
+                "each coordinate: %s", number, site, reason,
+            )  # fmt: skip
 
     def note(
         self, number: int, refused: Mapping[int, str], rounds: Mapping[int, int] | None = None

@@ -445,6 +445,8 @@ class State:
         make: Callable[..., Store] = Store
         if isinstance(whole, Distances) and not self.members.terms.shard.is_whole:
             make = functools.partial(JointStore, joint=whole)
+        if rule.is_robust and whole is None:
+            common["note_absurd"] = self.rejections.note_absurd
         updates = Updates(sizes, rule, shares, whole)
         return make(*terms, updates=updates, site=site, partial=partial, **common)
 

@@ -45,6 +45,7 @@ from tf_hips.ps.assignment import WHOLE, Shard
 from tf_hips.ps.combining import Combining
 from tf_hips.ps.deciding import Deciding, Refuse
 from tf_hips.ps.model import Model
+from tf_hips.ps.norms import Norms, Note
 from tf_hips.ps.partial import TOO_LATE, Key, Partial, late_packets
 from tf_hips.ps.past import Past
 from tf_hips.ps.recorder import Kind, Recorder
@@ -80,6 +81,7 @@ class Store(Telling):
         site: str | None = None,
         partial: Partial | None = None,
         refuse: Refuse | None = None,
+        note_absurd: Note | None = None,
     ) -> None:
         """A store with all residuals zero.
 
@@ -104,6 +106,8 @@ class Store(Telling):
                 are merged when all have delivered.
             refuse: hears of rows that a rule of whole rounds has refused, without the lock; None:
                 nobody does.
+            note_absurd: hears of rows of absurd norms that a robust rule of coordinates has borne,
+                in the same way.
         """
         self.partial = partial
         self.model = model
@@ -115,8 +119,9 @@ class Store(Telling):
         self._downlink = downlink
         self.is_passed_up = site is not None
         seed = native.derive_seed(seed, "server" if site is None else f"party/{site}")
+        norms = Norms(len(self.chunks), note_absurd) if note_absurd is not None else None
         self._combining = Combining(
-            model, self.chunks, self._sites, uplink, downlink, seed, updates
+            model, self.chunks, self._sites, uplink, downlink, seed, updates, norms
         )
         self._rule = self._combining.updates.rule
         self.residuals, self.residual_rms = self._combining.residuals, self._combining.residual_rms

@@ -33,6 +33,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "row_refused": Kind("row refused", "a robust rule: not finite, or an absurd norm"),
+        "norm_absurd": Kind("absurd norm", "a rule of coordinates, which bears it in each of them"),
         "outvoted": Kind("outvoted", "the majority of its group"),
         "proven": Kind("proven to lie", "its own digest, which is not that of what it sent"),
         # Why a group has no row (no majority, nobody sent what was agreed on) is the reason.

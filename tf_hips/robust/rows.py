@@ -19,6 +19,8 @@ import numpy.typing as npt
 from tf_hips.ops.native import Floats
 from tf_hips.ops.native_robust import Doubles
 
+_TOO_LARGE = "a norm whose square float32 does not hold"
+
 Rows: TypeAlias = Sequence[npt.NDArray[np.floating]] | npt.NDArray[np.floating]
 
 
@@ -98,25 +100,36 @@ def refused(
         squares: the sum of squares of each row, of all of its elements.
         limits: what norms may be.
     """
+    found = absurd(squares, limits)
+    for number, square in enumerate(squares):
+        if not math.isfinite(square):
+            found[number] = _what_is_not_finite(rows[number])
+    return tuple(Rejected(number, reason) for number, reason in sorted(found.items()))
+
+
+def absurd(squares: Sequence[float], limits: Limits) -> dict[int, str]:
+    """The rows whose norms are not what norms may be, with what is wrong, in their order.
+
+    Args:
+        squares: the sum of squares of each row, of all of its elements.
+        limits: what norms may be.
+    """
     norms = [math.sqrt(one) if math.isfinite(one) else math.inf for one in squares]
     sane = sorted(norm for norm in norms if norm <= limits.max_norm)
     middle = sane[(len(sane) - 1) // 2] if sane else 0.0
     limit = limits.max_ratio * middle if middle > 0 and len(sane) > 2 else math.inf
-    found = []
+    found = {}
     for number, norm in enumerate(norms):
         if math.isinf(norm):
-            found.append(Rejected(number, _what_is_not_finite(rows[number])))
+            found[number] = _TOO_LARGE
         elif norm > limits.max_norm:
-            found.append(Rejected(number, f"norm {norm:.3g}, at most {limits.max_norm:.3g}"))
+            found[number] = f"norm {norm:.3g}, at most {limits.max_norm:.3g}"
         elif norm > limit:
-            found.append(
-                Rejected(
-                    number,
-                    f"norm {norm:.3g}, {norm / middle:.3g} times the median {middle:.3g} (at most "
-                    f"{limits.max_ratio:.3g})",
-                )
+            found[number] = (
+                f"norm {norm:.3g}, {norm / middle:.3g} times the median {middle:.3g} (at most "
+                f"{limits.max_ratio:.3g})"
             )
-    return tuple(found)
+    return found
 
 
 def totals(of_chunks: Doubles) -> list[float]:
@@ -127,7 +140,7 @@ def totals(of_chunks: Doubles) -> list[float]:
 def _what_is_not_finite(row: Floats) -> str:
     bad = np.flatnonzero(~np.isfinite(row))
     if not bad.size:
-        return "a norm whose square float32 does not hold"
+        return _TOO_LARGE
     value = row[bad[0]]
     name = "NaN" if np.isnan(value) else "an infinity"
     return f"{name} at element {bad[0]}"

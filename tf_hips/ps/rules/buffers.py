@@ -148,7 +148,7 @@ class Buffers:
             values = np.empty(self._sizes[chunk], np.float32)
             self._read(chunk, row, held.version - row.since, values)
             rows.append(values)
-        return of_coordinates(self._robust, rows)
+        return of_coordinates(self._robust, rows)[0]
 
     def _decided(self, moved: Mapping[int, Moved]) -> Outcome:
         """What a rule of whole rows makes of those of all chunks."""

@@ -24,6 +24,7 @@ from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
 from tf_hips.robust import votes as votes_of_signs
 from tf_hips.robust.codecs import why_not_sparse
+from tf_hips.robust.rows import totals
 
 OWN_REFUSAL = "it has refused its own update: NaN or infinity"
 _RULES = {
@@ -39,6 +40,10 @@ class Rows:
 
     Memory: a chunk of float32 for each child, while it is merged; of signs of onebit, which are
     counted in their packets, a bit for each element and child.
+
+    Attributes:
+        squares: of the rows of the chunk that was finished last, by child; of signs that are
+            counted in their packets there are none.
     """
 
     needs_rows = True
@@ -53,12 +58,14 @@ class Rows:
         self._num_elements = 0
         self._packets: dict[int, npt.NDArray[np.uint8]] = {}
         self._num_refused = 0
+        self.squares: Mapping[int, float] = {}
 
     def begin(self, num_elements: int) -> None:
         """Starts a chunk of `num_elements` elements."""
         self._num_elements = num_elements
         self._packets = {}
         self._num_refused = 0
+        self.squares = {}
 
     def add(self, child: int, packet: npt.NDArray[np.uint8]) -> None:
         """Takes the packet of `child`."""
@@ -83,12 +90,14 @@ class Rows:
             self._rule.check(len(in_order), self._num_refused)
             return votes_of_signs.onebit_majority(in_order, n)
         rows = [native.decode(self._compressor, packet, n) for packet in in_order]
-        return of_coordinates(self._rule, rows, self._num_refused)
+        result, squares = of_coordinates(self._rule, rows, self._num_refused)
+        self.squares = dict(zip(sorted(packets), squares, strict=True))
+        return result
 
 
 def of_coordinates(
     rule: Aggregator, rows: Sequence[npt.NDArray[np.float32]], missing: int = 0
-) -> npt.NDArray[np.float32]:
+) -> tuple[npt.NDArray[np.float32], list[float]]:
     """What a rule of coordinates makes of rows; not finite where a mean of huge values overflows.
 
     Args:
@@ -96,14 +105,17 @@ def of_coordinates(
         rows: at least one.
         missing: bad rows that are known already and not among `rows`.
 
+    Returns:
+        The result, and the sum of squares of each row.
+
     Raises:
         ToleranceError: there are too few rows.
     """
     f = rule.check(len(rows), missing)
     kind = _RULES[rule.rule.name]
     drops = kind in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST)
-    result, _ = native_robust.coordinate(rows, kind, f if drops else 0)
-    return result
+    result, squares = native_robust.coordinate(rows, kind, f if drops else 0)
+    return result, totals(squares)
 
 
 def is_refused(weight: float) -> bool:
