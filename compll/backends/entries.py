@@ -194,10 +194,10 @@ class _Entries:
         lines.add(
             "status = check_body(params, layout, body, bytes);",
             "if (status != TF_HIPS_OK) return status;",
-            f"{'return ' if decode_fails(self._plan) else ''}{call}",
+            f"{'status = ' if decode_fails(self._plan) else ''}{call}",
+            "if (mode == TF_HIPS_STREAM) stream_end();",
+            f"return {'status' if decode_fails(self._plan) else 'TF_HIPS_OK'};",
         )
-        if not decode_fails(self._plan):
-            lines.add("if (mode == TF_HIPS_STREAM) stream_end();", "return TF_HIPS_OK;")
         lines.close()
         lines.add("")
         if has_merge(self._plan):

@@ -2,6 +2,7 @@
 """PowerSGD: the sum on real ranks beside NumPy's, and what cc/tf/low_rank.h promises."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -356,3 +357,28 @@ def test_all_processors_and_threads_make_the_same_bits(tmp_path: Path) -> None:
     values = np.frombuffer(made.pop(), np.float32)
     assert np.isfinite(values).all()
     assert len(values) == 9001 * 5 + 2 * 9001 * 83
+
+
+_LITTLE = """
+import resource
+import tensorflow as tf
+from tf_hips.ops import library
+ops = library.ops(tf)
+step = tf.constant(0, tf.int64)
+matrix = tf.ones([1 << 23, 8])  # 256 MiB, as what comes out; 512 MiB between them
+ops.tf_hips_orthonormal(matrix[:4096], step, seed=1, tensor_id=0)  # threads are there
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (400 << 20), -1))
+try:
+    ops.tf_hips_orthonormal(matrix, step, seed=1, tensor_id=0)
+except tf.errors.ResourceExhaustedError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.heavy
+def test_no_memory_is_an_error_and_not_the_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LITTLE], capture_output=True, text=True, timeout=100
+    )
+    assert "there is no memory to factorise a gradient" in done.stdout, done.stderr

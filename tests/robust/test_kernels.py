@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.robust import oracle
-from tf_hips.ops import native_robust
+from tf_hips.ops import native_robust, native_updates
 from tf_hips.ops.compressor import CHUNK
 from tf_hips.ops.native_robust import CoordinateRule
 
@@ -204,6 +204,17 @@ def test_what_makes_no_sense_is_refused() -> None:
     for rule, drop in ((CoordinateRule.TRIMMED, 2), (CoordinateRule.NEAREST, 4)):
         with pytest.raises(ValueError, match=f"n=4, drop={drop}"):
             native_robust.coordinate(rows, rule, drop)
+    # Twice that is more than the library's integer holds, and more than all of them.
+    for drop in (-1, 1 << 30, 1 << 32):
+        with pytest.raises(ValueError, match=f"drop={drop}"):
+            native_robust.coordinate(rows, CoordinateRule.TRIMMED, drop)
+    room, squares = np.empty(10, np.float32), np.zeros((1, 4))
+    pointers, n, d = native_robust._pointers(rows)
+    status = native_robust._functions()["coordinate"](
+        pointers, n, d, None, 0, CoordinateRule.TRIMMED, 1 << 30,
+        room.ctypes.data, squares.ctypes.data,
+    )  # fmt: skip
+    assert status != 0
     with pytest.raises(ValueError, match="must have 10 elements"):
         native_robust.distances([rows[0], rows[1][:9]])
     with pytest.raises(TypeError, match="float64"):
@@ -221,3 +232,21 @@ def test_no_elements_are_no_trouble() -> None:
     assert native_robust.coordinate(rows, CoordinateRule.MEDIAN)[0].shape == (0,)
     assert native_robust.distances(rows)[1].shape == (0, 3)
     assert native_robust.mix(rows, np.ones((2, 3), np.float32)).shape == (2, 0)
+
+
+def test_what_may_not_be_written_is_not_written() -> None:
+    rows = [np.ones(5, np.float32), np.zeros(5, np.float32)]
+    room = np.frombuffer(bytes(20), np.float32)
+    for call in (
+        lambda: native_robust.coordinate(rows, CoordinateRule.MEDIAN, out=room),
+        lambda: native_robust.mix(rows, np.ones((1, 2), np.float32), out=room),
+        lambda: native_updates.add_scaled(rows[0], rows[1], 1.0, out=room),
+    ):
+        with pytest.raises(ValueError, match="writable"):
+            call()
+    sums = np.zeros((2, 4))
+    sums.flags.writeable = False
+    half = np.zeros(1, np.uint64), np.zeros(3, np.int64), sums
+    with pytest.raises(ValueError, match="read-only"):
+        native_robust.add_sketches(rows, [half])
+    assert not room.any() and not sums.any()

@@ -63,6 +63,8 @@ def coordinate(
         TypeError: a row is not a float32 array of one dimension.
     """
     pointers, n, d = _pointers(rows)
+    if not 0 <= drop < MAX_ROWS:  # the library has 32 bits for it
+        raise ValueError(f"`drop` must be in [0, {MAX_ROWS}). Received: drop={drop}")
     result = _target(out, d)
     squares = np.zeros((_num_chunks(d), n), np.float64)
     weights = None if mixing is None else _weights(mixing, n)
@@ -157,6 +159,8 @@ def add_sketches(
                     f"an array of a half must be contiguous {np.dtype(kind)}. Received: "
                     f"{array.dtype}, strides={array.strides}"
                 )
+        if not sums.flags.writeable:
+            raise ValueError("sums of a half must be writable. Received: a read-only array")
         told[place] = _Half(signs.ctypes.data, turns.ctypes.data, width, sums.ctypes.data)
     status = _functions()["sketch"](pointers, n, d, ctypes.addressof(told), len(halves))
     if status == _OUT_OF_MEMORY:
@@ -203,10 +207,11 @@ def _pointers(rows: Rows) -> tuple[Any, int, int]:
 def _target(out: Floats | None, d: int) -> Floats:
     if out is None:
         return np.empty(d, np.float32)
-    if out.dtype != np.float32 or out.shape != (d,) or not out.flags.c_contiguous:
+    if out.dtype != np.float32 or out.shape != (d,) or not out.flags.carray:
         raise ValueError(
-            f"`out` must be contiguous float32 of shape [{d}]. Received: {out.dtype} of shape "
-            f"{list(out.shape)}"
+            f"`out` must be contiguous, aligned, writable float32 of shape [{d}]. Received: "
+            f"{out.dtype} of shape {list(out.shape)}, strides={out.strides}, "
+            f"writeable={out.flags.writeable}"
         )
     return out
 

@@ -40,8 +40,15 @@ def scale(x: Floats, factor: float) -> Floats:
 
 
 def add_scaled(base: Floats, x: Floats, factor: float, out: Floats | None = None) -> Floats:
-    """Returns base + `factor` x; in `out`, which must not be one of them, if that is given."""
+    """Returns base + `factor` x; in `out`, which must not be one of them, if that is given.
+
+    Raises:
+        NonFiniteError: as of `scale`.
+        ValueError: `out` is read-only.
+    """
     target = np.empty_like(base) if out is None else out
+    if not target.flags.writeable:
+        raise ValueError("`out` must be writable. Received: a read-only array")
     pointers = _read(base), _read(x, base.size), factor, _read(target, base.size)
     _call("add_scaled", base.size, *pointers)
     return target

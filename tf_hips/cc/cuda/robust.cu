@@ -166,7 +166,7 @@ bool is_rule(int32_t rule, int32_t drop, int32_t sorted) {
     case TF_HIPS_MAJORITY:
       return drop == 0;
     case TF_HIPS_TRIMMED:
-      return drop >= 0 && 2 * drop < sorted;
+      return drop >= 0 && drop <= (sorted - 1) / 2;  // twice it may not fit
     case TF_HIPS_NEAREST:
       return drop >= 0 && drop < sorted;
     default:

@@ -9,10 +9,10 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -72,8 +72,8 @@ class Pool {
       try {
         std::thread([this] { Serve(); }).detach();
         ++num_workers_;
-      } catch (const std::system_error&) {
-        break;  // a process at its limit of threads works with those it has
+      } catch (const std::exception&) {
+        break;  // a process at its limit of threads, or of memory, works with those it has
       }
     }
   }
@@ -129,25 +129,27 @@ void ForgetThePool() {
   making_the_pool.clear();
 }
 
-Pool& ThePool() {
-  if (Pool* pool = the_pool.load(std::memory_order_acquire)) return *pool;
+// Null where there is no memory for one.
+Pool* ThePool() {
+  if (Pool* pool = the_pool.load(std::memory_order_acquire)) return pool;
   while (making_the_pool.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
   if (the_pool.load(std::memory_order_relaxed) == nullptr) {
     static const int registered = pthread_atfork(nullptr, nullptr, ForgetThePool);
     (void)registered;
-    the_pool.store(new Pool, std::memory_order_release);
+    the_pool.store(new (std::nothrow) Pool, std::memory_order_release);
   }
   making_the_pool.clear(std::memory_order_release);
-  return *the_pool.load(std::memory_order_relaxed);
+  return the_pool.load(std::memory_order_relaxed);
 }
 
 }  // namespace
 
 void PoolParallelFor(int64_t num_tasks, const std::function<void(int64_t)>& task) {
-  if (num_tasks == 1) {
-    task(0);
-  } else if (num_tasks > 1) {
-    ThePool().Run(num_tasks, task);
+  Pool* const pool = num_tasks > 1 ? ThePool() : nullptr;
+  if (pool != nullptr) {
+    pool->Run(num_tasks, task);
+  } else {
+    for (int64_t i = 0; i < num_tasks; ++i) task(i);
   }
 }
 

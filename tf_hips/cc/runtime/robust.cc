@@ -323,7 +323,8 @@ int32_t RobustCoordinate(const float* const* rows, int32_t n, int64_t d, const f
   if (AreBad(rows, n, d) || (d > 0 && out == nullptr) || sorted < 1 ||
       sorted > TF_HIPS_ROBUST_MAX_ROWS || drop < 0 || rule < TF_HIPS_MEDIAN ||
       rule > TF_HIPS_MAJORITY || (rule == TF_HIPS_MEDIAN && drop != 0) ||
-      (rule == TF_HIPS_MAJORITY && drop != 0) || (rule == TF_HIPS_TRIMMED && 2 * drop >= sorted) ||
+      (rule == TF_HIPS_MAJORITY && drop != 0) ||
+      (rule == TF_HIPS_TRIMMED && drop > (sorted - 1) / 2) ||
       (rule == TF_HIPS_NEAREST && drop >= sorted)) {
     return TF_HIPS_BAD_ROWS;
   }

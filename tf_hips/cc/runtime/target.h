@@ -27,7 +27,8 @@
 // Clones for AVX-512 and for AVX2, which most machines have at best (decision 0052). They are
 // chosen when the library is loaded, by a resolver that runs before the sanitizers are ready.
 // Functions that are hot stay functions of their own also without clones, so that no arithmetic is
-// moved across the scoped denormal mode of the entry point. TF_HIPS_ONE_MACHINE: the library is
+// moved across the scoped denormal mode of the entry point. The loader chooses among them by the
+// processor alone: TF_HIPS_CPU caps what `machine()` chooses, and not these. TF_HIPS_ONE_MACHINE: the library is
 // compiled for the machine at hand alone.
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) &&                   \

@@ -413,12 +413,14 @@ void LeftFactor(const float* matrix, const float* right, int64_t rows, int64_t c
 void RightFactor(const float* matrix, const float* left, int64_t rows, int64_t columns,
                  int64_t rank, const ParallelFor& parallel, float* right) {
   const int64_t num_tasks = (columns + kTaskColumns - 1) / kTaskColumns;
+  // Of all tasks, here: in a thread of the pool nobody could catch that there is no memory.
+  std::vector<float> of_tasks(rank * columns);
   const auto task = [&](int64_t i) {
     const ScopedExactDenormals exact;
     const int64_t first = i * kTaskColumns;
     const int64_t n = std::min(kTaskColumns, columns - first);
-    std::vector<float> sums(rank * n);
-    AddAllRows(matrix + first, left, rows, columns, rank, n, sums.data());
+    float* const sums = of_tasks.data() + rank * first;
+    AddAllRows(matrix + first, left, rows, columns, rank, n, sums);
     for (int64_t c = 0; c < n; ++c) {
       for (int64_t k = 0; k < rank; ++k) right[(first + c) * rank + k] = sums[k * n + c];
     }

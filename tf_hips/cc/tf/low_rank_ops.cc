@@ -2,6 +2,7 @@
 // The operations of low_rank.h. Stateless; a wrong shape is an InvalidArgument.
 
 #include <cstdint>
+#include <new>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,17 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
+// Computes; where there is no memory to compute with, the op fails and not the process. What
+// low_rank.h has allocates in the thread that calls it alone.
+template <typename Compute>
+void WithMemory(OpKernelContext* ctx, const Compute& compute) {
+  try {
+    compute();
+  } catch (const std::bad_alloc&) {
+    ctx->CtxFailure(absl::ResourceExhaustedError("there is no memory to factorise a gradient"));
+  }
+}
+
 // matrix, step -> basis.
 class OrthonormalKernel : public OpKernel {
  public:
@@ -46,9 +58,10 @@ class OrthonormalKernel : public OpKernel {
     key.seed = static_cast<uint64_t>(seed_);
     key.step = static_cast<uint32_t>(step.scalar<int64_t>()());
     key.tensor_id = static_cast<uint32_t>(tensor_id_);
-    const ParallelFor pool = PoolOf(ctx);
-    Orthonormalize(matrix.flat<float>().data(), matrix.dim_size(0), matrix.dim_size(1), key, pool,
-                   basis->flat<float>().data());
+    WithMemory(ctx, [&] {
+      Orthonormalize(matrix.flat<float>().data(), matrix.dim_size(0), matrix.dim_size(1), key,
+                     PoolOf(ctx), basis->flat<float>().data());
+    });
   }
 
  private:
@@ -92,8 +105,10 @@ class FactorKernel : public OpKernel {
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({kIsRight ? columns : rows, rank}), &factor));
     const auto compute = kIsRight ? RightFactor : LeftFactor;
-    compute(matrix.flat<float>().data(), given.flat<float>().data(), rows, columns, rank,
-            PoolOf(ctx), factor->flat<float>().data());
+    WithMemory(ctx, [&] {
+      compute(matrix.flat<float>().data(), given.flat<float>().data(), rows, columns, rank,
+              PoolOf(ctx), factor->flat<float>().data());
+    });
   }
 };
 
@@ -108,7 +123,7 @@ class LowRankProductKernel : public OpKernel {
     Tensor* product = nullptr;
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(0, TensorShape({factors.rows, factors.columns}), &product));
-    LowRankProduct(factors, PoolOf(ctx), product->flat<float>().data());
+    WithMemory(ctx, [&] { LowRankProduct(factors, PoolOf(ctx), product->flat<float>().data()); });
   }
 };
 
@@ -129,7 +144,7 @@ class LowRankRestKernel : public OpKernel {
     const float* values = matrix.flat<float>().data();
     Tensor* rest = nullptr;
     OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, shape, &rest));
-    LowRankRest(factors, values, PoolOf(ctx), rest->flat<float>().data());
+    WithMemory(ctx, [&] { LowRankRest(factors, values, PoolOf(ctx), rest->flat<float>().data()); });
   }
 };
 
