@@ -160,7 +160,8 @@ def max_bits(kind: UInt, params: tuple[nodes.Param, ...]) -> int:
     if isinstance(kind.bits, int):
         return kind.bits
     expr = kind.bits
-    while isinstance(expr, nodes.Convert):
+    # Other conversions may give more than what they are given: of -1 a uint8 makes 255.
+    while isinstance(expr, nodes.Convert) and expr.type == INT:
         expr = expr.operand
     if isinstance(expr, nodes.Ref):
         for param in params:

@@ -20,9 +20,11 @@ from compll.backends.blocks import roots
 from compll.ir import nodes
 from compll.ir.sizes import SizeError, size_of
 from compll.ir.types import BOOL, FLOAT, INT
-from compll.ir.walk import walk
+from compll.ir.walk import length_in_place, walk
 
 _LARGEST = 3.4028234663852886e38
+# Nodes of a value without names that are worth looking through; those of DGC are some 20.
+_MOST = 1000
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class _Match:
     def _expand(self, part: nodes.Expr, position: nodes.Expr) -> nodes.Expr:
         """The value of an element, without lets, its position being `position`."""
         part = _elementwise(part)
+        _check(length_in_place(part) <= _MOST)
         known: dict[nodes.Var, nodes.Expr] = {part.position: position}
 
         def change(expr: nodes.Expr) -> nodes.Expr | None:

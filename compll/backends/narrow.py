@@ -233,7 +233,10 @@ class Narrow:
     def _text(self, expr: nodes.Expr, kind: str) -> Text | None:
         match expr:
             case nodes.Const():
-                return Text(f"{int(expr.value)}{'u' * (kind == UNSIGNED)}", kind)
+                number = int(expr.value)
+                # C++ has no literals below 0: what -2147483648 negates is 64 bits wide.
+                text = str(number) if number > -(2**31) else f"({number + 1} - 1)"
+                return Text(f"{text}{'u' * (kind == UNSIGNED)}", kind)
             case nodes.Ref():
                 name = self._scalar(expr)
                 if expr.var in self._vars:
@@ -257,7 +260,7 @@ class Narrow:
                 return self._joined(expr, first, second, call)
             case nodes.Random(bits=16, low=nodes.Const(value=begin), high=nodes.Const(value=end)):
                 low, span = int(begin), int(end) - int(begin)
-                if 0 < span <= 2**16:
+                if 0 < span <= 2**16 and kind == SIGNED:
                     noise = self._noise(expr)
                     return Text(f"random_int32({low}, {span}u, {noise})", SIGNED)
         return None

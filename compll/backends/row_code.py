@@ -9,6 +9,8 @@ tf_hips/cc/runtime/row.h. It is called where the machine has registers for rows;
 stands for remains, defines what it does, and does the rest.
 """
 
+import contextlib
+import functools
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +34,8 @@ _COMPARISONS |= {"!=": "unequal"}
 FOLDS = {"max": "row_maximum({a}, x)", "min": "row_minimum({a}, x)"}
 FOLDS |= {"sum": "{a} + x", "prod": "{a} * x"}
 _SUMMED = ("gradient", "residual")
+# Parts of an expression that is still put in place where its name is used.
+_LONG = 12
 # Those with rows (row.h), the best first.
 _MACHINES = ("AVX512", "AVX2")
 
@@ -268,9 +272,15 @@ class RowCode:
         lines = []
         for let in self.part.lets:
             is_row = let.var.type in (FLOAT, BOOL) or isinstance(let.var.type, UInt)
+            is_row = is_row or let.var in self._long
             if not is_row or let.var in self.hoisted or not self._is_used(let.var):
                 continue
             name = f"{self.letter}{len(self._lets)}"
+            if let.var.type == INT:
+                with contextlib.suppress(_NoRowsError):  # who needs it may have another way
+                    lines.append(f"const RowCodes {name} = {self._integers(let.value)};")
+                    self._lets[let.var] = name
+                continue
             if isinstance(let.var.type, UInt) and self.uses_bits:
                 lines.append(f"const RowFlags {name} = {self._bits(let.value)};")
             elif isinstance(let.var.type, UInt):
@@ -281,6 +291,33 @@ class RowCode:
                 lines.append(f"const RowFlags {name} = {self._flags(let.value)};")
             self._lets[let.var] = name
         return lines
+
+    @functools.cached_property
+    def _values(self) -> dict[nodes.Var, nodes.Expr]:
+        """What names stand for."""
+        return {let.var: let.value for let in self.part.lets}
+
+    @functools.cached_property
+    def _long(self) -> set[nodes.Var]:
+        """Integers that are computed once, because what they stand for is long.
+
+        The others are put where they are used, and some have a form there. A chain of `if` that
+        each add to a number names the number before twice, so putting it in place doubles it.
+        """
+        lengths: dict[nodes.Var, int] = {}
+        found = set()
+        for var, value in self._values.items():
+            length = sum(
+                lengths.get(part.var, 1) if isinstance(part, nodes.Ref) else 1
+                for part in walk(value)
+            )
+            if var.type != INT:
+                length = 1
+            elif length > _LONG:
+                found.add(var)
+                length = 1
+            lengths[var] = length
+        return found
 
     def _is_used(self, var: nodes.Var) -> bool:
         roots = [self.part.value, *(let.value for let in self.part.lets)]
@@ -435,7 +472,10 @@ class RowCode:
 
     def _integers(self, expr: nodes.Expr) -> str:
         """Numbers of which only the low bits are wanted, so that 32 bits are enough for all."""
-        expr = unnamed(self.part, expr)
+        while isinstance(expr, nodes.Ref) and expr.var in self._values:
+            if expr.type == INT and expr.var in self._lets:
+                return self._lets[expr.var]
+            expr = self._values[expr.var]
         match expr:
             case nodes.Const() if expr.type == INT and abs(int(expr.value)) < 2**31:
                 return f"row_of_number({int(expr.value)})"

@@ -29,6 +29,23 @@ def walk(expr: nodes.Expr) -> Iterator[nodes.Expr]:
             waiting += [let.value for let in found.lets]
 
 
+def length_in_place(part: nodes.Elementwise) -> int:
+    """Nodes of a value in which each name is replaced by what it stands for.
+
+    It may be astronomic: names that each stand for something with the one before in it twice.
+    """
+    lengths: dict[nodes.Var, int] = {}
+
+    def length(expr: nodes.Expr) -> int:
+        return sum(
+            lengths.get(inner.var, 1) if isinstance(inner, nodes.Ref) else 1 for inner in walk(expr)
+        )
+
+    for let in part.lets:
+        lengths[let.var] = length(let.value)
+    return length(part.value)
+
+
 def free_vars(expr: nodes.Expr) -> set[nodes.Var]:
     """Variables that an expression needs from outside."""
     match expr:

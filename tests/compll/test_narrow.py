@@ -94,3 +94,37 @@ def test_what_64_bits_do_not_hold_has_no_range():
         "foo",
     )
     assert "int_mul(" in compll.generate(program)["foo.codec.cc"]
+
+
+def test_ends_of_both_types_are_numbers_of_them():
+    body = """
+    uint8* few = map(gradient, [&](float g) -> uint8 { return g * 9 + 13; });
+    uint32* clamped = map(few, [&](uint8 c) -> uint32 {
+        int q = max(c - 128, -2147483648);
+        return q;
+    });
+    uint32* drawn = map(gradient, [&](float g) -> uint32 {
+        int r = random<int>(3000000000, 3000000100);
+        float x = r;
+        return x / 1000 + g * 0;
+    });
+    out = concat(few, clamped, drawn);"""
+    program = compll.compile_text(encoder(body), "foo")
+    codec, reference = compiled(program), compll.Reference(program)
+    gradient = np.random.default_rng(1).normal(size=100).astype(np.float32)
+    expected = reference.encode(gradient, seed=2, offset=3)
+    np.testing.assert_array_equal(codec.encode(gradient, seed=2, offset=3), expected)
+
+
+def test_a_width_that_a_conversion_wraps_has_room():
+    params = "param Foo { int k in [-300, 4] = 2; }\n"
+    body = """
+    uint8 w = k;
+    uint<w>* codes = map(gradient, [&](float g) -> uint<w> { return g * 900 + 1000; });
+    out = concat(w, codes);"""
+    program = compll.compile_text(params + encoder(body, ", int k"), "foo")
+    gradient = np.random.default_rng(1).normal(size=300).astype(np.float32)
+    for k in (-244, 4):  # 12 as a uint8, and itself
+        codec, reference = compiled(program, k=k), compll.Reference(program, k=k)
+        expected = reference.encode(gradient, seed=2, offset=3)
+        np.testing.assert_array_equal(codec.encode(gradient, seed=2, offset=3), expected)

@@ -120,6 +120,13 @@ def test_the_new_state_may_be_where_the_old_one_is(name):
 DGC = SPECS / "dgc.pse"
 # What makes another algorithm of it, whose states are not zero where the top_k chooses alone.
 CHANGES = {
+    # Each names the one before twice: in place they would be 2^28 nodes.
+    "a chain of many names": (
+        "return abs(x) >= 0 ? abs(x) : -1;",
+        "float y = abs(x);"
+        + "".join(f" if (y > {k}) {{ y = y * 2 + y; }}" for k in range(28))
+        + " return y >= 0 ? y : -1;",
+    ),
     "one is kept": ("i > last", "i >= last"),
     "equal ones are not kept": ("size[i] == least && i > last", "size[i] == least && i > 0"),
     "a size may be NaN": ("abs(x) >= 0 ? abs(x) : -1", "abs(x)"),
