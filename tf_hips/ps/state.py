@@ -469,7 +469,8 @@ def _partial_entries(partial: Partial | None) -> Iterator[Entry]:
     if partial is None:
         return
     missed, late = partial.kept()
-    yield Kind.MISSED, {"rounds": missed}, b""
+    weights = [[*key, one.weight] for key, one in late if not one.packets]
+    yield Kind.MISSED, {"rounds": missed, "weights": weights}, b""
     for (child, number), one in late:
         for chunk, packet in sorted(one.packets.items()):
             fields = {"round": number, "child": child, "chunk": chunk, "weight": one.weight}
@@ -480,7 +481,9 @@ def _restore_partial(partial: Partial, kind: Kind, fields: dict[str, Any], data:
     """Takes an entry of `_partial_entries`."""
     if kind == Kind.MISSED:
         partial.restore_missed(fields["rounds"])
+        for child, number, weight in fields.get("weights", []):
+            partial.weigh(number, child, weight)
         return
     number, child = fields["round"], fields["child"]
-    partial.take(number, child, fields["chunk"], np.frombuffer(data, np.uint8))
+    partial.restore_packet(number, child, fields["chunk"], np.frombuffer(data, np.uint8))
     partial.weigh(number, child, fields["weight"])
