@@ -2,9 +2,12 @@
 """Backups that go from one party to another that has lost its own."""
 
 import contextlib
+import dataclasses
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -17,9 +20,12 @@ from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
 from tf_hips.errors import PeerError
 from tf_hips.ps import parcel, wire
+from tf_hips.ps.handover import Handover
+from tf_hips.ps.members import Caller, Members, Terms
 from tf_hips.ps.news import Request
 from tf_hips.ps.parcel import Intake
 from tf_hips.ps.server import Server
+from tf_hips.ps.tree import Place
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
 
@@ -55,11 +61,11 @@ def joined_again(server: Server, certificates: Certificates, site: str, address:
 
 @contextlib.contextmanager
 def lost_b(
-    certificates: Certificates, relay: bool = False
+    certificates: Certificates, relay: bool = False, rule: str | None = None
 ) -> Iterator[tuple[Server, Party, Party, Relay | None]]:
     """Two parties have done rounds 0 to 5 when b is killed, and is there again without anything."""
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(serving(certificates))
+        server = stack.enter_context(serving(certificates, rule=rule))
         a, b = stack.enter_context(parties(server, certificates))
         train_all((a, b), 0, 5)
         b.client.backed_up(2, 0)  # what is older is kept no more
@@ -95,6 +101,56 @@ def test_a_party_takes_anothers_backup_and_goes_on(
         train_all((a, back), 7, 8)
         # Both have told the same round, so what is older is forgotten.
         assert server._session.store.oldest == 4
+
+
+ROBUST = "median(f=0)"
+
+
+def test_below_a_robust_rule_only_the_first_party_gives(
+    certificates: Certificates, backup: Path, tmp_path: Path
+) -> None:
+    with lost_b(certificates, rule=ROBUST) as (server, a, back, _):
+        offer(a, backup, 4)
+        back.client.fetch_backup(Intake(tmp_path / "taken"))
+        assert content(tmp_path / "taken") == content(backup)
+        # The first party itself takes nobody's, whatever that one says it has.
+        handover, members = server._session.handover, server._session.state.members
+        members.children[1].backup = (6, 0)
+        asked = handover._candidates(Caller(0, members.children[0].process, 1.0), 2)
+        assert asked == []
+        intake = Intake(tmp_path / "none")
+        with pytest.raises(PeerError, match=r"median\(f=0\) only the first party, `a`, may give"):
+            next(handover.fetch(Caller(0, members.children[0].process, 1.0), intake.held, 2))
+        # Where all are believed it takes that one's.
+        members.terms = dataclasses.replace(members.terms, rule="sum")
+        for child in members.children.values():
+            child.rule = "sum"
+        assert handover._candidates(None, 2) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("robust", "rule", "first", "expected"),
+    [
+        (None, "mean", 2, [0, 1]),
+        (None, ROBUST, 2, [0, 1]),  # of whole parties: this one believes itself
+        (None, "sketched(k=64) >> krum(f=1)", 2, []),
+        (None, "sketched(k=64) >> krum(f=1)", 0, [0]),
+        (ROBUST, "mean", 2, []),
+        (ROBUST, "mean", 0, [0]),
+    ],
+)
+def test_who_may_give_below_the_server_of_a_party(
+    robust: str | None, rule: str, first: int, expected: list[int]
+) -> None:
+    members = Members(Terms(SITES, None, None, 1 << 20, site="west", robust=robust))
+    members.place = Place(first, (("x", 1),), "fp32", "fp32", rule, "s", 0, 1)
+    for child, site in enumerate(SITES):
+        members.children[child] = types.SimpleNamespace(  # type: ignore[assignment]
+            rule=rule, has_left=False, backup=(3, 0), workers=1, leaves=((site, 1),)
+        )
+    presence: Any = types.SimpleNamespace(is_there=lambda child: True)
+    handover = Handover(threading.Condition(), members, presence, lambda: False, lambda: None)
+    assert sorted(handover._candidates(None, 1)) == expected
 
 
 @pytest.mark.parametrize("num_bytes", [200_000, 3_000_000])

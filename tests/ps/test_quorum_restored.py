@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.ps.quorums import Run
+from tests.ps.quorums import MODEL, Run
 from tf_hips.ps import durable
-from tf_hips.ps.quorum import Quorum
+from tf_hips.ps.partial import MOST_BEGUN, Partial
+from tf_hips.ps.quorum import NEXT, Quorum
 
 
 def test_a_lost_child_that_a_restored_server_hears_is_lost_when_it_goes_again(
@@ -69,3 +70,77 @@ def test_gathers_without_some_outlive_a_server_that_keeps_less(
         assert run.is_restored
         assert run.gather(0, 3, b"\0" * 8) == [b"\0" * 8, b"\1" * 8, None]
         assert run.session.state.gathers.oldest == (0 if past_bytes > 4 else 2)
+
+
+def partial_of(run: Run) -> Partial:
+    store = run.session.store
+    assert store is not None
+    partial: Partial | None = getattr(store, "partial", None)
+    assert partial is not None
+    return partial
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_a_child_has_few_late_updates_that_it_never_finishes(
+    tmp_path: Path, is_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_eager:
+        monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 0)
+        monkeypatch.setattr(durable, "SNAPSHOT_AFTER_SNAPSHOTS", 0)
+    first, quorum, last = tmp_path / "first", Quorum(2, 1.0, late=NEXT), 6
+    first.mkdir()
+    most = range(len(MODEL.chunks) - 1)
+
+    def close(run: Run, number: int) -> None:
+        run.rounds(number, number, (0, 1))
+        run.clock.advance(1.0)
+
+    with Run(quorum, base=first).begin() as run:
+        run.rounds(0, 0)
+        for number in range(1, last + 1):
+            close(run, number)
+        run.deliver(2, last)  # whole: it counts, whatever else has begun
+        for number in range(1, last):
+            run.deliver(2, number, chunks=most)
+            begun = [key for key, late in partial_of(run).kept()[1] if len(late.packets) < 4]
+            assert begun == [(2, one) for one in range(1, number + 1)][-MOST_BEGUN:]
+        close(run, last + 1)  # a snapshot, if they are made at all
+        second = run.killed(tmp_path / "second")
+        kept = [(key, set(late.packets)) for key, late in partial_of(run).kept()[1]]
+        # It gets the results of what was dropped, like one that is late where late ones are.
+        assert run.results(2, 1) == run.results(0, 1)
+        assert [one["goes"] for one in run.told("late")] == ["drop"]
+        assert run.results(2, last - 1) is None  # that one may still be finished
+    with Run(quorum, base=second) as run:
+        assert run.is_restored
+        assert [(key, set(late.packets)) for key, late in partial_of(run).kept()[1]] == kept
+        assert run.results(2, 1) == run.results(0, 1)
+        run.deliver(2, last - 1)
+        close(run, last + 2)
+        assert run.told("closed")[-1]["late"] == [["c", last - 1]]
+
+
+def test_of_weights_without_packets_the_newest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "SNAPSHOT_AFTER_BYTES", 0)
+    monkeypatch.setattr(durable, "SNAPSHOT_AFTER_SNAPSHOTS", 0)
+    first, quorum = tmp_path / "first", Quorum(2, 1.0, late=NEXT)
+    first.mkdir()
+    with Run(quorum, base=first, rule="mean").begin() as run:
+        for child in range(3):
+            run.deliver(child, 0, weight=1.0)
+        for number in range(1, 4):
+            run.deliver(2, number, chunks=[], weight=2.0)  # before it is closed
+            for child in (0, 1):
+                run.deliver(child, number, weight=1.0)
+            run.clock.advance(1.0)
+        for number in (1, 2, 3, 2):
+            run.deliver(2, number, chunks=[], weight=3.0)
+        for child in (0, 1):
+            run.deliver(child, 4, weight=1.0)
+        second = run.killed(tmp_path / "second")
+        late = partial_of(run).kept()[1]
+        assert [(key, one.weight, len(one.packets)) for key, one in late] == [((2, 2), 3.0, 0)]
+    with Run(quorum, base=second, rule="mean") as run:
+        assert partial_of(run).kept()[1] == late

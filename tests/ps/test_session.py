@@ -2,6 +2,7 @@
 """One run without sockets: who is in it, who comes twice, who is lost."""
 
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.session import Session
-from tf_hips.ps.tree import MAX_LEAVES
+from tf_hips.ps.tree import MAX_LEAVES, far_larger
 from tf_hips.ps.waits import Limits
 
 PATIENCE_S = 10.0
@@ -245,3 +246,37 @@ def test_children_wait_longer_than_both_waits_of_their_server() -> None:
         2 * here.round_timeout_s,
     )
     assert told.max_gather_bytes == 50
+
+
+@pytest.mark.parametrize(("rule", "is_told"), [("median(f=1)", True), ("mean", False)])
+def test_who_claims_far_more_workers_is_named_below_a_robust_rule(
+    rule: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = ("a", "b", "c", "d", "e")
+    session = Session(Terms(sites, None, None, 1 << 30))
+    with concurrent.futures.ThreadPoolExecutor(len(sites)) as pool:
+        joining = [
+            pool.submit(
+                session.join,
+                Caller(child, f"p{child}", PATIENCE_S),
+                1000 if site == "d" else 1,
+                "onebit",
+                "same",
+                7,
+                rule,
+            )
+            for child, site in enumerate(sites)
+        ]
+        for one in joining:
+            one.result(PATIENCE_S)
+    told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    session.end("The test is over.")
+    assert len(told) == is_told
+    assert all("Site d says that it has 1000 workers; the median of" in one for one in told)
+
+
+def test_far_larger_is_against_the_lesser_median_of_the_others() -> None:
+    assert far_larger([1, 1, 8, 1, 9]) == [(4, 1)]
+    assert far_larger([100, 1, 1, 90, 1]) == [(0, 1), (3, 1)]
+    assert far_larger([4, 32, 40]) == [(2, 4)]
+    assert far_larger([5]) == []

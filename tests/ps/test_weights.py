@@ -95,3 +95,57 @@ def test_a_cut_first_synchronisation_goes_on(
         assert 12 << 20 < spent < 20 << 20
         a.client.close()
         b.client.close()
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("step", [1, 3, 64])
+def test_a_weight_that_is_not_finite_is_found_wherever_messages_are_cut(
+    bad: int, step: int
+) -> None:
+    arrays = [
+        np.arange(3, dtype=np.float32),
+        np.full(3, -1, np.int32),  # all bits are set
+        np.arange(2, dtype=ml_dtypes.bfloat16),
+        np.arange(2, dtype=np.float16),
+        np.arange(2, dtype=">f8"),
+    ]
+    if bad != 1:
+        arrays[bad][-1] = -np.inf if bad % 2 else np.nan
+    content = b"".join(array.tobytes() for array in arrays)
+    weights = FirstWeights()
+    kinds = [kind_of(array.dtype, array.shape) for array in arrays]
+    weights.describe(kinds, len(content))
+    ends = np.cumsum([array.nbytes for array in arrays])
+    while weights.held < len(content):
+        position = max(0, weights.held - 2)  # some of it comes again
+        data = content[position : weights.held + step]
+        found = weights.nonfinite(position, data)
+        if found is not None:
+            assert found == f"{bad}, {kinds[bad]}"
+            assert weights.held < ends[bad] <= weights.held + step
+            return
+        weights.take(position, data)
+    assert bad == 1
+
+
+def test_kinds_that_nobody_knows_are_not_looked_at() -> None:
+    for kind in ("x", "<f4", "<f4[1,,2, x]", "<O8[2]", "float8_e5m2[4]", "<z9[1]", "<f4[1 2]"):
+        weights = FirstWeights()
+        weights.describe([kind, "<f4[1]"], 8)
+        assert weights.nonfinite(0, b"\xff" * 8) is None
+    weights = FirstWeights()
+    weights.describe(["<f4[]"], 4)
+    assert weights.nonfinite(0, b"\xff" * 9) == "0, <f4[]"
+
+
+def test_the_first_weights_must_be_finite(certificates: Certificates) -> None:
+    with serving(certificates) as server:
+        a, b = (Party(server.address, site, certificates.party(site)) for site in ("a", "b"))
+        together(a.join, b.join)
+        spoilt = [np.zeros((2, 2), np.float32), np.array([1.0, np.inf], np.float32)]
+        told = r"must be finite\. Received: NaN or an infinity in weight 1, <f4\[2\], of site `a`"
+        with pytest.raises(ProtocolError, match=told):
+            a.client.first_sync(spoilt)
+        assert server._session.state.weights.held == 0
+        a.client.leave("no")
+        b.client.leave("no")

@@ -78,7 +78,10 @@ def test_metrics_and_statistics_are_means_over_those_present() -> None:
 
 
 def test_a_party_that_is_absent_compares_itself_with_the_others() -> None:
-    from tf_hips.strategies.closing import _with_own
+    from tf_hips.strategies.agreeing import compared
 
-    assert _with_own([[1], [2]], [2]) == [[1], [2]]
-    assert _with_own([[1], None], [2]) == [[1], [2]]
+    def values(told: list[Any]) -> list[Any]:
+        return [one for _, one in compared(None, told, [2], lambda one: one, "x")]
+
+    assert values([[1], [2]]) == [[1], [2]]
+    assert values([[1], None]) == [[1], [2]]

@@ -69,3 +69,41 @@ def test_a_party_that_lies_has_no_part_in_training(tmp_path, rule, rate):
     for site in SITES:
         for one, wanted in zip(_weights(tmp_path / f"{site}.npz"), plain, strict=True):
             np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5, err_msg=site)
+
+
+def _train_two_epochs(folder):
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.strategies import HierarchicalPS
+
+    run = config.load(os.environ["TEST_CONFIG"])
+    site = run.uplink.site
+    keras.utils.set_random_seed(3)
+    strategy = HierarchicalPS("fp32", rule="median(f=1)", config=run)
+    if site == "north":  # the first party; it tells other digests, and trains as all others
+        honest = strategy._gather_objects
+
+        def gather(value, label):
+            if label == "whether to stop after an epoch":
+                value = [value[0], [one + 1 for one in value[1]]]
+            return honest(value, label)
+
+        strategy._gather_objects = gather
+    with strategy.scope():
+        model = training.build(keras.optimizers.SGD(RATE))
+    losses = training.fit(model, training.data(2 * training.BATCH), epochs=2)
+    np.savez(folder / f"{site}.npz", *model.get_weights(), np.asarray(losses))
+    strategy.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_party_that_tells_other_digests_does_not_end_the_run(tmp_path):
+    options = {"rule": "median(f=1)", "quorum": 3, "round_deadline": 60.0, "late": "drop"}
+    with sites.trained(tmp_path, _train_two_epochs, SITES, **options) as server:
+        assert server.snapshot()["rule"] == "median(f=1)"
+    first = _weights(tmp_path / "north.npz")
+    for site in SITES[1:]:
+        for one, wanted in zip(_weights(tmp_path / f"{site}.npz"), first, strict=True):
+            np.testing.assert_array_equal(one, wanted, err_msg=site)

@@ -22,7 +22,7 @@ from typing import Any
 
 from tf_hips import log
 from tf_hips.ps.members import Members
-from tf_hips.ps.quorum import NEXT, RETURN_S, Arrivals, Clock, Quorum
+from tf_hips.ps.quorum import DROP, NEXT, RETURN_S, Arrivals, Clock, Quorum
 from tf_hips.ps.recorder import Entry, Kind
 from tf_hips.ps.state import State
 from tf_hips.ps.store import Job, Store
@@ -220,14 +220,16 @@ class Closing:
         if number >= max(self._closed) - 1:
             # One that does older rounds has begun them late, which says nothing of a round.
             self._arrivals.note(self._clock.now() - closed.opened)
-        is_kept = self.quorum.late == NEXT
+        partial = self._store.partial if self._store is not None else None
+        was_dropped = partial is not None and partial.was_dropped(number, child)
+        is_kept = self.quorum.late == NEXT and not was_dropped
         self._tell(
             "late",
             round=number,
             child=child,
             child_site=self._site(child),
             late_s=round(late_s, 6),
-            goes=self.quorum.late,
+            goes=NEXT if is_kept else DROP,
         )
         is_first = (child, number - 1) not in self._heard  # one line for a row of them
         (log.warning if is_first else log.debug)(

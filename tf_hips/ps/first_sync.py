@@ -128,7 +128,8 @@ class FirstSync:
             The position after them.
 
         Raises:
-            ProtocolError: the call comes from another child, leaves a gap or goes beyond the end.
+            ProtocolError: the call comes from another child, leaves a gap or goes beyond the end,
+                or a weight is not finite.
         """
         with self._changed:
             self._joined(caller)
@@ -138,6 +139,13 @@ class FirstSync:
                     f"Received: weights of site `{self._site(caller.child)}`"
                 )
             held = self._state.weights.held
+            spoilt = self._state.weights.nonfinite(position, data)
+            if spoilt is not None:
+                # Before anybody gets it: all others would begin with it.
+                raise ProtocolError(
+                    "The first weights must be finite. Received: NaN or an infinity in weight "
+                    f"{spoilt}, of site `{self._site(caller.child)}`"
+                )
             end = self._state.weights.take(position, data)
             if end > held:
                 self._state.recorder.add(

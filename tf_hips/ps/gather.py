@@ -12,7 +12,8 @@ again, up to a limit of bytes: the prologue, which is what came before the first
 came since the oldest backup.
 
 A gather may be closed without some children (`quorum`): their payloads are absent for all, also
-for themselves, and what they deliver later is dropped.
+for themselves, and what they deliver later is dropped. There some may come with another label than
+more than half of all children; their payloads stand in none's way, and are never counted.
 
 Up travels one packet: u16 bytes of label | label, UTF-8 | payload. Down travels one packet for each
 payload that is not empty, its leaf for a chunk number; and where leaves are absent, a bit for each
@@ -27,6 +28,7 @@ Invariants:
   limit for older ones. A length is checked before memory is taken for it.
 """
 
+import collections
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -228,8 +230,22 @@ class Gathers:
         return not self.missing(number)
 
     def came(self, number: int) -> list[int]:
-        """The children whose payloads of gather `number` are there."""
-        return sorted(self._gathers[number].payloads) if number in self._gathers else []
+        """The children whose payloads of gather `number` are there, and are what most gather."""
+        if number not in self._gathers:
+            return []
+        labels, agreed = self._gathers[number].labels, self.agreed(number)
+        return sorted(child for child, label in labels.items() if label == agreed)
+
+    def agreed(self, number: int) -> str | None:
+        """What gather `number` is: what all say that have come, or else more than half of all.
+
+        None where neither is so, perhaps not yet.
+        """
+        labels = self.labels(number)
+        counts = collections.Counter(labels.values())
+        [(label, count)] = counts.most_common(1) or [("", 0)]
+        is_agreed = 0 < count == len(labels) or 2 * count > self._num_children
+        return label if is_agreed else None
 
     def close(self, number: int, children: Iterable[int]) -> None:
         """Leaves out all but `children`, whose payloads are there, if the gather is kept."""
@@ -315,7 +331,7 @@ class Gathers:
     def up(self, number: int) -> tuple[str, bytes]:
         """Label and payload of a gather that all children have come to, for the server above."""
         gather = self._gathers[number]
-        return next(iter(gather.labels.values())), tree.bundle(self._leaves(gather))
+        return self.agreed(number) or "", tree.bundle(self._leaves(gather))
 
     def take_answer(self, number: int, payloads: Sequence[Buffer | None]) -> None:
         """Takes the payloads of all leaves of the whole tree, if the gather is kept."""
@@ -370,13 +386,12 @@ class Gathers:
         self.deliver(child, number, label, payload)
 
     def missing(self, number: int) -> set[int]:
-        """The children whose payload has not come."""
+        """The children whose payload has not come, or is not what most gather."""
         if number not in self._gathers:
             return set()  # all had come, and gone on
-        gather = self._gathers[number]
-        if gather.counted is not None:
+        if self._gathers[number].counted is not None:
             return set()  # nobody is waited for
-        return set(range(self._num_children)) - set(gather.payloads)
+        return set(range(self._num_children)) - set(self.came(number))
 
     def answer(self, number: int, have: Iterable[int] = ()) -> list[tuple[int, Buffer]]:
         """Pairs of leaf and payload, in their order, but those in `have` and empty ones.

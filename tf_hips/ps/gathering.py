@@ -87,7 +87,8 @@ class Gathering:
 
         Raises:
             ProtocolError: what came is no payload, or not the one that came before; or the children
-                gather different things, which ends the run for all.
+                gather different things, which ends the run for all, or with a quorum for those that
+                gather something else than most.
             PeerError: a child has left, or did not come in time.
         """
         with self.changed:
@@ -109,13 +110,10 @@ class Gathering:
                 }
                 if any(other != label for other in others.values()):
                     if gathers.is_absent(caller.child, number):
-                        raise ProtocolError(
-                            f"Exact value {number} was closed without site "
-                            f"`{self._members.site(caller.child)}`, as `{min(others.values())}`. "
-                            f"Received: `{label}`; all parties must take the same steps"
-                        )
-                    whats = {child: _gather(number, other) for child, other in others.items()}
-                    self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
+                        raise self._differs(caller, number, label)
+                    if self._closing is None or not self._closing.has_begun:
+                        whats = {child: _gather(number, other) for child, other in others.items()}
+                        self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
                 is_again = child.num_returns > 0
                 if is_again and number < gathers.newest:
                     self._moves.note()  # as in rounds that are done again
@@ -124,6 +122,10 @@ class Gathering:
                         Kind.GATHERED, payload, child=caller.child, number=number, label=label
                     )
                     if self._closing is not None:
+                        labels = gathers.labels(number)
+                        self._waiting.settle(
+                            {child: _gather(number, other) for child, other in labels.items()}
+                        )
                         self._closing.look_at_gather()
                 self.changed.notify_all()
             elif not gathers.has(caller.child, number):
@@ -158,7 +160,18 @@ class Gathering:
                     lambda: self._moves.count + int(not gathers.missing(number)),
                 ),
             )
+            said = label if came is None else came[0]
+            is_odd = said not in ("", gathers.agreed(number))
+            if is_odd and gathers.is_absent(caller.child, number):
+                raise self._differs(caller, number, said)
             return gathers.answer(number, have) if gathers.is_over(number) else None
+
+    def _differs(self, caller: Caller, number: int, label: str) -> ProtocolError:
+        return ProtocolError(
+            f"Exact value {number} was closed without site `{self._members.site(caller.child)}`, "
+            f"as `{self._gathers.agreed(number)}`. Received: `{label}`; all parties must take the "
+            "same steps"
+        )
 
     def answer(self, number: int, payloads: Sequence[bytes | None]) -> None:
         """Takes the payloads of all leaves of the tree from the server above."""

@@ -9,6 +9,10 @@ Nothing is kept here: the server holds a few messages, and the slower of both si
 A server with a server above asks there when none of its own children can give; one that is asked
 from above asks its children. So a parcel finds its way through a tree.
 
+Nothing can check what a site hands over: it has optimizer, statistics and positions in it beside
+the weights. So below a robust rule only the first party of the run may give, whose first weights
+all have taken: who trusts it need not trust another one.
+
 What the two sites must have in common is told by the backup itself, where it is taken up.
 """
 
@@ -173,7 +177,7 @@ class Handover:
                 yield message
             return
         reasons = "; ".join(told) if told else "no other site of this size is there"
-        raise PeerError(f"No other site has given a backup: {reasons}")
+        raise PeerError(f"No other site has given a backup: {reasons}{self._advice()}")
 
     def give(self, caller: Caller, messages: Iterable[bytes]) -> None:
         """Takes what a child sends that was asked.
@@ -216,6 +220,7 @@ class Handover:
                     child
                     for child, known in children.items()
                     if (caller is None or child != caller.child)
+                    and self._may_give(child)
                     and not known.has_left
                     and self._presence.is_there(child)
                     and (
@@ -227,6 +232,25 @@ class Handover:
                 key=lambda child: children[child].backup or (0, 0),
                 reverse=True,
             )
+
+    def _may_give(self, child: int) -> bool:
+        """Whether `child` is believed, or the first leaf of the whole tree, or its server."""
+        if self._members.doubting_rule is None:
+            return True
+        place = self._members.place
+        return child == 0 and (place is None or place.first == 0)
+
+    def _advice(self) -> str:
+        with self._changed:
+            rule, place = self._members.doubting_rule, self._members.place
+        if rule is None:
+            return ""
+        first = self._members.terms.parties[0] if place is None else place.leaves[0][0]
+        return (
+            f". Below the robust rule {rule} only the first party, `{first}`, may give one: "
+            "nothing can check what another one hands over. Bring it back, put this site's own "
+            "backup in its place, or begin all sites anew under another `--run`"
+        )
 
     def _ask(self, child: int, held: Held, workers: int) -> _Pipe:
         request = Request(uuid.uuid4().hex, held, workers)

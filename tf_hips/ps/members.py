@@ -151,6 +151,18 @@ class Members:
         return None if text is None else rules.parse(text).votes
 
     @property
+    def doubting_rule(self) -> str | None:
+        """The robust rule by which some of the children here may lie; None: all are believed."""
+        if self.terms.site is not None and self.terms.robust is not None:
+            return self.terms.robust
+        text = self.children[0].rule if 0 in self.children else None
+        rule = None if text is None else rules.parse(text)
+        if rule is None or not rule.is_robust:
+            return None
+        # Over parties a rule bears whole parties: below a party's server all stand for one another.
+        return text if self.terms.site is None or rule.sketch is not None else None
+
+    @property
     def has_sketches(self) -> bool:
         """Whether rounds are decided here on sketches of leaves; all children have joined."""
         if self.terms.site is not None or not self.children[0].rule:

@@ -13,6 +13,10 @@ Not thread-safe: the store's lock guards it.
 Invariants:
 - An update counts whole or not at all, in one round, once.
 - What is here follows from the packets and closings that were recorded, in their order.
+- Of each child at most `MOST_BEGUN` late updates have begun and are not whole, and at most one of
+  which only the weight is known. Where one more begins, that of the oldest round is dropped: an
+  honest child finishes a round before it begins the next, and one that never finishes any must not
+  fill the memory.
 """
 
 import dataclasses
@@ -27,6 +31,10 @@ TOO_LATE = (
 )
 
 Key = tuple[int, int]  # child, and the round of its update
+
+MOST_BEGUN = 2
+"""Late updates of one child of which packets have come, but not all: that which it was sending when
+it was killed, and that which it sends now."""
 
 
 @dataclasses.dataclass
@@ -69,6 +77,7 @@ class Partial:
         self._missed: dict[int, set[int]] = {}
         self._late: dict[Key, Late] = {}
         self._pending: set[Key] = set()
+        self._dropped: set[Key] = set()  # unfinished ones; for messages only
         self._positions: dict[Key, int] = {}  # of the newest record of each late update
 
     def has_missed(self, number: int, child: int) -> bool:
@@ -115,15 +124,22 @@ class Partial:
             position: of its record.
         """
         self._positions[child, number] = position
-        late = self._late.setdefault((child, number), Late())
-        late.packets[chunk] = packet
-        if late.packets.keys() == self._chunks:
-            self._pending.add((child, number))
-            self._missed.get(number, set()).discard(child)
+        self._keep(number, child, chunk, packet)
+        self._bound(child)
+
+    def was_dropped(self, number: int, child: int) -> bool:
+        """Whether a late update was dropped because it was not finished when others began."""
+        return (child, number) in self._dropped
 
     def weigh(self, number: int, child: int, weight: float) -> bool:
         """Notes what `child` stands for in its late update; whether it is new."""
-        late = self._late.setdefault((child, number), Late())
+        late = self._late.get((child, number))
+        if late is None:
+            if weight == 1.0:
+                return False  # what it stands for if it says nothing
+            self._forget_weights(child)
+            self._late[child, number] = Late(weight=weight)
+            return True
         if late.weight == weight:
             return False
         late.weight = weight
@@ -144,8 +160,11 @@ class Partial:
         self._missed[number] = set(packets)
         if self._carries:
             for child, held in packets.items():
+                if not held and child in weights:
+                    self._forget_weights(child)
                 if held or child in weights:
                     self._late[child, number] = Late(dict(held), weights.get(child, 1.0))
+                    self._bound(child)
 
     @property
     def pending(self) -> list[Key]:
@@ -182,9 +201,10 @@ class Partial:
                 self._late.pop((child, number), None)
         for key in [key for key in self._positions if key[1] < oldest]:
             del self._positions[key]
+        self._dropped = {key for key in self._dropped if key[1] >= oldest}
 
     def kept(self) -> tuple[list[list[object]], list[tuple[Key, Late]]]:
-        """What `restore` takes: missed rounds with their children, and late updates."""
+        """What is restored: missed rounds with their children, and late updates."""
         missed: list[list[object]] = [
             [number, sorted(children)] for number, children in sorted(self._missed.items())
         ]
@@ -193,6 +213,46 @@ class Partial:
     def restore_missed(self, rounds: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Takes the missed rounds of `kept`."""
         self._missed = {number: set(children) for number, children in rounds}
+
+    def restore_packet(self, number: int, child: int, chunk: int, packet: Packet) -> None:
+        """Takes a packet of a late update of `kept`; none is dropped, for some are not yet whole.
+
+        Args:
+            number: the round.
+            child: whose update it is.
+            chunk: of the update.
+            packet: what was kept.
+        """
+        self._keep(number, child, chunk, packet)
+
+    def _keep(self, number: int, child: int, chunk: int, packet: Packet) -> None:
+        late = self._late.setdefault((child, number), Late())
+        late.packets[chunk] = packet
+        if late.packets.keys() == self._chunks:
+            self._pending.add((child, number))
+            self._missed.get(number, set()).discard(child)
+
+    def _bound(self, child: int) -> None:
+        """Drops what is too much of the unfinished updates of `child`: those of oldest rounds.
+
+        Rounds decide, not times of arrival, which a server that is restored does not know.
+        """
+        begun = sorted(
+            number
+            for (one, number), late in self._late.items()
+            if one == child and late.packets and (one, number) not in self._pending
+        )
+        for number in begun[:-MOST_BEGUN]:
+            del self._late[child, number]
+            self._positions.pop((child, number), None)
+            self._missed.get(number, set()).discard(child)
+            self._dropped.add((child, number))
+
+    def _forget_weights(self, child: int) -> None:
+        """Forgets updates of `child` of which only the weight is known: each call says it anew."""
+        for key in [key for key, late in self._late.items() if key[0] == child]:
+            if not self._late[key].packets:
+                del self._late[key]
 
 
 def late_packets(late: Mapping[Key, Late], chunk: int) -> Iterator[LatePacket]:

@@ -98,6 +98,8 @@ class Session(Departing):
                 tell if tell is not None else _tell_nobody,
             )
             self._waiting.lets_go = self._let_go
+            closing = self._closing
+            self._waiting.bears_losses = lambda: closing.has_begun
         moves = self.moves = Moves()
         self.note_moved = moves.note
         self._comeback = Comeback(self._state, self._presence, self._waiting, self._joined)

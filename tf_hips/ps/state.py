@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_hips import log
 from tf_hips.errors import NonFiniteError
 from tf_hips.ps import tree
 from tf_hips.ps.asynchronous import AsynchronousStore
@@ -77,6 +78,24 @@ class State:
         members = self.members
         self.electing.begin(members.votes, has_sketches=members.has_sketches)
         self.recorder.add(Kind.JOINED, **self._joined())
+        self._look_at_workers()
+
+    def _look_at_workers(self) -> None:
+        """Names children that claim far more workers than others, where some may lie.
+
+        Nothing can check a number of workers, and data are dealt out by it.
+        """
+        members = self.members
+        counts = [child.workers for _, child in sorted(members.children.items())]
+        for place, median in tree.far_larger(counts) if members.doubting_rule is not None else ():
+            log.warning(
+                "Site %s says that it has %d workers; the median of the others is %d. Its share of "
+                "the data is as large, and what it claims is not checked. If it is wrong, start "
+                "the run again without this site",
+                members.site(place),
+                counts[place],
+                median,
+            )
 
     def _take_place(self, place: Place | None) -> None:
         self.members.place = place
@@ -469,7 +488,8 @@ def _partial_entries(partial: Partial | None) -> Iterator[Entry]:
     if partial is None:
         return
     missed, late = partial.kept()
-    yield Kind.MISSED, {"rounds": missed}, b""
+    weights = [[*key, one.weight] for key, one in late if not one.packets]
+    yield Kind.MISSED, {"rounds": missed, "weights": weights}, b""
     for (child, number), one in late:
         for chunk, packet in sorted(one.packets.items()):
             fields = {"round": number, "child": child, "chunk": chunk, "weight": one.weight}
@@ -480,7 +500,9 @@ def _restore_partial(partial: Partial, kind: Kind, fields: dict[str, Any], data:
     """Takes an entry of `_partial_entries`."""
     if kind == Kind.MISSED:
         partial.restore_missed(fields["rounds"])
+        for child, number, weight in fields.get("weights", []):
+            partial.weigh(number, child, weight)
         return
     number, child = fields["round"], fields["child"]
-    partial.take(number, child, fields["chunk"], np.frombuffer(data, np.uint8))
+    partial.restore_packet(number, child, fields["chunk"], np.frombuffer(data, np.uint8))
     partial.weigh(number, child, fields["weight"])

@@ -27,6 +27,8 @@ from tf_hips.ps.wire import Buffer, check_name
 MAX_LEAVES = 4096
 MAX_WORKERS = 1 << 20
 MAX_DEPTH = 64
+FAR_LARGER = 8
+"""A number of workers that is so many times that of others is looked at, where some may lie."""
 BETWEEN = "/"  # of the names of a path; no name has it
 
 Leaf = tuple[str, int]
@@ -129,6 +131,19 @@ def check_workers(leaves: Iterable[Leaf]) -> None:
             raise ProtocolError(
                 f"`workers` must be from 1 to 2^20. Received: workers={count} of site `{site}`"
             )
+
+
+def far_larger(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Positions of counts that are far larger than most, each with the median of the others.
+
+    Of an even number of others it is the lesser one: of five counts two may be such.
+    """
+    found = []
+    for place, count in enumerate(counts):
+        others = sorted([*counts[:place], *counts[place + 1 :]])
+        if others and count > FAR_LARGER * others[(len(others) - 1) // 2]:
+            found.append((place, others[(len(others) - 1) // 2]))
+    return found
 
 
 def path_of(site: str, path: str) -> str:

@@ -4,12 +4,14 @@
 A call waits until what it waits for is there, the run has ended, its caller is gone, or its
 patience is over. Two things end the run long before that, because no patience helps:
 
-    crossed   children wait for each other in different calls: one in a gather, one in a round
+    crossed   children wait for each other in different calls: one in a gather, one in a round;
+              with a quorum those lose that do something else than more than half of all
     failed    a child whose last step ended with an error does not come for the next
 
 Not thread-safe: the session's lock guards it, and is given up while a call waits.
 """
 
+import collections
 import contextlib
 import dataclasses
 import threading
@@ -95,6 +97,8 @@ class Waiting:
         self.error: type[TfHipsError] = PeerError
         # Gets a child that has failed, and why; whether others go on without it.
         self.lets_go: Callable[[int, str], bool] = lambda child, reason: False
+        # Whether others can go on without a child that is lost, now.
+        self.bears_losses: Callable[[], bool] = lambda: False
         self._changed = changed
         self._members = members
         self._at_end = at_end
@@ -184,6 +188,32 @@ class Waiting:
             ProtocolError,
         )
 
+    def settle(self, whats: Mapping[int, str]) -> None:
+        """Children do different things that all must do alike: the odd ones are lost, or all end.
+
+        With a quorum those are lost that do something else than more than half of all children.
+        While there is no such half, and some are still to come, it is not known who is odd.
+
+        Args:
+            whats: what each child does that has come.
+        """
+        counts = collections.Counter(whats.values())
+        if len(counts) < 2:
+            return
+        [(most, count)] = counts.most_common(1)
+        if not self.bears_losses():
+            self.end_differing(whats)
+        elif 2 * count > len(self._members.terms.parties):
+            for child, what in whats.items():
+                if what != most:
+                    self.lets_go(
+                        child,
+                        f"Site `{self._members.site(child)}` waits in {what}, most others in "
+                        f"{most}.",
+                    )
+        elif self._members.living <= set(whats):
+            self.end_differing(whats)
+
     def _end_if_crossed(self) -> None:
         if len({wait.what for _, wait in self._newest.values()}) < 2:
             return
@@ -205,7 +235,7 @@ class Waiting:
             for child in free:
                 del stuck[child]
         if stuck:
-            self.end_differing({child: wait.what for child, wait in stuck.items()})
+            self.settle({child: wait.what for child, wait in stuck.items()})
 
     def _time_for_failed(self, wait: Wait, entered: float) -> float:
         """Seconds that `wait` goes on at least, as far as failed children are concerned."""

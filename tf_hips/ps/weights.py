@@ -6,7 +6,10 @@ cut off goes on where it stopped. Every child describes its own weights first; a
 before a byte travels.
 """
 
+import bisect
+import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +21,35 @@ from tf_hips.ps.model import first_difference
 from tf_hips.ps.wire import MESSAGE_BYTES, Buffer
 
 _PIECE_BYTES = 64 << 20
+_KIND = re.compile(r"([^\[\]]+)\[([0-9, ]*)\]")
+_BFLOAT16_INFINITY = 0x7F80
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """Where the bytes of one weight are among those of all.
+
+    Attributes:
+        begin: the first one.
+        end: behind the last one.
+        name: type of its elements as `kind_of` writes it.
+        item_bytes: of an element.
+    """
+
+    begin: int
+    end: int
+    name: str
+    item_bytes: int
+
+    def are_finite(self, data: bytes) -> bool:
+        """Whether whole elements are finite, as far as this is known of their type."""
+        if self.name == "bfloat16":  # not NumPy's own
+            bits = np.frombuffer(data, np.uint16) & _BFLOAT16_INFINITY
+            return not (bits == _BFLOAT16_INFINITY).any()
+        dtype = _numpy_type(self.name)
+        if dtype is None or dtype.kind not in "fc":
+            return True
+        return bool(np.isfinite(np.frombuffer(data, dtype)).all())
 
 
 class FirstWeights:
@@ -29,6 +61,7 @@ class FirstWeights:
         self.is_forgotten = False
         self._kinds: tuple[str, ...] | None = None
         self._content = bytearray()
+        self._spans: list[_Span] = []
 
     @property
     def is_described(self) -> bool:
@@ -61,6 +94,7 @@ class FirstWeights:
                 "The first synchronisation of this run was begun with other weights."
             )
         self._kinds, self.num_bytes = tuple(kinds), num_bytes
+        self._spans = _spans(kinds)
 
     def difference(self, kinds: Sequence[str], num_bytes: int) -> str | None:
         """How another child's description differs from that of child 0; None where it does not."""
@@ -95,6 +129,35 @@ class FirstWeights:
             self._content += memoryview(data)[self.held - position :]
         return end
 
+    def nonfinite(self, position: int, data: Buffer) -> str | None:
+        """The first weight into which bytes `position` ... would bring a NaN or an infinity.
+
+        Args:
+            position: of the first byte; what is held of the bytes before it is looked at, too.
+            data: bytes that `take` has not got.
+
+        Returns:
+            Its number and kind, for messages; None: all elements that are whole are finite.
+        """
+        held, end = self.held, min(position + len(data), self.num_bytes)
+        if not position <= held < end:
+            return None
+        new, content = memoryview(data)[held - position :], memoryview(self._content)
+        place = bisect.bisect_right(self._spans, held, key=lambda span: span.end)
+        for number, span in enumerate(self._spans[place:], place):
+            if span.begin >= end:
+                break
+            # Messages end anywhere, also in an element.
+            first = max(held, span.begin)
+            first -= (first - span.begin) % span.item_bytes
+            last = min(end, span.end)
+            last -= (last - span.begin) % span.item_bytes
+            whole = bytes(content[first : min(held, last)])
+            whole += bytes(new[max(first, held) - held : max(last - held, 0)])
+            if not span.are_finite(whole):
+                return f"{number}, {self.kinds[number]}"
+        return None
+
     def has_message(self, position: int) -> bool:
         """Whether a whole message from byte `position` is there."""
         return min(self.num_bytes, position + MESSAGE_BYTES) <= self.held
@@ -112,8 +175,44 @@ class FirstWeights:
     def forget(self) -> None:
         """Frees the memory, when nobody can begin with the weights any more."""
         self._content = bytearray()
+        self._spans = []
         self.num_bytes = 0
         self.is_forgotten = True
+
+
+def _spans(kinds: Sequence[str]) -> list[_Span]:
+    """Where weights are, up to the first of a kind that is not known.
+
+    Kinds come from a child. All others compare them with their own before a byte travels.
+    """
+    spans: list[_Span] = []
+    begin = 0
+    for kind in kinds:
+        found = _KIND.fullmatch(kind)
+        if found is None:
+            break
+        name, shape = found.groups()
+        dtype = _numpy_type(name)
+        size = dtype.itemsize if dtype is not None else 2 if name == "bfloat16" else 0
+        try:
+            count = math.prod(int(one) for one in shape.split(",") if one)
+        except ValueError:
+            break
+        if size == 0:
+            break
+        spans.append(_Span(begin, begin + count * size, name, size))
+        begin += count * size
+    return spans
+
+
+def _numpy_type(name: str) -> np.dtype[Any] | None:
+    """A type of NumPy's own, by what it calls it; None: it is none, or has no size."""
+    if re.fullmatch(r"[<>|=][a-z]\d+", name) is None:
+        return None
+    try:
+        return np.dtype(name)
+    except (TypeError, ValueError):
+        return None
 
 
 def kind_of(dtype: np.dtype[Any], shape: Sequence[int]) -> str:

@@ -32,26 +32,33 @@ def adapted(model: keras.Model) -> Adapted:
     ]
 
 
-def check_equal(everyone: Sequence[Adapted], who: str) -> None:
+def check_equal(everyone: Sequence[tuple[str, Adapted]]) -> None:
     """Raises if layers have learned different things.
 
     Args:
-        everyone: what `adapted` says, of all workers or parties.
-        who: what one of them is called, up to its number.
+        everyone: pairs of a name and what `adapted` says, of all workers or parties.
 
     Raises:
         ProtocolError: names the first layer that differs.
     """
-    first = everyone[0]
-    for number, one in enumerate(everyone):
+    whose, first = everyone[0]
+    for who, one in everyone:
         for (name, here), (_, there) in zip(one, first, strict=False):
             if here != there:
                 raise ProtocolError(
                     "Layers must have learned the same on all workers: call `adapt` with the same "
                     "data on all of them, or load what one has learned, vocabulary or weights, on "
-                    f"all of them. Received: what `{name}` of {who} {number} has learned is not "
-                    f"that of {who} 0"
+                    f"all of them. Received: what `{name}` of {who} has learned is not that of "
+                    f"{whose}"
                 )
+
+
+def is_adapted(told: Any) -> bool:
+    """Whether another worker may have told this: it is what `adapted` says of some layers."""
+    return isinstance(told, list) and all(
+        isinstance(one, list) and len(one) == 2 and all(isinstance(text, str) for text in one)
+        for one in told
+    )
 
 
 def as_bytes(own: Adapted) -> npt.NDArray[np.uint8]:
@@ -74,7 +81,7 @@ def check_bytes(own: Adapted, first: npt.NDArray[np.uint8]) -> None:
     theirs = [
         [name, told[size * place : size * (place + 1)]] for place, (name, _) in enumerate(own)
     ]
-    check_equal([theirs, own], "party")
+    check_equal([("party 0", theirs), ("party 1", own)])
 
 
 def _digest(layer: Any) -> str:

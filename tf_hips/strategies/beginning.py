@@ -175,7 +175,8 @@ class Beginning:
         check_equal_shapes(chosen, advice)
         learned = [] if model is None else adapted(model)
         if learned:
-            check_equal(primitives.gather_objects(learned, "what layers have learned"), "rank")
+            everyone = primitives.gather_objects(learned, "what layers have learned")
+            check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         if meets:
             self._has_met = True
             self._meet(chosen, optimizer, learned)

@@ -11,7 +11,8 @@ from tf_hips import log
 from tf_hips.callbacks.resuming import first_step
 from tf_hips.data import Feed
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies.adapted import adapted, check_equal
+from tf_hips.strategies import agreeing
+from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.logs import digests
 
 
@@ -45,20 +46,26 @@ class Closing(keras.callbacks.Callback):
         first, last = self._epochs
         own = [None if steps is None else int(steps), self.model._initial_epoch or first, last]
         mine = [own, self._digests_if_equal(), adapted(self.model)]
-        told_by_all = _with_own(self._strategy._gather_objects(mine, "the length of `fit`"), mine)
-        everyone = [one for one, _, _ in told_by_all]
-        if any(len({one[place] for one in everyone} - {None}) > 1 for place in range(3)):
+        what, parties = "the length of `fit`", agreeing.doubted(self._strategy)
+        told_by_all = self._strategy._gather_objects(mine, what)
+        told_by_all = agreeing.sound(parties, told_by_all, _is_beginning, what)
+
+        def compared(place: int, what: str) -> agreeing.Named:
+            return agreeing.compared(parties, told_by_all, mine, lambda one: one[place], what)
+
+        everyone = compared(0, what)
+        if any(len({one[place] for _, one in everyone} - {None}) > 1 for place in range(3)):
             told = "; ".join(
-                f"worker {worker}: {'unknown' if steps is None else steps} steps in each of the "
-                f"epochs {first} to {last}"
-                for worker, (steps, first, last) in enumerate(everyone)
+                f"{who}: {'unknown' if steps is None else steps} steps in each of the epochs "
+                f"{first} to {last}"
+                for who, (steps, first, last) in everyone
             )
             raise ValueError(
                 "All workers must take the same number of steps in `fit`: give each a shard of "
                 f"equal length (`tf_hips.shard`), or `steps_per_epoch`. Received: {told}"
             )
-        check_equal([learned for _, _, learned in told_by_all], "worker")
-        self._begin_equal([digests for _, digests, _ in told_by_all])
+        check_equal(compared(2, "what layers have learned"))
+        self._begin_equal(compared(1, "the weights before `fit`"))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Tells sharded data which epoch begins, and at which step.
@@ -81,9 +88,14 @@ class Closing(keras.callbacks.Callback):
         if self._strategy._is_alone():
             return
         mine = [bool(self.model.stop_training), digests(_replicated(self.model))]
-        told_by_all = self._strategy._gather_objects(mine, "whether to stop after an epoch")
+        what, parties = "whether to stop after an epoch", agreeing.doubted(self._strategy)
+        told_by_all = self._strategy._gather_objects(mine, what)
+        told_by_all = agreeing.sound(parties, told_by_all, _is_end, what)
         self.model.stop_training = any(wish for wish, _ in filter(None, told_by_all))
-        different = self._difference([one for _, one in _with_own(told_by_all, mine)])
+        what = f"the model after epoch {epoch + 1}"
+        different = self._difference(
+            agreeing.compared(parties, told_by_all, mine, lambda one: one[1], what)
+        )
         if different:
             raise ProtocolError(
                 f"All workers must do the same to the model. Received: after epoch {epoch + 1} "
@@ -97,7 +109,7 @@ class Closing(keras.callbacks.Callback):
         is_equal = self._strategy._beginning.is_equal(variables)
         return digests(variables) if is_equal else None
 
-    def _begin_equal(self, everyone: list[Any]) -> None:
+    def _begin_equal(self, everyone: agreeing.Named) -> None:
         """Takes the first rank's weights where another one has loaded its own."""
         different = self._difference(everyone)
         if not different:
@@ -110,16 +122,15 @@ class Closing(keras.callbacks.Callback):
         log.warning("Before this `fit` %s. Those of rank 0 are taken.", different)
         self._strategy._beginning.make_equal_in_party(_replicated(self.model))
 
-    def _difference(self, everyone: list[Any]) -> str:
-        """Who has what that the first worker has not; "" for nobody."""
+    def _difference(self, everyone: agreeing.Named) -> str:
+        """Who has what that the first of them has not; "" for nobody."""
         variables = _replicated(self.model)
-        for worker, one in enumerate(everyone):
-            for place, (here, there) in enumerate(
-                itertools.zip_longest(everyone[0] or [], one or [])
-            ):
+        first, values = everyone[0]
+        for who, one in everyone:
+            for place, (here, there) in enumerate(itertools.zip_longest(values or [], one or [])):
                 if here != there:
                     name = variables[place].path if place < len(variables) else "a variable"
-                    return f"`{name}` of worker {worker} is not that of worker 0"
+                    return f"`{name}` of {who} is not that of {first}"
         return ""
 
 
@@ -159,10 +170,28 @@ class AtEpochEnds(_Passing):
         self._callback.on_batch_end(self._batch, logs)
 
 
-def _with_own(told_by_all: list[Any], mine: Any) -> list[Any]:
-    """What was told by those that are present; and by this worker, where its party is absent."""
-    present = [one for one in told_by_all if one is not None]
-    return present if len(present) == len(told_by_all) else [*present, mine]
+def _is_digests(told: Any) -> bool:
+    return isinstance(told, list) and all(isinstance(one, int) for one in told)
+
+
+def _is_end(told: Any) -> bool:
+    """Whether a worker may say so at the end of an epoch."""
+    is_pair = isinstance(told, list) and len(told) == 2
+    return is_pair and isinstance(told[0], bool) and _is_digests(told[1])
+
+
+def _is_beginning(told: Any) -> bool:
+    """Whether a worker may say so at the beginning of a `fit`."""
+    if not isinstance(told, list) or len(told) != 3:
+        return False
+    length, values, learned = told
+    return (
+        isinstance(length, list)
+        and len(length) == 3
+        and all(one is None or isinstance(one, int) for one in length)
+        and (values is None or _is_digests(values))
+        and is_adapted(learned)
+    )
 
 
 def _replicated(model: keras.Model) -> list[Any]:

@@ -23,8 +23,8 @@ import tensorflow as tf
 from tf_hips.comm import primitives, watchdog
 from tf_hips.data import check_whole, positions_of
 from tf_hips.errors import ProtocolError
-from tf_hips.strategies import hooks, logs
-from tf_hips.strategies.adapted import adapted, check_equal
+from tf_hips.strategies import agreeing, hooks, logs
+from tf_hips.strategies.adapted import adapted, check_equal, is_adapted
 from tf_hips.strategies.closing import AtEpochEnds, Closing, Restoring
 from tf_hips.strategies.failures import Failures
 
@@ -152,11 +152,14 @@ class Fitting:
         if beginning.is_equal(model.weights):
             return
         own = [logs.digests(model.weights), adapted(model)]
-        told_by_all = strategy._gather_objects(own, "weights before training")
-        everyone = [one for one in told_by_all if one is not None]
-        if all(one == own for one in everyone):
+        what = "weights before training"
+        told_by_all = strategy._gather_objects(own, what)
+        parties = agreeing.doubted(strategy)
+        told_by_all = agreeing.sound(parties, told_by_all, _is_weights, what)
+        everyone = agreeing.compared(parties, told_by_all, own, lambda one: one, what)
+        if all(one == own for _, one in everyone):
             return
-        check_equal([learned for _, learned in everyone], "worker")
+        check_equal([(who, learned) for who, (_, learned) in everyone])
         if beginning.first_sync is None:
             beginning.make_equal_in_party(model.weights)
             return
@@ -177,9 +180,14 @@ class Fitting:
     def average_statistics(self, model: keras.Model) -> int:
         """Averages BatchNormalization's statistics over all workers; see `logs`."""
         strategy = self._strategy
-        return logs.average_statistics(
-            model, self._total, strategy._gather_objects, strategy.num_replicas_in_sync
-        )
+
+        def gather(own: Any, label: str) -> list[Any]:
+            told_by_all = strategy._gather_objects(own, label)
+            return agreeing.sound(
+                agreeing.doubted(strategy), told_by_all, lambda one: _is_like(one, own), label
+            )
+
+        return logs.average_statistics(model, self._total, gather, strategy.num_replicas_in_sync)
 
     def _on_batch(
         self, name: str, method: Method, model: keras.Model, args: Any, kwargs: Any
@@ -296,3 +304,15 @@ def _plain(value: Any) -> Any:
         return float(value)
     except (TypeError, ValueError):
         return value
+
+
+def _is_like(one: Any, own: list[int]) -> bool:
+    """Whether it could be digests of the same variables."""
+    return isinstance(one, list) and len(one) == len(own) and all(isinstance(x, int) for x in one)
+
+
+def _is_weights(one: Any) -> bool:
+    """Whether it could be digests of weights, and what layers have learned."""
+    return (
+        isinstance(one, list) and len(one) == 2 and isinstance(one[0], list) and is_adapted(one[1])
+    )

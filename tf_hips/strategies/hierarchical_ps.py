@@ -56,6 +56,7 @@ from tf_hips.ps.shards import connect
 from tf_hips.ps.welcome import Welcome
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
+from tf_hips.strategies.agreeing import as_text, doubted, from_texts
 from tf_hips.strategies.connected import ConnectedStrategy
 from tf_hips.strategies.gradients import Gradient, GradientSum, Summing
 from tf_hips.strategies.in_party import InParty
@@ -198,6 +199,7 @@ class HierarchicalPS(ConnectedStrategy):
             self._gather_bytes,
             self._failures,
             lambda: self._welcome.workers if self._welcome is not None else (),
+            lambda: doubted(self),
         )
         if self._run.uplink is not None:
             if nonfinite == "propagate":
@@ -363,20 +365,9 @@ class HierarchicalPS(ConnectedStrategy):
         if welcome is None:
             return own
         payload = json.dumps(own).encode()
-        texts = on_rank_0(
-            lambda: [text and text.decode() for text in self._gather_bytes(label, payload)]
-        )
+        texts = on_rank_0(lambda: [as_text(text) for text in self._gather_bytes(label, payload)])
         texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
-        everyone = [
-            [None] * count if text is None else json.loads(text)
-            for text, count in zip(texts, welcome.workers, strict=True)
-        ]
-        counts = tuple(len(values) for values in everyone)
-        if counts != welcome.workers:
-            raise ProtocolError(
-                f"`{label}` must come from each worker. Received: {counts} values by party"
-            )
-        return [value for values in everyone for value in values]
+        return from_texts(texts, welcome.workers, label, doubted(self))
 
     def _gather_bytes(self, label: str, payload: bytes) -> list[bytes | None]:
         """Bytes of all parties, in their order; None of absent ones. On rank 0, in turn."""

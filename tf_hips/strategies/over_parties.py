@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tf_hips.comm.allreduce import HALVES
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies.agreeing import Doubted
 from tf_hips.strategies.failures import Failures
 from tf_hips.strategies.from_rank_0 import from_rank_0
 
@@ -56,6 +57,7 @@ class ExactReduction:
         gather: Gather,
         failures: Failures,
         workers: Callable[[], Sequence[int]] = tuple,
+        parties: Callable[[], Doubted | None] = lambda: None,
     ) -> None:
         """Prepares nothing.
 
@@ -63,10 +65,12 @@ class ExactReduction:
             gather: brings the bytes of all parties.
             failures: where exceptions raised in a step are kept.
             workers: tells the number of workers of each party.
+            parties: tells of which parties some may lie; None: all are believed.
         """
         self._gather = gather
         self._failures = failures
         self._workers = workers
+        self._parties = parties
 
     def __call__(
         self, tensors: Sequence[tf.Tensor], label: str, operation: str | Sequence[str]
@@ -107,7 +111,7 @@ class ExactReduction:
         kinds: Sequence[tuple[np.dtype[Any], bool, int]],
         packed: np.ndarray,
     ) -> np.ndarray:
-        told_by_all = self._gather(title, packed.tobytes())
+        told_by_all = self._believed(title, self._gather(title, packed.tobytes()), packed.size)
         payloads = [payload for payload in told_by_all if payload is not None]
         share = self._share(told_by_all)
         if share is not None and "whole" in operations:
@@ -136,6 +140,22 @@ class ExactReduction:
                 total = total.astype(dtype, copy=False)
             results.append(np.frombuffer(total.tobytes(), np.uint8))
         return np.concatenate(results)
+
+    def _believed(
+        self, title: str, told_by_all: Sequence[bytes | None], size: int
+    ) -> Sequence[bytes | None]:
+        """Without payloads of another length, where their senders may lie and most are like ours.
+
+        The title says what is reduced, so an honest party has as many bytes as this one.
+        """
+        parties = self._parties()
+        sizes = [len(payload) for payload in told_by_all if payload is not None]
+        if parties is None or 2 * sizes.count(size) <= len(sizes):
+            return told_by_all
+        odd = [payload is not None and len(payload) != size for payload in told_by_all]
+        names = [site for site, is_odd in zip(parties.sites, odd, strict=True) if is_odd]
+        parties.name(names, title, f"it has not the {size} bytes of all others")
+        return [None if is_odd else one for one, is_odd in zip(told_by_all, odd, strict=True)]
 
     def _share(self, told_by_all: Sequence[bytes | None]) -> float | None:
         """Workers of all parties by those of the parties present; None: all are."""

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must be equal on all workers, where some parties lie below a robust rule."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tf_hips.errors import ProtocolError
+
+pytestmark = pytest.mark.tf
+
+SITES = ("a", "b", "c", "d", "e")
+
+
+class Fake:
+    """As much of a strategy as a callback of `fit` asks: five parties of one worker each."""
+
+    def __init__(self, rule: str, told: dict[int, Any]) -> None:
+        from tf_hips.ps import rules
+        from tf_hips.strategies.beginning import Beginning
+
+        self._rule = rules.parse(rule)
+        self._told = told
+        self.robust = None
+        self.parties, self.workers = SITES, (1,) * len(SITES)
+        self.events: list[dict[str, Any]] = []
+        self._beginning: Any = Beginning.__new__(Beginning)
+        self._beginning.is_equal = lambda variables: False
+        self._beginning.first_sync = lambda values: values
+
+    def _together(self) -> Any:
+        return self
+
+    def _is_alone(self) -> bool:
+        return False
+
+    def write_event(self, event: str, **values: Any) -> None:
+        self.events.append({"event": event, **values})
+
+    def _gather_objects(self, value: Any, label: str) -> list[Any]:
+        """What this worker says is what all others say, but for those of `told`."""
+        return [self._told.get(place, value) for place in range(len(SITES))]
+
+
+def closing_of(rule: str, told: dict[int, Any]) -> Any:
+    import keras
+
+    from tf_hips.strategies.closing import Closing
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="last")])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    closing = Closing(Fake(rule, told), {"epochs": 3}, 1)
+    closing.set_model(model)
+    closing.set_params({"steps": 7})
+    return closing
+
+
+OTHERS = [False, [1, 2, 3, 4]]
+RULE = "median(f=1)"
+
+
+@pytest.mark.parametrize("liar", [0, 3])
+def test_one_that_differs_does_not_end_the_epoch_of_the_others(liar: int) -> None:
+    closing = closing_of(RULE, {liar: OTHERS})
+    closing.on_epoch_end(1)
+    [event] = closing._strategy.events
+    assert event["event"] == "parties_differ"
+    assert event["sites"] == [SITES[liar]]
+    assert event["what"] == "the model after epoch 2"
+
+
+@pytest.mark.parametrize("garbage", [3, "x", [], [False], [1, []], [False, ["x"]], [False, None]])
+def test_what_no_worker_says_does_not_either(garbage: Any) -> None:
+    closing = closing_of(RULE, {4: garbage})
+    closing.on_epoch_end(0)
+    assert [event["sites"] for event in closing._strategy.events] == [["e"]]
+
+
+def test_who_differs_from_most_hears_it_alone() -> None:
+    closing = closing_of(RULE, dict.fromkeys((0, 1, 3), OTHERS))
+    with pytest.raises(ProtocolError, match="of this worker is not that of most parties"):
+        closing.on_epoch_end(0)
+
+
+def test_without_a_majority_or_a_robust_rule_it_is_an_error_of_all() -> None:
+    closing = closing_of(RULE, {0: OTHERS, 1: OTHERS, 4: [False, [5, 6]]})
+    with pytest.raises(ProtocolError, match="of party c is not that of party a"):
+        closing.on_epoch_end(0)
+    closing = closing_of("mean", {3: OTHERS})
+    with pytest.raises(ProtocolError, match="of worker 3 is not that of worker 0"):
+        closing.on_epoch_end(0)
+    assert not closing._strategy.events
+
+
+def test_the_length_of_fit_is_that_of_most_parties() -> None:
+    other = [[9, 0, 3], None, []]
+    closing = closing_of(RULE, {0: other})
+    closing._strategy._beginning.is_equal = lambda variables: True
+    weights = [[7, 0, 3], [1, 2], []]  # others have loaded weights, and this worker has not
+    with pytest.raises(ProtocolError, match="of this worker is not that of most parties"):
+        closing_of(RULE, dict.fromkeys((1, 2, 4), weights)).on_train_begin()
+    closing_of(RULE, {1: weights}).on_train_begin()
+    closing.on_train_begin()
+    assert {event["what"] for event in closing._strategy.events} >= {"the length of `fit`"}
+    with pytest.raises(ValueError, match="this worker: 7 steps"):
+        closing_of(RULE, dict.fromkeys((0, 1, 2), other)).on_train_begin()
+    with pytest.raises(ValueError, match="worker 0: 9 steps"):
+        closing_of("mean", {0: other}).on_train_begin()
+    closing = closing_of(RULE, {1: [["x"], None]})
+    closing.on_train_begin()
+    assert closing._strategy.events[0]["sites"] == ["b"]
+
+
+def test_a_party_has_one_vote_however_many_workers_it_claims() -> None:
+    from tf_hips.strategies.agreeing import MOST, Doubted, compared
+
+    events: list[Any] = []
+    parties = Doubted("abc", (5, 1, 1), lambda event, **values: events.append(values["sites"]))
+    found = compared(parties, [[9]] * 5 + [[1], [1]], [1], lambda one: one[0], "x")
+    assert found == [(MOST, 1), ("this worker", 1)]
+    # One whose own workers differ has none.
+    compared(parties, [[1]] * 4 + [[9], [1], [1]], [1], lambda one: one[0], "x")
+    assert events == [["a"], ["a"]]
+
+
+def test_a_payload_that_is_no_list_of_its_workers_is_taken_for_absent() -> None:
+    from tf_hips.strategies.agreeing import Doubted, as_text, from_texts
+
+    payloads = [b"[1]", b"\xff", b"[" * 100_000, b"[1, 2]", b"{}", None]
+    texts = [as_text(one) for one in payloads]
+    events: list[Any] = []
+    parties = Doubted("abcdef", (1,) * 6, lambda event, **values: events.append(values["sites"]))
+    assert from_texts(texts, parties.workers, "x", parties) == [1, None, None, None, None, None]
+    assert events == [["b"], ["c"], ["d"], ["e"]]
+    for place in (1, 2, 3, 4):
+        with pytest.raises(ProtocolError, match="must come from each of the 1 workers of party 1"):
+            from_texts([texts[0], texts[place]], (1, 1), "x", None)
+    assert from_texts([json.dumps([1]), None], (1, 2), "x", None) == [1, None, None]
+
+
+def test_a_sum_goes_on_without_a_payload_of_another_length() -> None:
+    from tf_hips.strategies.agreeing import Doubted
+    from tf_hips.strategies.failures import Failures
+    from tf_hips.strategies.over_parties import ExactReduction
+
+    events: list[Any] = []
+    doubted = Doubted("abc", (2, 1, 1), lambda event, **values: events.append(values["sites"]))
+
+    def combined(payloads: list[bytes | None], parties: Any, operation: str = "mean") -> Any:
+        exact = ExactReduction(lambda *_: payloads, Failures(), lambda: (2, 1, 1), lambda: parties)
+        kinds = [(np.dtype(np.float32), False, 2)]
+        packed = np.zeros(8, np.uint8)
+        return exact._combine("x", [operation], kinds, packed).view(np.float32).tolist()
+
+    own = np.array([1.0, 2.0], np.float32).tobytes()
+    assert combined([own[:4], own, own], doubted) == [4.0, 8.0]  # two of four workers are present
+    assert events == [["a"]]
+    with pytest.raises(ProtocolError, match="of 4, 8, 8 bytes"):
+        combined([own[:4], own, own], None)
+    with pytest.raises(ProtocolError, match="of 4, 4, 8 bytes"):
+        combined([own[:4], own[:4], own], doubted)
+    with pytest.raises(ProtocolError, match="without 1 of 3"):
+        combined([own[:4], own, own], doubted, "whole")
