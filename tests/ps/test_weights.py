@@ -138,8 +138,8 @@ def test_kinds_that_nobody_knows_are_not_looked_at() -> None:
     assert weights.nonfinite(0, b"\xff" * 9) == "0, <f4[]"
 
 
-def test_the_first_weights_must_be_finite(certificates: Certificates) -> None:
-    with serving(certificates) as server:
+def test_below_a_robust_rule_the_first_weights_must_be_finite(certificates: Certificates) -> None:
+    with serving(certificates, rule="median") as server:
         a, b = (Party(server.address, site, certificates.party(site)) for site in ("a", "b"))
         together(a.join, b.join)
         spoilt = [np.zeros((2, 2), np.float32), np.array([1.0, np.inf], np.float32)]
@@ -147,5 +147,18 @@ def test_the_first_weights_must_be_finite(certificates: Certificates) -> None:
         with pytest.raises(ProtocolError, match=told):
             a.client.first_sync(spoilt)
         assert server._session.state.weights.held == 0
+        a.client.leave("no")
+        b.client.leave("no")
+
+
+def test_elsewhere_an_infinity_may_be_meant(certificates: Certificates) -> None:
+    with serving(certificates) as server:
+        a, b = (Party(server.address, site, certificates.party(site)) for site in ("a", "b"))
+        together(a.join, b.join)
+        weights = [np.zeros((2, 2), np.float32), np.array([1.0, np.inf], np.float32)]
+        _, found = together(
+            lambda: a.client.first_sync(weights), lambda: b.client.first_sync(weights)
+        )
+        np.testing.assert_array_equal(found[1], weights[1])
         a.client.leave("no")
         b.client.leave("no")

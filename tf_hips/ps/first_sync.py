@@ -129,7 +129,7 @@ class FirstSync:
 
         Raises:
             ProtocolError: the call comes from another child, leaves a gap or goes beyond the end,
-                or a weight is not finite.
+                or below a robust rule a weight is not finite.
         """
         with self._changed:
             self._joined(caller)
@@ -139,12 +139,14 @@ class FirstSync:
                     f"Received: weights of site `{self._site(caller.child)}`"
                 )
             held = self._state.weights.held
-            spoilt = self._state.weights.nonfinite(position, data)
+            rule = self._state.members.doubting_rule
+            spoilt = None if rule is None else self._state.weights.nonfinite(position, data)
             if spoilt is not None:
-                # Before anybody gets it: all others would begin with it.
+                # Before anybody gets it: all others would begin with it. Without a rule that
+                # doubts, an infinity may well be meant: an observer of ranges begins with one.
                 raise ProtocolError(
-                    "The first weights must be finite. Received: NaN or an infinity in weight "
-                    f"{spoilt}, of site `{self._site(caller.child)}`"
+                    f"Below rule {rule} the first weights must be finite. Received: NaN or an "
+                    f"infinity in weight {spoilt}, of site `{self._site(caller.child)}`"
                 )
             end = self._state.weights.take(position, data)
             if end > held:
