@@ -19,6 +19,7 @@ A loop derives from `Loop` and says
     is_enough_at_epoch_end()
     takes_part(round)   whether this worker sends in a round
     words(), hear(m)    what it says in a meeting beside `Told`, and what it makes of a `Meeting`
+    vocabulary()        types and ranges of all that `words` says; who says something else is named
     more(), outgoing(), incoming()
                         further tensors that are exchanged; what goes up for x; what w loses for
                         what has come down
@@ -49,7 +50,7 @@ from tf_hips.errors import ProtocolError
 from tf_hips.loops import voted
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
-from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, split
+from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, read_all, split
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.slots import FirstSlots
 from tf_hips.strategies.gradients import Gradient
@@ -204,6 +205,10 @@ class Loop(keras.callbacks.Callback):
 
     def words(self) -> dict[str, Any]:
         """What this worker says in a meeting beside `Told`: JSON values by name."""
+        return {}
+
+    def vocabulary(self) -> dict[str, Word]:
+        """What `words` may say, by name: all members say all of it, and nothing else."""
         return {}
 
     def hear(self, meeting: Meeting) -> None:
@@ -523,17 +528,8 @@ class Loop(keras.callbacks.Callback):
             self.words(),
         )
         gathered = strategy._gather_objects([self.round, own.fields], "a meeting of a loop")
-        present = [told for told in gathered if told is not None]
-        rounds = [number for number, _ in present]
-        if len(set(rounds)) > 1:
-            raise ProtocolError(
-                "All workers must be in the same round; take up backups of one. Received: rounds "
-                f"{rounds}, by worker"
-            )
-        everyone = [
-            Told.read(None if told is None else told[1], f"worker {number}")
-            for number, told in enumerate(gathered)
-        ]
+        names = itertools.chain(*self._loan.names())
+        everyone = read_all(gathered, names, self.vocabulary(), len(own.statistics))
         return Meeting(
             split(everyone, self._loan.sizes()), self._weighting, self._loan.level == PARTY
         )

@@ -37,7 +37,7 @@ from tf_hips.esync.rule import Pace
 from tf_hips.loops import methods
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.losses import PhaseLoss
-from tf_hips.loops.meeting import UNIFORM, WORKERS, Meeting, Told
+from tf_hips.loops.meeting import ANY_NUMBER, UNIFORM, WORKERS, Meeting, Told, Word
 from tf_hips.loops.paced import Asked, Paced
 from tf_hips.loops.timing import Stopwatch
 from tf_hips.ps.pacing import PaceClient
@@ -273,6 +273,11 @@ class ESync(Loop):
             self._told["span_s"] = self._paced.arrived(self.round, report, client)
         self._waits.begin()
         return self._told
+
+    def vocabulary(self) -> dict[str, Word]:
+        """What reports have: seconds, what steps weigh, and a loss if one is known."""
+        known = {"step_s": Word(), "effective": Word(), "local_s": Word(), "loss": ANY_NUMBER}
+        return known if self._paced is None else known | {"pace": Word(str), "span_s": Word()}
 
     def hear(self, meeting: Meeting) -> None:
         """Learns from what all have said."""

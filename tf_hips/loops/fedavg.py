@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.loops import methods
 from tf_hips.loops.engine import Loop
-from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting
+from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting, Word
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER
@@ -232,6 +232,10 @@ class FedAvg(Loop):
             shrinkage = min(self._proximal.mu * float(optimizer.learning_rate), 1.0)
         updates = methods.updates(self.model, self.steps)
         return {"effective": methods.effective_steps(updates, momentum, shrinkage)}
+
+    def vocabulary(self) -> dict[str, Word]:
+        """FedNova's a_i."""
+        return {"effective": Word()} if self._normalises else {}
 
     def more(self, trained: Sequence[Gradient]) -> list[Gradient]:
         """SCAFFOLD's second tensor for each that is trained."""

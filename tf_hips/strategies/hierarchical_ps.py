@@ -364,19 +364,14 @@ class HierarchicalPS(ConnectedStrategy):
             return own
         payload = json.dumps(own).encode()
         texts = on_rank_0(
-            lambda: [text and text.decode() for text in self._gather_bytes(label, payload)]
+            lambda: [
+                text and bytes(text).decode("utf-8", "replace")
+                for text in self._gather_bytes(label, payload)
+            ]
         )
         texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
-        everyone = [
-            [None] * count if text is None else json.loads(text)
-            for text, count in zip(texts, welcome.workers, strict=True)
-        ]
-        counts = tuple(len(values) for values in everyone)
-        if counts != welcome.workers:
-            raise ProtocolError(
-                f"`{label}` must come from each worker. Received: {counts} values by party"
-            )
-        return [value for values in everyone for value in values]
+        told = zip(texts, welcome.workers, welcome.parties, strict=True)
+        return [value for text, count, name in told for value in _values(text, count, name, label)]
 
     def _gather_bytes(self, label: str, payload: bytes) -> list[bytes | None]:
         """Bytes of all parties, in their order; None of absent ones. On rank 0, in turn."""
@@ -558,3 +553,25 @@ def _compressor(value: Compressor | str | None) -> Compressor:
     if value is None:
         return algorithms.fp32()
     return resolve(value)
+
+
+def _values(text: str | None, count: int, party: str, label: str) -> list[Any]:
+    """The values that a party has sent as JSON, one of each worker; None of each: it is absent.
+
+    Raises:
+        ProtocolError: it has sent something else.
+    """
+    if text is None:
+        return [None] * count
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(
+            f"`{label}` of party `{party}` must be JSON. Received: {text[:80]!r}"
+        ) from error
+    if not isinstance(values, list) or len(values) != count:
+        raise ProtocolError(
+            f"`{label}` of party `{party}` must have a value of each of {count} workers. Received: "
+            f"{text[:80]!r}"
+        )
+    return values
