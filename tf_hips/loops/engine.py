@@ -17,7 +17,7 @@ A loop derives from `Loop` and says
     plan(round)         how many local steps this worker makes; None: `is_enough` says when it ends
     is_enough()         whether the local phase ends here; asked after each execution
     is_enough_at_epoch_end()
-    takes_part(round)   whether this worker sends in a round
+    drawn(round)        which members send in a round
     words(), hear(m)    what it says in a meeting beside `Told`, and what it makes of a `Meeting`
     vocabulary()        types and ranges of all that `words` says; who says something else is named
     more(), outgoing(), incoming()
@@ -47,10 +47,11 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.callbacks import resuming
 from tf_hips.errors import ProtocolError
-from tf_hips.loops import voted
+from tf_hips.loops import bearing, voted
+from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
-from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, read_all, split
+from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, met, read_all
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.slots import FirstSlots
 from tf_hips.strategies.gradients import Gradient
@@ -123,6 +124,7 @@ class Loop(keras.callbacks.Callback):
         strategy._loan = self._loan
         self._weighting = weighting
         self._party_rounds = party_rounds
+        self._bearing = bearing_of(strategy)
         self._slots = FirstSlots(model)
         self._resets_slots = reset_optimizer
         self._exchange = Exchange(
@@ -184,10 +186,13 @@ class Loop(keras.callbacks.Callback):
         """The same at the end of an epoch, before its validation."""
         return False
 
-    def takes_part(self, number: int) -> bool:
-        """Whether this worker sends in round `number`; one that does not takes what comes down."""
+    def drawn(self, number: int) -> frozenset[int] | None:
+        """The members that send in round `number`, the same on all; None: all do.
+
+        One that does not takes what comes down.
+        """
         del number
-        return True
+        return None
 
     def why_not_voted(self) -> str | None:
         """Why groups cannot vote on what members send: equal batches do not make equal bytes.
@@ -455,6 +460,8 @@ class Loop(keras.callbacks.Callback):
         began = time.monotonic()
         is_whole = (self.round + 1) % self._party_rounds == 0
         meeting, place = self.talk(ends=ends, is_whole=is_whole)
+        if is_whole and meeting.is_last and not ends:
+            bearing.tell_last(self.round, meeting)
         self._exchange(meeting, place, is_whole=is_whole)
         if is_whole:
             voted.note(self._strategy, meeting)
@@ -489,7 +496,7 @@ class Loop(keras.callbacks.Callback):
             ProtocolError: workers are in different rounds.
         """
         with self._loan.whole() if is_whole else self._loan.in_party():
-            meeting = self._gather(ends)
+            meeting = self._gather(ends, self._bearing if is_whole else None)
             place = self._loan.place()
             names = self._loan.names()
         self._check(meeting)
@@ -513,26 +520,28 @@ class Loop(keras.callbacks.Callback):
         self._is_over = self._has_ended = True
         self._model.stop_training = True
 
-    def _gather(self, ends: bool) -> Meeting:
+    def _gather(self, ends: bool, borne: Bearing | None) -> Meeting:
         strategy = self._strategy
         samples, steps = (int(one) for one in self._counter.numpy())
+        drawn = self.drawn(self.round)
         own = Told(
             steps,
             samples,
             self._before,
             self._exchange.is_finite(),
-            self.takes_part(self.round),
+            drawn is None or self.member[0] in drawn,
             ends,
             ends and bool(self._model.stop_training),
             self._exchange.statistics(),
             self.words(),
+            needs=0 if borne is None else borne.needs,
         )
         gathered = strategy._gather_objects([self.round, own.fields], "a meeting of a loop")
         names = itertools.chain(*self._loan.names())
         everyone = read_all(gathered, names, self.vocabulary(), len(own.statistics))
-        return Meeting(
-            split(everyone, self._loan.sizes()), self._weighting, self._loan.level == PARTY
-        )
+        both = None if drawn is None else (drawn, self.drawn(self.round + 1) or frozenset())
+        is_equal = self._loan.level == PARTY
+        return met(everyone, self._loan.sizes(), self._weighting, is_equal, borne, both)
 
     def _check(self, meeting: Meeting) -> None:
         for number, one in enumerate(meeting.everyone):

@@ -326,9 +326,9 @@ class Exchange:
                 return None
             sent = self._loop.outgoing(moved, meeting, place)
             return self._in_party(_scaled(sent, shares[worker]))
-        shares = meeting.party_shares()
-        if not sum(shares):
+        if meeting.is_void:
             return None
+        shares = meeting.party_shares()
         sent = [*self._loop.outgoing(moved, meeting, place), *self._moves(meeting, place)]
         if rule.is_asynchronous:
             return self._over_parties(sent)
@@ -386,7 +386,7 @@ class Exchange:
         ]
         shares = meeting.party_shares()
         share = shares[party] * meeting.worker_shares(party)[worker]
-        if not sum(shares):
+        if not sum(shares) or meeting.is_void:
             self._measure_again()
             return
         if not chosen:

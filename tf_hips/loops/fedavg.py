@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.loops import methods
+from tf_hips.loops.bearing import Bearing
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting, Word
 from tf_hips.ps.rules import UpdateRule
@@ -131,10 +132,18 @@ class FedAvg(Loop):
                 "round to be drawn for or to count in. Received: "
                 f"participation={self._participation}, weighting={weighting!r}, rule {rule}"
             )
-        if rule.robust is not None and not rule.is_asynchronous:
+        bearing = None if rule.is_asynchronous else Bearing(rule, strategy._welcome)
+        if self._normalises and bearing is not None and bearing.bears_liars:
+            raise ConfigError(
+                "FedNova's factors come from what members say of their steps, which a robust rule "
+                "does not look at: one number would make all rows longer or shorter. Received: "
+                f"normalise=True, and {rule} above"
+            )
+        if rule.robust is not None and bearing is not None:
             count = self._least_parties()
+            most = None if rule.votes is not None else bearing.most_rows
             try:
-                rule.robust.check(count)
+                rule.robust.check(count, of=most)
             except ToleranceError as error:
                 raise ConfigError(
                     "`participation` must leave a robust rule of the server as many parties as it "
@@ -199,11 +208,11 @@ class FedAvg(Loop):
         """Whether the epochs that were asked for are over."""
         return self._local_epochs is not None and self.epochs >= self._local_epochs
 
-    def takes_part(self, number: int) -> bool:
-        """Whether this member is among those that were drawn."""
-        member, members = self.member
+    def drawn(self, number: int) -> frozenset[int] | None:
+        """So many as `participation` says."""
+        _, members = self.member
         chosen = methods.number_chosen(self._participation, members)
-        return member in methods.sampled(self.seed, number, members, chosen)
+        return None if chosen >= members else methods.sampled(self.seed, number, members, chosen)
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up."""

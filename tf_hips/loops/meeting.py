@@ -6,12 +6,14 @@ meeting add up to 1, or are all 0.
 """
 
 import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tf_hips.errors import ProtocolError
+from tf_hips.loops.bearing import Bearing
 
 SAMPLES, UNIFORM, WORKERS = "samples", "uniform", "workers"
 WEIGHTINGS = (SAMPLES, UNIFORM, WORKERS)
@@ -73,6 +75,7 @@ class Told:
         statistics: digests of its floating variables that no optimizer trains.
         words: what the loop adds, JSON values by name.
         is_absent: whether the server's quorum has gone on without it; then nothing else is known.
+        needs: rows that its own server needs in a round, if that is one between with a robust rule.
     """
 
     steps: int
@@ -85,6 +88,7 @@ class Told:
     statistics: tuple[int, ...] = ()
     words: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_absent: bool = False
+    needs: int = 0
 
     @classmethod
     def read(
@@ -146,11 +150,15 @@ class Meeting:
             the same, as each worker in it; "workers", each worker the same.
         is_equal: whether the workers of a party have the same weights, so that one that is refused
             means all.
+        bearing: the rules of the servers above; None: nobody has to be borne.
+        drawn: of each party, whether somebody of it is drawn for the next round; None: all are.
     """
 
     parties: tuple[tuple[Told, ...], ...]
     weighting: str
     is_equal: bool
+    bearing: Bearing | None = None
+    drawn: tuple[bool, ...] | None = None
 
     @property
     def everyone(self) -> list[Told]:
@@ -159,9 +167,53 @@ class Meeting:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last one: nobody has data left, or somebody wants to stop."""
+        """Whether it is the last one: nobody has data left, or somebody wants to stop.
+
+        Below robust rules too few may have data left for one of them, and more than may lie must
+        want to stop.
+        """
         everyone = self.everyone
-        return any(one.stops for one in everyone) or all(one.ends for one in everyone)
+        if self.bearing is None or all(one.ends for one in everyone):
+            return any(one.stops for one in everyone) or all(one.ends for one in everyone)
+        wants = [any(one.stops for one in told) for told in self.parties]
+        if self.bearing.stops(wants, self._needs) or (self.is_short and self._has_ended_idle):
+            return True
+        drawn = self.drawn if self.drawn is not None else [True] * len(self.parties)
+        left = [
+            is_drawn and not all(one.ends for one in told)
+            for told, is_drawn in zip(self.parties, drawn, strict=True)
+        ]
+        return not self.bearing.is_enough(left, self._needs)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a robust rule has rows in this round, and fewer than it needs."""
+        if self.bearing is None:
+            return False
+        numbers = range(len(self.parties))
+        rows = [self.weight(party) > 0 or self.is_refused(party) for party in numbers]
+        return not self.bearing.is_enough(rows, self._needs)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether nothing is exchanged: nobody has a row, or too few have one in the last round.
+
+        An error there would be that of a training that went well; in other rounds it is the
+        server's, which names who has no row.
+        """
+        return not sum(self.party_shares()) or (self.is_short and self.is_last)
+
+    @property
+    def _needs(self) -> list[int | None]:
+        return [None if told[0].is_absent else told[0].needs for told in self.parties]
+
+    @property
+    def _has_ended_idle(self) -> bool:
+        """Whether somebody has no row because its data have ended."""
+        return any(
+            not self.weight(party) and all(one.ends and not one.is_absent for one in told)
+            for party, told in enumerate(self.parties)
+        )
 
     @property
     def members(self) -> list[tuple[float, Told]]:
@@ -270,6 +322,41 @@ def split(everyone: Sequence[Told], sizes: Sequence[int]) -> tuple[tuple[Told, .
         parties.append(tuple(everyone[begin : begin + size]))
         begin += size
     return tuple(parties)
+
+
+def met(
+    everyone: Sequence[Told],
+    sizes: Sequence[int],
+    weighting: str,
+    is_equal: bool,
+    bearing: Bearing | None,
+    drawn: tuple[frozenset[int], frozenset[int]] | None = None,
+) -> Meeting:
+    """A meeting of `everyone`.
+
+    Args:
+        everyone: what all workers say.
+        sizes: how many each party has.
+        weighting: as of `Meeting`.
+        is_equal: as of `Meeting`; then members are parties, else workers.
+        bearing: as of `Meeting`.
+        drawn: members that send in this round and in the next one, whatever they say; None: all.
+    """
+    if drawn is None:
+        return Meeting(split(everyone, sizes), weighting, is_equal, bearing)
+    parties = itertools.chain(*([party] * size for party, size in enumerate(sizes)))
+    members = list(parties) if is_equal else list(range(len(everyone)))
+    now, then = drawn
+    kept = [
+        one if member in now else dataclasses.replace(one, takes_part=False)
+        for member, one in zip(members, everyone, strict=True)
+    ]
+    flags, begin = [member in then for member in members], 0
+    next_parties = []
+    for size in sizes:
+        next_parties.append(any(flags[begin : begin + size]))
+        begin += size
+    return Meeting(split(kept, sizes), weighting, is_equal, bearing, tuple(next_parties))
 
 
 def _is_pair(told: Any) -> bool:
