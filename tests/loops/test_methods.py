@@ -224,6 +224,18 @@ def test_steps_by_what_momentum_makes_of_them():
     assert methods.effective_steps(6) == 6.0
 
 
+def test_all_know_who_is_drawn():
+    from tf_hips.loops import FedAvg, methods
+
+    loop = FedAvg.__new__(FedAvg)
+    loop._loan = types.SimpleNamespace(member=lambda: (0, 10))
+    loop._strategy = types.SimpleNamespace(_run=types.SimpleNamespace(seed=7))
+    for participation, chosen in ((1.0, None), (10, None), (3, 3), (0.2, 2)):
+        loop._participation = participation
+        wanted = None if chosen is None else methods.sampled(7, 4, 10, chosen)
+        assert loop.drawn(4) == wanted
+
+
 def test_who_takes_part():
     from tf_hips.loops import methods
 

@@ -19,8 +19,10 @@ from tf_hips.ops import native
 from tf_hips.ps import rules
 from tf_hips.ps.quorum import DROP, Quorum
 from tf_hips.ps.rules.updates import Updates
+from tf_hips.ps.rules.whole import WholeRound
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.store import Store
+from tf_hips.ps.tallying import Winners
 from tf_hips.robust.detox import Detox, draco
 
 pytestmark = pytest.mark.heavy  # every rule with liars
@@ -146,6 +148,23 @@ def test_a_server_knows_how_many_could_have_a_row(
         for one in members:
             one.client.close()
     assert made == [expected]
+
+
+def test_one_group_of_three_that_has_a_row_is_not_the_result() -> None:
+    rule = rules.parse("detox(r=3) >> median")
+    assert rule.votes is not None and rule.robust is not None
+    winners = Winners(rule.votes, rule.robust, tuple("abcdefghi"), 5)
+
+    def decode(chunk: int, child: int, packet: Any, out: Floats) -> None:
+        out[:] = 1.0
+
+    def round_of(children: tuple[int, ...]) -> WholeRound:
+        packets = {0: dict.fromkeys(children, np.zeros(0, np.uint8))}
+        return WholeRound(0, children, packets, {0: 4}, decode, lambda chunk: None, {})
+
+    assert winners.decide(round_of((0, 3, 6))).apply(0).tolist() == [1.0] * 4
+    with pytest.raises(ToleranceError, match="f=auto bears 1 of 3, and none of those"):
+        winners.decide(round_of((0,)))
 
 
 def test_votes_are_their_text() -> None:
