@@ -65,6 +65,9 @@ def test_the_quorum_of_the_topmost_server_is_that_of_its_children():
     flat, below = _bearing("median", quorum=text), _bearing("median", TREE, 0, "median", text)
     assert (flat.most_rows, flat.top.rows, flat.needs) == (3, 3, 0)
     assert (below.most_rows, below.top.rows, below.needs) == (3, 3, 3)
+    assert (flat.may_miss, below.may_miss) == (2, 0)
+    assert _bearing("mean", TREE, 0, "median(f=0)", Quorum(2).text).needs == 1
+    assert _bearing("mean", quorum=text).needs == 0
     assert below.bears_liars and _bearing("mean", TREE, 0, "median").bears_liars
     assert not _bearing("mean").bears_liars
 
@@ -124,6 +127,19 @@ def test_who_is_absent_ends_nothing_alone():
     absent = [Told.read(None)] * 2
     assert not _meeting([*absent, *[_said()] * 3], bearing).is_last
     assert _meeting([*absent, _said(ends=True), *[_said()] * 2], bearing).is_last
+
+
+def test_a_quorum_may_close_a_round_with_all_who_have_ended_in_it():
+    """Three of five are enough for it: one of whom the data have ended is one row too few."""
+    from tf_hips.ps.quorum import Quorum
+
+    for least, rule, most in ((3, "median(f=1)", 0), (4, "median(f=1)", 1), (3, "median(f=0)", 5)):
+        bearing = _bearing(rule, quorum=Quorum(least).text)
+        last = [
+            _meeting([_said(ends=place < ended) for place in range(5)], bearing).is_last
+            for ended in range(5)
+        ]
+        assert last == [ended > most for ended in range(5)], (least, rule)
 
 
 def test_who_is_drawn_next_must_be_enough_and_who_is_not_has_no_row():

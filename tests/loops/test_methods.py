@@ -327,6 +327,24 @@ def test_a_robust_server_wants_enough_parties(rule, level, participation, told):
         loop._check_rule(loop._strategy)
 
 
+@pytest.mark.parametrize(("participation", "told"), [(5, None), (4, "and 2 parties in a round")])
+def test_a_quorum_may_miss_some_of_those_who_are_drawn(participation, told):
+    from tf_hips.loops import FedAvg
+    from tf_hips.ps import rules
+    from tf_hips.ps.quorum import Quorum
+
+    loop = FedAvg.__new__(FedAvg)
+    loop._participation, loop._controls, loop._normalises = participation, None, False
+    loop._loan = types.SimpleNamespace(level="party")
+    welcome = _welcome([1] * 5)
+    welcome.quorum = Quorum(3, late="drop").text
+    loop._strategy = types.SimpleNamespace(
+        _rule=rules.parse("median"), _has_server=lambda: True, _welcome=welcome
+    )
+    with contextlib.nullcontext() if told is None else pytest.raises(ConfigError, match=told):
+        loop._check_rule(loop._strategy)
+
+
 @pytest.mark.parametrize("rule", ["fedbuff(k=4)", "asgd(learning_rate=1.0)"])
 @pytest.mark.parametrize(
     ("level", "participation", "weighting", "is_refused"),

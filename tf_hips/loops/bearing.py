@@ -67,8 +67,9 @@ class Bearing:
 
     Attributes:
         top: what the topmost server needs.
-        needs: rows that a server between needs, if this worker's own is one.
+        needs: children with data that a server between needs, if this worker's own is one.
         most_rows: how many rows there could be in a round of the topmost server.
+        may_miss: how many more there could be, without which its quorum may close a round.
         bears_liars: whether the topmost server or this worker's own has a robust rule.
     """
 
@@ -89,15 +90,22 @@ class Bearing:
         of_top = len(self._names) if self._looks_at_leaves else len(self._children())
         self.top = need_of(rule, of_top, None if parent else least)
         self.most_rows = of_top if parent or least is None else least
-        self.needs = need_of(self._own, siblings, least).rows if parent else 0
+        self.may_miss = of_top - self.most_rows
+        own = need_of(self._own, siblings, least)
+        late = 0 if least is None else siblings - least
+        self.needs = own.rows + late * (own.rows > 1) if parent else 0
         self.bears_liars = rule.is_robust or self._own is not None
 
-    def is_enough(self, has_row: Sequence[bool], needs: Sequence[int | None]) -> bool:
+    def is_enough(
+        self, has_row: Sequence[bool], needs: Sequence[int | None], may_miss: int = 0
+    ) -> bool:
         """Whether no server has some rows and yet fewer than it needs.
 
         Args:
             has_row: of each party.
             needs: what a worker of each party says of its own server; None: it is absent.
+            may_miss: how many of the rows the topmost server may still go on without; a rule that
+                is content with one has a result without any.
         """
         for server, members in self._by(_parent).items():
             if server and 0 < sum(has_row[one] for one in members) < self._said(members, needs):
@@ -105,7 +113,7 @@ class Bearing:
         rows = sum(any(has_row[one] for one in members) for members in self._children())
         if self._looks_at_leaves:
             rows = sum(has_row)
-        return not 0 < rows < self.top.rows
+        return not 0 < rows < self.top.rows + may_miss * (self.top.rows > 1)
 
     def stops(self, wants: Sequence[bool], needs: Sequence[int | None]) -> bool:
         """Whether all stop: more than may lie want it.

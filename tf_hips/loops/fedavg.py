@@ -140,7 +140,8 @@ class FedAvg(Loop):
                 f"normalise=True, and {rule} above"
             )
         if rule.robust is not None and bearing is not None:
-            count = self._least_parties()
+            # A quorum may close a round without some of those who are drawn.
+            count = max(self._least_parties() - bearing.may_miss, 1)
             most = None if rule.votes is not None else bearing.most_rows
             try:
                 rule.robust.check(count, of=most)

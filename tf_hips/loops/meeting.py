@@ -179,11 +179,13 @@ class Meeting:
         if self.bearing.stops(wants, self._needs) or (self.is_short and self._has_ended_idle):
             return True
         drawn = self.drawn if self.drawn is not None else [True] * len(self.parties)
+        # A quorum may close a round with all who have ended in it, and without some of the others;
+        # who is absent is one of these.
         left = [
-            is_drawn and not all(one.ends for one in told)
+            is_drawn and not all(one.ends and not one.is_absent for one in told)
             for told, is_drawn in zip(self.parties, drawn, strict=True)
         ]
-        return not self.bearing.is_enough(left, self._needs)
+        return not self.bearing.is_enough(left, self._needs, self.bearing.may_miss)
 
     @property
     def is_short(self) -> bool:

@@ -88,7 +88,7 @@ class Paced:
             if words["pace"] != self.pace.text:
                 raise ProtocolError(
                     f"All members must keep one pace, here {self.pace.text}. Received: "
-                    f"{words['pace']} of member {member}"
+                    f"{words['pace'][:200]} of member {member}"
                 )
             # One claim of a long step would have all others make all steps that there can be.
             arrived_s = began_s + min(words["span_s"], longest_s)
