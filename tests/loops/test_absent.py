@@ -79,3 +79,31 @@ def test_statistics_stay_equal_where_all_that_have_a_share_go_absent():
     meeting = Meeting(((present,), (Told.read(None),)), "samples", is_equal=True)
     exchange._average_statistics(meeting, (0, 0))
     assert [float(one[0]) for one in exchange._statistics] == [1.0, 2.0]
+
+
+def test_a_void_meeting_sends_nothing_and_goes_back():
+    """The one that never ends has a row; those who have ended do not wait for what it makes."""
+    import tensorflow as tf
+
+    from tf_hips.loops.bearing import Bearing
+    from tf_hips.loops.exchange import Exchange
+    from tf_hips.loops.meeting import Meeting, Told
+    from tf_hips.ps import rules
+
+    rule = rules.parse("median >> fedavg(1.0)")
+    strategy = types.SimpleNamespace(
+        _rule=rule,
+        _reduce_exactly=lambda values, is_mean: pytest.fail("nothing may be summed"),
+    )
+    loan = types.SimpleNamespace(has_server=True)
+    exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
+    exchange._over_parties = lambda *args, **kwargs: pytest.fail("nothing may be sent")
+    exchange._statistics, exchange._measured = [tf.Variable([3.0])], [tf.Variable([1.0])]
+    welcome = types.SimpleNamespace(parties=("a", "b", "c"), child=0, robust=None, quorum=None)
+    ended = Told(0, 0, ends=True, statistics=(1,))
+    liar = Told(2, 16, statistics=(2,))
+    meeting = Meeting(((ended,), (ended,), (liar,)), "samples", True, Bearing(rule, welcome))
+    for party in range(3):
+        assert exchange._final(meeting, [tf.constant([5.0])], (party, 0)) is None
+    exchange._average_statistics(meeting, (0, 0))
+    assert float(exchange._statistics[0][0]) == 1.0

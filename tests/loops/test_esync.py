@@ -212,7 +212,7 @@ def test_what_a_member_counts_for_its_steps(averaging, member, factor):
     from tf_hips.loops.meeting import Meeting, Told
 
     loop = ESync.__new__(ESync)
-    loop._averaging = averaging
+    loop._averaging, loop._bears_liars = averaging, False
     parties = tuple(
         (Told(steps=steps, samples=8 * steps, words={"effective": float(steps)}),)
         for steps in (1, 4)
@@ -226,6 +226,51 @@ def test_what_a_member_counts_for_its_steps(averaging, member, factor):
     )
     [sent] = loop.outgoing([tf.constant([0.0])], idle, (1, 0))
     assert sent.numpy().tolist() == [0.0]
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+@pytest.mark.parametrize("claim", [0.0, 1e-9, 1.0, 3.0, 9e15, None, -1.0])
+def test_claims_of_f_liars_move_no_gain_out_of_what_honest_ones_say(liars, claim):
+    """With 2 f + 1 members, in any order; each gain is one that honest claims alone could make."""
+    import itertools
+
+    import tensorflow as tf
+
+    from tf_hips.loops import ESync
+    from tf_hips.loops.esync import most_gain
+    from tf_hips.loops.meeting import Meeting, Told
+
+    steps, losses = (2, 4, 8)[: liars + 1], (1.0, 1.2, 1.9)[: liars + 1]
+    honest = [
+        Told(n, n, words={"effective": float(n), "loss": loss})
+        for n, loss in zip(steps, losses, strict=True)
+    ]
+    effective = claim if claim is not None and claim >= 0 else 0.0
+    lies = [Told(1, 1 << 50, words={"effective": effective, "loss": claim})] * liars
+    loop = ESync.__new__(ESync)
+    loop._averaging, loop._bears_liars = "bounded", True
+    for told in {tuple(one) for one in itertools.permutations(range(2 * liars + 1))}:
+        everyone = [(*honest, *lies)[place] for place in told]
+        meeting = Meeting(tuple((one,) for one in everyone), "uniform", True)
+        for number, one in enumerate(everyone):
+            if one in lies:
+                continue
+            own_steps, own_loss = one.words["effective"], one.words["loss"]
+            bounds = [min(max(own_loss / other, 1.0), 2.0) for other in losses]
+            gain = most_gain(meeting.members, number, is_borne=True)
+            assert min(bounds) <= gain <= max(bounds)
+            [sent] = loop.outgoing([tf.constant([1.0])], meeting, (number, 0))
+            most = min(max(max(steps) / own_steps, 1.0), max(bounds))
+            assert 1.0 <= float(sent[0]) <= most + 1e-6
+
+
+def test_where_no_loss_is_known_nobody_decides_about_gains():
+    from tf_hips.loops.esync import most_gain
+    from tf_hips.loops.meeting import Told
+
+    told = [(1 / 3, Told(1, 8, words={"loss": loss})) for loss in (None, 1.0, None)]
+    gains = [most_gain(told, number, is_borne=True) for number in range(3)]
+    assert gains == [1.5, 1.0, 1.5]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,82 @@ def test_what_no_worker_says_is_refused(change):
         Told.read({name: value for name, value in fields.items() if name != "ends"})
 
 
+def _words(loop_of):
+    """Fields of a worker that says what its loop declares, and the vocabulary of that."""
+    import types
+
+    from tf_hips.esync.rule import Pace
+    from tf_hips.loops import ESync, FedAvg
+    from tf_hips.loops.meeting import Told
+
+    if loop_of == "fedavg":
+        loop, words = FedAvg.__new__(FedAvg), {"effective": 2.0}
+        loop._normalises = True
+    else:
+        loop, words = ESync.__new__(ESync), {"effective": 2, "step_s": 0.1, "local_s": 1.0}
+        loop._paced = types.SimpleNamespace(pace=Pace())
+        words |= {"loss": -3.0, "pace": Pace().text, "span_s": 0.0}
+    return Told(3, 24, statistics=(5, 6), words=words).fields, loop.vocabulary()
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("loop", "change", "told"),
+    [
+        ("fedavg", {"words": {"effective": "x"}}, "`effective` that is a number from 0 to .*: x"),
+        ("fedavg", {"words": {"effective": HUGE}}, "`effective` that is a number .*: 1000"),
+        ("fedavg", {"words": {"effective": -1}}, "`effective` that is a number .*: -1"),
+        ("fedavg", {"words": {"effective": True}}, "`effective` that is a number .*: True"),
+        ("fedavg", {"words": {"effective": None}}, "`effective` that is a number .*: None"),
+        ("fedavg", {"words": {}}, "`effective` that is a number .*: nothing"),
+        ("fedavg", {"words": {"effective": 1, "loss": 1}}, "one. Received: `loss`"),
+        ("fedavg", {"steps": 1 << 31}, "steps below 2.31"),
+        ("fedavg", {"samples": 10**5000}, "a number that is too long"),
+        ("fedavg", {"statistics": []}, "a digest for each of 2 statistics .*: 0"),
+        ("esync", {"loss": HUGE}, "`loss` that is a number .*, or null. Received: 1000"),
+        ("esync", {"effective": "x"}, "`effective` that is"),
+        ("esync", {"step_s": [1]}, "`step_s` that is"),
+        ("esync", {"span_s": -1.0}, "`span_s` that is"),
+        ("esync", {"local_s": None}, "`local_s` that is"),
+        ("esync", {"pace": 3}, "`pace` that is a text. Received: 3"),
+        ("esync", "pace", "`pace` that is a text. Received: nothing"),
+    ],
+)
+def test_words_that_a_loop_does_not_have_are_refused_by_name(loop, change, told):
+    from tf_hips.errors import ProtocolError
+    from tf_hips.loops.meeting import Told, read_all
+
+    fields, vocabulary = _words(loop)
+    assert read_all([[4, fields]] * 2, "ab", vocabulary, 2) == [Told.read(fields)] * 2
+    said = dict(fields)
+    if isinstance(change, str):
+        said["words"] = {name: one for name, one in fields["words"].items() if name != change}
+    elif loop == "esync":
+        said["words"] = fields["words"] | change
+    else:
+        said |= change
+    with pytest.raises(ProtocolError, match=f"(?s)What party `east` says .*{told}"):
+        read_all([[4, fields], [4, said]], ["party `west`", "party `east`"], vocabulary, 2)
+
+
+@pytest.mark.parametrize("told", [3, [4], [4, None], ["4", {}], {"4": {}}, [HUGE, 7]])
+def test_what_is_no_round_and_its_words_is_refused_by_name(told):
+    from tf_hips.errors import ProtocolError
+    from tf_hips.loops.meeting import read_all, read_ends
+
+    fields, vocabulary = _words("fedavg")
+    names = ["party `west`", "party `east`"]
+    with pytest.raises(ProtocolError, match="What party `east` says in a meeting must"):
+        read_all([[4, fields], told], names, vocabulary, 2)
+    with pytest.raises(ProtocolError, match="What party `east` says between two `fit`s must"):
+        read_ends([[True, [1]], told], names)
+    assert read_ends([[True, [1]], None], names) == [(True, [1])]
+    with pytest.raises(ProtocolError, match=r"in the same round.*\[4, 5\]"):
+        read_all([[4, fields], [5, fields]], names, vocabulary, 2)
+
+
 @pytest.mark.parametrize(
     ("weighting", "parties", "workers"),
     [("samples", [0.75, 0.25], [2 / 3, 1 / 3]), ("uniform", [0.5, 0.5], [0.5, 0.5]),

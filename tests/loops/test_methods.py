@@ -224,6 +224,18 @@ def test_steps_by_what_momentum_makes_of_them():
     assert methods.effective_steps(6) == 6.0
 
 
+def test_all_know_who_is_drawn():
+    from tf_hips.loops import FedAvg, methods
+
+    loop = FedAvg.__new__(FedAvg)
+    loop._loan = types.SimpleNamespace(member=lambda: (0, 10))
+    loop._strategy = types.SimpleNamespace(_run=types.SimpleNamespace(seed=7))
+    for participation, chosen in ((1.0, None), (10, None), (3, 3), (0.2, 2)):
+        loop._participation = participation
+        wanted = None if chosen is None else methods.sampled(7, 4, 10, chosen)
+        assert loop.drawn(4) == wanted
+
+
 def test_who_takes_part():
     from tf_hips.loops import methods
 
@@ -269,6 +281,15 @@ def test_options_that_are_refused(options, told):
         FedAvg(model, strategy, **options)
 
 
+def _welcome(workers, robust=None):
+    """What the first of some parties has heard from their one server, or from a party's."""
+    names = tuple("abcdefgh"[: len(workers)])
+    parties = tuple(f"west/{name}" for name in names) if robust is not None else names
+    return types.SimpleNamespace(
+        parties=parties, workers=workers, child=0, robust=robust, quorum=None
+    )
+
+
 @pytest.mark.parametrize(
     ("rule", "level", "participation", "told"),
     [
@@ -282,6 +303,12 @@ def test_options_that_are_refused(options, told):
         ("median(f=2)", "worker", 9, None),
         ("trimmed_mean(f=1)", "worker", 7, None),
         ("trimmed_mean(f=1)", "worker", 6, "2 parties in a round at least"),
+        # Of all five "auto" bears two: a rule that bears none of those who are drawn is no rule.
+        ("median", "party", 3, None),
+        ("median", "party", 0.4, "f=auto bears 2 of 5, and none of those that have come"),
+        ("krum", "party", 4, "f=auto bears 1 of 5, and none of those that have come"),
+        ("median(f=0)", "party", 1, None),
+        ("sketched >> krum", "party", 4, "f=auto bears 1 of 5"),
     ],
 )
 def test_a_robust_server_wants_enough_parties(rule, level, participation, told):
@@ -294,7 +321,25 @@ def test_a_robust_server_wants_enough_parties(rule, level, participation, told):
     loop._strategy = types.SimpleNamespace(
         _rule=rules.parse(rule),
         _has_server=lambda: True,
-        _welcome=types.SimpleNamespace(workers=[1, 4, 1, 2, 1]),
+        _welcome=_welcome([1, 4, 1, 2, 1]),
+    )
+    with contextlib.nullcontext() if told is None else pytest.raises(ConfigError, match=told):
+        loop._check_rule(loop._strategy)
+
+
+@pytest.mark.parametrize(("participation", "told"), [(5, None), (4, "and 2 parties in a round")])
+def test_a_quorum_may_miss_some_of_those_who_are_drawn(participation, told):
+    from tf_hips.loops import FedAvg
+    from tf_hips.ps import rules
+    from tf_hips.ps.quorum import Quorum
+
+    loop = FedAvg.__new__(FedAvg)
+    loop._participation, loop._controls, loop._normalises = participation, None, False
+    loop._loan = types.SimpleNamespace(level="party")
+    welcome = _welcome([1] * 5)
+    welcome.quorum = Quorum(3, late="drop").text
+    loop._strategy = types.SimpleNamespace(
+        _rule=rules.parse("median"), _has_server=lambda: True, _welcome=welcome
     )
     with contextlib.nullcontext() if told is None else pytest.raises(ConfigError, match=told):
         loop._check_rule(loop._strategy)
@@ -333,6 +378,28 @@ def test_who_waits_for_nobody_is_not_drawn_or_weighed(
         loop._check_rule(strategy, weighting)
 
 
+@pytest.mark.parametrize(
+    ("rule", "robust", "is_refused"),
+    [("fedavg(1.0)", None, False), ("mean", None, False), ("median >> fedavg(1.0)", None, True),
+     ("mean", "krum(f=1)", True)],
+)  # fmt: skip
+def test_claims_that_scale_all_rows_are_refused_below_robust_rules(rule, robust, is_refused):
+    from tf_hips.loops import FedAvg
+    from tf_hips.ps import rules
+
+    loop = FedAvg.__new__(FedAvg)
+    loop._participation, loop._controls, loop._normalises = 1.0, None, True
+    loop._loan = types.SimpleNamespace(level="party")
+    loop._strategy = types.SimpleNamespace(
+        _rule=rules.parse(rule),
+        _has_server=lambda: True,
+        _welcome=_welcome([1, 1, 1], robust),
+    )
+    told = pytest.raises(ConfigError, match=r"FedNova's factors .* Received: normalise=True")
+    with told if is_refused else contextlib.nullcontext():
+        loop._check_rule(loop._strategy)
+
+
 def test_control_variates_are_refused_with_a_robust_rule():
     from tf_hips.loops import FedAvg
     from tf_hips.ps import rules
@@ -343,7 +410,7 @@ def test_control_variates_are_refused_with_a_robust_rule():
     loop._strategy = types.SimpleNamespace(
         _rule=rules.parse("krum(f=0)"),
         _has_server=lambda: True,
-        _welcome=types.SimpleNamespace(workers=[1, 1, 1]),
+        _welcome=_welcome([1, 1, 1]),
     )
     with pytest.raises(ConfigError, match="With SCAFFOLD the rule of the server must be"):
         loop._check_rule(loop._strategy)

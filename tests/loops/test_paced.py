@@ -19,6 +19,17 @@ def said(step_s: float, local_s: float, span_s: float, pace: Pace = PACE) -> dic
     return {"step_s": step_s, "local_s": local_s, "span_s": span_s, "pace": pace.text}
 
 
+now = [100.0]
+
+
+def begun(elapsed_s: float) -> Paced:
+    """One that has trained so long, on the clock `now`."""
+    one = Paced(PACE, lambda: now[0])
+    one.begin(is_shared=False)
+    now[0] += elapsed_s
+    return one
+
+
 def test_all_compute_the_same_plan_whatever_their_clocks_say() -> None:
     plans = []
     for begins in (0.0, 1e6):  # of each worker's own clock
@@ -26,6 +37,7 @@ def test_all_compute_the_same_plan_whatever_their_clocks_say() -> None:
         members = [Paced(PACE, lambda now=now: now[0]) for _ in range(2)]
         assert [one.begin(is_shared=False) for one in members] == [2, 2]
         words = [said(1.0, 4.0, 0.0), said(0.25, 1.0, 0.0)]
+        now[0] += 4.0
         for own, one in enumerate(members):
             one.hear(0, own, [(4, told) for told in words])
         steps = [one.begin(is_shared=False) for one in members]
@@ -39,8 +51,35 @@ def test_all_compute_the_same_plan_whatever_their_clocks_say() -> None:
     assert plans == [([2, 8], [2, 10])] * 2
 
 
+@pytest.mark.parametrize("claim", [1e9, 1e12, 9e15])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_one_claimed_time_gives_nobody_steps_without_end(claim: float, steps: int) -> None:
+    """Nobody's step, or way between two meetings, is longer than this worker has seen pass."""
+    one = begun(4.0)
+    lie = steps, said(claim, claim, claim)
+    one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), lie])
+    made = [one.begin(is_shared=False)]
+    for number in range(1, 6):
+        now[0] += 8.0
+        one.hear(number, 0, [(8, said(1.0, 8.0, 8.0)), lie])
+        made.append(one.begin(is_shared=False))
+        assert one.assigned is not None and one.assigned.round_s <= 2 * 8.0 + 1e-6
+    # Two steps of one that makes a step in all of a round.
+    assert max(made) <= 2 * 8, made
+
+
+def test_what_is_over_when_a_meeting_ends_was_before_this_worker_heard_of_it() -> None:
+    one = begun(4.0)
+    one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (4, said(1.0, 4.0, 0.0))])
+    now[0] += 2.0
+    one.hear(1, 0, [(2, said(1.0, 2.0, 2.0)), (2, said(1.5, 3.0, 3.0))])
+    assert one._pacer is not None
+    times = one._pacer.times(1)
+    assert times is not None and times.step_s == 1.0
+
+
 def test_the_span_is_from_one_meeting_to_the_next() -> None:
-    now = [100.0]
+    now = [100.0]  # its own
     one = Paced(PACE, lambda: now[0])
     assert one.arrived(0, Report(1, 1.0, 1.0), None) == 0.0
     now[0] = 103.0
@@ -56,7 +95,7 @@ def test_steps_end_by_number_before_anything_is_assigned() -> None:
 
 
 def test_who_is_absent_is_in_no_plan() -> None:
-    one = Paced(PACE)
+    one = begun(4.0)
     one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (0, {}), (4, said(0.25, 1.0, 0.0))])
     assert one.begin(is_shared=False) == 2
     assert one.assigned is not None
@@ -101,7 +140,7 @@ def test_the_first_round_goes_on_until_all_have_made_their_first_steps() -> None
 
 
 def test_the_first_round_ends_without_a_server_or_after_a_minute_or_with_an_assignment() -> None:
-    one, server = Paced(PACE), Answers()
+    one, server = begun(4.0), Answers()
     assert not one.goes_on(0, Report(2, 1.0, 2.0), None)
     assert not one.goes_on(0, Report(2, 30.0, 60.0), server)  # type: ignore[arg-type]
     one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (4, said(0.25, 1.0, 0.0))])
@@ -111,8 +150,9 @@ def test_the_first_round_ends_without_a_server_or_after_a_minute_or_with_an_assi
 
 
 def test_what_was_assigned_holds_until_something_else_is() -> None:
-    one = Paced(PACE)
+    one = begun(4.0)
     one.hear(0, 0, [(4, said(1.0, 4.0, 0.0)), (4, said(0.25, 1.0, 0.0))])
+    assert one.begin(is_shared=False) == 2 and one.assigned is not None
     assert [one.begin(is_shared=False) for _ in range(2)] == [2, 2]
 
 

@@ -71,3 +71,38 @@ def test_parties_without_an_update_are_no_rows(tmp_path, participation):
         ("east", OWN_REFUSAL)
     ] * is_spoilt
     assert [one["refused_rows"] for one in children] == [0, 0, int(is_spoilt)]
+
+
+def _train_unevenly(folder, rule):
+    import keras
+
+    from tests.strategies import training
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import HierarchicalPS, fingerprint
+
+    run = config.load(os.environ["TEST_CONFIG"])
+    site = run.uplink.site
+    keras.utils.set_random_seed(SITES.index(site))
+    rounds = {"north": 2, "south": 2, "east": 4}[site]
+    x, y = training.data(2 * rounds * training.BATCH, seed=SITES.index(site))
+    strategy = HierarchicalPS("error_feedback(onebit)", rule=rule, config=run)
+    with strategy.scope():
+        model = training.build(keras.optimizers.SGD(0.05))
+    loop = FedAvg(model, strategy, local_steps=2)
+    for _ in range(2):
+        loop.fit(x, y, batch_size=training.BATCH, shuffle=False, verbose=0)
+    (folder / f"{site}.json").write_text(json.dumps([fingerprint(model), loop.round]))
+    strategy.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("rule", ["median", "median(f=1)"])
+def test_training_ends_for_all_when_the_rule_would_bear_nobody(tmp_path, rule):
+    """East has data for two rounds more, in which its row would be the result, or an error."""
+    with sites.trained(tmp_path, _train_unevenly, SITES, {"rule": f"{rule} >> fedavg(1.0)"}):
+        pass
+    told = [json.loads((tmp_path / f"{site}.json").read_text()) for site in SITES]
+    assert told[0] == told[1] == told[2]
+    # Two rounds, and a third meeting in which all hear that two have ended: in each of both `fit`s.
+    assert told[0][1] == 6

@@ -442,3 +442,18 @@ def test_what_shards_cannot_do_together_is_refused() -> None:
             shard=(1, 2),
             lead=lead,
         )
+
+
+def test_shards_know_how_many_could_have_a_row() -> None:
+    whole = rule_of(rules.parse("krum"), SITES, SEED, len(SITES))
+    assert isinstance(whole, Distances)
+    store = JointStore(
+        *(MODEL, SITES, FP32, FP32, SEED),
+        joint=whole,
+        shard=Shard(0, 1),
+        updates=Updates([chunk.size for chunk in MODEL.chunks], rules.parse("krum"), whole=whole),
+    )
+    deliver([store], 0, rows_of(0), [dict.fromkeys(range(1, len(SITES)), 0.0)])
+    store.take(0, store.report())
+    told = store.judge().refusal
+    assert told is not None and "none of those that have come. Received: n=1" in told

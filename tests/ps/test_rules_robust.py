@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Robust rules of a server: beside NumPy, with a child that lies, and what is refused."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError, Tolerance
 from tf_hips.ops import native
 from tf_hips.ps import rules
 from tf_hips.ps.quorum import DROP, Quorum
+from tf_hips.ps.rules.updates import Updates
+from tf_hips.ps.rules.whole import WholeRound
 from tf_hips.ps.settings import ServerConfig
+from tf_hips.ps.store import Store
+from tf_hips.ps.tallying import Winners
 from tf_hips.robust.detox import Detox, draco
 
 pytestmark = pytest.mark.heavy  # every rule with liars
@@ -95,6 +100,71 @@ def test_a_child_that_sends_nan_is_refused_by_name() -> None:
     with pytest.raises(NonFiniteError, match="`b`"):
         store.add(0, 1, [(0, packet(bad))])
     assert store.delivered(0, 1) == frozenset()
+
+
+@pytest.mark.parametrize("text", ["median", "clip >> trimmed_mean", "majority"])
+def test_one_that_goes_on_when_the_others_have_ended_is_not_the_result(text: str) -> None:
+    """All could have a row; who has no data left says 0, and a liar does not."""
+    rule = rules.parse(text)
+    whole = rules.whole.rule_of(rule, SITES, 7, len(SITES))
+    updates = Updates([chunk.size for chunk in MODEL.chunks], rule, None, whole, len(SITES))
+    store = Store(MODEL, SITES, FP32, FP32, 7, updates=updates)
+    for number, ended in enumerate(((), (0, 2))):
+        store.begin(number)
+        for child in ended:
+            store.weigh(number, child, 0.0)
+        told = pytest.raises(NonFiniteError, match=r"f=auto bears 1 of 3, and none .*n=1.*`a`, `c`")
+        with told if ended else contextlib.nullcontext():
+            for child in range(len(SITES)):
+                for chunk in range(len(MODEL.chunks)):
+                    row = packet(gradient(number, child, chunk))
+                    store.add(number, child, [(chunk, row)])
+            assert not ended
+
+
+@pytest.mark.parametrize(
+    ("text", "quorum", "expected"),
+    [("median", None, 5), ("median", 3, 3), ("krum", None, 5)],
+)
+def test_a_server_knows_how_many_could_have_a_row(
+    certificates: Certificates,
+    text: str,
+    quorum: int | None,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def note(*terms: Any) -> Updates:
+        made.append(terms[4])
+        return Updates(*terms)
+
+    monkeypatch.setattr("tf_hips.ps.state.Updates", note)
+    sites = ("a", "b", "c", "d", "e")
+    more = {} if quorum is None else {"quorum": quorum, "late": DROP}
+    with serving(certificates, parties=sites, rule=text, **more) as server:
+        members = [Party(server.address, site, certificates.party(site)) for site in sites]
+        together(*(one.join for one in members))
+        for one in members:
+            one.client.close()
+    assert made == [expected]
+
+
+def test_one_group_of_three_that_has_a_row_is_not_the_result() -> None:
+    rule = rules.parse("detox(r=3) >> median")
+    assert rule.votes is not None and rule.robust is not None
+    winners = Winners(rule.votes, rule.robust, tuple("abcdefghi"), 5)
+
+    def decode(chunk: int, child: int, packet: Any, out: Floats) -> None:
+        out[:] = 1.0
+
+    def round_of(children: tuple[int, ...]) -> WholeRound:
+        packets = {0: dict.fromkeys(children, np.zeros(0, np.uint8))}
+        return WholeRound(0, children, packets, {0: 4}, decode, lambda chunk: None, {})
+
+    assert winners.decide(round_of((0, 3, 6))).apply(0).tolist() == [1.0] * 4
+    with pytest.raises(ToleranceError, match="f=auto bears 1 of 3, and none of those"):
+        winners.decide(round_of((0,)))
 
 
 def test_votes_are_their_text() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees that are decided on sketches of all leaves' rows, over real sockets."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -254,9 +255,12 @@ def test_a_round_in_which_all_leaves_refuse_their_rows_is_an_error(
         one_round(members, 0, rows_of(0, 6), [REFUSED_WEIGHT] * 6)
 
 
-def store_of(names: Sequence[Sequence[str]] = (("a", "b"), ("c", "d", "e"))) -> WeighingStore:
+def store_of(
+    names: Sequence[Sequence[str]] = (("a", "b"), ("c", "d", "e")),
+    text: str = "sketched(k=16) >> krum(f=1)",
+) -> WeighingStore:
     model = Model(((5,), (3,)))
-    rule = rules.parse("sketched(k=16) >> krum(f=1)")
+    rule = rules.parse(text)
     assert rule.sketched is not None
     return WeighingStore(
         model,
@@ -312,6 +316,20 @@ def test_nobody_hears_the_seed_before_all_rows_are_fixed() -> None:
     for child in (0, 1):
         store.fix(1, child)
     assert store.seed(1, 0) not in (None, seed)
+
+
+def test_one_leaf_that_goes_on_when_the_others_have_ended_owns_nothing() -> None:
+    store = store_of(text="sketched(k=16) >> krum")
+    store.begin(0)
+    for child in (0, 1):
+        store.fix(0, child)
+    there = np.array([ROW, NONE], np.uint8), np.ones(1), np.full((1, 16), 0.1, np.float32)
+    nobody = np.full(3, NONE, np.uint8), np.ones(0), np.ones((0, 16), np.float32)
+    store.add(0, 0, [(2, PartyRows(*there).to_bytes())])
+    store.add(0, 1, [(2, PartyRows(*nobody).to_bytes())])
+    told = r"f=auto bears 1 of 5, and none of those that have come. Received: n=1 .*`w/a`"
+    [refusal] = store.refusals(0)
+    assert re.search(told, str(refusal))
 
 
 @pytest.mark.heavy

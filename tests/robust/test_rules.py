@@ -181,6 +181,33 @@ def test_auto_is_the_most_that_n_rows_can_bear(name: str, n: int) -> None:
         with_f(name, f + 1)(rows)
 
 
+@pytest.mark.parametrize("name", [*BEAR, "nnm >> krum", "bucketing(s=2) >> median"])
+def test_auto_is_never_0_where_all_who_could_have_a_row_bear_one(name: str) -> None:
+    rule = robust.parse(name)
+    fewest = {"bulyan": 7, "krum": 5, "multi_krum": 5, "nnm >> krum": 5}.get(name, 3)
+    fewest = 5 if "bucketing" in name else fewest
+    assert rule.bears(fewest) == 1
+    assert rule.run(rows_of(fewest, 8), of=9 * fewest).f == 1
+    told = rf"f=auto bears \d+ of \d+, and none of those that have come. Received: n={fewest - 1}"
+    told = told if "bucketing" not in name else "and none of those that have come"
+    for few in range(1, fewest):
+        with pytest.raises(ToleranceError, match=told if few == fewest - 1 else "needs n >="):
+            rule.run(rows_of(few, 8), of=fewest)
+        with pytest.raises(ToleranceError, match="needs n >="):
+            rule.check(few, of=fewest)
+    if fewest > 3:
+        assert rule.run(rows_of(fewest - 1, 8), of=fewest - 1).f == 0  # no more could have come
+
+
+def test_who_is_refused_has_come_and_an_f_that_is_said_stays() -> None:
+    rows = rows_of(3, 8)
+    rows[1] = np.nan
+    assert robust.median().run(rows, of=5).f == 0  # one of three is known, and none is left
+    assert robust.median(f=0).run(rows[:1], of=5).f == 0
+    with pytest.raises(ToleranceError, match=r"Received: n=2 \(1 refused: 1 missing\)"):
+        robust.krum().run(rows_of(1, 8), missing=1, of=5)
+
+
 def test_auto_before_another_rule_is_what_that_rule_bears() -> None:
     rows = rows_of(12, 50)
     chained = robust.nnm() >> robust.krum()

@@ -129,15 +129,15 @@ def test_a_payload_that_is_no_list_of_its_workers_is_taken_for_absent() -> None:
     from tf_hips.strategies.agreeing import Doubted, as_text, from_texts
 
     payloads = [b"[1]", b"\xff", b"[" * 100_000, b"[1, 2]", b"{}", None]
-    texts = [as_text(one) for one in payloads]
+    told = [(as_text(one), 1, site) for one, site in zip(payloads, "abcdef", strict=True)]
     events: list[Any] = []
     parties = Doubted("abcdef", (1,) * 6, lambda event, **values: events.append(values["sites"]))
-    assert from_texts(texts, parties.workers, "x", parties) == [1, None, None, None, None, None]
+    assert from_texts(told, "x", parties) == [1, None, None, None, None, None]
     assert events == [["b"], ["c"], ["d"], ["e"]]
     for place in (1, 2, 3, 4):
-        with pytest.raises(ProtocolError, match="must come from each of the 1 workers of party 1"):
-            from_texts([texts[0], texts[place]], (1, 1), "x", None)
-    assert from_texts([json.dumps([1]), None], (1, 2), "x", None) == [1, None, None]
+        with pytest.raises(ProtocolError, match=f"`x` of party `{told[place][2]}` must be"):
+            from_texts([told[0], told[place]], "x", None)
+    assert from_texts([(json.dumps([1]), 1, "a"), (None, 2, "b")], "x", None) == [1, None, None]
 
 
 def test_a_sum_goes_on_without_a_payload_of_another_length() -> None:

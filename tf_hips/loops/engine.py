@@ -17,8 +17,9 @@ A loop derives from `Loop` and says
     plan(round)         how many local steps this worker makes; None: `is_enough` says when it ends
     is_enough()         whether the local phase ends here; asked after each execution
     is_enough_at_epoch_end()
-    takes_part(round)   whether this worker sends in a round
+    drawn(round)        which members send in a round
     words(), hear(m)    what it says in a meeting beside `Told`, and what it makes of a `Meeting`
+    vocabulary()        types and ranges of all that `words` says; who says something else is named
     more(), outgoing(), incoming()
                         further tensors that are exchanged; what goes up for x; what w loses for
                         what has come down
@@ -46,10 +47,11 @@ import tensorflow as tf
 from tf_hips import log
 from tf_hips.callbacks import resuming
 from tf_hips.errors import ProtocolError
-from tf_hips.loops import voted
+from tf_hips.loops import bearing, voted
+from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
-from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, split
+from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, met, read_all
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.slots import FirstSlots
 from tf_hips.strategies.gradients import Gradient
@@ -122,6 +124,7 @@ class Loop(keras.callbacks.Callback):
         strategy._loan = self._loan
         self._weighting = weighting
         self._party_rounds = party_rounds
+        self._bearing = bearing_of(strategy)
         self._slots = FirstSlots(model)
         self._resets_slots = reset_optimizer
         self._exchange = Exchange(
@@ -183,10 +186,13 @@ class Loop(keras.callbacks.Callback):
         """The same at the end of an epoch, before its validation."""
         return False
 
-    def takes_part(self, number: int) -> bool:
-        """Whether this worker sends in round `number`; one that does not takes what comes down."""
+    def drawn(self, number: int) -> frozenset[int] | None:
+        """The members that send in round `number`, the same on all; None: all do.
+
+        One that does not takes what comes down.
+        """
         del number
-        return True
+        return None
 
     def why_not_voted(self) -> str | None:
         """Why groups cannot vote on what members send: equal batches do not make equal bytes.
@@ -204,6 +210,10 @@ class Loop(keras.callbacks.Callback):
 
     def words(self) -> dict[str, Any]:
         """What this worker says in a meeting beside `Told`: JSON values by name."""
+        return {}
+
+    def vocabulary(self) -> dict[str, Word]:
+        """What `words` may say, by name: all members say all of it, and nothing else."""
         return {}
 
     def hear(self, meeting: Meeting) -> None:
@@ -450,6 +460,8 @@ class Loop(keras.callbacks.Callback):
         began = time.monotonic()
         is_whole = (self.round + 1) % self._party_rounds == 0
         meeting, place = self.talk(ends=ends, is_whole=is_whole)
+        if is_whole and meeting.is_last and not ends:
+            bearing.tell_last(self.round, meeting)
         self._exchange(meeting, place, is_whole=is_whole)
         if is_whole:
             voted.note(self._strategy, meeting)
@@ -484,7 +496,7 @@ class Loop(keras.callbacks.Callback):
             ProtocolError: workers are in different rounds.
         """
         with self._loan.whole() if is_whole else self._loan.in_party():
-            meeting = self._gather(ends)
+            meeting = self._gather(ends, self._bearing if is_whole else None)
             place = self._loan.place()
             names = self._loan.names()
         self._check(meeting)
@@ -508,35 +520,28 @@ class Loop(keras.callbacks.Callback):
         self._is_over = self._has_ended = True
         self._model.stop_training = True
 
-    def _gather(self, ends: bool) -> Meeting:
+    def _gather(self, ends: bool, borne: Bearing | None) -> Meeting:
         strategy = self._strategy
         samples, steps = (int(one) for one in self._counter.numpy())
+        drawn = self.drawn(self.round)
         own = Told(
             steps,
             samples,
             self._before,
             self._exchange.is_finite(),
-            self.takes_part(self.round),
+            drawn is None or self.member[0] in drawn,
             ends,
             ends and bool(self._model.stop_training),
             self._exchange.statistics(),
             self.words(),
+            needs=0 if borne is None else borne.needs,
         )
         gathered = strategy._gather_objects([self.round, own.fields], "a meeting of a loop")
-        present = [told for told in gathered if told is not None]
-        rounds = [number for number, _ in present]
-        if len(set(rounds)) > 1:
-            raise ProtocolError(
-                "All workers must be in the same round; take up backups of one. Received: rounds "
-                f"{rounds}, by worker"
-            )
-        everyone = [
-            Told.read(None if told is None else told[1], f"worker {number}")
-            for number, told in enumerate(gathered)
-        ]
-        return Meeting(
-            split(everyone, self._loan.sizes()), self._weighting, self._loan.level == PARTY
-        )
+        names = itertools.chain(*self._loan.names())
+        everyone = read_all(gathered, names, self.vocabulary(), len(own.statistics))
+        both = None if drawn is None else (drawn, self.drawn(self.round + 1) or frozenset())
+        is_equal = self._loan.level == PARTY
+        return met(everyone, self._loan.sizes(), self._weighting, is_equal, borne, both)
 
     def _check(self, meeting: Meeting) -> None:
         for number, one in enumerate(meeting.everyone):

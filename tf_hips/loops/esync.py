@@ -18,7 +18,9 @@ t = sum p_j a_j:
     uniform      x = sum p_i x_i                            the paper's
 
 b_i is the loss of member i over that of the others, from 1 to 2: where its data are like theirs,
-what they learn lowers it as well.
+what they learn lowers it as well. Below a robust rule t and the loss that b_i compares with are
+lesser medians over all who have a row, so that members who lie move neither out of what honest
+ones say; normalised averaging, which nothing bounds, is refused there.
 
 Invariant: steps differ, rounds do not: all meet equally often and are equal afterwards.
 """
@@ -37,7 +39,7 @@ from tf_hips.esync.rule import Pace
 from tf_hips.loops import methods
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.losses import PhaseLoss
-from tf_hips.loops.meeting import UNIFORM, WORKERS, Meeting, Told
+from tf_hips.loops.meeting import ANY_NUMBER, UNIFORM, WORKERS, Meeting, Told, Word
 from tf_hips.loops.paced import Asked, Paced
 from tf_hips.loops.timing import Stopwatch
 from tf_hips.ps.pacing import PaceClient
@@ -53,7 +55,14 @@ MOST_GAIN = 2.0
 GAIN_WITHOUT_LOSS = 1.5
 
 
-def most_gain(members: Sequence[tuple[float, Told]], number: int) -> float:
+def lesser_median(values: Sequence[float]) -> float:
+    """The median, of an even number the lesser one: where f of 2 f + 1 lie, as an honest one is."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def most_gain(
+    members: Sequence[tuple[float, Told]], number: int, *, is_borne: bool = False
+) -> float:
     """How much longer the movement of a member may be made.
 
     That who has the greater loss weighs more is q-FFL (Li et al., Fair Resource Allocation in
@@ -62,20 +71,34 @@ def most_gain(members: Sequence[tuple[float, Told]], number: int) -> float:
     Args:
         members: shares in the mean, and what each member says; `loss` is its mean training loss.
         number: which member.
+        is_borne: whether some may lie: then the lesser median of all losses takes the place of the
+            others' mean, and who says none counts as one whose loss is great.
 
     Returns:
         From 1 to `MOST_GAIN`; `GAIN_WITHOUT_LOSS` where a loss is not known or negative.
     """
     own = members[number][1].words.get("loss")
+    if is_borne:
+        if own is None or own < 0:
+            return GAIN_WITHOUT_LOSS
+        losses = [one.words.get("loss") for share, one in members if share > 0]
+        middle = lesser_median(
+            [math.inf if loss is None or loss < 0 else float(loss) for loss in losses] or [own]
+        )
+        return _gain(own, middle)
     others = [one for place, one in enumerate(members) if place != number and one[0] > 0]
     told = [(share, one.words.get("loss")) for share, one in others]
     known = [(share, float(loss)) for share, loss in told if loss is not None and loss >= 0]
     if own is None or not known or len(known) < len(told):
         return GAIN_WITHOUT_LOSS
     mean = sum(share * loss for share, loss in known) / sum(share for share, _ in known)
-    if own <= mean:
+    return _gain(own, mean)
+
+
+def _gain(own: float, others: float) -> float:
+    if own <= others:
         return 1.0
-    return min(own / mean, MOST_GAIN) if mean > 0 else MOST_GAIN
+    return min(own / others, MOST_GAIN) if others > 0 else MOST_GAIN
 
 
 class ESync(Loop):
@@ -160,6 +183,14 @@ class ESync(Loop):
                 f"rule {above}"
             )
         self._averaging = averaging
+        self._bears_liars = self._bearing is not None and self._bearing.bears_liars
+        if averaging == NORMALISED and self._bears_liars:
+            raise ConfigError(
+                "Normalised averaging has factors that come from what members say of their steps, "
+                "which a robust rule does not look at: one number would make all rows longer or "
+                f'shorter; averaging="{BOUNDED}" takes medians of them. Received: '
+                f'averaging="{NORMALISED}", and {above} above'
+            )
         has_others = self._loan.level == WORKER and primitives.size() > 1
         if averaging != AVERAGED and has_others and strategy._has_server():
             raise ConfigError(
@@ -274,6 +305,11 @@ class ESync(Loop):
         self._waits.begin()
         return self._told
 
+    def vocabulary(self) -> dict[str, Word]:
+        """What reports have: seconds, what steps weigh, and a loss if one is known."""
+        known = {"step_s": Word(), "effective": Word(), "local_s": Word(), "loss": ANY_NUMBER}
+        return known if self._paced is None else known | {"pace": Word(str), "span_s": Word()}
+
     def hear(self, meeting: Meeting) -> None:
         """Learns from what all have said."""
         self._strategy.write_event(
@@ -303,12 +339,17 @@ class ESync(Loop):
         if self._averaging == AVERAGED or not own.counts:
             return moved
         members = meeting.members
-        mean = sum(share * one.words.get("effective", 0.0) for share, one in members)
+        if self._bears_liars:
+            counted = [one.words["effective"] for share, one in members if share > 0]
+            mean = lesser_median(counted or [own.words["effective"]])
+        else:
+            mean = sum(share * one.words.get("effective", 0.0) for share, one in members)
         factor = mean / own.words["effective"]
         if self._averaging == BOUNDED:
             # Workers of a party send the same, so its first one's loss counts.
             number = party if meeting.is_equal or len(meeting.parties) > 1 else worker
-            factor = min(max(factor, 1.0), most_gain(members, number))
+            most = most_gain(members, number, is_borne=self._bears_liars)
+            factor = min(max(factor, 1.0), most)
         return [one * tf.cast(factor, one.dtype) for one in moved]
 
     def facts(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ Invariant: w is computed from what all have received and from what all had, so i
 bit for bit.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ import tensorflow as tf
 
 from tf_hips import log
 from tf_hips.errors import ProtocolError
-from tf_hips.loops.meeting import Meeting
+from tf_hips.loops.meeting import Meeting, read_ends
 from tf_hips.loops.outer import Outer
 from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.strategies import lying
@@ -204,7 +205,7 @@ class Exchange:
         with self._loan.whole():
             own = digests(variables)
             told = self._strategy._gather_objects([has_ended, own], "weights between two fits")
-            present = [one for one in told if one is not None]
+            present = read_ends(told, itertools.chain(*self._loan.names()))
             if not all(ended for ended, _ in present):
                 return  # in the middle of a round members differ rightly
             if any(one != own for _, one in [*present, present[0]]):
@@ -325,9 +326,9 @@ class Exchange:
                 return None
             sent = self._loop.outgoing(moved, meeting, place)
             return self._in_party(_scaled(sent, shares[worker]))
-        shares = meeting.party_shares()
-        if not sum(shares):
+        if meeting.is_void:
             return None
+        shares = meeting.party_shares()
         sent = [*self._loop.outgoing(moved, meeting, place), *self._moves(meeting, place)]
         if rule.is_asynchronous:
             return self._over_parties(sent)
@@ -385,7 +386,7 @@ class Exchange:
         ]
         shares = meeting.party_shares()
         share = shares[party] * meeting.worker_shares(party)[worker]
-        if not sum(shares):
+        if not sum(shares) or meeting.is_void:
             self._measure_again()
             return
         if not chosen:

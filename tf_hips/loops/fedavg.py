@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.loops import methods
+from tf_hips.loops.bearing import Bearing
 from tf_hips.loops.engine import Loop
-from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting
+from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting, Word
 from tf_hips.ps.rules import UpdateRule
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.loan import WORKER
@@ -131,10 +132,19 @@ class FedAvg(Loop):
                 "round to be drawn for or to count in. Received: "
                 f"participation={self._participation}, weighting={weighting!r}, rule {rule}"
             )
-        if rule.robust is not None and not rule.is_asynchronous:
-            count = self._least_parties()
+        bearing = None if rule.is_asynchronous else Bearing(rule, strategy._welcome)
+        if self._normalises and bearing is not None and bearing.bears_liars:
+            raise ConfigError(
+                "FedNova's factors come from what members say of their steps, which a robust rule "
+                "does not look at: one number would make all rows longer or shorter. Received: "
+                f"normalise=True, and {rule} above"
+            )
+        if rule.robust is not None and bearing is not None:
+            # A quorum may close a round without some of those who are drawn.
+            count = max(self._least_parties() - bearing.may_miss, 1)
+            most = None if rule.votes is not None else bearing.most_rows
             try:
-                rule.robust.check(count)
+                rule.robust.check(count, of=most)
             except ToleranceError as error:
                 raise ConfigError(
                     "`participation` must leave a robust rule of the server as many parties as it "
@@ -199,11 +209,11 @@ class FedAvg(Loop):
         """Whether the epochs that were asked for are over."""
         return self._local_epochs is not None and self.epochs >= self._local_epochs
 
-    def takes_part(self, number: int) -> bool:
-        """Whether this member is among those that were drawn."""
-        member, members = self.member
+    def drawn(self, number: int) -> frozenset[int] | None:
+        """So many as `participation` says."""
+        _, members = self.member
         chosen = methods.number_chosen(self._participation, members)
-        return member in methods.sampled(self.seed, number, members, chosen)
+        return None if chosen >= members else methods.sampled(self.seed, number, members, chosen)
 
     def facts(self) -> dict[str, Any]:
         """What must be equal where a backup is taken up."""
@@ -232,6 +242,10 @@ class FedAvg(Loop):
             shrinkage = min(self._proximal.mu * float(optimizer.learning_rate), 1.0)
         updates = methods.updates(self.model, self.steps)
         return {"effective": methods.effective_steps(updates, momentum, shrinkage)}
+
+    def vocabulary(self) -> dict[str, Word]:
+        """FedNova's a_i."""
+        return {"effective": Word()} if self._normalises else {}
 
     def more(self, trained: Sequence[Gradient]) -> list[Gradient]:
         """SCAFFOLD's second tensor for each that is trained."""

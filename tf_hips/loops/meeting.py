@@ -6,15 +6,58 @@ meeting add up to 1, or are all 0.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tf_hips.errors import ProtocolError
+from tf_hips.loops.bearing import Bearing
 
 SAMPLES, UNIFORM, WORKERS = "samples", "uniform", "workers"
 WEIGHTINGS = (SAMPLES, UNIFORM, WORKERS)
-_MOST = 1 << 53  # of a number of steps or rows
+_MOST = 1 << 53  # of a number of rows, and of most numbers that loops add
+_MOST_STEPS = (1 << 31) - 1
+_SHOWN = 80  # characters of what somebody has sent
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """What a loop's members may say under one name beside `Told`: a number in a range, or a text.
+
+    Attributes:
+        kind: float, which takes whole numbers too, int or str.
+        least: of a number.
+        most: of a number.
+        is_optional: whether it may be None.
+    """
+
+    kind: type = float
+    least: float = 0.0
+    most: float = float(_MOST)
+    is_optional: bool = False
+
+    def takes(self, value: Any) -> bool:
+        """Whether JSON has made `value` of such a word."""
+        if value is None:
+            return self.is_optional
+        if self.kind is str:
+            return isinstance(value, str)
+        is_number = type(value) is int or (self.kind is float and type(value) is float)
+        # Comparing takes whole numbers of any length, and NaN is in no range.
+        return is_number and bool(self.least <= value <= self.most)
+
+    def __str__(self) -> str:
+        if self.kind is str:
+            return "a text"
+        what = "a whole number" if self.kind is int else "a number"
+        told = f"{what} from {self.least:g} to {self.most:g}"
+        return f"{told}, or null" if self.is_optional else told
+
+
+ANY_NUMBER = Word(least=-sys.float_info.max, most=sys.float_info.max, is_optional=True)
+"""Any finite number, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +75,7 @@ class Told:
         statistics: digests of its floating variables that no optimizer trains.
         words: what the loop adds, JSON values by name.
         is_absent: whether the server's quorum has gone on without it; then nothing else is known.
+        needs: rows that its own server needs in a round, if that is one between with a robust rule.
     """
 
     steps: int
@@ -44,10 +88,23 @@ class Told:
     statistics: tuple[int, ...] = ()
     words: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_absent: bool = False
+    needs: int = 0
 
     @classmethod
-    def read(cls, fields: Any, who: str = "a worker") -> "Told":
+    def read(
+        cls,
+        fields: Any,
+        who: str = "a worker",
+        vocabulary: Mapping[str, Word] | None = None,
+        num_statistics: int | None = None,
+    ) -> "Told":
         """The value that `fields` were made of; None: of one that is absent.
+
+        Args:
+            fields: what has come.
+            who: from whom, for messages.
+            vocabulary: the words that the loop adds, all of them; None: it is not looked at them.
+            num_statistics: how many digests of statistics there are; None: any number.
 
         Raises:
             ProtocolError: `who` has sent something else.
@@ -57,10 +114,18 @@ class Told:
         known = {field.name: field for field in dataclasses.fields(cls)}
         is_right = isinstance(fields, dict) and fields.keys() == known.keys()
         is_right = is_right and all(_is_a(known[one].type, fields[one]) for one in known)
+        is_right = is_right and fields["steps"] <= _MOST_STEPS
         if not is_right:
             raise ProtocolError(
                 f"What {who} says in a meeting must have {', '.join(known)}, with numbers from 0 "
-                f"to 2^53. Received: {str(fields)[:200]}"
+                f"to 2^53, steps below 2^31. Received: {_shown(fields, 200)}"
+            )
+        if vocabulary is not None:
+            _check_words(fields["words"], who, vocabulary)
+        if num_statistics is not None and len(fields["statistics"]) != num_statistics:
+            raise ProtocolError(
+                f"What {who} says in a meeting must have a digest for each of {num_statistics} "
+                f"statistics of layers. Received: {len(fields['statistics'])}"
             )
         return cls(**{**fields, "statistics": tuple(fields["statistics"])})
 
@@ -85,11 +150,15 @@ class Meeting:
             the same, as each worker in it; "workers", each worker the same.
         is_equal: whether the workers of a party have the same weights, so that one that is refused
             means all.
+        bearing: the rules of the servers above; None: nobody has to be borne.
+        drawn: of each party, whether somebody of it is drawn for the next round; None: all are.
     """
 
     parties: tuple[tuple[Told, ...], ...]
     weighting: str
     is_equal: bool
+    bearing: Bearing | None = None
+    drawn: tuple[bool, ...] | None = None
 
     @property
     def everyone(self) -> list[Told]:
@@ -98,9 +167,55 @@ class Meeting:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last one: nobody has data left, or somebody wants to stop."""
+        """Whether it is the last one: nobody has data left, or somebody wants to stop.
+
+        Below robust rules too few may have data left for one of them, and more than may lie must
+        want to stop.
+        """
         everyone = self.everyone
-        return any(one.stops for one in everyone) or all(one.ends for one in everyone)
+        if self.bearing is None or all(one.ends for one in everyone):
+            return any(one.stops for one in everyone) or all(one.ends for one in everyone)
+        wants = [any(one.stops for one in told) for told in self.parties]
+        if self.bearing.stops(wants, self._needs) or (self.is_short and self._has_ended_idle):
+            return True
+        drawn = self.drawn if self.drawn is not None else [True] * len(self.parties)
+        # A quorum may close a round with all who have ended in it, and without some of the others;
+        # who is absent is one of these.
+        left = [
+            is_drawn and not all(one.ends and not one.is_absent for one in told)
+            for told, is_drawn in zip(self.parties, drawn, strict=True)
+        ]
+        return not self.bearing.is_enough(left, self._needs, self.bearing.may_miss)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a robust rule has rows in this round, and fewer than it needs."""
+        if self.bearing is None:
+            return False
+        numbers = range(len(self.parties))
+        rows = [self.weight(party) > 0 or self.is_refused(party) for party in numbers]
+        return not self.bearing.is_enough(rows, self._needs)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether nothing is exchanged: nobody has a row, or too few have one in the last round.
+
+        An error there would be that of a training that went well; in other rounds it is the
+        server's, which names who has no row.
+        """
+        return not sum(self.party_shares()) or (self.is_short and self.is_last)
+
+    @property
+    def _needs(self) -> list[int | None]:
+        return [None if told[0].is_absent else told[0].needs for told in self.parties]
+
+    @property
+    def _has_ended_idle(self) -> bool:
+        """Whether somebody has no row because its data have ended."""
+        return any(
+            not self.weight(party) and all(one.ends and not one.is_absent for one in told)
+            for party, told in enumerate(self.parties)
+        )
 
     @property
     def members(self) -> list[tuple[float, Told]]:
@@ -146,6 +261,62 @@ class Meeting:
         return _shares(self.weights(party))
 
 
+def read_all(
+    gathered: Iterable[Any],
+    names: Iterable[str],
+    vocabulary: Mapping[str, Word],
+    num_statistics: int,
+) -> list[Told]:
+    """What all workers say, each of which has sent the number of its round and `Told.fields`.
+
+    Args:
+        gathered: of each worker what has come; None: it is absent.
+        names: of the workers.
+        vocabulary: as for `Told.read`.
+        num_statistics: as for `Told.read`.
+
+    Raises:
+        ProtocolError: somebody has sent something else, or is in another round.
+    """
+    rounds, everyone = [], []
+    for who, told in zip(names, gathered, strict=True):
+        fields = None
+        if told is not None:
+            if not (_is_pair(told) and type(told[0]) is int and told[1] is not None):
+                raise ProtocolError(
+                    f"What {who} says in a meeting must be the number of a round, and more. "
+                    f"Received: {_shown(told, 200)}"
+                )
+            fields = told[1]
+            rounds.append(told[0])
+        everyone.append(Told.read(fields, who, vocabulary, num_statistics))
+    if len(set(rounds)) > 1:
+        raise ProtocolError(
+            "All workers must be in the same round; take up backups of one. Received: rounds "
+            f"{_shown(rounds, 200)}, by worker"
+        )
+    return everyone
+
+
+def read_ends(gathered: Iterable[Any], names: Iterable[str]) -> list[tuple[bool, list[Any]]]:
+    """Who did nothing since the end of a `fit`, and digests of weights, of those who are there.
+
+    Raises:
+        ProtocolError: somebody has sent something else.
+    """
+    present = []
+    for who, told in zip(names, gathered, strict=True):
+        if told is None:
+            continue
+        if not (_is_pair(told) and isinstance(told[0], bool) and isinstance(told[1], list)):
+            raise ProtocolError(
+                f"What {who} says between two `fit`s must be whether one has ended, and digests of "
+                f"weights. Received: {_shown(told, 200)}"
+            )
+        present.append((told[0], told[1]))
+    return present
+
+
 def split(everyone: Sequence[Told], sizes: Sequence[int]) -> tuple[tuple[Told, ...], ...]:
     """`everyone`, by party."""
     parties, begin = [], 0
@@ -153,6 +324,45 @@ def split(everyone: Sequence[Told], sizes: Sequence[int]) -> tuple[tuple[Told, .
         parties.append(tuple(everyone[begin : begin + size]))
         begin += size
     return tuple(parties)
+
+
+def met(
+    everyone: Sequence[Told],
+    sizes: Sequence[int],
+    weighting: str,
+    is_equal: bool,
+    bearing: Bearing | None,
+    drawn: tuple[frozenset[int], frozenset[int]] | None = None,
+) -> Meeting:
+    """A meeting of `everyone`.
+
+    Args:
+        everyone: what all workers say.
+        sizes: how many each party has.
+        weighting: as of `Meeting`.
+        is_equal: as of `Meeting`; then members are parties, else workers.
+        bearing: as of `Meeting`.
+        drawn: members that send in this round and in the next one, whatever they say; None: all.
+    """
+    if drawn is None:
+        return Meeting(split(everyone, sizes), weighting, is_equal, bearing)
+    parties = itertools.chain(*([party] * size for party, size in enumerate(sizes)))
+    members = list(parties) if is_equal else list(range(len(everyone)))
+    now, then = drawn
+    kept = [
+        one if member in now else dataclasses.replace(one, takes_part=False)
+        for member, one in zip(members, everyone, strict=True)
+    ]
+    flags, begin = [member in then for member in members], 0
+    next_parties = []
+    for size in sizes:
+        next_parties.append(any(flags[begin : begin + size]))
+        begin += size
+    return Meeting(split(kept, sizes), weighting, is_equal, bearing, tuple(next_parties))
+
+
+def _is_pair(told: Any) -> bool:
+    return isinstance(told, list | tuple) and len(told) == 2
 
 
 def _is_a(kind: Any, value: Any) -> bool:
@@ -166,6 +376,28 @@ def _is_a(kind: Any, value: Any) -> bool:
             return False
         return all(math.isfinite(one) for one in value.values() if isinstance(one, float))
     return isinstance(value, list | tuple) and all(type(one) is int for one in value)
+
+
+def _check_words(words: dict[str, Any], who: str, vocabulary: Mapping[str, Word]) -> None:
+    for name in sorted({*words, *vocabulary}):
+        if name not in vocabulary:
+            raise ProtocolError(
+                f"What {who} says in a meeting must have {', '.join(vocabulary) or 'no words'} of "
+                f"its loop; all members must run one. Received: `{name[:_SHOWN]}`"
+            )
+        if name not in words or not vocabulary[name].takes(words[name]):
+            said = _shown(words[name], _SHOWN) if name in words else "nothing"
+            raise ProtocolError(
+                f"What {who} says in a meeting must have a `{name}` that is {vocabulary[name]}. "
+                f"Received: {said}"
+            )
+
+
+def _shown(value: Any, length: int) -> str:
+    try:
+        return str(value)[:length]
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a number that is too long"
 
 
 def _shares(weights: Sequence[float]) -> list[float]:

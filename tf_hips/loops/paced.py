@@ -27,7 +27,10 @@ class Paced:
 
     Below a server the assignment is the server's. Without one, and where the server gives no
     answer, it is what every worker computes of what all have said: of durations only, from one
-    meeting to the next. As all say the same to all, all compute the same.
+    meeting to the next. Nobody's duration is longer than what has passed here since the last
+    meeting, or since training began, on this worker's own clock: whoever meets has been on the way
+    that long at most. As all say the same to all, all compute the same, but for what that cuts:
+    a worker's plan is its own, and need not be that of the others.
     """
 
     def __init__(self, pace: Pace, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +45,8 @@ class Paced:
         self._clock = clock
         self._client: PaceClient | None = None
         self._pacer: Pacer | None = None
-        self._met_s: float | None = None  # when the last meeting was, on this worker's clock
+        self._begun_s: float | None = None  # when training began, on this worker's clock
+        self._met_s: float | None = None  # when the last meeting was, on the same
         self._closed_s = 0.0  # the same on the clock that all have in common, made of durations
         self._found: Assignment | None = None
         self._reported: int | None = None  # the round of the newest report
@@ -71,7 +75,10 @@ class Paced:
         Raises:
             ProtocolError: members keep different paces.
         """
-        self._met_s = self._clock()
+        now = self._clock()
+        since = next((one for one in (self._met_s, self._begun_s) if one is not None), now)
+        longest_s = max(now - since, 0.0)
+        self._met_s = now
         if self._pacer is None:
             self._pacer = Pacer(self.pace, len(told))
         began_s = self._closed_s
@@ -81,10 +88,12 @@ class Paced:
             if words["pace"] != self.pace.text:
                 raise ProtocolError(
                     f"All members must keep one pace, here {self.pace.text}. Received: "
-                    f"{words['pace']} of member {member}"
+                    f"{words['pace'][:200]} of member {member}"
                 )
-            arrived_s = began_s + words["span_s"]
-            report = Report(steps, words["step_s"], words["local_s"])
+            # One claim of a long step would have all others make all steps that there can be.
+            arrived_s = began_s + min(words["span_s"], longest_s)
+            step_s = min(words["step_s"], longest_s / max(steps, 1))
+            report = Report(steps, step_s, min(words["local_s"], longest_s))
             self._pacer.arrived(member, number, arrived_s, report)
             self._closed_s = max(self._closed_s, arrived_s)
         self._found = self._pacer.assignment(own, number)
@@ -95,6 +104,8 @@ class Paced:
         Args:
             is_shared: whether the workers of the party keep step, so that rank 0's holds for all.
         """
+        if self._begun_s is None:
+            self._begun_s = self._clock()
         found, self._found = self._found, None
         if self._client is not None:
             found = self._client.assignment(_ANSWER_S) or found

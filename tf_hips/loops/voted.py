@@ -94,7 +94,7 @@ def begin(strategy: Any) -> None:
 
 
 def note(strategy: Any, meeting: Meeting) -> None:
-    """Members of all parties have met; where nobody had anything to send there was no round."""
+    """Members of all parties have met; where nothing was exchanged there was no round."""
     seats = getattr(strategy, "_seats", None)
-    if seats is not None and not sum(meeting.party_shares()):
+    if seats is not None and meeting.is_void:
         seats.skip()

@@ -460,13 +460,15 @@ class State:
                 updates=AddingUpdates(sizes, rule),
                 **common,
             )
-        whole = rule_of(rule, self.members.terms.parties, child.seed)
+        parties = self.members.terms.parties
+        most = len(parties) if quorum is None else quorum.least
+        whole = rule_of(rule, parties, child.seed, most)
         make: Callable[..., Store] = Store
         if isinstance(whole, Distances) and not self.members.terms.shard.is_whole:
             make = functools.partial(JointStore, joint=whole)
         if rule.is_robust and whole is None:
             common["note_absurd"] = self.rejections.note_absurd
-        updates = Updates(sizes, rule, shares, whole)
+        updates = Updates(sizes, rule, shares, whole, most)
         return make(*terms, updates=updates, site=site, partial=partial, **common)
 
     def _joined(self) -> dict[str, Any]:

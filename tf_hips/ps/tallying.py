@@ -33,6 +33,7 @@ class Winners:
             secret: what buckets are drawn from; no child knows it.
         """
         self._detox = votes.with_rule(then)
+        self._num_groups = votes.num_groups(len(sites))
         self._sites = tuple(sites)
         self._secret = secret
         self.dropped: dict[int, dict[int, str]] = {}  # by round; by a member, why
@@ -41,7 +42,7 @@ class Winners:
         """As of `RoundRule`; the rows are those of winners, in the order of their groups."""
         round.missing = self.dropped.pop(round.number, {})
         then = self._detox.aggregator(len(self._sites), len(round.children))
-        return Distances(then, self._sites, self._secret).decide(round)
+        return Distances(then, self._sites, self._secret, self._num_groups).decide(round)
 
 
 class Tally:

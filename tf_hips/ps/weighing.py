@@ -278,6 +278,7 @@ class WeighingStore(Store):
                     secret=self._secret,
                     step=number,
                     missing=len(missing),
+                    of=len(names),
                     most=self._most_stretch,
                 )
                 accepted = places[list(decision.accepted)]

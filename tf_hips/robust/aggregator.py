@@ -147,12 +147,13 @@ class Aggregator:
         """This rule with f in the place of each "auto"."""
         return Aggregator(tuple(step.bearing(f) for step in self.steps))
 
-    def check(self, n: int, missing: int = 0) -> int:
+    def check(self, n: int, missing: int = 0, of: int | None = None) -> int:
         """Looks whether n rows are enough, none of which is refused.
 
         Args:
             n: rows.
             missing: as for `run`.
+            of: as for `run`.
 
         Returns:
             How many bad ones of them the rule bears, 0 for one that knows no f.
@@ -160,7 +161,7 @@ class Aggregator:
         Raises:
             ToleranceError: they are not; says the formula.
         """
-        f = self._budgets(n, (), missing)[-1]
+        f = self._budgets(n, (), missing, of)[-1]
         if self.rule.name == "multi_krum":
             _count_of(self.rule, self._counts(n)[-1], f)
         return f
@@ -196,6 +197,7 @@ class Aggregator:
         step: int = 0,
         limits: Limits | None = None,
         missing: int = 0,
+        of: int | None = None,
         out: Floats | None = None,
     ) -> Aggregation:
         """Aggregates rows.
@@ -208,18 +210,20 @@ class Aggregator:
             step: of the run.
             limits: what norms may be; None: `Limits()`.
             missing: bad rows that are known already and not among `rows`; they count among the f.
+            of: how many could have a row, where some have none of their own will; f="auto" is never
+                0 where that many rows bear one. None: those that are here or missing.
             out: float32 [d] to write, none of the rows; made when None. New memory costs as much as
                 sorting.
 
         Raises:
-            ToleranceError: too few rows are left, or more than f were refused.
+            ToleranceError: too few rows are left, or have come, or more than f were refused.
             NonFiniteError: the reference is not finite, or its norm over 1e18.
             ValueError, TypeError: there are no rows, or not all are of the same length.
         """
         given = as_rows(rows)
         bounds = limits if limits is not None else Limits()
         if self.rule.kind.is_coordinate and len(self.steps) == 1:
-            return self._by_coordinate(given, bounds, missing, out)
+            return self._by_coordinate(given, bounds, missing, of, out)
         extra = self._reference(reference, given)
         measures = self.measure(given, reference=extra)
         decision = self.decide(
@@ -229,6 +233,7 @@ class Aggregator:
             step=step,
             limits=bounds,
             missing=missing,
+            of=of,
             with_reference=bool(extra),
         )
         return self.apply(decision, given, reference=extra[0] if extra else None, out=out)
@@ -262,6 +267,7 @@ class Aggregator:
         step: int = 0,
         limits: Limits | None = None,
         missing: int = 0,
+        of: int | None = None,
         with_reference: bool = False,
         known: Sequence[Rejected] = (),
     ) -> Decision:
@@ -274,6 +280,7 @@ class Aggregator:
             step: as for `run`.
             limits: as for `run`.
             missing: as for `run`.
+            of: as for `run`.
             with_reference: whether the last row of `measures` is the reference.
             known: rows that are refused for what `measures` do not show.
 
@@ -294,7 +301,7 @@ class Aggregator:
         accepted = _accepted(n, rejected)
         bad = reasons.keys()
         where = [*accepted, *range(n, len(squares))]
-        budgets = self._budgets(len(accepted), rejected, missing)
+        budgets = self._budgets(len(accepted), rejected, missing, of)
         if not pairs:
             pairs = [0.0] * (len(squares) * (len(squares) - 1) // 2)
         # A row that is refused may be at no finite distance: it goes before anything is computed.
@@ -346,7 +353,12 @@ class Aggregator:
         )
 
     def _by_coordinate(
-        self, rows: list[Floats], limits: Limits, missing: int, out: Floats | None
+        self,
+        rows: list[Floats],
+        limits: Limits,
+        missing: int,
+        of: int | None,
+        out: Floats | None,
     ) -> Aggregation:
         """A rule of coordinates: sorts, and sorts again if a row turns out to be refused."""
         # As if nobody were refused. What is not enough then may be enough without those who are, as
@@ -357,7 +369,7 @@ class Aggregator:
         vector, squares = native_robust.coordinate(rows, rule, _drop(rule, first), None, out)
         rejected = refused(rows, totals(squares), limits)
         accepted = _accepted(len(rows), rejected)
-        f = self._budgets(len(accepted), rejected, missing)[0]
+        f = self._budgets(len(accepted), rejected, missing, of)[0]
         if rejected:
             kept = [rows[i] for i in accepted]
             vector, _ = native_robust.coordinate(kept, rule, _drop(rule, f), None, out)
@@ -368,11 +380,14 @@ class Aggregator:
             return []
         return [as_rows([*rows[:1], reference])[1]]
 
-    def _budgets(self, n: int, rejected: Sequence[Rejected], missing: int) -> list[int]:
+    def _budgets(
+        self, n: int, rejected: Sequence[Rejected], missing: int, of: int | None = None
+    ) -> list[int]:
         """How many bad ones of n rows each step bears; those that are gone count.
 
         Raises:
-            ToleranceError: n is too small for f, or more than f were refused.
+            ToleranceError: n is too small for f, or more than f were refused; or f is "auto", and
+                so few rows have come that it would be 0.
         """
         gone = len(rejected) + missing
         named = "; ".join([str(one) for one in rejected] + [f"{missing} missing"] * (missing > 0))
@@ -383,8 +398,10 @@ class Aggregator:
             raise ToleranceError(f"{self.text} bears {self.max_rows} rows at most. Received: n={n}")
         budgets: list[int] = []
         of_rule: int | None = None  # what the rule at the end bears, if it takes an f
-        counts = zip(self.steps, self._counts(n), self._counts(n + gone), strict=True)
-        for step, count, given in reversed(list(counts)):
+        whole_rule: int | None = None  # the same if all had a row
+        most = max(of or 0, n + gone)
+        numbers = (self._counts(one) for one in (n, n + gone, most))
+        for step, count, given, whole in reversed(list(zip(self.steps, *numbers, strict=True))):
             if step.f is None:
                 budgets.append(0)
                 continue
@@ -394,18 +411,28 @@ class Aggregator:
                 f = max(step.most(given), 0)
                 # Before a rule there is no use in bearing more than the rule does.
                 f = f if of_rule is None else min(f, of_rule + gone)
+                could = max(step.most(whole), 0)
+                could = could if whole_rule is None else min(could, whole_rule)
+                if not f and could:
+                    # Who stays away says so itself: else whoever does not would own the result.
+                    raise ToleranceError(
+                        f"{step.formula} rows; f=auto bears {could} of {whole}, and none of those "
+                        f"that have come. Received: n={given}{refusals}"
+                    )
             if gone > f:
                 said = "auto" if step.f == AUTO else str(f)
-                most = f", {f} of {given} rows" if step.f == AUTO else " bad rows"
+                of_whom = f", {f} of {given} rows" if step.f == AUTO else " bad rows"
                 raise ToleranceError(
-                    f"{self.text} bears f={said}{most}. Received: {gone} that were refused: {named}"
+                    f"{self.text} bears f={said}{of_whom}. "
+                    f"Received: {gone} that were refused: {named}"
                 )
             most_left = step.most(count)
             f = min(f - gone, max(most_left, 0)) if step.f == AUTO else f - gone
             if f > most_left:
                 raise ToleranceError(f"{step.formula} rows. Received: n={count}, f={f}{refusals}")
             budgets.append(f)
-            of_rule = f if len(budgets) == 1 else of_rule
+            if len(budgets) == 1:
+                of_rule, whole_rule = f, could if step.f == AUTO else step.f
         return budgets[::-1]
 
     def _counts(self, n: int) -> list[int]:

@@ -158,6 +158,7 @@ class Sketched:
         step: int = 0,
         limits: Limits | None = None,
         missing: int = 0,
+        of: int | None = None,
         most: float = math.inf,
     ) -> Decision:
         """Which rows take part, and with which weights.
@@ -170,6 +171,7 @@ class Sketched:
             step: of the run.
             limits: as for `Aggregator.run`.
             missing: as for `Aggregator.run`.
+            of: as for `Aggregator.run`.
             most: `most_stretch` of the rows; whose sketch is longer is refused.
 
         Raises:
@@ -197,6 +199,7 @@ class Sketched:
             step=step,
             limits=limits,
             missing=missing,
+            of=of,
             known=known,
         )
 

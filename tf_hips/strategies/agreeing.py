@@ -105,13 +105,13 @@ def as_text(payload: bytes | None) -> str | None:
 
 
 def from_texts(
-    texts: Sequence[str | None], workers: Sequence[int], label: str, parties: Doubted | None
+    told: Sequence[tuple[str | None, int, str]], label: str, parties: Doubted | None
 ) -> list[Any]:
     """The values of all workers, from a JSON list of each party.
 
     Args:
-        texts: by party; None where it is absent.
-        workers: of each party.
+        told: of each party the text, None where it is absent, how many workers it has, and its
+            name.
         label: what they are, for messages.
         parties: of which some may lie; None: all are believed.
 
@@ -122,16 +122,15 @@ def from_texts(
         ProtocolError: a party that is believed has sent something else.
     """
     everyone: list[Any] = []
-    for place, (text, count) in enumerate(zip(texts, workers, strict=True)):
+    for text, count, site in told:
         values: Any = [None] * count if text is None else _from_json(text)
         if not isinstance(values, list) or len(values) != count:
             if parties is None:
-                received = f"{len(values)} values" if isinstance(values, list) else "no list"
                 raise ProtocolError(
-                    f"`{label}` must come from each of the {count} workers of party {place}, as a "
-                    f"list. Received: {received}"
+                    f"`{label}` of party `{site}` must be a JSON list with a value of each of "
+                    f"{count} workers. Received: {str(text)[:80]!r}"
                 )
-            parties.name([parties.sites[place]], label, "it is no value of each of its workers")
+            parties.name([site], label, "it is no value of each of its workers")
             values = [None] * count
         everyone += values
     return everyone

@@ -367,7 +367,8 @@ class HierarchicalPS(ConnectedStrategy):
         payload = json.dumps(own).encode()
         texts = on_rank_0(lambda: [as_text(text) for text in self._gather_bytes(label, payload)])
         texts = primitives.broadcast_object(texts, 0, f"{label} of all parties")
-        return from_texts(texts, welcome.workers, label, doubted(self))
+        told = zip(texts, welcome.workers, welcome.parties, strict=True)
+        return from_texts(list(told), label, doubted(self))
 
     def _gather_bytes(self, label: str, payload: bytes) -> list[bytes | None]:
         """Bytes of all parties, in their order; None of absent ones. On rank 0, in turn."""

@@ -57,8 +57,13 @@ class Mean:
         return merged
 
 
-def merging(rule: UpdateRule, compressor: Compressor, weights: Mapping[int, float]) -> Rule:
-    """What merges the packets of one chunk for `rule`."""
+def merging(
+    rule: UpdateRule,
+    compressor: Compressor,
+    weights: Mapping[int, float],
+    of: int | None = None,
+) -> Rule:
+    """What merges the packets of one chunk for `rule`; `of` as for `Rows`."""
     if rule.robust is not None:
-        return Rows(rule.robust, compressor, weights)
+        return Rows(rule.robust, compressor, weights, of)
     return Mean(compressor, weights) if rule.is_mean else Sum(compressor)

@@ -49,10 +49,22 @@ class Rows:
     needs_rows = True
 
     def __init__(
-        self, rule: Aggregator, compressor: Compressor, weights: Mapping[int, float]
+        self,
+        rule: Aggregator,
+        compressor: Compressor,
+        weights: Mapping[int, float],
+        of: int | None = None,
     ) -> None:
-        """A robust rule of coordinates for packets of `compressor`, of children with `weights`."""
+        """Takes nothing yet.
+
+        Args:
+            rule: one of coordinates alone.
+            compressor: what packets are encoded with.
+            weights: what children stand for, by child.
+            of: how many rows there could be in a round; None: as many as come.
+        """
         self._rule = rule
+        self._of = of
         self._compressor = compressor
         self._weights = weights
         self._num_elements = 0
@@ -87,16 +99,19 @@ class Rows:
             return np.zeros(n, np.float32)  # nobody has anything to say
         in_order = [packets[child] for child in sorted(packets)]
         if self._rule.rule.name == "majority" and votes_of_signs.can_be_counted(in_order, n):
-            self._rule.check(len(in_order), self._num_refused)
+            self._rule.check(len(in_order), self._num_refused, self._of)
             return votes_of_signs.onebit_majority(in_order, n)
         rows = [native.decode(self._compressor, packet, n) for packet in in_order]
-        result, squares = of_coordinates(self._rule, rows, self._num_refused)
+        result, squares = of_coordinates(self._rule, rows, self._num_refused, self._of)
         self.squares = dict(zip(sorted(packets), squares, strict=True))
         return result
 
 
 def of_coordinates(
-    rule: Aggregator, rows: Sequence[npt.NDArray[np.float32]], missing: int = 0
+    rule: Aggregator,
+    rows: Sequence[npt.NDArray[np.float32]],
+    missing: int = 0,
+    of: int | None = None,
 ) -> tuple[npt.NDArray[np.float32], list[float]]:
     """What a rule of coordinates makes of rows; not finite where a mean of huge values overflows.
 
@@ -104,6 +119,7 @@ def of_coordinates(
         rule: one of coordinates alone.
         rows: at least one.
         missing: bad rows that are known already and not among `rows`.
+        of: how many rows there could be; None: those that are here or missing.
 
     Returns:
         The result, and the sum of squares of each row.
@@ -111,7 +127,7 @@ def of_coordinates(
     Raises:
         ToleranceError: there are too few rows.
     """
-    f = rule.check(len(rows), missing)
+    f = rule.check(len(rows), missing, of)
     kind = _RULES[rule.rule.name]
     drops = kind in (CoordinateRule.TRIMMED, CoordinateRule.NEAREST)
     result, squares = native_robust.coordinate(rows, kind, f if drops else 0)

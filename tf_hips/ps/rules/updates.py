@@ -27,6 +27,7 @@ class Updates:
         rule: UpdateRule | None = None,
         shares: Mapping[int, float] | None = None,
         whole: RoundRule | None = None,
+        of: int | None = None,
     ) -> None:
         """No step has been made.
 
@@ -37,7 +38,9 @@ class Updates:
                 takes no weights, as those do whose children wait for nobody; None: as `rule` says.
             whole: merges rounds, of a rule that looks at whole ones; None: chunks are merged each
                 by itself.
+            of: how many children can have a row in a round, at least; None: not known.
         """
+        self._of = of
         self.whole = whole
         self.rule = rule if rule is not None else parse("sum")
         self._shares = shares
@@ -53,7 +56,7 @@ class Updates:
         """
         if self._shares is not None:
             return merging.Mean(compressor, self._shares)
-        return merging.merging(self.rule, compressor, weights)
+        return merging.merging(self.rule, compressor, weights, self._of)
 
     def step(
         self, chunk: int, merged: Floats, *, has_rows: bool = True

@@ -131,14 +131,18 @@ class RoundRule(Protocol):
 class Distances:
     """Any aggregator of `robust`: the distances of whole rows, then one weighted sum."""
 
-    def __init__(self, rule: Aggregator, sites: Sequence[str], seed: int) -> None:
+    def __init__(
+        self, rule: Aggregator, sites: Sequence[str], seed: int, of: int | None = None
+    ) -> None:
         """A rule.
 
         Args:
             rule: what to do.
             sites: names of the children, for messages.
             seed: of the run; what is drawn comes from it and the round.
+            of: how many rows there could be in a round; None: as many as come.
         """
+        self._of = of
         self._rule = rule
         self._sites = sites
         self._seed = seed
@@ -203,6 +207,7 @@ class Distances:
                 seed=self._seed,
                 step=number,
                 missing=len(missing),
+                of=self._of,
                 with_reference=with_reference,
             )
         except ToleranceError as error:
@@ -225,16 +230,21 @@ class Distances:
         return f" ({rows}{'; ' if gone else ''}{gone})"
 
 
-def rule_of(rule: UpdateRule, sites: Sequence[str], seed: int) -> RoundRule | None:
+def rule_of(
+    rule: UpdateRule, sites: Sequence[str], seed: int, of: int | None = None
+) -> RoundRule | None:
     """What decides about whole rounds for a rule; None: its chunks are merged each by itself.
 
     Args:
         rule: of a server.
         sites: names of the children, for messages.
         seed: of the run.
+        of: as for `Distances`.
     """
     aggregator = rule.robust
-    return Distances(aggregator, sites, seed) if aggregator is not None and rule.is_whole else None
+    if aggregator is None or not rule.is_whole:
+        return None
+    return Distances(aggregator, sites, seed, of)
 
 
 class _Weighted:
