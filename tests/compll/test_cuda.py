@@ -289,6 +289,53 @@ def test_sorts_of_every_kind(tmp_path):
             np.testing.assert_array_equal(packets, reference.encode(x))
 
 
+SHRINKING = """
+void ShrinkEncode(float* gradient, uint8* out, int rest) {
+    int* few = range(rest == 0 ? 4096 - gradient.size : gradient.size % rest);
+    lambda_func at = [&](int i) -> float { return gradient[i] + i; }
+    float* values = map(few, at);
+    float total = reduce(values, 0, sum);
+    int whole = reduce(map(few, [&](int i) -> int { return i; }), 0, sum);
+    uint32 low = whole;
+    uint16* kept = filter(few, [&](int i) -> uint1 { return gradient[i] > 0; });
+    uint32* best = top_k(map(range(min(few.size, gradient.size)), at), few.size / 2);
+    float* down = sort(values, greater);
+    float* blocks = block_reduce(values, 64, 0, max);
+    lambda_func code = [&](int i) -> uint<3> { return blocks[i / 64] + i + random<int>(0, 2); }
+    uint<3>* codes = map(few, code);
+    out = concat(total, low, kept, best, down, codes, map(blocks, at));
+}
+void ShrinkDecode(uint8* packet, float* gradient, int rest) {
+    float total;
+    uint32 low;
+    uint16* kept;
+    uint32* best;
+    float* down;
+    uint<3>* codes;
+    float* blocks;
+    extract(packet, total, low, kept, best, down, codes, blocks);
+    float* sent = scatter(gradient.size, best, down);
+    int middle = reduce(codes, 0, sum);
+    lambda_func value = [&](int i) -> float { return sent[i] + down[i] + middle; }
+    gradient = map(range(gradient.size), value);
+}
+"""
+
+
+@pytest.mark.parametrize(("rest", "last"), [(0, 100), (5000, 4900), (5000, 100)])
+def test_a_length_that_shrinks_as_a_chunk_grows(rest, last):
+    """The last chunk then has more tiles of a loop than the others, or none has them all."""
+    program = compll.compile_text(SHRINKING, "shrink")
+    kernels, reference = Emulated(program, rest=rest), compll.Reference(program, rest=rest)
+    x = gradients(CHUNK + last)["plain"]
+    expected = reference.encode(x, **KEY)
+    packets, _ = kernels.encode(x, **KEY)
+    np.testing.assert_array_equal(packets, expected)
+    values, report = kernels.decode([packets], x.size)
+    assert report == FINE
+    assert_same_floats(values, reference.decode(expected, x.size))
+
+
 STATES = [Path(__file__).with_name("momentum.pse")]
 STATES += [SPECS / f"{name}.pse" for name in EVERY if name not in NAMES]
 
