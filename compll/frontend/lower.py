@@ -22,7 +22,7 @@ from compll.frontend.constants import integer_of
 from compll.frontend.scalars import KEY_PARTS, SCALAR
 from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest, unknown
 from compll.frontend.vectors import OPERATORS
-from compll.ir import nodes
+from compll.ir import nodes, semantics
 from compll.ir.reducers import REDUCERS
 from compll.ir.sizes import MAX_NODES, DataDependentError, LongSizeError, SizeError, scalar_of
 from compll.ir.types import (
@@ -266,9 +266,10 @@ class Lowerer:
     def _literal(self, tree: ast.Number) -> nodes.Expr:
         if isinstance(tree.value, int):
             return nodes.Const(INT, tree.span, tree.value)
-        if abs(tree.value) > MAX_FLOAT:
+        value = semantics.binary32(tree.value)
+        if abs(value) > MAX_FLOAT:
             raise self.refuse("E308", f"a `float` holds at most {MAX_FLOAT:.9g}", tree.span)
-        return nodes.Const(FLOAT, tree.span, float(np.float32(tree.value)))
+        return nodes.Const(FLOAT, tree.span, value)
 
     def _name(self, tree: ast.Name, frame: Frame) -> nodes.Expr:
         found = frame.scope.find(tree.name)

@@ -187,6 +187,23 @@ def test_arguments_are_checked():
     assert codec.decode(values, None, 40, 1, None, 0, 0, None, *none) == 1
 
 
+def test_parameters_are_rounded_before_they_are_checked():
+    """A caller in C gives binary64s: the largest float as it is printed lies above it."""
+    program = compll.compile_text(
+        "void ScaleEncode(float* g, uint8* out, float s) "
+        "{ out = concat(map(g, [&](float x) -> float { return x * s; })); }",
+        "scale",
+    )
+    kernels, x = Emulated(program, s=1), np.ones(9, np.float32)
+    for given in (0.1, 3.40282347e38, -3.4028235677973362e38):
+        kernels.values[0] = given
+        packets, _ = kernels.encode(x)
+        np.testing.assert_array_equal(packets, compll.Reference(program, s=given).encode(x))
+    for given in (3.4028235677973367e38, float("inf"), float("nan")):
+        kernels.values[0] = given
+        assert kernels.codec.wire_bytes(kernels.values, 9) < 0
+
+
 def test_what_cuda_says_is_kept():
     """Of the last call that failed; and the library knows whether it can run at all."""
     program = compll.compile_text(
