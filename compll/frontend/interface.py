@@ -57,12 +57,12 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
         stem = function.name[:-6]
         if kind not in ("Encode", "Decode") or not re.fullmatch(r"[A-Z][A-Za-z0-9]*", stem):
             help_line = "help: the names are XEncode and XDecode; X begins with a capital letter"
-            report.add(
-                "E501",
-                f"`{function.name}` is neither an Encode nor a Decode",
-                function.span,
-                help_line,
-            )
+            message = f"`{function.name}` is neither an Encode nor a Decode"
+            if stem and kind in ("Encode", "Decode"):
+                shown = f"the `{stem}` of `{function.name}`"
+                message = f"{shown} must be a capital letter, and then letters and digits"
+                help_line = "help: TensorFlow names the operations after it, as in TopKEncode"
+            report.add("E501", message, function.span, help_line)
             continue
         if kind in found or (found and stem != prefix):
             first = next(iter(found.values()))

@@ -58,7 +58,7 @@ class Frame:
     """Where expressions are being lowered: names, the lets made so far, and what is allowed here.
 
     Attributes:
-        position: in the lambda of a `map`, the element's number; None elsewhere.
+        position: in the lambda of a `map` or `filter`, the element's number; None elsewhere.
         lenient: a lambda is only being looked at, so captured variables have no value yet.
     """
 
