@@ -126,6 +126,16 @@ def _parser() -> argparse.ArgumentParser:
         help="what an encoder with state kept: float32, a row per state (default: zeros)",
     )
     run.add_argument("--new-state", metavar="T.npy", help="where to write what it keeps then")
+    run.add_argument(
+        "--residual",
+        metavar="R.npy",
+        help="error feedback: what the encodings before dropped, added to the input",
+    )
+    run.add_argument(
+        "--new-residual",
+        metavar="S.npy",
+        help="where to write what this encoding drops then: sent next time with --residual",
+    )
     run.add_argument("--size", type=int, metavar="N", help="elements to decode")
     run.add_argument(
         "--backend",
@@ -181,13 +191,10 @@ def _gen(options: argparse.Namespace) -> None:
 
 def _gen_all(specs: Sequence[Specification], folder: Path) -> None:
     """Writes every target, without CUDA where its back end refuses, and says so."""
-    try:
-        pipeline.write(specs, folder)
-    except CompileError as error:
-        if {found.code for found in error.diagnostics} != {"E701"}:
-            raise
-        pipeline.write(specs, folder, [name for name in pipeline.TARGETS if name != "cuda"])
-        sys.stderr.write(f"{error}\ncompll: the rest was written, without .cu files\n")
+    left_out = pipeline.write(specs, folder, needs_cuda=False)
+    if left_out:
+        told = "\n\n".join(map(str, left_out.values()))
+        sys.stderr.write(f"{told}\ncompll: the rest was written, without {', '.join(left_out)}\n")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -242,15 +249,20 @@ def _run(options: argparse.Namespace) -> None:
             raise CommandError(
                 "`--size` is for decoding only: an encode takes its size from its input"
             )
-        gradient = _vector(data, np.float32, options.input)
+        gradient = _with_residual(codec, _vector(data, np.float32, options.input), options)
         state = _state(codec, gradient.size, options)
         result = codec.encode(gradient, **key, state=state)
+        if options.new_residual is not None:
+            with Path(options.new_residual).open("wb") as file:
+                np.save(file, _dropped(gradient, codec.decode(result, gradient.size)))
         if state is not None and options.new_state is not None:
             with Path(options.new_state).open("wb") as file:
                 np.save(file, state)
     else:
         if options.state is not None or options.new_state is not None:
             raise CommandError("`--state` and `--new-state` are for encoding only")
+        if options.residual is not None or options.new_residual is not None:
+            raise CommandError("`--residual` and `--new-residual` are for encoding only")
         if key:
             shown = ", ".join(f"`--{name.replace('_', '-')}`" for name in key)
             raise CommandError(f"{shown} is for encoding only: a decode draws no noise")
@@ -262,6 +274,42 @@ def _run(options: argparse.Namespace) -> None:
         result = codec.decode(_vector(data, np.uint8, options.input), options.size)
     with Path(options.output).open("wb") as file:
         np.save(file, result)
+
+
+def _with_residual(
+    codec: Reference | CompiledCodec, gradient: npt.NDArray[np.float32], options: argparse.Namespace
+) -> npt.NDArray[np.float32]:
+    """What is encoded: with error feedback the sum of a gradient and its residual."""
+    if options.residual is None and options.new_residual is None:
+        return gradient
+    shown = " + ".join(options.specs)
+    if codec.program.decode is None:
+        raise CommandError(f"{shown} must have a Decode for `--residual` and `--new-residual`")
+    if codec.state_names:
+        raise CommandError(
+            f"{shown} must have no `state` block for `--residual` and `--new-residual`"
+        )
+    if options.residual is None:
+        return gradient
+    residual = _vector(_load(options.residual), np.float32, options.residual)
+    if residual.size != gradient.size:
+        raise CommandError(
+            f"{options.residual} must hold {gradient.size} elements, as {options.input} does. "
+            f"Received: {residual.size}"
+        )
+    with np.errstate(all="ignore"):
+        total: npt.NDArray[np.float32] = gradient + residual
+    return total
+
+
+def _dropped(
+    wanted: npt.NDArray[np.float32], sent: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """What a packet lacks; what is not finite would stay for ever, and is 0."""
+    with np.errstate(all="ignore"):
+        rest: npt.NDArray[np.float32] = wanted - sent
+    rest[~np.isfinite(rest)] = 0
+    return rest
 
 
 def _state(

@@ -19,13 +19,13 @@ import numpy as np
 
 from compll.ir import nodes
 from compll.ir.printer import fnv1a32, spec_hash
+from compll.ir.semantics import binary32
 from compll.ir.types import FLOAT
 
 CHUNK = 1 << 20
 MAX_ELEMENTS = 1 << 40
 MAGIC = b"HIPS"
 VERSION = 1
-_MAX_FLOAT = float(np.finfo(np.float32).max)
 PREFIX = struct.Struct("<4sHHII")
 
 
@@ -174,8 +174,8 @@ def parameter_values(program: nodes.Program, given: Mapping[str, float]) -> dict
             raise ValueError(f"`{name}` must be a number. Received: {name}={value!r}")
         if param.var.type != FLOAT and value != value // 1:
             raise ValueError(f"`{name}` must be an integer. Received: {name}={value}")
-        if param.var.type == FLOAT and abs(value) <= _MAX_FLOAT:
-            value = float(np.float32(value))
+        if param.var.type == FLOAT:
+            value = binary32(value)
         if not param.low <= value <= param.high:
             raise ValueError(
                 f"`{name}` must be in [{param.low:.9g}, {param.high:.9g}]. Received: {name}={value}"

@@ -101,7 +101,13 @@ TARGETS = ("numpy", "cpp", "cuda", "tensorflow")
 """What `write` can make; `cpp` is what TensorFlow's operations are built on."""
 
 
-def write(specs: Sequence[Specification], folder: Path, targets: Sequence[str] = TARGETS) -> None:
+def write(
+    specs: Sequence[Specification],
+    folder: Path,
+    targets: Sequence[str] = TARGETS,
+    *,
+    needs_cuda: bool = True,
+) -> dict[str, CompileError]:
     """Compiles specifications and writes their sources, with a Makefile, to a folder.
 
     The Makefile is the same whatever is written, and builds all that lies in the folder: what an
@@ -111,15 +117,21 @@ def write(specs: Sequence[Specification], folder: Path, targets: Sequence[str] =
         specs: of codecs; all are compiled before anything is written.
         folder: made if it is missing.
         targets: of TARGETS.
+        needs_cuda: raise what the CUDA back end refuses; else leave that codec's `.cu` out.
+
+    Returns:
+        The `.cu` files that were left out, each with the reason. One of an earlier call is removed:
+        the Makefile would build it beside other sources than its own.
 
     Raises:
-        CompileError: a specification is refused, or is by the CUDA back end if that is a target.
+        CompileError: a specification is refused, or is by the CUDA back end if that is needed.
         ValueError: two of them would be written to the same file, or name the same operations.
         OSError: a file cannot be written.
     """
     programs = [compile_specification(spec) for spec in specs]
     _check_distinct(specs, programs)
     files: dict[str, str] = {}
+    left_out: dict[str, CompileError] = {}
     for program, spec in zip(programs, specs, strict=True):
         made = generate(program)
         wanted = {".codec.cc": "cpp", ".tf.cc": "tensorflow"}
@@ -133,7 +145,12 @@ def write(specs: Sequence[Specification], folder: Path, targets: Sequence[str] =
             named = " and ".join(Path(file).name for file, _ in spec.parts)
             files[f"{program.name}_reference.py"] = module.emit(program, text, ascii(named)[1:-1])
         if "cuda" in targets:
-            files[f"{program.name}.cu"] = cuda_source(program, spec)
+            try:
+                files[f"{program.name}.cu"] = cuda_source(program, spec)
+            except CompileError as error:
+                if needs_cuda:
+                    raise
+                left_out[f"{program.name}.cu"] = error
         if "cpp" in targets:
             identity = toolchain.codec_id(program.name, spec.data)
             files[f"{program.name}.mk"] = makefile.identify(program.name, identity)
@@ -142,6 +159,9 @@ def write(specs: Sequence[Specification], folder: Path, targets: Sequence[str] =
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="ascii")
+    for name in left_out:
+        (folder / name).unlink(missing_ok=True)
+    return left_out
 
 
 def cuda_source(program: nodes.Program, spec: Specification) -> str:

@@ -25,6 +25,8 @@ from compll.source import Span
 _INCLUDES = ("bits", "device", "philox", "reduce", "tensor")
 # A tile of floats per reduction lies in shared memory, of which a block has 48 KiB.
 _MAX_REDUCTIONS = 8
+# What the struct of a call has of its own and c_names.py does not reserve: vectors lie in it, too.
+_MEMBERS = ("blocks", "new_state", "packets", "rest")
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class _Emitter:
         count = max(1, len(kernels.loops))
         lines.add(
             "int32_t alone;  // an Alone",
-            "// Of each loop: tiles of a full chunk, of all chunks, and of a block of threads.",
+            "// Of each loop: most tiles of a chunk, tiles of all chunks, of a block of threads.",
             f"int64_t tiles[{count}];",
             f"int64_t blocks[{count}];",
             f"int32_t run[{count}];",
@@ -210,5 +212,7 @@ class _Emitter:
 
 
 def _begin(side: Side) -> Function:
+    for name in _MEMBERS:
+        side.members.fresh(name)
     lines = Lines()
     return Function(side, lines, Kernels(side, lines))

@@ -108,7 +108,8 @@ class Host:
         )
         lines.open(f"for (int k = 0; k < {count}; ++k) {{")
         lines.add(
-            "call->tiles[k] = num_tiles(full[k]);",
+            # A length may shrink as a chunk grows, so the last chunk can have the most tiles.
+            "call->tiles[k] = maximum<int64_t>(num_tiles(full[k]), num_tiles(last[k]));",
             "if (call->tiles[k] > kMaxBlocks / tensor.chunks) return false;",
             "call->blocks[k] = (tensor.chunks - 1) * call->tiles[k] + num_tiles(last[k]);",
             "call->run[k] = run_of(call->tiles[k], call->blocks[k]);",

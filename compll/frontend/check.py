@@ -296,6 +296,8 @@ class _Decoder(_Body):
             raise self.lower.refuse(
                 "E201", f"unknown name `{argument.name}`", argument.span, *help_lines
             )
+        if found.kind == "state":
+            raise self.lower.refuse_state(argument.name, argument.span)
         if found.kind == "packet" or (found.kind == "local" and found.value is not None):
             message = f"`{argument.name}` cannot be extracted: it is a value already"
             raise self.lower.refuse("E206", message, argument.span)

@@ -11,13 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.lower import MAX_FLOAT
 from compll.frontend.scope import nearest
-from compll.ir import nodes
+from compll.ir import nodes, semantics
 from compll.ir.types import FIXED_WIDTHS, FLOAT, INT, Array, Type, UInt
 
 # Inputs, outputs and attributes that the generated operations have anyway, and what TensorFlow's
@@ -59,12 +57,12 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
         stem = function.name[:-6]
         if kind not in ("Encode", "Decode") or not re.fullmatch(r"[A-Z][A-Za-z0-9]*", stem):
             help_line = "help: the names are XEncode and XDecode; X begins with a capital letter"
-            report.add(
-                "E501",
-                f"`{function.name}` is neither an Encode nor a Decode",
-                function.span,
-                help_line,
-            )
+            message = f"`{function.name}` is neither an Encode nor a Decode"
+            if stem and kind in ("Encode", "Decode"):
+                shown = f"the `{stem}` of `{function.name}`"
+                message = f"{shown} must be a capital letter, and then letters and digits"
+                help_line = "help: TensorFlow names the operations after it, as in TopKEncode"
+            report.add("E501", message, function.span, help_line)
             continue
         if kind in found or (found and stem != prefix):
             first = next(iter(found.values()))
@@ -261,14 +259,17 @@ def _read_states(
     return tuple(found.values())
 
 
+def _rounded(value: float, kind: Type) -> float:
+    """A number as a type holds it; one that it cannot hold, as it is."""
+    return semantics.binary32(value) if kind == FLOAT else value
+
+
 def _held(value: float, kind: Type) -> float:
-    """A number as a parameter holds it; what no float can hold has been reported.
+    """A number as a parameter holds it.
 
     Parameters know one zero: else equal values would have different packets.
     """
-    if kind != FLOAT or abs(value) > MAX_FLOAT:
-        return float(value) + 0.0
-    return float(np.float32(value)) + 0.0
+    return float(_rounded(value, kind)) + 0.0
 
 
 def _shown(limit: float, kind: Type) -> str:
@@ -285,17 +286,21 @@ def _limits(var: nodes.Var, item: ast.ParamField | None, report: Report) -> node
         )
     if item is None:
         return nodes.Param(var, low, high, None)
-    type_low, type_high = low, high
+    is_held = True
     for number in (item.low, item.high, item.default):
         if number is None:
             continue
         if var.type != FLOAT and isinstance(number.value, float):
             help_line = "help: write a number without a point"
             report.add("E602", f"`{var.name}` is an integer", number.span, help_line)
-        elif not type_low <= number.value <= type_high:
-            holds = " to ".join(_shown(limit, var.type) for limit in (type_low, type_high))
+            is_held = False
+        elif not low <= _rounded(number.value, var.type) <= high:
+            holds = " to ".join(_shown(limit, var.type) for limit in (low, high))
             article = "an" if var.type == INT else "a"
             report.add("E602", f"{article} `{var.type}` holds {holds}", number.span)
+            is_held = False
+    if not is_held:  # what it would be compared with, or be shown as, is not a value
+        return nodes.Param(var, low, high, None)
     if item.low is not None and item.high is not None:
         low, high = _held(item.low.value, var.type), _held(item.high.value, var.type)
         if low > high:

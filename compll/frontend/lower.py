@@ -22,7 +22,7 @@ from compll.frontend.constants import integer_of
 from compll.frontend.scalars import KEY_PARTS, SCALAR
 from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest, unknown
 from compll.frontend.vectors import OPERATORS
-from compll.ir import nodes
+from compll.ir import nodes, semantics
 from compll.ir.reducers import REDUCERS
 from compll.ir.sizes import MAX_NODES, DataDependentError, LongSizeError, SizeError, scalar_of
 from compll.ir.types import (
@@ -36,7 +36,7 @@ from compll.ir.types import (
     UInt,
     joined,
 )
-from compll.ir.walk import walk
+from compll.ir.walk import free_vars, walk
 from compll.source import Span
 
 VECTOR = ("map", "range")
@@ -58,8 +58,8 @@ class Frame:
     """Where expressions are being lowered: names, the lets made so far, and what is allowed here.
 
     Attributes:
-        position: in the lambda of a `map`, the element's number; None elsewhere.
-        lenient: a lambda is only being looked at, so captured variables need no value yet.
+        position: in the lambda of a `map` or `filter`, the element's number; None elsewhere.
+        lenient: a lambda is only being looked at, so captured variables have no value yet.
     """
 
     scope: Scope
@@ -91,6 +91,7 @@ class Lowerer:
         self.sizes: dict[nodes.Var, nodes.Expr] = {}
         self._run_lambda = run_lambda
         self._sites: dict[int, int] = {}
+        self._later_values: set[nodes.Var] = set()
         self._budget = _MAX_EXPANSION
         self._depth = 0
         self.widths: dict[UInt, None] = {}
@@ -159,7 +160,8 @@ class Lowerer:
         note = "note: the packet's layout must be known before its contents"
         message = "a width must be made of numbers and parameters"
         try:
-            width = scalar_of(self.convert(width, INT), self.lets, self.params, self.sizes)
+            known = self.params | self._later_values
+            width = scalar_of(self.convert(width, INT), self.lets, known, self.sizes)
         except LongSizeError as error:
             raise self.refuse("E304", _too_long("width"), error.span) from error
         except DataDependentError as error:
@@ -167,6 +169,8 @@ class Lowerer:
         size = next((found for found in walk(width) if isinstance(found, nodes.Size)), None)
         if size is not None:
             raise self.refuse("E304", message, tree.width.span, note)
+        if free_vars(width) & self._later_values:
+            return MAX_PACKED_BITS
         value = integer_of(width)
         if value is None:
             self.widths[UInt(width)] = None
@@ -266,9 +270,10 @@ class Lowerer:
     def _literal(self, tree: ast.Number) -> nodes.Expr:
         if isinstance(tree.value, int):
             return nodes.Const(INT, tree.span, tree.value)
-        if abs(tree.value) > MAX_FLOAT:
+        value = semantics.binary32(tree.value)
+        if abs(value) > MAX_FLOAT:
             raise self.refuse("E308", f"a `float` holds at most {MAX_FLOAT:.9g}", tree.span)
-        return nodes.Const(FLOAT, tree.span, float(np.float32(tree.value)))
+        return nodes.Const(FLOAT, tree.span, value)
 
     def _name(self, tree: ast.Name, frame: Frame) -> nodes.Expr:
         found = frame.scope.find(tree.name)
@@ -289,21 +294,24 @@ class Lowerer:
             message = f"`{tree.name}` is a lambda, not a value"
             raise self.refuse("E301", message, tree.span, f"help: call it, as in `{tree.name}(x)`")
         if found.kind == "state" and found.value is None:
-            note = "note: what a decode gives depends on the packet alone"
-            raise self.refuse("E607", f"`{tree.name}` is a state", tree.span, note)
+            raise self.refuse_state(tree.name, tree.span)
         if found.kind == "packet":
             message = (
                 f"`{tree.name}` is a packet: it can only be made by `concat` and read by `extract`"
             )
             note = "help: give values to `concat`, and get them back with `extract`"
             raise self.refuse("E301", message, tree.span, note)
+        is_captured = frame.lenient and found.kind == "captured"
+        if is_captured and not isinstance(found.type, Array):
+            # Its value is that of where the lambda is used.
+            later = nodes.Var(tree.name, found.type, tree.span)
+            self._later_values.add(later)
+            return nodes.Ref(found.type, tree.span, later)
         if found.value is None:
-            if frame.lenient and found.kind == "captured" and not isinstance(found.type, Array):
-                return nodes.Const(found.type, tree.span, 0)
             if found.kind == "output":
                 note = f"note: it is what this function makes; only `{tree.name}.size` is known"
                 raise self.refuse("E205", f"`{tree.name}` has no value yet", tree.span, note)
-            if frame.lenient and found.kind == "captured":
+            if is_captured:
                 return nodes.Ref(found.type, tree.span, nodes.Var(tree.name, found.type, tree.span))
             raise self.refuse(
                 "E205",
@@ -312,6 +320,11 @@ class Lowerer:
                 "help: give it a value where it is declared, or in both branches of the `if`",
             )
         return replace(found.value, span=tree.span)
+
+    def refuse_state(self, name: str, span: Span) -> Refused:
+        """Reports a state in a Decode; the caller raises what is returned."""
+        note = "note: what a decode gives depends on the packet alone"
+        return self.refuse("E607", f"`{name}` is a state", span, note)
 
     def _unary(self, tree: ast.Unary, frame: Frame) -> nodes.Expr:
         if tree.op == "!":

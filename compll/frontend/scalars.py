@@ -74,8 +74,8 @@ def _random(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
         span = tree.name_span if kind is None else kind.span
         raise lower.refuse("E402", "`random` must be `random<float>` or `random<int>`", span)
     if frame.position is None:
-        note = "help: draw it in the lambda of a `map`: noise belongs to an element"
-        message = "`random` outside the lambda of a `map`"
+        note = "help: draw it there, in a lambda of one argument: noise belongs to an element"
+        message = "`random` outside the lambda of a `map` or `filter`"
         raise lower.refuse("E402", message, tree.name_span, note)
     check_key(lower, tree)
     lower.arity(tree, 2)

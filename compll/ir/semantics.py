@@ -7,6 +7,7 @@ saturate. Callers silence NumPy's warnings with `quiet()`; results do not depend
 """
 
 import contextlib
+import struct
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,15 @@ Value = Any  # np.float32 | np.int64 | np.bool_ or an array of one of them
 def quiet() -> contextlib.AbstractContextManager[None]:
     """Silences overflow, division and invalid warnings: all of them have defined results here."""
     return np.errstate(all="ignore")
+
+
+def binary32(value: float) -> float:
+    """The nearest binary32; what is too large for one, as it is."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except (OverflowError, struct.error):
+        return value
+    return rounded
 
 
 def constant(value: float | bool, kind: Type) -> Value:

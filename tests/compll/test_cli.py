@@ -13,6 +13,7 @@ from compll.cli import main
 from tests.compll.support import SPECS
 
 TERNGRAD = str(SPECS / "terngrad.pse")
+MOMENTUM = str(SPECS.parents[2] / "tests/compll/momentum.pse")
 LISTING = str(SPECS.parents[2] / "tests/compll/terngrad_listing.pse")
 
 
@@ -54,6 +55,41 @@ def test_run_there_and_back(tmp_path, gradient, backend):
     x, y = np.load(gradient), np.load(back)
     assert np.load(packet).dtype == np.uint8
     assert np.abs(x - y).max() <= (x.max() - x.min()) / 15 * 1.0001
+
+
+@BACKENDS
+def test_run_with_error_feedback(tmp_path, gradient, backend):
+    """Over rounds all is sent: the sum of what was decoded lacks the last residual alone."""
+    packet, back, rest = (str(tmp_path / name) for name in ("p.npy", "y.npy", "r.npy"))
+    common = ["--set", "bitwidth=2", "--backend", backend]
+    run = ["run", TERNGRAD, "TernGradEncode", "--in", gradient, "--out", packet]
+    decode = ["run", TERNGRAD, "TernGradDecode", "--in", packet, "--out", back, "--size", "1000"]
+    x, total = np.load(gradient), np.zeros(1000)
+    for step in range(3):
+        wanted = x + np.load(rest) if step else x
+        more = ["--step", str(step), *(["--residual", rest] if step else [])]
+        assert main([*run, *common, "--new-residual", rest, *more]) == 0
+        assert main([*decode, *common]) == 0
+        np.testing.assert_array_equal(np.load(rest), wanted - np.load(back))
+        total += np.load(back)
+    np.testing.assert_allclose(total + np.load(rest), 3 * x, atol=1e-5)
+    assert main([*run, *common, "--residual", packet]) == 1  # of bytes
+    np.save(gradient, np.array([np.nan, 1], np.float32))
+    assert main([*run, *common, "--residual", rest]) == 1  # of 1000 elements
+    assert main([*run, *common, "--new-residual", rest]) == 0
+    assert np.isfinite(np.load(rest)).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "function", "lacks"),
+    [(LISTING, "TernGradEncode", "a Decode"), (MOMENTUM, "MomentumEncode", "no `state` block")],
+)
+def test_who_has_no_error_feedback(tmp_path, gradient, capsys, spec, function, lacks):
+    run = ["run", spec, function, "--in", gradient, "--out", str(tmp_path / "p")]
+    set_ = ["--set", "bitwidth=2"] if spec == LISTING else []
+    assert main([*run, *set_, "--new-residual", str(tmp_path / "r")]) == 1
+    assert f"must have {lacks} for `--residual`" in capsys.readouterr().err
+    assert not list(tmp_path.glob("[pr]"))
 
 
 @pytest.mark.heavy
@@ -138,6 +174,8 @@ MISTAKES = [
     ),
     ("wrong size", DECODE, "packet.npy", ["--size", "99"], "must hold 99 elements. Received: 100"),
     ("no size", DECODE, "packet.npy", [], "`--size` must be"),
+    ("to decode", DECODE, "packet.npy", ["--new-residual", "r.npy"], "are for encoding only"),
+    ("other residual", ENCODE, "x.npy", ["--residual", "none.npy"], "none.npy: No such file"),
     ("negative size", DECODE, "packet.npy", ["--size", "-1"], "`--size` must be"),
     ("huge size", DECODE, "packet.npy", ["--size", "1000000000000000"], "`--size` must be"),
     ("size of an encode", ENCODE, "x.npy", ["--size", "3"], "for decoding only"),

@@ -73,6 +73,25 @@ def test_float_parameters_are_what_float32_holds():
             both(CLIP, clip=wrong)
 
 
+LARGEST = CLIP.replace("0.1", "3.40282347e+38")
+
+
+def test_the_largest_float_is_one_as_messages_spell_it():
+    """In a literal, a range, a default and a value; what rounds to infinity is none."""
+    largest = float(np.finfo(np.float32).max)
+    assert largest < 3.40282347e38
+    reference = compll.Reference(compll.compile_text(LARGEST, "foo"), clip=3.40282347e38)
+    [param] = reference.program.params
+    assert (param.high, param.default, reference.params["clip"]) == (largest,) * 3
+    for number in ("3.40282347e38", "3.4028235e38", "-3.4028235677973362e38"):
+        compll.compile_text(encoder(f"float a = {number}; out = concat(a);"), "foo")
+    for number in ("3.4028235677973367e38", "1e999"):
+        with pytest.raises(compll.CompileError, match=r"E308.*at most 3.40282347e\+38"):
+            compll.compile_text(encoder(f"float a = {number}; out = concat(a);"), "foo")
+        with pytest.raises(ValueError, match=r"must be in \[0, 3.40282347e\+38\]"):
+            compll.Reference(reference.program, clip=float(number))
+
+
 @pytest.mark.parametrize("width", [0, 17, 255])
 def test_widths_are_checked_even_if_nothing_has_them(width):
     body = "uint<b> q = 3; uint<b> r; out = concat(gradient);"

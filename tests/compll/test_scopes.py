@@ -69,6 +69,22 @@ def test_reducers_and_widths_are_scoped_too():
     assert packet[PREFIX:].view(np.float32).tolist() == [1, 2, 3, 3]
 
 
+@pytest.mark.parametrize("declared", ["int b;", "int b = 0;", "int b = 99;"])
+@pytest.mark.parametrize("width", ["b", "b + 1 - 1", "w"])
+def test_a_width_is_captured_where_the_lambda_is_used(declared, width):
+    inside = "int w = b;" if width == "w" else ""
+    text = f"{declared} lambda_func q = [&](float g) -> uint<4> {{"
+    text += f" {inside} uint<{width}> low = g * 9; return low; }}"
+    used = "out = concat(map(gradient, q));"
+    program = compll.compile_text(encoder(f"{text} b = 2; {used}"), "foo")
+    assert compll.Reference(program).encode(X)[PREFIX:].tolist() == [0x33, 0x33]
+    compll.compile_text(encoder(f"{text} out = concat(gradient);"), "foo")
+    message = "a width must be from 1 to 16. Received: 17"
+    assert refused(f"{text} b = 17; {used}") == [("E304", message)]
+    [(code, message)] = refused(f"{text} b = gradient[0]; {used}")
+    assert (code, message) == ("E304", "a width must be made of numbers and parameters")
+
+
 def chain(length):
     lambdas = [
         f"lambda_func f{k} = [&](float x) -> float {{ return f{k - 1}(x); }}"

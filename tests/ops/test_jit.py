@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tf_hips.load: a specification becomes a codec of the running program, the same in all faces."""
 
+import codecs
 import errno
 import os
 import pickle
@@ -409,10 +410,12 @@ def test_a_cached_codec_needs_no_compll_and_no_tensorflow(mine: Compressor) -> N
 
 
 def test_a_damaged_entry_is_made_again(mine: Compressor, tmp_path: Path, _cache: Path) -> None:
-    for part in _cache.glob(f"mine-{NAME.partition('@')[2]}*"):
+    for part in _cache.glob(f"mine-{NAME.partition('@')[2]}*.so"):
         shutil.copy2(part, tmp_path)
     first = run(LOAD, **{jit.CACHE: str(tmp_path)})
-    assert first.stdout.split()[1:] == ["False", "False"]
+    # The specification, which was not kept, is: else none could ever name the codec by its content.
+    assert (tmp_path / f"{NAME.replace('@', '-')}.pse").read_bytes() == MINE.read_bytes()
+    assert first.stdout.split()[1:] == ["True", "False"]
     (entry,) = tmp_path.glob("*.so")
     whole = entry.read_bytes()
     (tmp_path / "mine-0123456789abcdef-0123456789abcdef.so").write_bytes(b"an old one")
@@ -449,7 +452,10 @@ def test_a_server_finds_what_a_peer_names_by_its_content(mine: Compressor, tmp_p
     without = run(program, **{jit.CACHE: cache}).stdout
     assert "--compression mine.pse" in without
     assert f"set {jit.SPECS}" in without
-    specs = f"{tmp_path}:{MINE.parent}"
+    marked = tmp_path / "marked/mine.pse"  # a byte order mark is no part of a specification
+    marked.parent.mkdir()
+    marked.write_bytes(codecs.BOM_UTF8 + MINE.read_bytes())
+    specs = f"{tmp_path}:{marked.parent}"
     found = run(program, **{jit.CACHE: cache, jit.SPECS: specs})
     assert found.stdout.strip() == expected, found.stderr
     wrong = changed(tmp_path)

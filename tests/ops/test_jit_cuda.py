@@ -61,6 +61,18 @@ def test_each_kind_of_gpu_has_an_entry(asked):
         assert not asked.exists()
 
 
+def test_a_damaged_entry_is_made_again(asked):
+    assert jit.cuda_table(NAME, ("90",))[0] is not None
+    (entry,) = Path(os.environ[jit.CACHE]).glob("*.cuda.so")
+    whole = entry.read_bytes()
+    for damaged in (b"half a library", whole[: len(whole) // 2], b""):
+        asked.unlink()
+        entry.unlink()  # this process has it mapped
+        entry.write_bytes(damaged)
+        assert jit.cuda_table(NAME, ("90",))[0] is not None
+        assert asked.exists() and loaded.is_whole(entry)
+
+
 def test_kernels_that_cannot_run_here_are_not_used(asked, monkeypatch):
     monkeypatch.setenv("REFUSAL", "an old driver")
     assert jit.cuda_table(NAME, ("90",)) == (None, "an old driver")

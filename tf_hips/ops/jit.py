@@ -21,6 +21,7 @@ Another process names a codec by the hash of its specification, never by a path,
 this one load only what its user has put here. This is the only module that imports compll.
 """
 
+import codecs
 import contextlib
 import ctypes
 import fcntl
@@ -233,7 +234,7 @@ def cuda_table(name: str, architectures: Sequence[str] = ()) -> tuple[int | None
         source = _specification(name)
         entry = _cache() / f"{stem}-{content}-{_tools((nvcc, *architectures))}.cuda{LIBRARY}"
         with _lock, _turn(entry.with_suffix(".lock")):
-            if not entry.is_file():
+            if not loaded.is_whole(entry):
                 _make_cuda(entry, source, nvcc, architectures)
             getter = ctypes.CDLL(str(entry.absolute()))[f"tf_hips_cuda_codec_{stem}"]
     except (errors.SpecificationError, errors.LibraryError, OSError) as error:
@@ -266,8 +267,7 @@ def _read(file: Path, other: Path | None) -> _Source:
     """Reads a specification; where it is one half, with the other."""
     try:
         if other is None:
-            data = file.read_bytes()
-            source = _Source(file.stem, data, ((str(file), data),))
+            source = _alone(file, file.stem)
             if loaded.table(source.name) is not None or _kept(source.name).is_file():
                 return source  # what was compiled before is whole
 
@@ -279,6 +279,12 @@ def _read(file: Path, other: Path | None) -> _Source:
             f"`{error.filename or file}` must be a specification that can be read. Received: "
             f"{error.strerror}, in the folder {Path.cwd()}"
         ) from error
+
+
+def _alone(file: Path, stem: str) -> _Source:
+    """A specification in one file; a byte order mark is no part of it, as CompLL has it."""
+    data = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+    return _Source(stem, data, ((str(file), data),))
 
 
 def _of(specification: "Specification") -> _Source:
@@ -327,8 +333,7 @@ def _candidates(name: str) -> Iterator[_Source]:
     folders = [Path(folder) for folder in os.environ.get(SPECS, "").split(":") if folder]
     for file in (_kept(name), *(folder / f"{stem}{SPECIFICATION}" for folder in folders)):
         with contextlib.suppress(OSError):
-            data = file.read_bytes()
-            yield _Source(stem, data, ((str(file), data),))
+            yield _alone(file, stem)
     if folders:
         from compll import specification
 
@@ -353,20 +358,28 @@ def _library(source: _Source) -> Path:
     folder = _cache()
     entry = folder / f"{name.replace('@', '-')}-{_tools(command)}{LIBRARY}"
     if _is_good(entry, name):
+        # The disk may have been full when the library was made: it serves without, where it can be.
+        with contextlib.suppress(OSError):
+            _keep(source)
         return entry
     with _turn(entry.with_suffix(".lock")):
         try:
             if not _is_good(entry, name):
                 _make(entry, source, command)
-            kept = _kept(name)
-            if not kept.is_file():
-                with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
-                    aside = Path(scratch, kept.name)
-                    aside.write_bytes(source.data)
-                    aside.replace(kept)
+            _keep(source)
         except OSError as error:  # the disk is full
             raise _not_writable(folder, error) from error
     return entry
+
+
+def _keep(source: _Source) -> None:
+    """Leaves a specification in the cache, for those who name its codec, unless it is there."""
+    kept = _kept(source.name)
+    if not kept.is_file():
+        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".making-") as scratch:
+            aside = Path(scratch, kept.name)
+            aside.write_bytes(source.data)
+            aside.replace(kept)
 
 
 def _is_good(entry: Path, name: str) -> bool:

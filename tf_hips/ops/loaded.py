@@ -97,6 +97,16 @@ def identity(path: Path) -> tuple[ctypes.CDLL, str]:
     return cdll, name
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file is a library that was not cut off."""
+    try:
+        _check_whole(path)
+        with path.open("rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False
+
+
 def _check_whole(path: Path) -> None:
     """Raises OSError where a library was cut off: to load it would end the process (SIGBUS)."""
     with path.open("rb") as file:

@@ -66,7 +66,8 @@ struct Spot {
   int64_t base;  // first element of its tile, in the chunk
 };
 
-// `tiles`: of each chunk but the last.
+// `tiles`: of each chunk but the last, which may have fewer. Where a loop is shorter in a chunk,
+// the tiles behind its end are empty.
 TF_HIPS_INLINE Spot find_spot(uint32_t block, int64_t tiles) {
   // 32 bits: a division of 64 would cost as much as encoding a few elements.
   const uint32_t each = static_cast<uint32_t>(tiles);

@@ -19,8 +19,10 @@ constexpr int64_t kMaxElements = int64_t{1} << 40;
 // and the codec's arithmetic have no more, and the value enters the hash in each packet.
 inline double held_value(const TfHipsParam& param, double value) {
   constexpr double kMax = std::numeric_limits<float>::max();
-  if (param.is_integer != 0 || !(value >= -kMax && value <= kMax)) return value;
-  return static_cast<double>(static_cast<float>(value));
+  // From here on the nearest binary32 would be infinite.
+  constexpr double kEnd = kMax + 0x1p103;
+  if (param.is_integer != 0 || !(value > -kEnd && value < kEnd)) return value;
+  return static_cast<double>(static_cast<float>(std::fmin(std::fmax(value, -kMax), kMax)));
 }
 
 // NaN compares false, so it is not allowed.
