@@ -145,7 +145,7 @@ def test_public_names_are_documented() -> None:
     documented = set(
         re.findall(r"`tf_hips\.(\w+)`", (ROOT / "docs/api.md").read_text(encoding="utf-8"))
     )
-    assert set(tf_hips.__all__) <= documented
+    assert {*tf_hips.__all__, *tf_hips._MODULES} <= documented
     assert len(tf_hips.__all__) <= 40  # half of them are compressors
 
 
@@ -178,6 +178,32 @@ def test_imports_without_tensorflow(module: str) -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_scripts_use_of_other_modules_needs_one_import() -> None:
+    """As the pages write it, after `import tf_hips` alone, and still without TensorFlow."""
+    program = (
+        "import sys, tf_hips\n"
+        "before = {'tf_hips.config', 'tf_hips.data', 'yaml', 'numpy'} & sys.modules.keys()\n"
+        "assert not before, before\n"
+        "parse = tf_hips.data.splits.parse\n"
+        "print(tf_hips.config.role(), parse('class').kind, callable(tf_hips.data.sets.load),\n"
+        "      tf_hips.errors.PeerError.__name__, 'data' in dir(tf_hips))\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("TF_HIPS_")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "worker class True PeerError True\n"
 
 
 def lint(folder: Path) -> str:

@@ -55,6 +55,8 @@ _HOMES = {
 }
 
 _PACKAGES = ("callbacks", "loops", "models", "robust")
+# Of these a script needs a function now and then: `tf_hips.config.role()`.
+_MODULES = ("config", "data", "errors")
 
 __all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 
@@ -68,10 +70,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if name in _PACKAGES:
+    if name in (*_PACKAGES, *_MODULES):
         return importlib.import_module(f"tf_hips.{name}")
     raise AttributeError(f"module 'tf_hips' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return [*__all__, *_MODULES]

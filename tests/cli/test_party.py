@@ -33,6 +33,7 @@ print(json.dumps({
                                                 run.uplink.deadline_s]],
     "log_dir": run.log_dir,
     "compression": run.compression,
+    "intra": run.intra,
     "config": os.environ["TF_HIPS_CONFIG"],
     "arguments": sys.argv[1:],
 }))
@@ -84,6 +85,25 @@ def test_without_a_server_the_site_is_alone(tell: str) -> None:
     done = party("-H", "localhost:2", "--", tell)
     assert done.returncode == 0, done.stderr
     assert told(done.stdout, "local/worker1")["run"] == ["local", 0, None]
+
+
+def test_a_worker_below_the_server_of_its_party_is_told_so(tell: str) -> None:
+    below = ("--server", "127.0.0.1:7071", "--insecure", "--server-role", "server")
+    done = party(*below, "--intra", "ps", "--site", "west-0", "--", tell)
+    assert done.returncode == 0, done.stderr
+    assert told(done.stdout, "west-0/worker0")["intra"] == "ps"
+    assert told(party(*below, "--", tell).stdout, "local/worker0")["intra"] is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], ["--server", "127.0.0.1:7070", "--insecure"], ["-np", "2"]], ids=str
+)
+def test_only_such_a_worker_can_be_told_so(wrong: list[str], tell: str) -> None:
+    below = ["--server", "127.0.0.1:7071", "--insecure", "--server-role", "server"]
+    done = party(*(below if "-np" in wrong else []), *wrong, "--intra", "ps", "--", tell)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "--intra ps is for one worker below the server of its party" in done.stderr
 
 
 def test_the_first_failure_is_the_exit_code_and_the_last_line(tmp_path: Path) -> None:

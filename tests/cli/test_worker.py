@@ -11,7 +11,8 @@ import pytest
 
 from tests.support import children
 from tf_hips import config
-from tf_hips.cli import worker
+from tf_hips.cli import arguments, worker
+from tf_hips.ops import jit
 
 pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
 
@@ -51,6 +52,51 @@ def test_what_watches_a_worker_ends_with_it(tmp_path: Path) -> None:
     # The output ends when both have closed it.
     assert process.communicate(timeout=20)[0] == "r1\n"
     assert process.returncode == 0
+
+
+SPECIFICATION = Path(__file__).parents[1] / "ops" / "mine.pse"
+
+
+def test_a_specification_of_the_compression_comes_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a host that has neither the file nor a codec of it in its cache."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    monkeypatch.setenv(jit.CACHE, str(ours))
+    text = arguments.codec(f"error_feedback({SPECIFICATION}(2, 1))")
+    variables = worker.environment(config.Run(compression=text))
+    script = (
+        "from tf_hips import config\n"
+        "from tf_hips.ops import parse\n"
+        "print(parse(config.current().compression).text)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", worker.__name__, sys.executable, "-c", script],
+        env={**os.environ, **variables, jit.CACHE: str(theirs), "PYTHONPATH": str(Path.cwd())},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{text}\n"
+
+
+def test_a_specification_of_another_content_is_refused(tmp_path: Path) -> None:
+    variables = {
+        **worker.environment(config.Run()),
+        "TF_HIPS_CONFIG_SPECIFICATIONS": '{"mine@0123456789abcdef": "nothing"}',
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", worker.__name__, sys.executable, "-c", "print(1)"],
+        env={**os.environ, **variables, jit.CACHE: str(tmp_path), "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "SpecificationError: `mine@0123456789abcdef` must have that content" in done.stderr
 
 
 def test_what_watches_is_no_child_of_the_worker(tmp_path: Path) -> None:

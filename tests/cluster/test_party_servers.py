@@ -94,6 +94,16 @@ def test_what_each_server_is_told(folder: Path) -> None:
     }
 
 
+def test_workers_below_a_server_of_their_party_alone_are_told_how_they_meet(folder: Path) -> None:
+    cluster = tree(folder, party={"intra": "ps"})
+    has = {
+        party.site: "--intra=ps" in layout.party_on_machine(cluster, party)
+        for party in cluster.parties
+    }
+    # West has no such server, and the two workers of east meet by Horovod.
+    assert has == {"west": False, "east": False, "north": True}
+
+
 def test_each_machine_gets_both_identities_of_its_server_and_no_other(folder: Path) -> None:
     cluster = tree(folder)
     region = cluster.party_servers[0]

@@ -117,13 +117,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="of hfa, meetings in a party for one over parties (10)",
     )
     group.add_argument(
-        "--fragments", type=arguments.count, metavar="N", help="of streaming, of the model (5)"
+        "--fragments",
+        type=arguments.count,
+        metavar="N",
+        help="of streaming, of the model (5); --local-steps must be a multiple of it",
     )
     group.add_argument(
         "--overlap",
         type=arguments.index,
         metavar="N",
-        help="of streaming, steps for which a fragment is under way (5)",
+        help="of streaming, steps for which a fragment is under way; fewer than --local-steps over "
+        "--fragments (5, or the most that fit)",
     )
     group.add_argument(
         "--pace", type=pace, metavar="TEXT", help="of esync, as slowest_steps=20: docs/esync.md"

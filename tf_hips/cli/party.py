@@ -53,6 +53,12 @@ def add(commands: Any) -> None:
         "global-server)",
     )
     parser.add_argument(
+        "--intra",
+        choices=config.INTRAS,
+        help="what the script gets for `HierarchicalPS(intra=...)` if it does not say: ps where "
+        "this site is a worker below the server of its party; it may not say another",
+    )
+    parser.add_argument(
         "--site",
         type=arguments.site,
         default="local",
@@ -160,6 +166,12 @@ def run(options: argparse.Namespace) -> int:
             f"--interface is for workers on other hosts (-H, --hostfile). Received: "
             f"{options.interface!r}"
         )
+    if options.intra == "ps" and (number > 1 or options.server_role != "server"):
+        raise arguments.UsageError(
+            "--intra ps is for one worker below the server of its party: --server-role server, "
+            f"and no -np above 1. Received: {number} workers, --server-role "
+            f"{options.server_role or config.Uplink.server_role}"
+        )
     if options.log_dir is not None:
         arguments.check_log_dir(options.log_dir)
     if options.announce is not None:
@@ -171,6 +183,7 @@ def run(options: argparse.Namespace) -> int:
         log_dir=str(Path(options.log_dir).resolve()) if options.log_dir else None,
         compression=options.compression,
         rule=options.rule,
+        intra=options.intra,
     )
     with tempfile.TemporaryDirectory(prefix="tf-hips-") as folder, contextlib.ExitStack() as stack:
         is_local = all(_is_here(host) for host, _ in hosts)

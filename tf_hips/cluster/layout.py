@@ -162,13 +162,17 @@ def party_command(
         ready: whether it says in the file `ready` that its workers are started.
     """
     above, role = cluster.addresses_above(party.site)
+    is_below = cluster.server_of(party.site) is not None
+    told = dict(cluster.party)
+    if told.get("intra") == "ps" and not (is_below and party.slots == 1):
+        del told["intra"]  # it meets no server of a party, or its workers meet by Horovod
     options = {
         "server": above,
-        **({"server_role": role} if cluster.server_of(party.site) is not None else {}),
+        **({"server_role": role} if is_below else {}),
         "site": party.site,
         "run": cluster.run,
         **place.tls,
-        **_placed(cluster.party, place.data),
+        **_placed(told, place.data),
         **({"announce": str(place.data / READY)} if ready else {}),
     }
     return [

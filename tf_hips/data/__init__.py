@@ -10,11 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tf_hips.data import sets, splits
     from tf_hips.data.feed import Feed
     from tf_hips.data.position import Position, check_whole, positions_of
     from tf_hips.data.shards import shard
 
-__all__ = ["Feed", "Position", "check_whole", "positions_of", "shard"]
+__all__ = ["Feed", "Position", "check_whole", "positions_of", "sets", "shard", "splits"]
 
 _HOMES = {
     "Feed": "tf_hips.data.feed",
@@ -23,9 +24,12 @@ _HOMES = {
     "positions_of": "tf_hips.data.position",
     "shard": "tf_hips.data.shards",
 }
+_MODULES = ("sets", "splits")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tf_hips.data.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tf_hips.data' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -33,7 +33,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -184,6 +184,40 @@ def files(path: str | os.PathLike[str]) -> list[Path]:
     if file.suffix == LIBRARY:
         return [file]
     return [Path(part) for part, _ in _read(file, None).parts]
+
+
+def carried(text: str) -> dict[str, str]:
+    """What processes on other machines need for the codecs that the text of a compression names.
+
+    Returns:
+        Specifications by the names of their codecs. One that was loaded from a library alone has
+        none here, and those machines must have that library.
+    """
+    found = {}
+    for match in loaded.NAME.finditer(text):
+        with contextlib.suppress(OSError):
+            found[match[0]] = _kept(match[0]).read_text(encoding="utf-8")
+    return found
+
+
+def keep(specifications: Mapping[str, str]) -> None:
+    """Puts into this machine's cache what `carried` has found on another.
+
+    Raises:
+        SpecificationError: one is not what its name says.
+        LibraryError: the cache cannot be written.
+    """
+    for name, text in specifications.items():
+        source = _Source(name.partition("@")[0], text.encode(), ((name, text.encode()),))
+        if source.name != name:
+            raise errors.SpecificationError(
+                f"`{name}` must have that content. Received: {source.name}"
+            )
+        folder = _cache()
+        try:
+            _keep(source, folder)
+        except OSError as error:
+            raise _not_writable(folder, error) from error
 
 
 def algorithm(name: str, also: Iterable[str] = ()) -> registry.Algorithm:
@@ -366,17 +400,17 @@ def _library(source: _Source) -> Path:
         try:
             if not _is_good(entry, name):
                 _make(entry, source, command)
-            _keep(source)
+            _keep(source, folder)
         except OSError as error:  # the disk is full
             raise _not_writable(folder, error) from error
     return entry
 
 
-def _keep(source: _Source) -> None:
-    """Leaves a specification in the cache, for those who name its codec, unless it is there."""
+def _keep(source: _Source, folder: Path) -> None:
+    """Puts a specification into the cache, for those who name its codec, unless it is there."""
     kept = _kept(source.name)
     if not kept.is_file():
-        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".making-") as scratch:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
             aside = Path(scratch, kept.name)
             aside.write_bytes(source.data)
             aside.replace(kept)

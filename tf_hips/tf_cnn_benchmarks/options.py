@@ -113,7 +113,7 @@ def add_ways(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--comp_topology",
         choices=TOPOLOGIES,
-        help="which way packets take (default ps)",
+        help="which way packets take (default: allgather for two ranks, else ps)",
     )
     made.add_argument(
         "--comp_threshold",
