@@ -7,6 +7,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -90,9 +91,10 @@ def check_cuda(
     program: compll.Program,
     sizes: Sequence[int] = SIZES,
     values_of: Sequence[dict[str, float]] = VALUES,
+    library: Path | None = None,
 ) -> None:
-    """The same of the CUDA kernels, run on this CPU."""
-    library = emulation.build(program)
+    """The same of the CUDA kernels, run on this CPU; `library`: with them, if there is one."""
+    library = emulation.build(program) if library is None else library
     for values in values_of:
         reference = compll.Reference(program, **values)
         kernels = Emulated(program, library, **values)
