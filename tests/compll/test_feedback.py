@@ -15,8 +15,9 @@ import pytest
 
 import compll
 from tests.compll import emulation
-from tests.compll.differential import VALUES, check_cpp, check_cuda
+from tests.compll.differential import check_cpp, check_cuda
 from tests.compll.generated_feedback import generate_feedback
+from tests.compll.generated_programs import VALUES
 
 pytestmark = pytest.mark.heavy  # each runs g++ where the cache is empty
 
