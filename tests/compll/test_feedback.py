@@ -87,6 +87,21 @@ MADE = {
     """,
         *("scales, codes", each(BY_SCALE), BLOCKS),
     ),
+    # Four blocks a tile: their codes begin amid a group of eight.
+    "wide codes of few blocks": text_of(
+        """
+    float* largest = block_reduce(
+        map(gradient, [&](float g) -> float { return abs(g); }), 256, 0, max);
+    uint16* scales = map(largest, [&](float size) -> uint16 { return size * 100; });
+    uint32* again = map(largest, [&](float size) -> uint32 { return size * 1000; });
+    uint8* codes = map(range(gradient.size), [&](int i) -> uint8 {
+        return abs(gradient[i]) * 100 / (largest[i / 256] + 1);
+    });
+    """,
+        "scales, again, codes",
+        each("return codes[i] * scales[i / 256] * 0.0001 - again[i / 256];"),
+        "uint16* scales; uint32* again; uint8* codes;",
+    ),
     "the first element sent": text_of(
         SIGNS,
         *("first, codes", each("return codes[i] * first;"), "float first; uint1* codes;"),
