@@ -12,6 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 from compll.backends.c_common import Lines
+from compll.backends.cuda_blocks import Blocks
 from compll.backends.cuda_host import Function, Host
 from compll.backends.cuda_kernels import Kernels
 from compll.backends.cuda_reads import shares_tiles
@@ -139,7 +140,7 @@ class _Emitter:
 
     def _steps(self, steps: tuple[nodes.Step, ...], function: Function) -> None:
         kernels, left = function.kernels, list(steps)
-        selections = Selections(kernels)
+        selections, blocks = Selections(kernels), Blocks(kernels)
         while left:
             step = left.pop(0)
             if isinstance(step, nodes.Let):
@@ -150,7 +151,7 @@ class _Emitter:
                     next_step = left.pop(0)
                     if isinstance(next_step, nodes.Sweep):
                         after.append(next_step)
-                kernels.blocks(step, after, is_last=not left)
+                blocks.run(step, after, is_last=not left)
             elif isinstance(step, nodes.Store):
                 selections.store(step)
             elif step.writes and isinstance(step.writes[0].value, nodes.Scatter):

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compll.backends.c_common import Lines, max_bits
-from compll.backends.cuda_reads import is_in_order, knows_tile, reads, size_of
-from compll.backends.cuda_reduce import Item, counted, reduce_item
+from compll.backends.cuda_reads import knows_tile, reads_own, size_of
+from compll.backends.cuda_reduce import Item, reduce_item
 from compll.backends.cuda_scope import (
     Definition,
     Scope,
@@ -31,9 +31,10 @@ from compll.backends.cuda_scope import (
     most_kept,
     neutral,
     part_of,
+    reads,
 )
 from compll.ir import nodes
-from compll.ir.types import FLOAT, INT, UInt
+from compll.ir.types import FLOAT, UInt
 from compll.ir.walk import free_vars
 
 _HEAD = (
@@ -99,7 +100,8 @@ class Kernels:
     _kernel: str = ""
     _in_loop: bool = False
     _is_header_written: bool = False
-    _has_read: bool = False
+    _is_own: bool = False
+    _may_sum: bool = False
     _number: int = 0
 
     @property
@@ -150,6 +152,8 @@ class Kernels:
         *,
         is_check: bool = False,
         opening: Sequence[str] = (),
+        parts: Sequence[nodes.Elementwise] = (),
+        besides: Sequence[nodes.Expr] = (),
     ) -> str:
         """Opens a kernel over the tiles of a loop, or over chunks; returns its name.
 
@@ -158,11 +162,18 @@ class Kernels:
             loop: number of the loop; a block of threads has a run of neighbouring tiles.
             is_check: it may complain; of a decode all others do nothing when one has.
             opening: statements before the first tile.
+            parts: all that its loops compute of the tile's elements and blocks.
+            besides: what else it computes.
         """
         self._number += 1
         name = f"{self.prefix}_{kind}{self._number}"
         add = self.lines.add
         self._kernel = name
+        self._had_header = self._is_header_written
+        # It may write the header, too, if that is not written.
+        header = [] if self._had_header else [value for _, value in self.header]
+        self._is_own = reads_own(self.side, parts, [*besides, *header])
+        self._may_sum = self._is_own and not self.side.has_read
         self.lines.open(f"TF_HIPS_BLOCK {name}(const {self.call}& call, uint32_t block_index) {{")
         if self.side.is_decode and not is_check:
             add("if (*call.report != TF_HIPS_CUDA_FINE) return;")
@@ -223,11 +234,14 @@ class Kernels:
         self.lines.open("{")
         return Scope(self.side, self.lines)
 
-    def write_header(self, *, in_tiles: bool) -> None:
-        """Writes prefix and scalars of the body here, if all are known and nothing has."""
+    def write_header(self, *, in_tiles: bool, unknown: nodes.Var | None = None) -> None:
+        """Writes prefix and scalars of the body here, if all are known and nothing has.
+
+        `unknown`: what only later kernels may read anywhere.
+        """
         if self.side.is_decode or self._is_header_written:
             return
-        known = self.side.known()
+        known = self.side.known() - {unknown}
         if not all(free_vars(value) <= known for _, value in self.header):
             return
         self._is_header_written = True
@@ -261,14 +275,15 @@ class Kernels:
 
     # Loops over the elements of a tile.
 
-    def sum_lines(self, roots: Sequence[nodes.Expr], size: nodes.Expr) -> str:
-        """How a loop loads the gradient; the first one that reads it may form the sum."""
-        if self.side.is_decode or self._has_read or not reads(roots, self.side.gradient):
+    def sum_lines(self, roots: Sequence[nodes.Expr]) -> str:
+        """How a loop loads the gradient.
+
+        The first kernel that reads it forms the sum as it does so, if it reads nothing of it that
+        another thread has to form. Else a kernel before all forms it.
+        """
+        if self.side.is_decode or not self._may_sum or not reads(roots, self.side.gradient):
             return HERE
-        self._has_read = True
-        is_whole = size == size_of(self.side.gradient)
-        if not is_whole or not all(is_in_order(root, self.side.gradient) for root in roots):
-            return HERE
+        self._may_sum = False
         self.takes_sum = True
         self.lines.add(
             "const float* const gradient = call.gradient + begin;",
@@ -322,8 +337,9 @@ class Kernels:
         `lets`: what is computed right after it, which may be all that the header waits for.
         """
         loop = self.loop(step.size)
-        self.begin("sweep", loop)
-        self._had_header = self._is_header_written
+        parts = [part_of(reduce.source) for _, reduce in step.reduces]
+        parts += [part_of(write.value) for write in step.writes]
+        self.begin("sweep", loop, parts=parts)
         self.sweep_body(step, loop)
         self.write_header(in_tiles=True)
         if is_last and not step.reduces and step.size == size_of(self.side.gradient):
@@ -342,7 +358,7 @@ class Kernels:
         scope.unpack([step.size, *roots])
         elements = scope.names.fresh("elements")
         add(f"const int64_t {elements} = {scope.c(step.size)};")
-        gradient = self.sum_lines(roots, step.size)
+        gradient = self.sum_lines(roots)
         items = []
         second: list[str] = []
         third: list[str] = []
@@ -480,98 +496,10 @@ class Kernels:
 
         `blocks`: of the fields with an element per block of the tile, the block.
         """
-        if self.decoder is None or not knows_tile(
-            self.decoder, self.side.gradient, writes, blocks, had_header=self._had_header
-        ):
+        if self.decoder is None or not self._is_header_written or not self._is_own:
+            # What this kernel or the header's reads anywhere must be there until it has.
+            return
+        if not knows_tile(self.decoder, writes, blocks, had_header=self._had_header):
             return
         self.decodes_tiles = True
         self.lines.add(f"if (call.residual != nullptr) decode_kernels::{ROWS}(call.rest, spot);")
-
-    # Blocks, and what is made of them in the same kernel.
-
-    def blocks(
-        self, step: nodes.Store, after: Sequence[nodes.Sweep], *, is_last: bool = False
-    ) -> None:
-        """A block_reduce, and sweeps that need of it what their own tile made."""
-        value = step.value
-        if not isinstance(value, nodes.BlockReduce):
-            raise TypeError(f"`step` must be a block_reduce. Received: {value!r}")
-        part, add = part_of(value.source), self.lines.add
-        loop = self.loop(part.size)
-        is_float = value.init.type == FLOAT
-        kind = "float" if is_float else "int64_t"
-        room = f"(kTile / kLanes) * call.tiles[{loop}]"
-        member = self.array(kind, step.var.name, room)
-        self.begin("blocks", loop)
-        self._had_header = self._is_header_written
-        scope = self.scope()
-        scope.unpack([part, value.block, value.init, part.size])
-        elements, tile = scope.names.fresh("elements"), scope.names.fresh("tile_values")
-        values, block = scope.names.fresh("values_here"), scope.names.fresh("block")
-        count = scope.names.fresh("tile_count")
-        add(
-            f"TF_HIPS_SHARED {kind} {tile}[kTile];",
-            f"const int64_t {elements} = {scope.c(part.size)};",
-            f"const int {block} = static_cast<int>({scope.c(value.block)});",
-            f"const int {count} = static_cast<int>(least(kTile, {elements} - spot.base));",
-        )
-        name = neutral(value.reducer, FLOAT if is_float else INT)
-        behind = f"{name}::neutral()"
-        stage = f"stage8({values}, t, {tile});"
-        if not is_float:
-            stage = f"for (int u = 0; u < kEach; ++u) {tile}[kEach * t + u] = {values}[u];"
-        gradient = self.sum_lines([part], part.size)
-        item = Item(
-            part,
-            FLOAT if is_float else counted(value.reducer),
-            [f"{kind} {values}[kEach];"],
-            lambda text: f"{values}[u] = is_inside ? {text} : {behind};",
-            [stage],
-        )
-        self.each(scope, part.size, gradient, elements, [item])
-        function = "reduce_blocks" if is_float else "reduce_int_blocks"
-        add(
-            f"{function}<{name}>({tile}, {count}, {block}, {scope.c(value.init)},",
-            f"    call.{member} + spot.chunk * call.{member}_room + spot.base / {block});",
-        )
-        self.lines.close()
-        self.define_kept(step, member)
-        for sweep in after:
-            if sweep.size == part.size:
-                self.sweep_body(sweep, loop)
-            else:
-                self._per_block(sweep, value, part.size)
-        self.write_header(in_tiles=True)
-        if is_last and part.size == size_of(self.side.gradient):
-            per_block = [sweep for sweep in after if sweep.size != part.size]
-            blocks = {write.field: value.block for sweep in per_block for write in sweep.writes}
-            self.decode_tile([write for sweep in after for write in sweep.writes], blocks)
-        self.end()
-
-    def _per_block(self, sweep: nodes.Sweep, value: nodes.BlockReduce, size: nodes.Expr) -> None:
-        """A sweep with an element per block: those of the tile, a thread each."""
-        scope, add = self.scope(), self.lines.add
-        parts = [part_of(write.value) for write in sweep.writes]
-        scope.unpack([sweep.size, value.block, size, *parts])
-        block, first = scope.names.fresh("block"), scope.names.fresh("first_block")
-        elements = scope.names.fresh("elements")
-        add(
-            f"const int64_t {block} = {scope.c(value.block)};",
-            f"const int64_t {elements} = {scope.c(sweep.size)};",
-            f"const int64_t {first} = spot.base / {block};",
-        )
-        self.lines.open("TF_HIPS_PHASE(t) {")
-        self.lines.open(f"if (t < kTile / {block} && {first} + t < {elements}) {{")
-        done: list[str] = []
-        for write, part in zip(sweep.writes, parts, strict=True):
-            kind = element(write.value.type)
-            statements, text = scope.element(part, kind, f"{first} + t")
-            number = scope.names.of(part.position)
-            bits = scope.bits(kind)
-            function = f"store_float({text}, " if kind == FLOAT else f"store_code({text}, {bits}, "
-            at = f"body + layout.offset[{write.field}] + {number} * {int(bits) // 8}"
-            done += [line for line in [*statements, f"{function}{at});"] if line not in done]
-        add(*done)
-        self.lines.close()
-        self.lines.close()
-        self.lines.close()

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from compll.backends.cuda_scope import Side, element, part_of
+from compll.backends.cuda_scope import Side, element, part_of, reads
 from compll.ir import nodes
 from compll.ir.blocks import block_of
 from compll.ir.sizes import blocks_in
@@ -16,17 +16,6 @@ def size_of(vector: nodes.Var) -> nodes.Expr:
     return nodes.Size(INT, vector.span, nodes.Ref(vector.type, vector.span, vector))
 
 
-def reads(roots: Sequence[nodes.Expr], vector: nodes.Var) -> bool:
-    """Whether elements of a vector are needed, and not only their number."""
-    return any(
-        isinstance(expr, nodes.Index)
-        and isinstance(expr.array, nodes.Ref)
-        and expr.array.var is vector
-        for root in roots
-        for expr in walk(root)
-    )
-
-
 def is_in_order(root: nodes.Expr, vector: nodes.Var) -> bool:
     """Whether element i of a vector is read for element i only."""
     part = part_of(root)
@@ -36,6 +25,25 @@ def is_in_order(root: nodes.Expr, vector: nodes.Var) -> bool:
         if isinstance(expr, nodes.Index)
         and isinstance(expr.array, nodes.Ref)
         and expr.array.var is vector
+    )
+
+
+def reads_own(
+    side: Side, parts: Sequence[nodes.Elementwise], besides: Sequence[nodes.Expr]
+) -> bool:
+    """Whether a kernel reads of the gradient only what each thread has as its own elements.
+
+    Args:
+        side: the function, and so the lets that the kernel computes again where it needs them.
+        parts: vectors that it computes.
+        besides: what else it computes.
+    """
+    gradient = side.gradient
+    lets = [made.value for made in side.needed([*parts, *besides]) if made.value is not None]
+    return not reads([*lets, *besides], gradient) and all(
+        not reads([part], gradient)
+        or (part.size == size_of(gradient) and is_in_order(part, gradient))
+        for part in parts
     )
 
 
@@ -81,7 +89,6 @@ def _params(side: Side) -> set[nodes.Var]:
 
 def knows_tile(
     plan: nodes.Plan,
-    gradient: nodes.Var,
     writes: Sequence[nodes.Write],
     blocks: dict[int, nodes.Expr],
     *,
@@ -91,7 +98,6 @@ def knows_tile(
 
     Args:
         plan: one whose decode makes any element without the others.
-        gradient: of the encode.
         writes: of the kernel.
         blocks: of the fields with an element per block of the tile, the block.
         had_header: earlier kernels have written the scalars.
@@ -102,8 +108,6 @@ def knows_tile(
     if last.size != size_of(decode.gradient):
         return False
     part = part_of(last.writes[0].value)
-    if not all(is_in_order(write.value, gradient) for write in writes):
-        return False
     here = {write.field for write in writes}
     lets = [step.value for step in plan.decode if isinstance(step, nodes.Let)]
     numbers = {item.var: number for number, item in enumerate(decode.fields)}

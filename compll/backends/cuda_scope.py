@@ -73,9 +73,23 @@ class Definition:
     count: str = ""
 
 
+def reads(roots: Iterable[nodes.Expr], vector: nodes.Var) -> bool:
+    """Whether elements of a vector are needed, and not only their number."""
+    return any(
+        isinstance(expr, nodes.Index)
+        and isinstance(expr.array, nodes.Ref)
+        and expr.array.var is vector
+        for root in roots
+        for expr in walk(root)
+    )
+
+
 @dataclass
 class Side:
-    """One function, Encode or Decode, and what its kernels have computed so far."""
+    """One function, Encode or Decode, and what its kernels have computed so far.
+
+    `has_read`: a kernel reads elements of the gradient.
+    """
 
     program: nodes.Program
     gradient: nodes.Var
@@ -84,12 +98,23 @@ class Side:
     states: tuple[nodes.Var, ...] = ()
     definitions: list[Definition] = field(default_factory=list)
     members: Names = field(default_factory=KernelNames)
+    has_read: bool = False
 
     def known(self) -> set[nodes.Var]:
         """Variables that a kernel can use now."""
         found = {param.var for param in self.program.params} | {self.gradient}
         found |= {item.var for item in self.fields} | set(self.states)
         return found | {made.var for made in self.definitions}
+
+    def needed(self, roots: Iterable[nodes.Expr]) -> list[Definition]:
+        """The definitions that expressions need, themselves or through others, in order."""
+        need: set[nodes.Var] = set().union(*map(free_vars, roots))
+        used: list[Definition] = []
+        for made in reversed(self.definitions):
+            if made.var in need:
+                used.insert(0, made)
+                need |= set() if made.value is None else free_vars(made.value)
+        return used
 
 
 def kept_size(step: nodes.Store) -> nodes.Expr | None:
@@ -208,15 +233,10 @@ class Scope:
         roots = list(roots)
         # Here, where no condition stands before it: nvcc moves no assembler text out of a branch.
         lines.add(f"{_MAYBE}const float {_ZERO} = hidden(0.0f);")
+        used = side.needed(roots)
+        roots += [made.value for made in reversed(used) if made.value is not None]
         need: set[nodes.Var] = set().union(*map(free_vars, roots))
-        used: list[Definition] = []
-        for made in reversed(side.definitions):
-            if made.var not in need:
-                continue
-            used.insert(0, made)
-            if made.value is not None:
-                roots.append(made.value)
-                need |= free_vars(made.value)
+        side.has_read = side.has_read or reads(roots, side.gradient)
         for param, name in param_names(side.program).items():
             kind = self.c.type(param.type)
             if param in need or self._in_widths(param, roots, need):

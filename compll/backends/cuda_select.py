@@ -90,13 +90,13 @@ class Selections:
         mask_at = f"call.{masks}[spot.chunk * call.{masks}_room + spot.base / kEach + t]"
         tile_at = f"call.{counts} + spot.chunk * call.{counts}_room"
 
-        kernels.begin("flags", loop)
+        kernels.begin("flags", loop, parts=[flags])
         scope = kernels.scope()
         scope.unpack([flags, source.size])
         elements, mask = self._whole(scope, flags), scope.names.fresh("mask")
         sums = scope.names.fresh("sums")
         add(f"TF_HIPS_SHARED int64_t {sums}[kThreads];")
-        gradient = kernels.sum_lines([flags], flags.size)
+        gradient = kernels.sum_lines([flags])
         after = [f"{mask_at} = static_cast<uint8_t>({mask});", f"{sums}[t] = count_bits({mask});"]
 
         def note(text: str) -> str:
@@ -182,11 +182,11 @@ class Selections:
         kernels, add = self.kernels, self.lines.add
         loop = kernels.loop(part.size)
         opening = ["TF_HIPS_SHARED int32_t bins_here[kBins];", "clear_bins(bins_here);"]
-        kernels.begin(name, loop, opening=opening if bins else ())
+        kernels.begin(name, loop, opening=opening if bins else (), parts=[part], besides=roots)
         scope = kernels.scope()
         scope.unpack([part, part.size, *roots])
         elements = self._whole(scope, part)
-        gradient = kernels.sum_lines([part], part.size)
+        gradient = kernels.sum_lines([part])
         at = f"call.{keys}[spot.chunk * call.{keys}_room + first + u]"
         counted = "atomicAdd(&bins_here[key_here >> 21], 1); " if bins else ""
 

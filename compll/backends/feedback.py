@@ -12,15 +12,22 @@ allows, that costs no loops of its own:
 
 The residual is overwritten by the sum. So an encoder that needs memory for what it keeps finds all
 of it before it begins (rooms.py).
+
+While a loop forms the sum, an element of it is there only when its tile has been reached; while a
+loop leaves the residual, only until its tile is done, and a tile of the body only from then on. So
+neither loop may read the gradient, nor decoding what the last one writes, but for the element or
+the block at hand. The steps that share a loop over blocks count as one here.
 """
 
 from dataclasses import dataclass
 
-from compll.backends.blocks import encode_groups, is_shared
+from compll.backends.beside import FilterBeside
+from compll.backends.blocks import Group, encode_groups, is_shared
 from compll.backends.kept import decode_fails, encode_fails
 from compll.backends.rooms import rooms
 from compll.backends.tile_feedback import HeldRows, TileFeedback
 from compll.ir import nodes
+from compll.ir.blocks import block_of
 from compll.ir.walk import children, walk
 
 # Operations for an element of one body, where several bodies are decoded in one loop.
@@ -126,17 +133,21 @@ class Fusion:
         encode = plan.program.encode
         if encode is None or not has_feedback(plan):
             return Fusion(None, None)
-        readers = [
-            number
-            for number, step in enumerate(plan.encode)
-            if _reads_elements(step, encode.gradient)
-        ]
-        first = readers[0] if readers else None
-        if first is not None and not _is_read_in_order(plan, first, encode.gradient):
-            first = None
-        last: int | None = len(plan.encode) - 1
-        if not plan.encode or not _can_decode(plan, plan.encode[-1], encode.gradient):
-            last = None
+        groups, begins = encode_groups(plan), [0]
+        for group in groups:
+            begins.append(begins[-1] + len(group))
+        first: int | None = None
+        last: int | None = None
+        if groups and _can_decode(plan, groups[-1], encode.gradient):
+            last = len(plan.encode) - 1
+        for group, begin in zip(groups, begins, strict=False):
+            if any(_reads_elements(step, encode.gradient) for step in group):
+                is_near = _is_read_in_order(group, encode.gradient)
+                # Scalars are stored before the loop that leaves the residual.
+                is_late = last is not None and group is groups[-1]
+                if is_near and not (is_late and _reads_in_scalars(encode)):
+                    first = begin
+                break
         return Fusion(first, last, returns_status(plan), _is_sparse(plan), has_ranges(plan))
 
     def begin_lines(self) -> tuple[str, ...]:
@@ -241,14 +252,20 @@ def _is_in_order(step: nodes.Step, gradient: nodes.Var) -> bool:
     ) and not any(reads(reduce.init, gradient) for _, reduce in step.reduces)
 
 
-def _is_read_in_order(plan: nodes.Plan, number: int, gradient: nodes.Var) -> bool:
-    """Whether the loop of a step, with the steps that share it, reads the gradient in order."""
-    at = 0
-    for group in encode_groups(plan):
-        if at == number and is_shared(group):
-            return all(_is_near(step, gradient) for step in group)
-        at += len(group)
-    return _is_in_order(plan.encode[number], gradient)
+def _reads_in_scalars(encode: nodes.Encode) -> bool:
+    """Whether a scalar of the body is computed from elements of the gradient themselves."""
+    return any(
+        reads(value, encode.gradient)
+        for value in encode.fields
+        if not isinstance(value, nodes.Elementwise)
+    )
+
+
+def _is_read_in_order(group: Group, gradient: nodes.Var) -> bool:
+    """Whether the loop of a group reads the gradient in order."""
+    if is_shared(group):
+        return all(_is_near(step, gradient) for step in group)
+    return _is_in_order(group[0], gradient)
 
 
 def _is_near(step: nodes.Step, gradient: nodes.Var) -> bool:
@@ -267,19 +284,72 @@ def _is_near(step: nodes.Step, gradient: nodes.Var) -> bool:
     ) and not any(reads(init, gradient) for init in inits)
 
 
-def _can_decode(plan: nodes.Plan, step: nodes.Step, gradient: nodes.Var) -> bool:
-    """Whether the tiles of the last step can be decoded as soon as they are packed."""
-    writer, decode = _writer(plan), plan.program.decode
+def _can_decode(plan: nodes.Plan, group: Group, gradient: nodes.Var) -> bool:
+    """Whether the tiles of the last loop can be decoded as soon as they are packed."""
+    writer, decode, step = _writer(plan), plan.program.decode, group[-1]
     if writer is None or decode is None or not has_ranges(plan):
         return False
     if not isinstance(step, nodes.Sweep) or step.reduces or not _is_in_order(step, gradient):
         return False
-    fresh = {decode.fields[write.field].var for write in step.writes}
+    if not _is_read_in_order(group, gradient) or _reads_beside(plan, group):
+        return False
+    return _needs_own(plan, writer, _fresh(decode, group, step))
+
+
+def _reads_beside(plan: nodes.Plan, group: Group) -> bool:
+    """Whether a loop reads what a filter has kept of the gradient.
+
+    Beyond what was found that is the first element of the gradient, wherever the loop is.
+    """
+    kept = {
+        step.value.beside
+        for step in plan.encode
+        if isinstance(step, nodes.Store) and isinstance(step.value, FilterBeside)
+    }
+    roots = [root for step in group for root in _expressions(step)]
+    return any(isinstance(e, nodes.Ref) and e.var in kept for root in roots for e in walk(root))
+
+
+def _fresh(
+    decode: nodes.Decode, group: Group, last: nodes.Sweep
+) -> dict[nodes.Var, nodes.Expr | None]:
+    """The fields that a loop writes; of those with an element per block, the size of the blocks."""
+    found: dict[nodes.Var, nodes.Expr | None] = {}
+    first = group[0].value if isinstance(group[0], nodes.Store) else None
+    block = first.block if isinstance(first, nodes.BlockReduce) else None
+    for step in group:
+        if isinstance(step, nodes.Sweep):
+            # The last sweep of a loop is as long as the loop.
+            is_whole = step.size == last.size
+            found |= {
+                decode.fields[write.field].var: None if is_whole else block for write in step.writes
+            }
+    return found
+
+
+def _needs_own(
+    plan: nodes.Plan, writer: nodes.Sweep, fresh: dict[nodes.Var, nodes.Expr | None]
+) -> bool:
+    """Whether decoding reads fields that are being written for its own element or block only."""
     part = writer.writes[0].value
     position = part.position if isinstance(part, nodes.Elementwise) else None
-    for expr in walk(part):
-        if isinstance(expr, nodes.Index) and isinstance(expr.array, nodes.Ref):
-            is_here = isinstance(expr.index, nodes.Ref) and expr.index.var is position
-            if expr.array.var in fresh and not is_here:
+    lets = [step.value for step in plan.decode if isinstance(step, nodes.Let)]
+    for root in (part, *lets):
+        for expr in walk(root):
+            if not isinstance(expr, nodes.Index) or not isinstance(expr.array, nodes.Ref):
+                continue
+            if expr.array.var not in fresh:
+                continue
+            # A let is computed once, for all elements.
+            if root is not part or not _is_own(plan, expr.index, position, fresh[expr.array.var]):
                 return False
     return True
+
+
+def _is_own(
+    plan: nodes.Plan, index: nodes.Expr, position: nodes.Var | None, block: nodes.Expr | None
+) -> bool:
+    """Whether an index is that of the loop's own element, or of its block of that size."""
+    if block is not None:
+        return block_of(index, position, plan.program.blocks) == block
+    return isinstance(index, nodes.Ref) and index.var is position

@@ -377,7 +377,7 @@ class Loops(TileNeeds):
             self._stores.append(f"{target}[base + j] = {name};")
         elif isinstance(kind, UInt):
             bits = self.bits(kind)
-            at = f"{target} + {tile_bytes(bits)}"
+            at = f"{target} + {tile_bytes(bits, is_of_blocks=self._step == 'kMaxBlocks')}"
             if not self._write_rows(write.value, kind, at):
                 values = self._values(write.value, kind)
                 self._after.append(f"pack_codes({values}, count, {bits}, {at});")

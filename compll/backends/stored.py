@@ -59,8 +59,13 @@ def unnamed(part: nodes.Elementwise, value: nodes.Expr) -> nodes.Expr:
     return value
 
 
-def tile_bytes(bits: str) -> str:
-    """C++ for the bytes before a tile: tiles start at multiples of 8 codes."""
+def tile_bytes(bits: str, *, is_of_blocks: bool = False) -> str:
+    """C++ for the bytes before a tile: tiles start at multiples of 8 codes.
+
+    `is_of_blocks`: it is the blocks of a tile, which start anywhere; their codes are whole bytes.
+    """
+    if is_of_blocks and bits in ("16", "32"):
+        return f"base * {int(bits) // 8}"
     return {"1": "base / 8", "8": "base"}.get(bits, f"base / 8 * {bits}")
 
 

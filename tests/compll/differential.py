@@ -7,6 +7,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -35,7 +36,7 @@ class Key(TypedDict):
     offset: int
 
 
-SIZES = (0, 1, 33, 300, 1500)
+SIZES = (0, 1, 33, 300, 2500)
 KINDS = ("plain", "broken", "denormal", "huge", "small integers", "any bits")
 KEY = Key(seed=2**63 + 5, step=11, tensor_id=9, offset=19)
 NO_RESULT = "gradient = map(range(gradient.size), [&](int i) -> float { return 0; });"
@@ -71,30 +72,40 @@ def check_cpp(
     program: compll.Program,
     flags: Sequence[str] | None = None,
     sizes: Sequence[int] = SIZES,
+    values_of: Sequence[dict[str, float]] = VALUES,
 ) -> None:
     """Raises AssertionError where C++ gives other bits than the reference, in any entry.
 
     `flags`: of the compiler; None: in a hurry, for what is shipped takes four times as long.
+    `values_of`: of the parameters, one after another.
     """
     source = compll.generate(program)[f"{program.name}.codec.cc"]
     library = build(source, program.name, hurry.flags() if flags is None else tuple(flags))
-    for values in VALUES:
+    for values in values_of:
         pair = CompiledPair(program, CompiledCodec(program, library, **values), values)
         for n in sizes:
             pair.check(n)
 
 
-def check_cuda(program: compll.Program, sizes: Sequence[int] = SIZES) -> None:
-    """The same of the CUDA kernels, run on this CPU."""
-    library = emulation.build(program)
-    for values in VALUES:
+def check_cuda(
+    program: compll.Program,
+    sizes: Sequence[int] = SIZES,
+    values_of: Sequence[dict[str, float]] = VALUES,
+    library: Path | None = None,
+) -> None:
+    """The same of the CUDA kernels, run on this CPU; `library`: with them, if there is one."""
+    library = emulation.build(program) if library is None else library
+    for values in values_of:
         reference = compll.Reference(program, **values)
         kernels = Emulated(program, library, **values)
         for n in sizes:
             for number, (kind, x) in enumerate(inputs(n).items()):
                 kernels.alone(may_be=number % 2 == 0)
                 kernels.order(backwards=number % 3 == 1)
-                _check_kernels(kernels, reference, x, f"{values}, {n} elements, {kind}")
+                case = f"{values}, {n} elements, {kind}"
+                _check_kernels(kernels, reference, x, case)
+                if n and not reference.state_names:
+                    _check_kernels_with_feedback(kernels, reference, x, case)
 
 
 def _check_kernels(kernels: Emulated, reference: compll.Reference, x: Floats, case: str) -> None:
@@ -113,6 +124,39 @@ def _check_kernels(kernels: Emulated, reference: compll.Reference, x: Floats, ca
         found, _ = kernels.decode([expected, expected], x.size)
         with np.errstate(all="ignore"):
             _same(found, value + value, f"merge: {case}")
+
+
+def _check_kernels_with_feedback(
+    kernels: Emulated, reference: compll.Reference, x: Floats, case: str
+) -> None:
+    """Two rounds: what is left of a gradient and a residual, beside that and then over it."""
+    residual = _residual(x.size)
+    for is_apart in (True, False):
+        packet, rest = expected_feedback(reference, x, residual)
+        found, left = kernels.encode(x, residual, is_apart=is_apart, **KEY)
+        assert found.tobytes() == packet.tobytes(), f"feedback: {case}, {is_apart=}"
+        if rest is None:
+            return
+        _same(left, rest, f"feedback: {case}, {is_apart=}")
+        residual = rest
+
+
+def expected_feedback(
+    reference: compll.Reference, x: Floats, residual: Floats
+) -> tuple[Bytes, Floats | None]:
+    """The packet of a sum and what decoding it misses; None: its packet is refused."""
+    with np.errstate(all="ignore"):
+        total = x + residual
+        packet = reference.encode(total, **KEY)
+        value = _decoded(reference, packet, x.size)
+        if value is None:
+            return packet, None
+        rest = total - value
+    return packet, np.where(np.isfinite(rest), rest, np.float32(0))
+
+
+def _residual(n: int) -> Floats:
+    return np.random.default_rng(n).standard_normal(n).astype(np.float32)
 
 
 def _state(names: Sequence[str], n: int) -> Floats | None:
@@ -190,22 +234,21 @@ class CompiledPair:
         return expected
 
     def _feedback(self, x: Floats, kind: str) -> None:
-        """What is left of a gradient and a residual, written over the residual."""
-        case = self._case("feedback", x.size, f", {kind}")
-        residual = np.random.default_rng(x.size).standard_normal(x.size).astype(np.float32)
-        with np.errstate(all="ignore"):
-            total = x + residual
-            packet = self._reference.encode(total, **KEY)
-            value = _decoded(self._reference, packet, x.size)
-            rest = None if value is None else total - value
-        try:
-            body = self._codec.encode_feedback_body(x, residual, residual, **KEY)
-        except PacketError:
-            assert rest is None, case
-            return
-        assert rest is not None, case
-        assert body.tobytes() == packet[PREFIX.size :].tobytes(), case
-        _same(residual, np.where(np.isfinite(rest), rest, np.float32(0)), case)
+        """Two rounds: what is left of a gradient and a residual, beside that and then over it."""
+        residual = _residual(x.size)
+        for is_apart in (True, False):
+            case = self._case("feedback", x.size, f", {kind}, {is_apart=}")
+            packet, rest = expected_feedback(self._reference, x, residual)
+            left = np.full_like(residual, np.nan) if is_apart else residual
+            try:
+                body = self._codec.encode_feedback_body(x, residual, left, **KEY)
+            except PacketError:
+                assert rest is None, case
+                return
+            assert rest is not None, case
+            assert body.tobytes() == packet[PREFIX.size :].tobytes(), case
+            _same(left, rest, case)
+            residual = left
 
     def _decode(self, body: Bytes, n: int) -> Floats | None:
         """What a body holds, by both: set, and added to what is there."""

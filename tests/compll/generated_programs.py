@@ -38,12 +38,14 @@ class Made:
     """A program in parts, so that parts can be left out.
 
     `fields`: name and type of what a packet holds; a parameter is not declared again.
+    `sent`: expressions that an Encode sends where Decode has a name.
     """
 
     states: tuple[str, ...]
     encode: tuple[str, ...]
     fields: tuple[tuple[str, str], ...]
     decode: tuple[str, ...]
+    sent: tuple[tuple[str, str], ...] = ()
 
     @property
     def text(self) -> str:
@@ -51,6 +53,7 @@ class Made:
         declared = " ".join(f"{kind} {name} in {rest};" for kind, name, rest in PARAMS)
         params = ", ".join(f"{kind} {name}" for kind, name, _ in PARAMS)
         names = ", ".join(name for name, _ in self.fields)
+        sent = ", ".join(dict(self.sent).get(name, name) for name, _ in self.fields)
         states = "".join(f" float* {name};" for name in self.states)
         given = [name for _, name, _ in PARAMS]
         lines = [
@@ -58,7 +61,7 @@ class Made:
             *([f"state Made {{{states} }}"] if states else []),
             f"void MadeEncode(float* gradient, uint8* packet, {params}) {{",
             *(f"    {statement}" for statement in self.encode),
-            f"    packet = concat({names});",
+            f"    packet = concat({sent});",
             "}",
             f"void MadeDecode(uint8* packet, float* gradient, {params}) {{",
             *(f"    {kind} {name};" for name, kind in self.fields if name not in given),

@@ -19,6 +19,7 @@ from tests.compll.differential import (
     has_cuda,
     shrink,
 )
+from tests.compll.generated_feedback import generate_feedback
 from tests.compll.generated_programs import Made, generate
 
 _SHOWN_CHARACTERS = 600
@@ -34,6 +35,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--count", type=int, default=300, help="how many (default: 300)")
     parser.add_argument("--cuda", action="store_true", help="CUDA's kernels too, run on this CPU")
     parser.add_argument(
+        "--feedback",
+        action="store_true",
+        help="quantisers whose loops take care of error feedback, instead of anything",
+    )
+    parser.add_argument(
         "--shipped",
         action="store_true",
         help="C++ as it is shipped, with clones for AVX-512 and -O3: takes longer to build",
@@ -45,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     flags = () if args.shipped else None
     refused, failed = 0, []
     for seed in range(args.seed, args.seed + args.count):
-        made = generate(random.Random(seed))
+        made = (generate_feedback if args.feedback else generate)(random.Random(seed))
         program = compiled_program(made)
         if program is None:
             refused += 1
@@ -58,8 +64,9 @@ def main(argv: Sequence[str]) -> int:
             print(f"seed {seed}, {back_end}: {told[:_SHOWN_CHARACTERS]}", flush=True)
             print(shrink(made, failing(check, told), args.tries).text, flush=True)
     print(f"{args.count} programs, {refused} refused, {len(set(failed))} with failures", flush=True)
+    more = " --feedback" if args.feedback else ""
     for seed in dict.fromkeys(failed):
-        print(f"again: python -m tests.fuzz programs --seed {seed} --count 1", flush=True)
+        print(f"again: python -m tests.fuzz programs --seed {seed} --count 1{more}", flush=True)
     return 1 if failed else 0
 
 

@@ -394,7 +394,7 @@ def _library(source: _Source) -> Path:
     if _is_good(entry, name):
         # The disk may have been full when the library was made: it serves without, where it can be.
         with contextlib.suppress(OSError):
-            _keep(source)
+            _keep(source, folder)
         return entry
     with _turn(entry.with_suffix(".lock")):
         try:

@@ -84,7 +84,7 @@ class Emulated:
         self.values = (ctypes.c_double * max(1, len(values)))(*values.values())
 
     def order(self, *, backwards: bool) -> None:
-        """In which order the threads of a block run."""
+        """In which order blocks run, and the threads of a block."""
         self._library.emulation_order(int(backwards))
 
     def alone(self, *, may_be: bool) -> None:
@@ -109,9 +109,13 @@ class Emulated:
         residual: Floats | None = None,
         skew: int = 0,
         state: Floats | None = None,
+        is_apart: bool = False,
         **key: int,
     ) -> tuple[Bytes, Floats | None]:
-        """Packets, and with a residual or state [num_states, n] the new one."""
+        """Packets, and with a residual or state [num_states, n] the new one.
+
+        `is_apart`: the new residual is not written over the old one.
+        """
         n = x.size
         packets = Guarded(int(self.codec.wire_bytes(self.values, n)), np.uint8, skew)
         scratch = self.scratch(n)
@@ -120,6 +124,9 @@ class Emulated:
         where = Key(*(key.get(name, 0) for name in ("seed", "step", "tensor_id", "offset")))
         encode = self.codec.encode
         old = new = at
+        if residual is not None and is_apart:
+            kept = np.full_like(residual, np.nan)
+            old, new = residual.ctypes.data, kept.ctypes.data
         if state is not None:
             encode, kept = self.codec.encode_state, np.empty_like(state)
             old, new = state.ctypes.data, kept.ctypes.data

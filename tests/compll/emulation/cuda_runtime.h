@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stands in for CUDA's header of this name, so that generated kernels run on a CPU: a tool of
-// tests, and no part of the product. Blocks run one after another; the threads of a block run one
-// after another too, from barrier to barrier, forwards or backwards. What a kernel keeps in shared
+// tests, and no part of the product. Blocks run one after another, and so do the threads of a
+// block from barrier to barrier; both forwards, or both backwards. What a kernel keeps in shared
 // memory is garbage at first, as on a GPU. Kernels of several threads of the host take turns.
 
 #ifndef TF_HIPS_TESTS_COMPLL_EMULATION_CUDA_RUNTIME_H_
@@ -32,7 +32,7 @@ struct alignas(16) uint4 {
 
 inline std::mutex kernel_mutex;
 inline Dim blockIdx;
-// Whether the last thread runs first: what depends on the order of threads shows.
+// Whether the last block runs first, and its last thread: what depends on their order shows.
 inline bool is_backwards = false;
 inline long long launches = 0;
 // Whether one block of threads may do all of a small call.
@@ -54,17 +54,19 @@ void trace_kernel(const char* name);
 #define TF_HIPS_MAY_BE_ALONE may_be_alone
 #define TF_HIPS_SHARED alignas(16) static
 #define TF_HIPS_UNROLL
-#define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)                 \
-  do {                                                                       \
-    static_assert(threads == 128, "a phase has 128 threads");                \
-    static_cast<void>(stream);                                               \
-    const std::lock_guard<std::mutex> kernel_lock(kernel_mutex);             \
-    TF_HIPS_TRACED(kernel);                                                  \
-    ++launches;                                                              \
-    for (int64_t block = 0; block < static_cast<int64_t>(blocks); ++block) { \
-      blockIdx.x = static_cast<unsigned>(block);                             \
-      kernel(__VA_ARGS__);                                                   \
-    }                                                                        \
+#define TF_HIPS_LAUNCH(kernel, blocks, threads, stream, ...)      \
+  do {                                                            \
+    static_assert(threads == 128, "a phase has 128 threads");     \
+    static_cast<void>(stream);                                    \
+    const std::lock_guard<std::mutex> kernel_lock(kernel_mutex);  \
+    TF_HIPS_TRACED(kernel);                                       \
+    ++launches;                                                   \
+    const int64_t num = static_cast<int64_t>(blocks);             \
+    for (int64_t turn = 0; turn < num; ++turn) {                  \
+      const int64_t block = is_backwards ? num - 1 - turn : turn; \
+      blockIdx.x = static_cast<unsigned>(block);                  \
+      kernel(__VA_ARGS__);                                        \
+    }                                                             \
   } while (false)
 
 typedef void* cudaStream_t;
