@@ -28,8 +28,8 @@
 // chosen when the library is loaded, by a resolver that runs before the sanitizers are ready.
 // Functions that are hot stay functions of their own also without clones, so that no arithmetic is
 // moved across the scoped denormal mode of the entry point. The loader chooses among them by the
-// processor alone: TF_HIPS_CPU caps what `machine()` chooses, and not these. TF_HIPS_ONE_MACHINE: the library is
-// compiled for the machine at hand alone.
+// processor alone: TF_HIPS_CPU caps what `machine()` chooses, and not these. TF_HIPS_ONE_MACHINE:
+// the library is compiled for the machine at hand alone.
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) &&                   \
     !defined(TF_HIPS_NO_CLONES) && !defined(TF_HIPS_ONE_MACHINE)
