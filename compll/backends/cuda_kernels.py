@@ -122,7 +122,10 @@ class Kernels:
 
     def array(self, kind: str, wanted: str, room: str) -> str:
         """Memory of the call, `room` (C++) elements a chunk; returns its member."""
-        member = self.side.members.fresh(wanted)
+        fresh = self.side.members.fresh
+        member = fresh(wanted)
+        while fresh(f"{member}_room") != f"{member}_room":  # where its length is told
+            member = fresh(wanted)
         self.arrays.append((kind, member, room))
         return member
 

@@ -27,7 +27,7 @@ from compll.backends.row_forms import (
 from compll.backends.stored import unnamed
 from compll.ir import nodes
 from compll.ir.types import BOOL, FLOAT, INT, UInt
-from compll.ir.walk import walk
+from compll.ir.walk import length_with, walk
 
 _COMPARISONS = {"<": "less", "<=": "at_most", ">": "more", ">=": "at_least", "==": "equal"}
 _COMPARISONS |= {"!=": "unequal"}
@@ -307,10 +307,7 @@ class RowCode:
         lengths: dict[nodes.Var, int] = {}
         found = set()
         for var, value in self._values.items():
-            length = sum(
-                lengths.get(part.var, 1) if isinstance(part, nodes.Ref) else 1
-                for part in walk(value)
-            )
+            length = length_with(lengths, value)
             if var.type != INT:
                 length = 1
             elif length > _LONG:

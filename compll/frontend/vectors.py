@@ -212,7 +212,7 @@ def _reducer(
     if (
         kind not in (FLOAT, INT)
         or function.result.type != kind
-        or (value != kind and reducer != "count")
+        or (value != kind and (reducer, value) != ("count", FLOAT))
     ):
         message = "the lambda of a `reduce` must be (float, float) -> float or (int, int) -> int"
         raise lower.refuse("E305", message, span, _REDUCE_HELP)

@@ -18,6 +18,8 @@ from compll.ir.types import BOOL, FLOAT, INT, Type, UInt
 _CONDITIONS = ("!", "&&", "||", "<", "<=", "nonzero")
 # A float holds unsigned integers of that width.
 _EXACT_BITS = 24
+# Arms within arms that are looked through; no reducer or order needs more.
+_MOST_ARMS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,7 @@ class Form:
     parts: "tuple[Form, ...]"
     value: object
     number: int
+    depth: int
 
 
 @dataclass
@@ -42,7 +45,8 @@ class Forms:
     def _make(self, op: str, *parts: Form, value: object = None) -> Form:
         key = (op, *(part.number for part in parts), type(value), value)
         if key not in self._made:
-            self._made[key] = Form(op, parts, value, len(self._made))
+            depth = 1 + max((part.depth for part in parts), default=0)
+            self._made[key] = Form(op, parts, value, len(self._made), depth)
         return self._made[key]
 
     def _symmetric(self, op: str, x: Form, y: Form, value: object = None) -> Form:
@@ -130,7 +134,7 @@ class Forms:
         if key not in self._done:
             self._done[key] = (
                 self.choice(x.parts[0], *(self._convert(arm, source, kind) for arm in x.parts[1:]))
-                if x.op == "choice"
+                if x.op == "choice" and x.depth < _MOST_ARMS
                 else self._make("convert", x, value=(source, kind))
             )
         return self._done[key]
@@ -158,7 +162,7 @@ class Forms:
         if key not in self._done:
             self._done[key] = (
                 self.choice(x.parts[0], *map(self.condition, x.parts[1:]))
-                if x.op == "choice"
+                if x.op == "choice" and x.depth < _MOST_ARMS
                 else self._make("nonzero", x)
             )
         return self._done[key]

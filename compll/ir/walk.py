@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walking over expressions: what is inside one, and which variables it needs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
 from compll.ir import nodes
@@ -35,15 +35,16 @@ def length_in_place(part: nodes.Elementwise) -> int:
     It may be astronomic: names that each stand for something with the one before in it twice.
     """
     lengths: dict[nodes.Var, int] = {}
-
-    def length(expr: nodes.Expr) -> int:
-        return sum(
-            lengths.get(inner.var, 1) if isinstance(inner, nodes.Ref) else 1 for inner in walk(expr)
-        )
-
     for let in part.lets:
-        lengths[let.var] = length(let.value)
-    return length(part.value)
+        lengths[let.var] = length_with(lengths, let.value)
+    return length_with(lengths, part.value)
+
+
+def length_with(lengths: Mapping[nodes.Var, int], expr: nodes.Expr) -> int:
+    """Nodes of an expression in which each name counts as many as `lengths` says, or one."""
+    return sum(
+        lengths.get(inner.var, 1) if isinstance(inner, nodes.Ref) else 1 for inner in walk(expr)
+    )
 
 
 def free_vars(expr: nodes.Expr) -> set[nodes.Var]:

@@ -317,10 +317,13 @@ void ShrinkEncode(float* gradient, uint8* out, int rest) {
     uint16* kept = filter(few, [&](int i) -> uint1 { return gradient[i] > 0; });
     uint32* best = top_k(map(range(min(few.size, gradient.size)), at), few.size / 2);
     float* down = sort(values, greater);
-    float* blocks = block_reduce(values, 64, 0, max);
-    lambda_func code = [&](int i) -> uint<3> { return blocks[i / 64] + i + random<int>(0, 2); }
+    float* most = block_reduce(values, 64, 0, max);
+    float* most_room = block_reduce(values, 64, 0, min);  // as the length of `most` is called
+    lambda_func code = [&](int i) -> uint<3> {
+        return most[i / 64] - most_room[i / 64] + i + random<int>(0, 2);
+    }
     uint<3>* codes = map(few, code);
-    out = concat(total, low, kept, best, down, codes, map(blocks, at));
+    out = concat(total, low, kept, best, down, codes, map(most, at));
 }
 void ShrinkDecode(uint8* packet, float* gradient, int rest) {
     float total;

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import compll
+from compll.backends.feedback import has_feedback
+from compll.passes import optimise
 from tests.compll import emulation
 from tests.compll.differential import check_cpp, check_cuda
 from tests.compll.generated_feedback import generate_feedback
@@ -191,6 +193,7 @@ def kernels() -> Path:
 
 @pytest.mark.parametrize("name", MADE)
 def test_machine_code_reads_nothing_that_is_overwritten(name):
+    assert has_feedback(optimise(programs()[name]))  # else nothing of it is checked
     check_cpp(programs()[name], sizes=SIZES, values_of=({},))
 
 
@@ -202,5 +205,6 @@ def test_kernels_read_nothing_that_is_overwritten(name):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_quantisers_that_are_made(seed):
     program = compll.compile_text(generate_feedback(random.Random(seed)).text, "made")
+    assert has_feedback(optimise(program))
     for check in (check_cpp, check_cuda):
         check(program, sizes=SIZES, values_of=VALUES[:2])

@@ -189,3 +189,23 @@ def test_a_long_lambda_is_looked_through_quickly():
     for body in (f"int c0 = a; {chain} return c60;", f"uint8 d0 = a; {halves} return d60;"):
         with pytest.raises(compll.CompileError, match="E401"):
             reduction("int", body)
+
+
+def test_a_chain_of_arms_is_looked_through_as_far_as_it_goes():
+    chain = "int x = 0;" + "".join(f" if (a > {k}) {{ x = a; }}" for k in range(1500))
+    for end in ("if (x) { return a; } return b;", "uint8 y = x; return y;"):
+        with pytest.raises(compll.CompileError, match="E401"):
+            reduction("int", f"{chain} {end}")
+
+
+@pytest.mark.parametrize("kind", ["float", "int"])
+@pytest.mark.parametrize("element", ["uint8", "uint1", "uint32"])
+@pytest.mark.parametrize("body", ["return a + (b != 0);", "return b ? a + 1 : a;"])
+def test_a_count_of_what_was_cut_off_is_no_count(kind, element, body):
+    """Of 0.5 and 256 a uint8 is 0, which nobody counts."""
+    text = f"{kind}* v = map(gradient, [&](float g) -> {kind} {{ return g; }}); "
+    text += (
+        f"uint32 s = reduce(v, 0, [&](int a, {element} b) -> int {{ {body} }}); out = concat(s);"
+    )
+    with pytest.raises(compll.CompileError, match="E305"):
+        compll.compile_text(encoder(text), "foo")

@@ -136,7 +136,12 @@ Pool* ThePool() {
   if (the_pool.load(std::memory_order_relaxed) == nullptr) {
     static const int registered = pthread_atfork(nullptr, nullptr, ForgetThePool);
     (void)registered;
-    the_pool.store(new (std::nothrow) Pool, std::memory_order_release);
+    Pool* made = nullptr;
+    try {
+      made = new Pool;
+    } catch (const std::exception&) {  // its queue takes memory, too
+    }
+    the_pool.store(made, std::memory_order_release);
   }
   making_the_pool.clear(std::memory_order_release);
   return the_pool.load(std::memory_order_relaxed);
