@@ -23,7 +23,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 def test_line_ends_are_carried_as_they_are(
     caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    data = f"param ratio{end}// Fläche{end}{end}".encode()
+    data = f"param ratio{end}// Fl\u00e4che{end}{end}".encode()
     name = loaded.full_name("mine", data)
     kept = caches[0] / f"{name.replace('@', '-')}.pse"
     kept.write_bytes(data)
@@ -33,7 +33,7 @@ def test_line_ends_are_carried_as_they_are(
     assert (caches[1] / kept.name).read_bytes() == data
 
 
-@pytest.mark.parametrize("stem", ["../mine", "a/b", "", "1", "ä", "mine\n"])
+@pytest.mark.parametrize("stem", ["../mine", "a/b", "", "1", "\u00e4", "mine\n"])
 def test_a_name_that_no_codec_has_is_refused(caches: tuple[Path, Path], stem: str) -> None:
     with pytest.raises(errors.SpecificationError, match="must have the name of a codec"):
         jit.keep({loaded.full_name(stem, b"x"): "x"})
