@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.ps import quorums
 from tests.ps.quorums import PATIENCE_S, Run, oracle_sum
 from tests.ps.test_quorum import same
 from tf_hips.errors import ProtocolError
@@ -122,4 +123,91 @@ def test_a_gather_with_an_odd_one_outlives_the_server(tmp_path: Path) -> None:
         third = run.killed(third)
     with Run(QUORUM, base=third) as run:
         assert run.gather(0, 0, b"\0", "x") == [b"\0", None, b"\2"]
+        assert run.session.ended is None
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_who_was_odd_comes_back_as_a_process_that_does_what_most_do(
+    tmp_path: Path, is_restored: bool
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    with Run(QUORUM, base=first).begin() as run:
+        run.rounds(0, 0)
+        run.gather(1, 0, b"old", "y")
+        for child in (0, 2):
+            run.gather(child, 0, bytes([child]))
+        assert lost(run)
+        second = run.killed(second)
+        if not is_restored:
+            come_back_corrected(run)
+    if is_restored:
+        with Run(QUORUM, base=second) as run:
+            come_back_corrected(run)
+
+
+def come_back_corrected(run: Run) -> None:
+    run.processes[1] = "corrected"
+    assert run.join(1)["is_back"]
+    assert not run.session.has_payload(run.caller(1), 0)  # it is not spared to say what it does
+    assert run.gather(1, 0, b"new") == [b"\0", None, b"\2"]
+    with pytest.raises(ProtocolError, match=r"closed without site `b`, as `x`\. Received: `y`"):
+        run.gather(1, 0, b"old", "y")
+    assert run.gather(0, 0, b"\0") == [b"\0", None, b"\2"]
+    # What counted it must still repeat.
+    run.gather(0, 1, b"", "x")
+    run.gather(1, 1, b"", "x")
+    run.processes[1] = "another"
+    run.join(1)
+    with pytest.raises(ProtocolError, match=r"must do what it did before\. Exact value 1 was `x`"):
+        run.gather(1, 1, b"", "y")
+
+
+def test_who_is_late_is_not_odd_because_another_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quorums, "SITES", tuple("abcde"))
+    monkeypatch.setattr(quorums, "WORKERS", (1,) * 5)
+    with Run(Quorum(3, 1.0, late=DROP)).begin() as run:
+        run.rounds(0, 0, range(5))
+        run.gather(1, 0, b"\1", "y")
+        for child in (0, 2, 3):
+            run.gather(child, 0, bytes([child]))
+        run.clock.advance(2.0)
+        expected = [b"\0", None, b"\2", b"\3", None]
+        assert run.gather(0, 0, b"\0") == expected
+        assert run.gather(4, 0, b"\4") == expected
+
+
+@pytest.mark.parametrize("lacks", ["LOST", "GATHER_CLOSED"])
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_server_killed_before_it_decided_decides_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str, is_sent: bool
+) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    with Run(QUORUM, base=first).begin() as run:
+        run.rounds(0, 0)
+        run.gather(0, 0, b"\0", "x")
+        run.gather(1, 0, b"\1", "y")
+        # What it would have written after the last payload, it never does.
+        if lacks == "LOST":
+            monkeypatch.setattr(run.session._waiting, "settle", lambda whats: None)
+        monkeypatch.setattr(run.session._closing, "look_at_gather", lambda: None)
+        assert run.gather(2, 0, b"\2", "x") is None
+        assert len(lost(run)) == (lacks == "GATHER_CLOSED")
+        second = run.killed(tmp_path / "second")
+    with Run(QUORUM, base=second) as run:
+        caller = run.caller(0, 0.0)
+        if is_sent:
+            told = run.gather(0, 0, b"\0", "x")
+        else:  # all that the server has of it
+            assert run.session.has_payload(caller, 0)
+            upload = run.session.begin_gather(caller, 0)
+            found = run.session.wait_gather(caller, 0, upload)
+            assert found is not None
+            told = [dict(found).get(leaf) for leaf in range(3)]
+            assert gather.from_bits(dict(found)[3], 3) == [False, True, False]
+        assert told == [b"\0", None, b"\2"]
+        assert run.gather(2, 0, b"\2", "x") == [b"\0", None, b"\2"]
+        with pytest.raises(ProtocolError, match="closed without site `b`, as `x`"):
+            run.gather(1, 0, b"\1", "y")
         assert run.session.ended is None

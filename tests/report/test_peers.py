@@ -89,6 +89,22 @@ def test_a_robust_rule_over_ranks_tells_of_each_rank():
     assert all(one.by.startswith("a robust rule") for one in lines.values())
 
 
+def test_a_party_that_differs_counts_once_for_each_thing_however_many_tell():
+    # As `strategies.agreeing` writes it: each worker tells.
+    events = trained()
+    for epoch in (1, 2):
+        what, reason = f"the model after epoch {epoch}", "it is not that of most parties"
+        for site in ("west", "east"):
+            told = {"what": what, "sites": ["north", "south"], "reason": reason}
+            events.append(event(20 + epoch, "parties_differ", site, **told))
+    lines = {one.peer: one for one in peers.lines(peers.marks(events))}
+    assert set(lines) == {"north", "south"}
+    for one in lines.values():
+        assert (one.kind, one.times, one.rounds) == ("differs", 2, ())
+        assert one.by.startswith("most parties, in what must be equal on all (")
+        assert one.reason == "the model after epoch 2: it is not that of most parties"
+
+
 def test_a_run_without_such_events_has_none(tmp_path):
     [run] = runs.read(write_events(tmp_path / "a", trained()))
     assert run.marks == ()

@@ -103,14 +103,89 @@ def test_the_length_of_fit_is_that_of_most_parties() -> None:
         closing_of(RULE, dict.fromkeys((1, 2, 4), weights)).on_train_begin()
     closing_of(RULE, {1: weights}).on_train_begin()
     closing.on_train_begin()
-    assert {event["what"] for event in closing._strategy.events} >= {"the length of `fit`"}
+    assert {event["what"] for event in closing._strategy.events} >= {"the steps of `fit`"}
     with pytest.raises(ValueError, match="this worker: 7 steps"):
         closing_of(RULE, dict.fromkeys((0, 1, 2), other)).on_train_begin()
     with pytest.raises(ValueError, match="worker 0: 9 steps"):
         closing_of("mean", {0: other}).on_train_begin()
+    with pytest.raises(ValueError, match="worker 0: epochs 0 to 4"):
+        closing_of("mean", {0: [[7, 0, 4], None, []]}).on_train_begin()
     closing = closing_of(RULE, {1: [["x"], None]})
     closing.on_train_begin()
     assert closing._strategy.events[0]["sites"] == ["b"]
+
+
+def beginning(steps: int | None, last: int = 3) -> list[Any]:
+    return [[steps, 0, last], None, []]
+
+
+@pytest.mark.parametrize(
+    ("steps", "odd"),
+    [
+        ([None, 7, 7, 7, 7], []),
+        ([7, 7, None, 7, 9], [("the steps of `fit`", "e")]),
+        ([7, None, None, None, 7], []),
+        # One liar and one that knows it: which is which nobody can say, and none needs to.
+        ([7, None, None, None, 9], []),
+        ([9, None, 7, 7, 9], []),
+        ([None] * 5, []),
+    ],
+)
+def test_a_number_of_steps_that_is_not_known_differs_from_none(
+    steps: list[int | None], odd: list[tuple[str, str]]
+) -> None:
+    told = {place: beginning(count) for place, count in enumerate(steps)}
+    closing = closing_of(RULE, told)
+    closing.on_train_begin()
+    events = closing._strategy.events
+    assert [(event["what"], site) for event in events for site in event["sites"]] == odd
+
+
+def test_who_trains_other_epochs_is_named_whatever_is_known_of_steps() -> None:
+    closing = closing_of(RULE, {0: beginning(None), 1: beginning(None, 4)})
+    closing.on_train_begin()
+    [event] = closing._strategy.events
+    assert (event["what"], event["sites"]) == ("the epochs of `fit`", ["b"])
+    with pytest.raises(ValueError, match=r"party a: 9 steps.*party c: 8 steps"):
+        closing_of(RULE, dict(enumerate(map(beginning, (9, 9, 8, 8, 7))))).on_train_begin()
+
+
+def test_who_lies_each_time_is_named_once_and_who_lies_anew_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tf_hips.strategies import agreeing
+
+    lines: list[Any] = []
+    monkeypatch.setattr(agreeing.log, "warning", lambda text, *rest: lines.append(rest))
+    closing = closing_of(RULE, {})
+    strategy = closing._strategy
+
+    def ends(*liars: int) -> None:
+        strategy._told = dict.fromkeys(liars, "x")
+        closing.on_epoch_end(0)
+
+    for _ in range(5):
+        ends(3)
+    ends(3, 1)
+    assert [event["sites"] for event in strategy.events] == [["d"], ["b"]]
+    for _ in range(100):  # rows of their own
+        ends()
+        ends(3)
+    assert [event["sites"] for event in strategy.events[2:]] == [["d"]] * 6  # of rows 2 to 64
+    assert len(lines) == len(strategy.events)
+    another = closing_of(RULE, {3: "x"})
+    another.on_epoch_end(0)
+    assert len(another._strategy.events) == 1
+
+
+def test_a_payload_that_is_no_list_is_named_once_for_a_row() -> None:
+    from tf_hips.strategies.agreeing import Doubted, from_texts
+
+    events: list[Any] = []
+    parties = Doubted("ab", (1, 1), lambda event, **values: events.append(values["sites"]))
+    for text in ("{}", "[]", "[1]", "{}"):
+        from_texts([("[1]", 1, "a"), (text, 1, "b")], "x", parties)
+    assert events == [["b"], ["b"]]
 
 
 def test_a_party_has_one_vote_however_many_workers_it_claims() -> None:
@@ -122,7 +197,7 @@ def test_a_party_has_one_vote_however_many_workers_it_claims() -> None:
     assert found == [(MOST, 1), ("this worker", 1)]
     # One whose own workers differ has none.
     compared(parties, [[1]] * 4 + [[9], [1], [1]], [1], lambda one: one[0], "x")
-    assert events == [["a"], ["a"]]
+    assert events == [["a"]]  # once for a row
 
 
 def test_a_payload_that_is_no_list_of_its_workers_is_taken_for_absent() -> None:
@@ -133,7 +208,7 @@ def test_a_payload_that_is_no_list_of_its_workers_is_taken_for_absent() -> None:
     events: list[Any] = []
     parties = Doubted("abcdef", (1,) * 6, lambda event, **values: events.append(values["sites"]))
     assert from_texts(told, "x", parties) == [1, None, None, None, None, None]
-    assert events == [["b"], ["c"], ["d"], ["e"]]
+    assert events == [["b", "c", "d", "e"]]
     for place in (1, 2, 3, 4):
         with pytest.raises(ProtocolError, match=f"`x` of party `{told[place][2]}` must be"):
             from_texts([told[0], told[place]], "x", None)
@@ -156,7 +231,8 @@ def test_a_sum_goes_on_without_a_payload_of_another_length() -> None:
 
     own = np.array([1.0, 2.0], np.float32).tobytes()
     assert combined([own[:4], own, own], doubted) == [4.0, 8.0]  # two of four workers are present
-    assert events == [["a"]]
+    combined([own[:4], own, own], doubted)
+    assert events == [["a"]]  # once for a row
     with pytest.raises(ProtocolError, match="of 4, 8, 8 bytes"):
         combined([own[:4], own, own], None)
     with pytest.raises(ProtocolError, match="of 4, 4, 8 bytes"):

@@ -196,7 +196,8 @@ def carried(text: str) -> dict[str, str]:
     found = {}
     for match in loaded.NAME.finditer(text):
         with contextlib.suppress(OSError):
-            found[match[0]] = _kept(match[0]).read_text(encoding="utf-8")
+            # Its name is the hash of these bytes: no line end may change.
+            found[match[0]] = _kept(match[0]).read_bytes().decode("utf-8")
     return found
 
 
@@ -204,10 +205,15 @@ def keep(specifications: Mapping[str, str]) -> None:
     """Puts into this machine's cache what `carried` has found on another.
 
     Raises:
-        SpecificationError: one is not what its name says.
+        SpecificationError: one is not what its name says, or has a name that no codec has.
         LibraryError: the cache cannot be written.
     """
     for name, text in specifications.items():
+        if loaded.NAME.fullmatch(name) is None:  # a part of it goes into a path
+            raise errors.SpecificationError(
+                "A specification must have the name of a codec, such as my@0123456789abcdef. "
+                f"Received: {name!r}"
+            )
         source = _Source(name.partition("@")[0], text.encode(), ((name, text.encode()),))
         if source.name != name:
             raise errors.SpecificationError(

@@ -118,9 +118,15 @@ class Comeback:
             )
 
     def check_gather(self, caller: Caller, number: int, label: str) -> None:
-        """Raises ProtocolError where a child that has come back does something else than before."""
-        before = self._state.gathers.labels(number).get(caller.child)
-        if before is not None and before != label:
+        """Raises ProtocolError where a child that has come back does something else than before.
+
+        What did not count is no business of this: who was lost because it did something else than
+        most may come back with a script that was corrected.
+        """
+        gathers = self._state.gathers
+        before = gathers.labels(number).get(caller.child)
+        is_absent = gathers.is_absent(caller.child, number)
+        if before is not None and before != label and not is_absent:
             raise ProtocolError(
                 f"Site `{self._members.site(caller.child)}` has come back and must do what it did "
                 f"before. Exact value {number} was `{before}`. Received: `{label}`"

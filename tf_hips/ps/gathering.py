@@ -65,9 +65,13 @@ class Gathering:
             return self._gathers.begin(caller.child, number)
 
     def has_payload(self, caller: Caller, number: int) -> bool:
-        """Whether the caller's payload for gather `number` is there."""
+        """Whether the caller need not send its payload for gather `number` again.
+
+        Where the gather was closed without it, it must: what it is now decides what it hears.
+        """
         with self.changed:
-            return self._gathers.has(caller.child, number)
+            is_absent = self._gathers.is_absent(caller.child, number)
+            return self._gathers.has(caller.child, number) and not is_absent
 
     def wait(
         self, caller: Caller, number: int, upload: Upload, have: Iterable[int] = ()
@@ -103,17 +107,13 @@ class Gathering:
                 child = self._members.children[caller.child]
                 if child.num_returns > 0:
                     self._comeback.check_gather(caller, number, label)
-                others = {
-                    child: other
-                    for child, other in gathers.labels(number).items()
-                    if child != caller.child
-                }
-                if any(other != label for other in others.values()):
-                    if gathers.is_absent(caller.child, number):
+                if gathers.is_absent(caller.child, number):
+                    if label != gathers.agreed(number):
                         raise self._differs(caller, number, label)
-                    if self._closing is None or not self._closing.has_begun:
-                        whats = {child: _gather(number, other) for child, other in others.items()}
-                        self._waiting.end_differing({**whats, caller.child: _gather(number, label)})
+                elif self._closing is None or not self._closing.has_begun:
+                    whats = {**self._whats(number), caller.child: _gather(number, label)}
+                    if len(set(whats.values())) > 1:
+                        self._waiting.end_differing(whats)
                 is_again = child.num_returns > 0
                 if is_again and number < gathers.newest:
                     self._moves.note()  # as in rounds that are done again
@@ -121,15 +121,14 @@ class Gathering:
                     self._recorder.add(
                         Kind.GATHERED, payload, child=caller.child, number=number, label=label
                     )
-                    if self._closing is not None:
-                        labels = gathers.labels(number)
-                        self._waiting.settle(
-                            {child: _gather(number, other) for child, other in labels.items()}
-                        )
-                        self._closing.look_at_gather()
                 self.changed.notify_all()
             elif not gathers.has(caller.child, number):
                 raise ProtocolError("A gather has one packet of each site. Received: none")
+            if self._closing is not None and not gathers.is_closed(number):
+                # Whether it has brought something or not: a server that was killed may have kept
+                # what came, and not what was decided then.
+                self._waiting.settle(self._whats(number))
+                self._closing.look_at_gather()
             label = gathers.labels(number).get(caller.child, "")
 
             moved, began = self._moves.count, time.monotonic()
@@ -165,6 +164,11 @@ class Gathering:
             if is_odd and gathers.is_absent(caller.child, number):
                 raise self._differs(caller, number, said)
             return gathers.answer(number, have) if gathers.is_over(number) else None
+
+    def _whats(self, number: int) -> dict[int, str]:
+        """What each child waits in that has come to gather `number`."""
+        labels = self._gathers.labels(number)
+        return {child: _gather(number, label) for child, label in labels.items()}
 
     def _differs(self, caller: Caller, number: int, label: str) -> ProtocolError:
         return ProtocolError(

@@ -5,7 +5,7 @@
 `sites` or `child_site` (a name, or several), else by the address it came from; the round by `round`
 or `number`; the reason by `reason` or `text`. One that tells of several ranks has `rows`, of each
 its `rank` and its `reason`. Several processes may tell of one thing: it counts once. What has no
-round counts each time.
+round counts once for each thing that was compared (`what`), or else each time.
 """
 
 import collections
@@ -47,6 +47,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "call refused", "a server: a call or packet that is not what it must be"
         ),
         "turned_away": Kind("turned away", "a server: too many calls refused in a minute"),
+        "parties_differ": Kind("differs", "most parties, in what must be equal on all"),
     }
 )
 """By the name of an event."""
@@ -102,8 +103,9 @@ def marks(events: Iterable[Event]) -> tuple[Mark, ...]:
         if kind is None:
             continue
         place = _round(event)
+        once = event.get("what", number) if place is None else place
         for peer, reason in _who(event):
-            key = (peer, kind.name, number if place is None else place)
+            key = (peer, kind.name, str(once), type(once))
             teller = f"{event.get('role', '?')} {event.get('site', '')}".strip()
             mark = Mark(peer, kind.name, place, f"{kind.by} ({teller})", reason)
             found.setdefault(key, mark)
@@ -174,5 +176,7 @@ def _round(event: Event) -> int | None:
 
 
 def _reason(event: Event) -> str:
-    found = event.get("reason") or event.get("text") or ""
-    return " ".join(str(found).split())
+    found = str(event.get("reason") or event.get("text") or "")
+    if isinstance(what := event.get("what"), str):
+        found = f"{what}: {found}"
+    return " ".join(found.split())

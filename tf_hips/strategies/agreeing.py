@@ -9,12 +9,17 @@ message. There each party has a vote, what all of its workers say:
     most agree, this worker differs        an error here, and only here
     no majority                            an error on all, as without a rule
 
+A value that not all need know (the number of steps) is another's mistake only where more than half
+know another one.
+
 All workers decide by the same bytes, so that they decide alike.
 """
 
 import collections
 import dataclasses
 import json
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +30,39 @@ Named = list[tuple[str, Any]]
 """Whose values they are, and the values."""
 
 MOST, THIS = "most parties", "this worker"
+_UNKNOWN = json.dumps(None)
+
+
+class _Rows:
+    """Which parties do not count, each time that something is compared. Thread-safe.
+
+    A liar may lie each time, or every other time, and nobody's logs and disks may be filled by it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._odd: dict[tuple[str, str], frozenset[str]] = {}  # the last time, by what and why
+        self._counts: collections.Counter[tuple[str, str, str]] = collections.Counter()  # of rows
+
+    def told(self, odd: Sequence[str], what: str, why: str) -> list[str]:
+        """Those of `odd` that are to be told of: once for a row, of rows the 1st, 2nd, 4th, ..."""
+        told = []
+        with self._lock:
+            before = self._odd.get((what, why), frozenset())
+            if odd or before:
+                self._odd[what, why] = frozenset(odd)
+            for site in odd:
+                if site not in before:
+                    self._counts[what, why, site] += 1
+                    count = self._counts[what, why, site]
+                    if count & (count - 1) == 0:
+                        told.append(site)
+        return told
+
+
+# By who writes the events: parties are looked up each time, and a process may have several runs.
+_rows: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
+_rows_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +85,28 @@ class Doubted:
         return [[next(values) for _ in range(count)] for count in self.workers]
 
     def name(self, odd: Sequence[str], what: str, why: str) -> None:
-        """Says in the log and in an event which parties do not count, if there are any."""
-        if not odd:
-            return
-        self.write_event("parties_differ", what=what, sites=list(odd), reason=why)
-        log.warning(
-            "Of `%s` what the parties %s have told does not count: %s",
-            what,
-            ", ".join(odd),
-            why,
-        )
+        """Says in the log and in an event which parties do not count.
+
+        Called each time, also where all count. A party is named once for a row of such times.
+
+        Args:
+            odd: the parties.
+            what: was compared, for messages.
+            why: they do not count; the same each time that the same thing is looked at.
+        """
+        writer = getattr(self.write_event, "__self__", self.write_event)
+        with _rows_lock:
+            rows = _rows.setdefault(writer, _Rows())
+        told = rows.told(odd, what, why)
+        if told:
+            self.write_event("parties_differ", what=what, sites=told, reason=why)
+        if odd:
+            (log.warning if told else log.debug)(
+                "Of `%s` what the parties %s have told does not count: %s",
+                what,
+                ", ".join(told or odd),
+                why,
+            )
 
 
 def doubted(strategy: Any) -> Doubted | None:
@@ -122,6 +172,7 @@ def from_texts(
         ProtocolError: a party that is believed has sent something else.
     """
     everyone: list[Any] = []
+    odd = []
     for text, count, site in told:
         values: Any = [None] * count if text is None else _from_json(text)
         if not isinstance(values, list) or len(values) != count:
@@ -130,9 +181,11 @@ def from_texts(
                     f"`{label}` of party `{site}` must be a JSON list with a value of each of "
                     f"{count} workers. Received: {str(text)[:80]!r}"
                 )
-            parties.name([site], label, "it is no value of each of its workers")
+            odd.append(site)
             values = [None] * count
         everyone += values
+    if parties is not None:
+        parties.name(odd, label, "it is no value of each of its workers")
     return everyone
 
 
@@ -142,6 +195,8 @@ def compared(
     mine: Any,
     select: Callable[[Any], Any],
     what: str,
+    *,
+    may_be_unknown: bool = False,
 ) -> Named:
     """The values that this worker compares: an error is due where they differ.
 
@@ -151,6 +206,7 @@ def compared(
         mine: what this worker has told, which may be absent.
         select: of what was told that which is compared.
         what: it is, for messages.
+        may_be_unknown: whether a worker may not know it, says None, and is content with any value.
     """
     if parties is None:
         present = [one for one in told_by_all if one is not None]
@@ -160,17 +216,28 @@ def compared(
     for site, values in zip(parties.sites, parties.by_party(told_by_all), strict=True):
         if None not in values:
             votes[site] = [select(one) for one in values]
+    if may_be_unknown:
+        votes = {
+            site: [one for one in values if one is not None] or [None]
+            for site, values in votes.items()
+        }
     keys = {site: _vote(values) for site, values in votes.items()}
-    [(key, count)] = collections.Counter(keys.values()).most_common(1) or [("", 0)]
-    if 2 * count <= len(votes) or key == "":
-        return [
-            *((f"party {site}", one) for site, values in votes.items() for one in values),
-            (THIS, select(mine)),
-        ]
-    chosen = next(site for site in votes if keys[site] == key)
-    odd = [site for site in votes if keys[site] != key]
-    parties.name(odd, what, f"it is not that of the other {count} of {len(votes)}")
-    return [(MOST, votes[chosen][0]), (THIS, select(mine))]
+    counts = collections.Counter(key for key in keys.values() if key)
+    num_content = counts.pop(_UNKNOWN, 0) if may_be_unknown else 0
+    [(key, count)] = counts.most_common(1) or [("", 0)]
+    if 2 * count > len(votes):
+        chosen = next(site for site in votes if keys[site] == key)
+        content = {key, _UNKNOWN} if may_be_unknown else {key}
+        odd = [site for site in votes if keys[site] not in content]
+        parties.name(odd, what, "it is not that of most parties")
+        return [(MOST, votes[chosen][0]), (THIS, select(mine))]
+    if num_content and 2 * (count + num_content) > len(votes):
+        # It may be that of all that know one, and too few know one to say who else is odd.
+        return [(MOST, None), (THIS, select(mine))]
+    return [
+        *((f"party {site}", one) for site, values in votes.items() for one in values),
+        (THIS, select(mine)),
+    ]
 
 
 def _vote(values: Sequence[Any]) -> str:

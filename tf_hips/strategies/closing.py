@@ -53,17 +53,29 @@ class Closing(keras.callbacks.Callback):
         def compared(place: int, what: str) -> agreeing.Named:
             return agreeing.compared(parties, told_by_all, mine, lambda one: one[place], what)
 
-        everyone = compared(0, what)
-        if any(len({one[place] for _, one in everyone} - {None}) > 1 for place in range(3)):
+        steps_by_all = agreeing.compared(
+            parties,
+            told_by_all,
+            mine,
+            lambda one: one[0][0],
+            "the steps of `fit`",
+            may_be_unknown=True,
+        )
+        epochs_by_all = agreeing.compared(
+            parties, told_by_all, mine, lambda one: one[0][1:], "the epochs of `fit`"
+        )
+        if len({steps for _, steps in steps_by_all} - {None}) > 1:
             told = "; ".join(
-                f"{who}: {'unknown' if steps is None else steps} steps in each of the epochs "
-                f"{first} to {last}"
-                for who, (steps, first, last) in everyone
+                f"{who}: {'unknown' if steps is None else steps} steps in each epoch"
+                for who, steps in steps_by_all
             )
             raise ValueError(
                 "All workers must take the same number of steps in `fit`: give each a shard of "
                 f"equal length (`tf_hips.shard`), or `steps_per_epoch`. Received: {told}"
             )
+        if len({tuple(epochs) for _, epochs in epochs_by_all}) > 1:
+            told = "; ".join(f"{who}: epochs {one} to {end}" for who, (one, end) in epochs_by_all)
+            raise ValueError(f"All workers must train the same epochs in `fit`. Received: {told}")
         check_equal(compared(2, "what layers have learned"))
         self._begin_equal(compared(1, "the weights before `fit`"))
 
