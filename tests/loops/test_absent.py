@@ -99,10 +99,12 @@ def test_a_void_meeting_sends_nothing_and_goes_back():
     exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
     exchange._over_parties = lambda *args, **kwargs: pytest.fail("nothing may be sent")
     exchange._statistics, exchange._measured = [tf.Variable([3.0])], [tf.Variable([1.0])]
-    welcome = types.SimpleNamespace(parties=("a", "b", "c"), child=0, robust=None, quorum=None)
+    welcome = types.SimpleNamespace(
+        paths=("a", "b", "c"), guards=(("", "median", None),), bears_liars=True
+    )
     ended = Told(0, 0, ends=True, statistics=(1,))
     liar = Told(2, 16, statistics=(2,))
-    meeting = Meeting(((ended,), (ended,), (liar,)), "samples", True, Bearing(rule, welcome))
+    meeting = Meeting(((ended,), (ended,), (liar,)), "samples", True, Bearing(welcome))
     for party in range(3):
         assert exchange._final(meeting, [tf.constant([5.0])], (party, 0)) is None
     exchange._average_statistics(meeting, (0, 0))
