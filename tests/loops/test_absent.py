@@ -109,3 +109,16 @@ def test_a_void_meeting_sends_nothing_and_goes_back():
         assert exchange._final(meeting, [tf.constant([5.0])], (party, 0)) is None
     exchange._average_statistics(meeting, (0, 0))
     assert float(exchange._statistics[0][0]) == 1.0
+
+
+@pytest.mark.parametrize("bears_liars", [False, True])
+def test_whose_weights_are_taken_is_the_same_in_all_parties_of_a_tree(bears_liars):
+    """Where a party's own server has a robust rule and the topmost one takes a mean."""
+    from tf_hips.loops.exchange import Exchange
+    from tf_hips.ps import rules
+
+    welcome = types.SimpleNamespace(bears_liars=bears_liars, robust=None)
+    strategy = types.SimpleNamespace(_rule=rules.parse("mean"), _welcome=welcome)
+    loan = types.SimpleNamespace(has_server=True)
+    exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
+    assert exchange._bears_liars() == bears_liars

@@ -136,7 +136,7 @@ class FedAvg(Loop):
             raise ConfigError(
                 "FedNova's factors come from what members say of their steps, which a robust rule "
                 "does not look at: one number would make all rows longer or shorter. Received: "
-                f"normalise=True, and {rule} above"
+                f"normalise=True; the topmost rule is {rule}"
             )
         if bearing is not None:
             try:
