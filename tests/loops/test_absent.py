@@ -99,11 +99,26 @@ def test_a_void_meeting_sends_nothing_and_goes_back():
     exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
     exchange._over_parties = lambda *args, **kwargs: pytest.fail("nothing may be sent")
     exchange._statistics, exchange._measured = [tf.Variable([3.0])], [tf.Variable([1.0])]
-    welcome = types.SimpleNamespace(parties=("a", "b", "c"), child=0, robust=None, quorum=None)
+    welcome = types.SimpleNamespace(
+        paths=("a", "b", "c"), guards=(("", "median", None),), bears_liars=True
+    )
     ended = Told(0, 0, ends=True, statistics=(1,))
     liar = Told(2, 16, statistics=(2,))
-    meeting = Meeting(((ended,), (ended,), (liar,)), "samples", True, Bearing(rule, welcome))
+    meeting = Meeting(((ended,), (ended,), (liar,)), "samples", True, Bearing(welcome))
     for party in range(3):
         assert exchange._final(meeting, [tf.constant([5.0])], (party, 0)) is None
     exchange._average_statistics(meeting, (0, 0))
     assert float(exchange._statistics[0][0]) == 1.0
+
+
+@pytest.mark.parametrize("bears_liars", [False, True])
+def test_whose_weights_are_taken_is_the_same_in_all_parties_of_a_tree(bears_liars):
+    """Where a party's own server has a robust rule and the topmost one takes a mean."""
+    from tf_hips.loops.exchange import Exchange
+    from tf_hips.ps import rules
+
+    welcome = types.SimpleNamespace(bears_liars=bears_liars, robust=None)
+    strategy = types.SimpleNamespace(_rule=rules.parse("mean"), _welcome=welcome)
+    loan = types.SimpleNamespace(has_server=True)
+    exchange = Exchange(None, strategy, loan, None, has_milestone=False, averages_statistics=True)
+    assert exchange._bears_liars() == bears_liars

@@ -11,12 +11,17 @@ FLAT = tuple("abcde")
 TREE = ("west/a", "west/b", "west/c", "east/d", "east/e", "east/f", "south/g", "south/h", "south/i")
 
 
-def _bearing(rule, names=FLAT, child=0, robust=None, quorum=None):
+def _bearing(rule, paths=FLAT, quorum=None, **between):
+    """Of a tree whose party servers, by name, have a robust rule and children to wait for."""
     from tf_hips.loops.bearing import Bearing
     from tf_hips.ps import rules
 
-    welcome = types.SimpleNamespace(parties=names, child=child, robust=robust, quorum=quorum)
-    return Bearing(rules.parse(rule), welcome)
+    robust = rule if rules.parse(rule).is_robust else None
+    guards = [("", robust, quorum)] if robust or quorum else []
+    guards += [(site, *one) for site, one in between.items()]
+    is_robust = any(one for _, one, _ in guards)
+    welcome = types.SimpleNamespace(paths=paths, guards=tuple(guards), bears_liars=is_robust)
+    return Bearing(welcome)
 
 
 def _meeting(told, bearing, drawn=None):
@@ -25,10 +30,10 @@ def _meeting(told, bearing, drawn=None):
     return met(told, [1] * len(told), "samples", True, bearing, drawn)
 
 
-def _said(ends=False, steps=2, needs=0, **more):
+def _said(ends=False, steps=2, **more):
     from tf_hips.loops.meeting import Told
 
-    return Told(steps, 8 * steps, ends=ends, needs=needs, **more)
+    return Told(steps, 8 * steps, ends=ends, **more)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,7 @@ def _said(ends=False, steps=2, needs=0, **more):
         ("sketched >> krum", 7, None, 5, 2),
         ("detox(r=3) >> median", 9, None, 4, 3),
         ("detox(r=3, q=2) >> median", 9, None, 3, 2),
+        ("detox(r=3) >> median", 10, None, 3, 2),  # of a group of one, one liar is the majority
         ("mean", 5, None, 0, 0),
     ],
 )
@@ -58,18 +64,13 @@ def test_what_a_rule_needs(rule, children, quorum, rows, f):
     assert need_of(rules.parse(rule), children, quorum) == Need(rows, f)
 
 
-def test_the_quorum_of_the_topmost_server_is_that_of_its_children():
-    from tf_hips.ps.quorum import Quorum
-
-    text = Quorum(3).text
-    flat, below = _bearing("median", quorum=text), _bearing("median", TREE, 0, "median", text)
-    assert (flat.most_rows, flat.top.rows, flat.needs) == (3, 3, 0)
-    assert (below.most_rows, below.top.rows, below.needs) == (3, 3, 3)
-    assert (flat.may_miss, below.may_miss) == (2, 0)
-    assert _bearing("mean", TREE, 0, "median(f=0)", Quorum(2).text).needs == 1
-    assert _bearing("mean", quorum=text).needs == 0
-    assert below.bears_liars and _bearing("mean", TREE, 0, "median").bears_liars
-    assert not _bearing("mean").bears_liars
+def test_a_quorum_is_that_of_its_server():
+    flat, below = _bearing("median", quorum=3), _bearing("median", TREE, west=("median", 2))
+    assert (flat.most_rows, flat.top.rows, flat.may_miss) == (3, 3, 2)
+    assert (below.most_rows, below.top.rows, below.may_miss) == (3, 3, 0)
+    assert below.bears_liars and _bearing("mean", TREE, west=("median", None)).bears_liars
+    assert not _bearing("mean", quorum=3).bears_liars
+    assert not _bearing("mean", TREE, west=(None, 2)).bears_liars
 
 
 @pytest.mark.parametrize("rule", ["median", "median(f=1)", "krum", "detox(r=3) >> median"])
@@ -121,9 +122,8 @@ def test_more_must_want_to_stop_than_may_lie():
 
 def test_who_is_absent_ends_nothing_alone():
     from tf_hips.loops.meeting import Told
-    from tf_hips.ps.quorum import Quorum
 
-    bearing = _bearing("median(f=1)", quorum=Quorum(3).text)
+    bearing = _bearing("median(f=1)", quorum=3)
     absent = [Told.read(None)] * 2
     assert not _meeting([*absent, *[_said()] * 3], bearing).is_last
     assert _meeting([*absent, _said(ends=True), *[_said()] * 2], bearing).is_last
@@ -131,10 +131,9 @@ def test_who_is_absent_ends_nothing_alone():
 
 def test_a_quorum_may_close_a_round_with_all_who_have_ended_in_it():
     """Three of five are enough for it: one of whom the data have ended is one row too few."""
-    from tf_hips.ps.quorum import Quorum
 
     for least, rule, most in ((3, "median(f=1)", 0), (4, "median(f=1)", 1), (3, "median(f=0)", 5)):
-        bearing = _bearing(rule, quorum=Quorum(least).text)
+        bearing = _bearing(rule, quorum=least)
         last = [
             _meeting([_said(ends=place < ended) for place in range(5)], bearing).is_last
             for ended in range(5)
@@ -162,26 +161,44 @@ def test_workers_are_drawn_where_they_train_apart():
 
 
 @pytest.mark.parametrize("top", ["median", "mean"])
-def test_servers_between_count_too_whatever_one_of_their_members_says(top):
-    bearing = _bearing(top, TREE, 0, "trimmed_mean(f=1)")
-    assert bearing.needs == 3
+def test_servers_between_count_too(top):
+    bearing = _bearing(top, TREE, west=("trimmed_mean(f=1)", None))
 
-    def meeting(ended, liar=None, **said):
-        told = [_said(ends=place in ended, needs=3) for place in range(len(TREE))]
-        if liar is not None:
-            told[liar] = _said(ends=liar in ended, **said)
-        return _meeting(told, bearing)
+    def is_last(ended):
+        told = [_said(ends=place in ended) for place in range(len(TREE))]
+        return _meeting(told, bearing).is_last
 
-    assert not meeting(()).is_last
-    assert meeting((0,)).is_last  # west bears nobody with two
-    assert not meeting((), liar=2, needs=1 << 40).is_last
-    assert meeting((0,), liar=2, needs=0).is_last
+    assert not is_last(())
+    assert is_last((0,))  # west bears nobody with two
+    assert not is_last((3, 4))  # east has no rule
     # A party all of which has ended sends nothing: it is one row less above.
-    assert meeting((0, 1, 2)).is_last == (top == "median")
+    assert is_last((0, 1, 2)) == is_last((3, 4, 5)) == (top == "median")
     for count in range(1, 7):
-        told = [_said(stops=place < count, needs=3) for place in range(len(TREE))]
-        # Of west and east two of three want it each; above a median of three bears one.
+        told = [_said(stops=place < count) for place in range(len(TREE))]
+        # Of west two of three want it; of east too, above a median of three, which bears one.
         assert _meeting(told, bearing).is_last == (count >= (5 if top == "median" else 2)), count
+
+
+def test_a_region_has_a_row_if_somebody_far_below_has_one():
+    paths = ("a", "region/b", "region/c", "region/west/d", "region/west/e", "f")
+    bearing = _bearing("mean", paths, region=("median", None))
+
+    def is_last(*ended):
+        told = [_said(ends=paths[place][-1] in ended) for place in range(len(paths))]
+        return _meeting(told, bearing).is_last
+
+    assert not is_last("a", "f", "e") and is_last("b") and is_last("d", "e")
+    assert _bearing("median", paths).most_rows == 3
+
+
+def test_a_party_server_with_a_quorum_may_miss_a_row():
+    bearing = _bearing("mean", TREE, west=("median(f=0)", 2))
+    assert not _meeting([_said(ends=True), *[_said()] * 8], bearing).is_last
+    five = tuple(f"west/{name}" for name in FLAT)
+    told = [_said(ends=True), *[_said()] * 4]
+    assert _meeting(told, _bearing("mean", five, west=("median(f=1)", 3))).is_last
+    assert not _meeting(told, _bearing("mean", five, west=("median(f=1)", 4))).is_last
+    assert not _meeting(told, _bearing("mean", five, west=("median(f=1)", 3))).is_short
 
 
 def test_leaves_are_counted_where_they_are_looked_at():
@@ -203,3 +220,45 @@ def test_without_a_robust_rule_all_is_as_ever(rule):
     ):
         one, other = _meeting(told, bearing), _meeting(told, None)
         assert (one.is_last, one.is_void) == (other.is_last, other.is_void)
+
+
+def test_only_a_robust_rule_is_said_to_have_ended_a_training(monkeypatch):
+    """Below a mean with a quorum a member that is absent hears that all others have ended."""
+    from tf_hips import log
+    from tf_hips.loops import bearing
+    from tf_hips.loops.meeting import Told
+
+    said = []
+    monkeypatch.setattr(log, "warning", lambda text, *values: said.append(text % values))
+    absent = [Told.read(None), *[_said(ends=True, steps=0)] * 4]
+    for rule in ("mean", "median"):
+        meeting = _meeting(absent, _bearing(rule, quorum=3))
+        assert meeting.is_last
+        bearing.tell_last(4, meeting)
+    assert len(said) == 1 and "robust rule of a server, which needs 3 rows" in said[0]
+
+
+def test_what_no_loop_calls_any_more_is_refused():
+    from tf_hips.loops import Loop
+
+    with pytest.raises(TypeError, match=r"must say in `drawn\(round\)`.* Received: Mine"):
+
+        class Mine(Loop):
+            def takes_part(self, number):
+                return number > 1
+
+
+def test_words_are_looked_at_before_others_hear_them():
+    from tf_hips.loops.meeting import Word, own_words
+
+    class Mine:
+        def __init__(self, **words):
+            self.words = lambda: words
+
+        def vocabulary(self):
+            return {"effective": Word(least=1)}
+
+    assert own_words(Mine(effective=2)) == {"effective": 2}
+    for words in ({}, {"effective": 0}, {"effective": 2, "more": 1}, {"effective": float("nan")}):
+        with pytest.raises(ValueError, match=r"`Mine\.words` must say what its `vocabulary`"):
+            own_words(Mine(**words))

@@ -281,13 +281,31 @@ def test_options_that_are_refused(options, told):
         FedAvg(model, strategy, **options)
 
 
-def _welcome(workers, robust=None):
-    """What the first of some parties has heard from their one server, or from a party's."""
+def _loop(rule, workers, level="party", robust=None, least=None, paths=None, **options):
+    """As much of a FedAvg as looks at rules: of some parties below a server, or below a party's."""
+    from tf_hips.loops import FedAvg
+    from tf_hips.loops.bearing import bearing_of
+    from tf_hips.ps import rules
+
     names = tuple("abcdefgh"[: len(workers)])
-    parties = tuple(f"west/{name}" for name in names) if robust is not None else names
-    return types.SimpleNamespace(
-        parties=parties, workers=workers, child=0, robust=robust, quorum=None
+    above = rules.parse(rule)
+    guards = [("", rule if above.is_robust else None, least), ("west", robust, None)]
+    guards = tuple(one for one in guards if any(one[1:]))
+    if paths is None:
+        paths = names if robust is None else tuple(f"west/{name}" for name in names)
+    welcome = types.SimpleNamespace(
+        paths=paths,
+        workers=workers,
+        guards=guards,
+        bears_liars=any(one for _, one, _ in guards),
     )
+    loop = FedAvg.__new__(FedAvg)
+    loop._participation, loop._controls, loop._normalises = 1.0, None, False
+    vars(loop).update(options)
+    loop._loan = types.SimpleNamespace(level=level)
+    loop._strategy = types.SimpleNamespace(_rule=above, _has_server=lambda: True, _welcome=welcome)
+    loop._bearing = bearing_of(loop._strategy)
+    return loop
 
 
 @pytest.mark.parametrize(
@@ -312,35 +330,32 @@ def _welcome(workers, robust=None):
     ],
 )
 def test_a_robust_server_wants_enough_parties(rule, level, participation, told):
-    from tf_hips.loops import FedAvg
-    from tf_hips.ps import rules
-
-    loop = FedAvg.__new__(FedAvg)
-    loop._participation, loop._controls, loop._normalises = participation, None, False
-    loop._loan = types.SimpleNamespace(level=level)
-    loop._strategy = types.SimpleNamespace(
-        _rule=rules.parse(rule),
-        _has_server=lambda: True,
-        _welcome=_welcome([1, 4, 1, 2, 1]),
-    )
+    loop = _loop(rule, [1, 4, 1, 2, 1], level, _participation=participation)
     with contextlib.nullcontext() if told is None else pytest.raises(ConfigError, match=told):
         loop._check_rule(loop._strategy)
 
 
 @pytest.mark.parametrize(("participation", "told"), [(5, None), (4, "and 2 parties in a round")])
 def test_a_quorum_may_miss_some_of_those_who_are_drawn(participation, told):
-    from tf_hips.loops import FedAvg
-    from tf_hips.ps import rules
-    from tf_hips.ps.quorum import Quorum
+    loop = _loop("median", [1] * 5, least=3, _participation=participation)
+    with contextlib.nullcontext() if told is None else pytest.raises(ConfigError, match=told):
+        loop._check_rule(loop._strategy)
 
-    loop = FedAvg.__new__(FedAvg)
-    loop._participation, loop._controls, loop._normalises = participation, None, False
-    loop._loan = types.SimpleNamespace(level="party")
-    welcome = _welcome([1] * 5)
-    welcome.quorum = Quorum(3, late="drop").text
-    loop._strategy = types.SimpleNamespace(
-        _rule=rules.parse("median"), _has_server=lambda: True, _welcome=welcome
-    )
+
+@pytest.mark.parametrize(
+    ("rule", "robust", "participation", "told"),
+    [
+        # Two parties of three leaves each, and one: any six are of two, or of three.
+        ("median", None, 7, None),
+        ("median", None, 6, "2 parties in a round at least: .* f=auto bears 1 of 3"),
+        ("mean", "median", 7, None),
+        ("mean", "median", 6, "2 children of a party server in a round at least"),
+        ("mean", "median(f=0)", 1, None),
+    ],
+)
+def test_those_who_are_drawn_must_be_enough_at_every_server(rule, robust, participation, told):
+    paths = ("west/a", "west/b", "west/c", "east/d", "east/e", "east/f", "g")
+    loop = _loop(rule, [1] * 7, robust=robust, paths=paths, _participation=participation)
     with contextlib.nullcontext() if told is None else pytest.raises(ConfigError, match=told):
         loop._check_rule(loop._strategy)
 
@@ -369,6 +384,7 @@ def test_who_waits_for_nobody_is_not_drawn_or_weighed(
     loop._participation, loop._controls, loop._normalises = participation, None, False
     members = {"party": 5, "worker": 9}[level]
     loop._loan = types.SimpleNamespace(level=level, member=lambda: (0, members))
+    loop._bearing = None
     strategy = types.SimpleNamespace(_rule=rules.parse(rule), _has_server=lambda: True)
     told = (
         "`participation` and `weighting` must be left out .* Received: participation="
@@ -384,34 +400,14 @@ def test_who_waits_for_nobody_is_not_drawn_or_weighed(
      ("mean", "krum(f=1)", True)],
 )  # fmt: skip
 def test_claims_that_scale_all_rows_are_refused_below_robust_rules(rule, robust, is_refused):
-    from tf_hips.loops import FedAvg
-    from tf_hips.ps import rules
-
-    loop = FedAvg.__new__(FedAvg)
-    loop._participation, loop._controls, loop._normalises = 1.0, None, True
-    loop._loan = types.SimpleNamespace(level="party")
-    loop._strategy = types.SimpleNamespace(
-        _rule=rules.parse(rule),
-        _has_server=lambda: True,
-        _welcome=_welcome([1, 1, 1], robust),
-    )
+    loop = _loop(rule, [1] * 5, robust=robust, _normalises=True)
     told = pytest.raises(ConfigError, match=r"FedNova's factors .* Received: normalise=True")
     with told if is_refused else contextlib.nullcontext():
         loop._check_rule(loop._strategy)
 
 
 def test_control_variates_are_refused_with_a_robust_rule():
-    from tf_hips.loops import FedAvg
-    from tf_hips.ps import rules
-
-    loop = FedAvg.__new__(FedAvg)
-    loop._participation, loop._controls, loop._normalises = 1.0, object(), False
-    loop._loan = types.SimpleNamespace(level="party")
-    loop._strategy = types.SimpleNamespace(
-        _rule=rules.parse("krum(f=0)"),
-        _has_server=lambda: True,
-        _welcome=_welcome([1, 1, 1]),
-    )
+    loop = _loop("krum(f=0)", [1, 1, 1], _controls=object())
     with pytest.raises(ConfigError, match="With SCAFFOLD the rule of the server must be"):
         loop._check_rule(loop._strategy)
 

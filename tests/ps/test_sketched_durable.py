@@ -430,3 +430,32 @@ def test_real_servers_killed_while_rounds_go_on(
             together(*(member.client.leave for member in members))
         for server in servers.values():
             server.check_end()
+
+
+def test_who_is_where_by_which_rules_outlives_the_server(tmp_path: Path) -> None:
+    terms = Terms(("a", "region"), None, None, 1 << 30, 60.0, rule="median(f=0)")
+    top = Kept(tmp_path / "top", terms)
+    region = {
+        "workers": 3,
+        "leaves": (("west/b", 1), ("west/c", 1), ("d", 1)),
+        "guards": (("", None, 1), ("west", "median", None)),
+    }
+    told = together(
+        lambda: top.session.join(top.caller(0), 1, "fp32", "fp32", SEED),
+        lambda: top.session.join(
+            top.caller(1), compression="fp32", downlink="fp32", seed=SEED, **region
+        ),
+    )
+    assert told[0]["paths"] == ["a", "region/west/b", "region/west/c", "region/d"]
+    assert told[0]["guards"] == [
+        ["", "median(f=0)", None],
+        ["region", None, 1],
+        ["region/west", "median(f=auto)", None],
+    ]
+    known = top.session._members.tree
+    top.kill()
+    assert top.session._members.tree == known == (
+        tuple(told[0]["paths"]),
+        tuple(map(tuple, told[0]["guards"])),
+    )  # fmt: skip
+    top.close(top.session, top.keeper, top.events)

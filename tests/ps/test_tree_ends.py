@@ -17,7 +17,7 @@ from tests.support.certs import Certificates
 from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import tree
-from tf_hips.ps.members import Caller, Terms
+from tf_hips.ps.members import Caller, Members, Terms
 from tf_hips.ps.server import Server
 from tf_hips.ps.session import Session
 
@@ -71,6 +71,44 @@ def test_names_of_paths() -> None:
     for wrong in ("west//a", "/a", "a/", "west/a b", "x/" * 80 + "a"):
         with pytest.raises(ProtocolError, match="`leaves`"):
             tree.read_leaves([[wrong, 1]], "x", 1)
+
+
+def test_guards_are_those_of_servers_above_leaves() -> None:
+    assert tree.read_guards(None, is_leaf=True) == ()
+    right = [["", "median", None], ["west", None, 2]]
+    assert tree.read_guards(right, is_leaf=False) == (("", "median", None), ("west", None, 2))
+    with pytest.raises(ProtocolError, match="of the server of a party"):
+        tree.read_guards(right, is_leaf=True)
+    for wrong in (
+        1,
+        ["west", None],
+        [1, None, 2],
+        ["west", 1, 2],
+        ["west", None, 0],
+        ["w st", None, 1],
+        ["west", None, True],
+        ["west//a", None, 1],
+        ["x/" * 80 + "a", None, 1],
+    ):
+        with pytest.raises(ProtocolError, match="A guard must be the path of a server"):
+            tree.read_guards([wrong], is_leaf=False)
+    members = Members(Terms(("region",), None, None, 1 << 30))
+    leaves = (("west/a", 1), ("b", 1))
+
+    def describe(*guards: tree.Guard) -> None:
+        members.describe("p", 2, "fp32", "fp32", 7, leaves=leaves, guards=guards)
+
+    describe(("", None, 1), ("west", "median", None))
+    for guard, told in (
+        (("east", "median", None), "must be of servers above leaves, once each. Received: 'east'"),
+        (("west/a", "median", None), "above leaves"),
+        (("west", "medium", None), "`guards` has an unknown rule"),
+        (("west", "mean", None), "`guards` must have robust rules"),
+    ):
+        with pytest.raises(ProtocolError, match=told):
+            describe(guard)
+    with pytest.raises(ProtocolError, match="once each"):
+        describe(("", None, 1), ("", None, 2))
 
 
 def test_who_leaves_before_all_have_joined_is_not_waited_for() -> None:

@@ -107,9 +107,13 @@ def serving_tree(
     *,
     insecure: bool = True,
     below: dict[str, Any] | None = None,
+    by_site: dict[str, dict[str, Any]] | None = None,
     **settings: Any,
 ) -> Iterator[dict[str, Server]]:
-    """The servers of a tree in this process, by site; "" is the topmost, `below` for all others."""
+    """The servers of a tree in this process, by site; "" is the topmost.
+
+    Settings are those of all of them, `below` of all but the topmost, `by_site` of one each.
+    """
     servers: dict[str, Server] = {}
     with contextlib.ExitStack() as stack:
 
@@ -122,6 +126,7 @@ def serving_tree(
                 own |= below or {}
                 identity = None if insecure else certificates.party(one.site)
                 own["uplink"] = Uplink(above.address, one.site, identity, DEADLINE_S, role)
+            own |= (by_site or {}).get(one.site, {})
             if insecure:
                 own["insecure"] = True
             elif above is not None:

@@ -23,7 +23,7 @@ class Fake:
 
         self._rule = rules.parse(rule)
         self._told = told
-        self.robust = None
+        self.bears_liars = self._rule.is_robust
         self.parties, self.workers = SITES, (1,) * len(SITES)
         self.events: list[dict[str, Any]] = []
         self._beginning: Any = Beginning.__new__(Beginning)
@@ -92,6 +92,25 @@ def test_without_a_majority_or_a_robust_rule_it_is_an_error_of_all() -> None:
     with pytest.raises(ProtocolError, match="of worker 3 is not that of worker 0"):
         closing.on_epoch_end(0)
     assert not closing._strategy.events
+
+
+@pytest.mark.parametrize("garbage", [3, "x", [], [False], [1, []], [False, ["x"]], [False, None]])
+def test_where_all_are_believed_what_no_worker_says_is_an_error_in_words(garbage: Any) -> None:
+    told = r"Of `whether to stop after an epoch` every worker must tell .* of worker 4"
+    with pytest.raises(ProtocolError, match=told):
+        closing_of("mean", {4: garbage}).on_epoch_end(0)
+    told = r"Of `the length of `fit`` every worker must tell .* of worker 4"
+    with pytest.raises(ProtocolError, match=told):
+        closing_of("mean", {4: garbage}).on_train_begin()
+
+
+def test_parties_below_servers_without_a_robust_rule_doubt_as_those_below_one() -> None:
+    """What a leaf of `west` says reaches those of `east`, which has no such rule, in one gather."""
+    closing = closing_of("mean", {3: OTHERS})
+    closing._strategy.bears_liars = True  # some server of the tree has a robust rule
+    closing._strategy.robust = None  # and this party's own has none
+    closing.on_epoch_end(1)
+    assert [event["sites"] for event in closing._strategy.events] == [["d"]]
 
 
 def test_the_length_of_fit_is_that_of_most_parties() -> None:

@@ -6,22 +6,24 @@
     it exchanges nothing         if no more rows than that have come to it
     all stop                     when more members want it than may lie
 
-A member's own server may have a rule of its own, which others do not know: so members say how many
-rows it needs, and of the members of one server the lesser median counts.
+Servers between have rules and quorums of their own; a child of theirs has a row if anybody below it
+has one. All servers of a tree say theirs when they join, and all workers are told all of them.
 
 Invariant: all of it is a function of what all members have heard, and of what all have been told
 when they joined; so it is the same on all of them.
 """
 
+import bisect
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tf_hips import log
 from tf_hips.errors import ToleranceError
-from tf_hips.ps import quorum as quorums
 from tf_hips.ps.rules.value import UpdateRule, parse
 from tf_hips.ps.tree import BETWEEN
+from tf_hips.ps.welcome import Welcome
 from tf_hips.robust.detox import spoilt_groups
 
 
@@ -54,104 +56,155 @@ def need_of(rule: UpdateRule | None, children: int, least: int | None = None) ->
         groups = rule.votes.num_groups(children)
         then = rule.votes.with_rule(robust).aggregator(children, groups)
         borne = _borne(then, groups)
-        liars = [q for q in range(children) if spoilt_groups(children, q, rule.votes.r) <= borne]
-        f = rule.votes.q if rule.votes.q is not None else max(liars, default=0)
+        f = rule.votes.q
+        if f is None:
+            # The more lie the more groups they spoil.
+            spoilt = functools.partial(spoilt_groups, children, r=rule.votes.r)
+            f = max(bisect.bisect_right(range(children), borne, key=spoilt) - 1, 0)
         return Need(min(f + 1, children), f)
-    could = children if least is None else least
+    could = children if least is None else min(least, children)
     enough = (n for n in range(1, children + 1) if _bears(robust, n, could))
     return Need(next(enough, children), _borne(robust, could))
 
 
 class Bearing:
-    """The rules of the servers above one worker's loop, as far as it knows them.
+    """The rules of all servers above the loops of a tree; the same on all of its workers.
 
     Attributes:
         top: what the topmost server needs.
-        needs: children with data that a server between needs, if this worker's own is one.
         most_rows: how many rows there could be in a round of the topmost server.
         may_miss: how many more there could be, without which its quorum may close a round.
-        bears_liars: whether the topmost server or this worker's own has a robust rule.
+        bears_liars: whether any server of the tree has a robust rule.
     """
 
-    def __init__(self, rule: UpdateRule, welcome: Any) -> None:
+    def __init__(self, welcome: Welcome) -> None:
         """Looks at what the worker was told when it joined.
 
         Args:
-            rule: of the topmost server, a synchronous one.
             welcome: what the worker's server has said.
         """
-        self._names = tuple(welcome.parties)
-        self._looks_at_leaves = rule.sketch is not None
-        self._own = None if welcome.robust is None else parse(welcome.robust)
-        parent = _parent(self._names[welcome.child])
-        siblings = sum(_parent(one) == parent for one in self._names)
-        # Of a server between, its quorum is known here, and not that of the one above.
-        least = None if welcome.quorum is None else quorums.least_of(welcome.quorum)
-        of_top = len(self._names) if self._looks_at_leaves else len(self._children())
-        self.top = need_of(rule, of_top, None if parent else least)
-        self.most_rows = of_top if parent or least is None else least
-        self.may_miss = of_top - self.most_rows
-        own = need_of(self._own, siblings, least)
-        late = 0 if least is None else siblings - least
-        self.needs = own.rows + late * (own.rows > 1) if parent else 0
-        self.bears_liars = rule.is_robust or self._own is not None
+        self._paths = welcome.paths
+        self.bears_liars = welcome.bears_liars
+        guards = {path: (rule, least) for path, rule, least in welcome.guards}
+        text, least = guards.pop("", (None, None))
+        self._rule = None if text is None else parse(text)
+        leaves = [[place] for place in range(len(self._paths))]
+        self._looks_at_leaves = self._rule is not None and self._rule.sketch is not None
+        self._children = leaves if self._looks_at_leaves else self._below("")
+        count = len(self._children)
+        self.top = need_of(self._rule, count, least)
+        self.most_rows = count if least is None else least
+        self.may_miss = count - self.most_rows
+        self._between = [
+            _Between.of(parse(below), self._below(path), wanted)
+            for path, (below, wanted) in guards.items()
+            if below is not None
+        ]
 
-    def is_enough(
-        self, has_row: Sequence[bool], needs: Sequence[int | None], may_miss: int = 0
-    ) -> bool:
+    def is_enough(self, has_row: Sequence[bool], *, may_miss: bool = False) -> bool:
         """Whether no server has some rows and yet fewer than it needs.
 
         Args:
             has_row: of each party.
-            needs: what a worker of each party says of its own server; None: it is absent.
-            may_miss: how many of the rows the topmost server may still go on without; a rule that
-                is content with one has a result without any.
+            may_miss: whether quorums may still close the round without some of them; a rule that
+                is content with one row has a result without any.
         """
-        for server, members in self._by(_parent).items():
-            if server and 0 < sum(has_row[one] for one in members) < self._said(members, needs):
+        for one in (_Between(self.top, self._children, self.may_miss), *self._between):
+            rows = sum(any(has_row[place] for place in child) for child in one.children)
+            if 0 < rows < one.need.rows + one.may_miss * (may_miss and one.need.rows > 1):
                 return False
-        rows = sum(any(has_row[one] for one in members) for members in self._children())
-        if self._looks_at_leaves:
-            rows = sum(has_row)
-        return not 0 < rows < self.top.rows + may_miss * (self.top.rows > 1)
+        return True
 
-    def stops(self, wants: Sequence[bool], needs: Sequence[int | None]) -> bool:
+    def stops(self, wants: Sequence[bool]) -> bool:
         """Whether all stop: more than may lie want it.
 
         Args:
             wants: of each party, whether it wants all to stop.
-            needs: as for `is_enough`.
         """
-        if self._looks_at_leaves:
-            return sum(wants) > self.top.f
+        borne = {place for one in self._between for child in one.children for place in child}
         count = 0
-        for members in self._children():
-            said = sum(wants[one] for one in members)
-            is_borne = self.top.rows > 0 or self._said(members, needs) > 0
-            count += 2 * said > len(members) if is_borne else said > 0
+        for child in self._children:
+            said = sum(wants[place] for place in child)
+            is_borne = self.top.rows > 0 or not borne.isdisjoint(child)
+            count += 2 * said > len(child) if is_borne else said > 0
         return count > self.top.f
 
-    def _said(self, members: Sequence[int], needs: Sequence[int | None]) -> int:
-        """What the members of one server say of it together."""
-        known = sorted(one for place in members if (one := needs[place]) is not None)
-        return known[(len(known) - 1) // 2] if known else 0
+    def check_drawn(self, drawn: int, sizes: Sequence[int]) -> None:
+        """Looks whether a round has enough rows in which only some take part.
 
-    def _children(self) -> list[list[int]]:
-        """The parties below each child of the topmost server."""
-        return list(self._by(lambda name: name.partition(BETWEEN)[0]).values())
+        Args:
+            drawn: how many do.
+            sizes: how many there are in each party.
 
-    def _by(self, key: Callable[[str], str]) -> dict[str, list[int]]:
+        Raises:
+            ToleranceError: some server could have too few, though more than none.
+        """
+        # A quorum may close a round without some of those who are drawn.
+        rule = None if self._rule is None else self._rule.robust
+        if self._rule is not None and rule is not None:
+            of = None if self._rule.votes is not None else self.most_rows
+            count = max(_fewest(self._children, drawn, sizes) - self.may_miss, 1)
+            try:
+                rule.check(count, of=of)
+            except ToleranceError as error:
+                raise ToleranceError(f"{count} parties in a round at least: {error}") from error
+        for one in self._between:
+            others = sum(sizes) - sum(sizes[place] for child in one.children for place in child)
+            fewest = _fewest(one.children, drawn - others, sizes) - one.may_miss
+            if drawn < sum(sizes) and max(fewest, 1) < one.need.rows:
+                raise ToleranceError(
+                    f"{max(fewest, 1)} children of a party server in a round at least, of which "
+                    f"its robust rule needs {one.need.rows}"
+                )
+
+    def _below(self, server: str) -> list[list[int]]:
+        """The parties below each child of a server, by its path."""
+        front = server + BETWEEN if server else ""
         found: dict[str, list[int]] = {}
-        for place, name in enumerate(self._names):
-            found.setdefault(key(name), []).append(place)
-        return found
+        for place, path in enumerate(self._paths):
+            if path.startswith(front):
+                found.setdefault(path[len(front) :].partition(BETWEEN)[0], []).append(place)
+        return list(found.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Between:
+    """A server with a robust rule.
+
+    Attributes:
+        need: what it needs.
+        children: the parties below each of its children.
+        may_miss: how many children its quorum may go on without.
+    """
+
+    need: Need
+    children: Sequence[Sequence[int]]
+    may_miss: int
+
+    @classmethod
+    def of(cls, rule: UpdateRule, children: list[list[int]], least: int | None) -> "_Between":
+        """A server between, whose quorum waits for `least`; None: for all."""
+        missing = 0 if least is None else max(len(children) - least, 0)
+        return cls(need_of(rule, len(children), least), children, missing)
+
+
+def _fewest(children: Sequence[Sequence[int]], drawn: int, sizes: Sequence[int]) -> int:
+    """How many children at least `drawn` of their members are below, if these are all there."""
+    count = 0
+    for size in sorted((sum(sizes[one] for one in child) for child in children), reverse=True):
+        if drawn <= 0:
+            break
+        drawn -= size
+        count += 1
+    return count
 
 
 def tell_last(number: int, meeting: Any) -> None:
     """Says in the log why a member's training ends that has data left, if nobody has stopped it."""
-    if meeting.bearing is None or any(one.stops for one in meeting.everyone):
+    bearing = meeting.bearing
+    if bearing is None or not bearing.bears_liars or any(one.stops for one in meeting.everyone):
         return
-    needed = meeting.bearing.top.rows
+    needed = bearing.top.rows
     log.warning(
         "Training ends with round %d, though there are data left here: so many others have ended "
         "that the robust rule of a server%s would bear nobody that lies.",
@@ -159,9 +212,13 @@ def tell_last(number: int, meeting: Any) -> None:
     )  # fmt: skip
 
 
-def _parent(name: str) -> str:
-    """The path of the server that a leaf is a child of; "": the topmost one."""
-    return name.rpartition(BETWEEN)[0]
+def check_loop(kind: type) -> None:
+    """Raises TypeError if a loop relies on `takes_part`, which nothing calls any more."""
+    if hasattr(kind, "takes_part"):
+        raise TypeError(
+            "A loop must say in `drawn(round)` which members send in a round, the same on all. "
+            f"Received: {kind.__name__} with `takes_part`, which nothing calls"
+        )
 
 
 def bearing_of(strategy: Any) -> Bearing | None:
@@ -169,7 +226,7 @@ def bearing_of(strategy: Any) -> Bearing | None:
     rule = strategy._rule if strategy._has_server() else None
     if rule is None or rule.is_asynchronous:
         return None
-    return Bearing(rule, strategy._welcome)
+    return Bearing(strategy._welcome)
 
 
 def _bears(robust: Any, n: int, could: int) -> bool:

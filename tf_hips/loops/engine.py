@@ -51,7 +51,16 @@ from tf_hips.loops import bearing, voted
 from tf_hips.loops.bearing import Bearing, bearing_of
 from tf_hips.loops.exchange import Exchange
 from tf_hips.loops.executions import Executions
-from tf_hips.loops.meeting import WEIGHTINGS, Meeting, Told, Word, met, read_all
+from tf_hips.loops.meeting import (
+    WEIGHTINGS,
+    Meeting,
+    Told,
+    Word,
+    check_samples,
+    met,
+    own_words,
+    read_all,
+)
 from tf_hips.loops.outer import Outer, chosen_outer
 from tf_hips.loops.slots import FirstSlots
 from tf_hips.strategies.gradients import Gradient
@@ -63,6 +72,11 @@ class Loop(keras.callbacks.Callback):
     """A Keras callback, first of all callbacks, that decides when replicas meet."""
 
     correction: Any = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuses one with `takes_part`, which nothing calls any more."""
+        super().__init_subclass__(**options)
+        bearing.check_loop(cls)
 
     def __init__(
         self,
@@ -499,7 +513,7 @@ class Loop(keras.callbacks.Callback):
             meeting = self._gather(ends, self._bearing if is_whole else None)
             place = self._loan.place()
             names = self._loan.names()
-        self._check(meeting)
+        check_samples(meeting, self.round)
         self.hear(meeting)
         for name, one in zip(itertools.chain(*names), meeting.everyone, strict=True):
             if not one.is_finite:
@@ -533,8 +547,7 @@ class Loop(keras.callbacks.Callback):
             ends,
             ends and bool(self._model.stop_training),
             self._exchange.statistics(),
-            self.words(),
-            needs=0 if borne is None else borne.needs,
+            own_words(self),
         )
         gathered = strategy._gather_objects([self.round, own.fields], "a meeting of a loop")
         names = itertools.chain(*self._loan.names())
@@ -542,14 +555,6 @@ class Loop(keras.callbacks.Callback):
         both = None if drawn is None else (drawn, self.drawn(self.round + 1) or frozenset())
         is_equal = self._loan.level == PARTY
         return met(everyone, self._loan.sizes(), self._weighting, is_equal, borne, both)
-
-    def _check(self, meeting: Meeting) -> None:
-        for number, one in enumerate(meeting.everyone):
-            has_none = one.ends and not one.samples and not one.stops and not one.is_absent
-            if has_none and self.round == 0:
-                raise ValueError(
-                    f"A worker must have samples to train on. Received: none of worker {number}"
-                )
 
     def tell_refused(self, name: str) -> None:
         """Names in log and events whose update does not count in this round."""

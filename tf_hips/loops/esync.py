@@ -189,7 +189,7 @@ class ESync(Loop):
                 "Normalised averaging has factors that come from what members say of their steps, "
                 "which a robust rule does not look at: one number would make all rows longer or "
                 f'shorter; averaging="{BOUNDED}" takes medians of them. Received: '
-                f'averaging="{NORMALISED}", and {above} above'
+                f'averaging="{NORMALISED}"; the topmost rule is {above}'
             )
         has_others = self._loan.level == WORKER and primitives.size() > 1
         if averaging != AVERAGED and has_others and strategy._has_server():

@@ -254,6 +254,9 @@ class Exchange:
             variable.assign(mean, read_value=False)
 
     def _bears_liars(self) -> bool:
+        welcome = getattr(self._strategy, "_welcome", None)
+        if self._rule is not None and welcome is not None and welcome.bears_liars:
+            return True  # any server of the tree: all of it decide alike
         is_robust = self._rule is not None and self._rule.is_robust
         return is_robust or bool(getattr(self._strategy, "_is_robust", False))
 

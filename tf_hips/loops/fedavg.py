@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tf_hips.errors import ConfigError, ToleranceError
 from tf_hips.loops import methods
-from tf_hips.loops.bearing import Bearing
 from tf_hips.loops.engine import Loop
 from tf_hips.loops.meeting import SAMPLES, UNIFORM, WORKERS, Meeting, Word
 from tf_hips.ps.rules import UpdateRule
@@ -132,24 +131,21 @@ class FedAvg(Loop):
                 "round to be drawn for or to count in. Received: "
                 f"participation={self._participation}, weighting={weighting!r}, rule {rule}"
             )
-        bearing = None if rule.is_asynchronous else Bearing(rule, strategy._welcome)
+        bearing = self._bearing
         if self._normalises and bearing is not None and bearing.bears_liars:
             raise ConfigError(
                 "FedNova's factors come from what members say of their steps, which a robust rule "
                 "does not look at: one number would make all rows longer or shorter. Received: "
-                f"normalise=True, and {rule} above"
+                f"normalise=True; the topmost rule is {rule}"
             )
-        if rule.robust is not None and bearing is not None:
-            # A quorum may close a round without some of those who are drawn.
-            count = max(self._least_parties() - bearing.may_miss, 1)
-            most = None if rule.votes is not None else bearing.most_rows
+        if bearing is not None:
             try:
-                rule.robust.check(count, of=most)
+                bearing.check_drawn(*self._drawn_of())
             except ToleranceError as error:
                 raise ConfigError(
-                    "`participation` must leave a robust rule of the server as many parties as it "
+                    "`participation` must leave a robust rule of a server as many parties as it "
                     f"needs. Received: participation={self._participation}, rule {rule}, and "
-                    f"{count} parties in a round at least: {error}"
+                    f"{error}"
                 ) from error
         if self._controls is not None and (rule.name not in _PLAIN_RULES or rule.is_robust):
             raise ConfigError(
@@ -161,14 +157,12 @@ class FedAvg(Loop):
         _, members = self.member
         return methods.number_chosen(self._participation, members) >= members
 
-    def _least_parties(self) -> int:
-        """How many parties at least have a member that takes part."""
-        sizes = sorted(self._strategy._welcome.workers, reverse=True)
+    def _drawn_of(self) -> tuple[int, list[int]]:
+        """How many members are drawn for a round, of how many in each party."""
+        sizes = list(self._strategy._welcome.workers)
         if self._loan.level != WORKER:
-            return methods.number_chosen(self._participation, len(sizes))
-        left = methods.number_chosen(self._participation, sum(sizes))
-        before = (sum(sizes[:count]) for count in range(len(sizes)))
-        return sum(gone < left for gone in before)
+            sizes = [1] * len(sizes)
+        return methods.number_chosen(self._participation, sum(sizes)), sizes
 
     # When.
 

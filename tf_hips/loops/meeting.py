@@ -7,6 +7,7 @@ meeting add up to 1, or are all 0.
 
 import dataclasses
 import itertools
+import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,7 +76,6 @@ class Told:
         statistics: digests of its floating variables that no optimizer trains.
         words: what the loop adds, JSON values by name.
         is_absent: whether the server's quorum has gone on without it; then nothing else is known.
-        needs: rows that its own server needs in a round, if that is one between with a robust rule.
     """
 
     steps: int
@@ -88,7 +88,6 @@ class Told:
     statistics: tuple[int, ...] = ()
     words: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_absent: bool = False
-    needs: int = 0
 
     @classmethod
     def read(
@@ -121,7 +120,7 @@ class Told:
                 f"to 2^53, steps below 2^31. Received: {_shown(fields, 200)}"
             )
         if vocabulary is not None:
-            _check_words(fields["words"], who, vocabulary)
+            check_words(fields["words"], who, vocabulary)
         if num_statistics is not None and len(fields["statistics"]) != num_statistics:
             raise ProtocolError(
                 f"What {who} says in a meeting must have a digest for each of {num_statistics} "
@@ -176,7 +175,7 @@ class Meeting:
         if self.bearing is None or all(one.ends for one in everyone):
             return any(one.stops for one in everyone) or all(one.ends for one in everyone)
         wants = [any(one.stops for one in told) for told in self.parties]
-        if self.bearing.stops(wants, self._needs) or (self.is_short and self._has_ended_idle):
+        if self.bearing.stops(wants) or (self.is_short and self._has_ended_idle):
             return True
         drawn = self.drawn if self.drawn is not None else [True] * len(self.parties)
         # A quorum may close a round with all who have ended in it, and without some of the others;
@@ -185,7 +184,7 @@ class Meeting:
             is_drawn and not all(one.ends and not one.is_absent for one in told)
             for told, is_drawn in zip(self.parties, drawn, strict=True)
         ]
-        return not self.bearing.is_enough(left, self._needs, self.bearing.may_miss)
+        return not self.bearing.is_enough(left, may_miss=True)
 
     @property
     def is_short(self) -> bool:
@@ -194,7 +193,7 @@ class Meeting:
             return False
         numbers = range(len(self.parties))
         rows = [self.weight(party) > 0 or self.is_refused(party) for party in numbers]
-        return not self.bearing.is_enough(rows, self._needs)
+        return not self.bearing.is_enough(rows)
 
     @property
     def is_void(self) -> bool:
@@ -204,10 +203,6 @@ class Meeting:
         server's, which names who has no row.
         """
         return not sum(self.party_shares()) or (self.is_short and self.is_last)
-
-    @property
-    def _needs(self) -> list[int | None]:
-        return [None if told[0].is_absent else told[0].needs for told in self.parties]
 
     @property
     def _has_ended_idle(self) -> bool:
@@ -298,6 +293,31 @@ def read_all(
     return everyone
 
 
+def own_words(loop: Any) -> dict[str, Any]:
+    """What this worker's loop adds, before others hear it: they would take it for another's fault.
+
+    Raises:
+        ValueError: it is not what the loop's vocabulary declares.
+    """
+    words: dict[str, Any] = loop.words()
+    try:
+        check_words(json.loads(json.dumps(words)), "this worker", loop.vocabulary())
+    except ProtocolError as error:
+        raise ValueError(
+            f"`{type(loop).__name__}.words` must say what its `vocabulary` declares. {error}"
+        ) from error
+    return words
+
+
+def check_samples(meeting: "Meeting", number: int) -> None:
+    """Raises ValueError if a worker has ended in the first meeting, 0, without any rows."""
+    for worker, one in enumerate(meeting.everyone if number == 0 else ()):
+        if one.ends and not one.samples and not one.stops and not one.is_absent:
+            raise ValueError(
+                f"A worker must have samples to train on. Received: none of worker {worker}"
+            )
+
+
 def read_ends(gathered: Iterable[Any], names: Iterable[str]) -> list[tuple[bool, list[Any]]]:
     """Who did nothing since the end of a `fit`, and digests of weights, of those who are there.
 
@@ -378,7 +398,8 @@ def _is_a(kind: Any, value: Any) -> bool:
     return isinstance(value, list | tuple) and all(type(one) is int for one in value)
 
 
-def _check_words(words: dict[str, Any], who: str, vocabulary: Mapping[str, Word]) -> None:
+def check_words(words: dict[str, Any], who: str, vocabulary: Mapping[str, Word]) -> None:
+    """Raises ProtocolError unless `words` of `who` are all of `vocabulary`, and nothing else."""
     for name in sorted({*words, *vocabulary}):
         if name not in vocabulary:
             raise ProtocolError(

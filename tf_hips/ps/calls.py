@@ -50,7 +50,7 @@ from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Flow, Traffic
-from tf_hips.ps.tree import read_groups, read_leaves
+from tf_hips.ps.tree import read_groups, read_guards, read_leaves
 from tf_hips.ps.waiting import ENDED, STOPPED, HungUpError
 from tf_hips.ps.waits import Waits
 from tf_hips.ps.weigh_poll import poll_of
@@ -288,10 +288,12 @@ class Calls:
             leaves=(list, type(None)),
             groups=(int, type(None)),
             above=(str, type(None)),
+            guards=(list, type(None)),
         )
         is_leaf = fields["leaves"] is None
         fields["leaves"] = read_leaves(fields["leaves"], call.site, fields["workers"])
         fields["groups"] = read_groups(fields["groups"], fields["workers"], is_leaf=is_leaf)
+        fields["guards"] = read_guards(fields["guards"], is_leaf=is_leaf)
         answer = session.join(caller, **fields)
         self._events.write(
             "join",

@@ -48,7 +48,7 @@ from tf_hips.ps.passing import (
 )
 from tf_hips.ps.sockets import WireBytes, is_loopback, split_address
 from tf_hips.ps.transfers import Transfers
-from tf_hips.ps.tree import Leaves
+from tf_hips.ps.tree import Guards, Leaves
 from tf_hips.ps.views import Agreed, Halt, Packets, Round
 from tf_hips.ps.weights import cut_weights, kind_of, restore_weights
 from tf_hips.ps.welcome import Welcome
@@ -73,6 +73,7 @@ class Client:
         must_be_back: bool = False,
         leaves: Leaves = (),
         groups: int | None = None,
+        guards: Guards = (),
     ) -> None:
         """A client that has not connected yet.
 
@@ -86,6 +87,7 @@ class Client:
             leaves: of a party server those below it by path, which have `workers` in all.
             groups: of a party server how many groups of these have batches of their own; None:
                 each worker has.
+            guards: of a party server its own and those of the servers below it.
 
         Raises:
             ConfigError: the address or a name is no such thing, a certificate cannot be read or is
@@ -111,6 +113,7 @@ class Client:
         self._must_be_back = must_be_back
         self._leaves = leaves
         self._groups = groups
+        self._guards = guards
         # Goes with every call, so it is short: it only tells this process from one that was, or is
         # by mistake, the same site's.
         self._process = uuid.uuid4().hex[:8]
@@ -202,6 +205,7 @@ class Client:
             leaves=self._leaves or None,
             groups=self._groups,
             above=above,
+            guards=self._guards or None,
         )
         fields = wire.from_json(
             self._link.control("Join", request, self._join_s),
@@ -223,10 +227,10 @@ class Client:
             groups=int,
             robust=(str, type(None)),
             quorum=(str, type(None)),
+            paths=list,
+            guards=list,
         )
-        fields["parties"] = tuple(map(str, fields["parties"]))
-        fields["workers"] = tuple(map(int, fields["workers"]))
-        self._welcome = Welcome(**fields)
+        self._welcome = Welcome.from_fields(fields)
         votes = self._welcome.voting
         self._votes_by_digest = votes is not None and votes.is_by_digest
         self._link.watch()

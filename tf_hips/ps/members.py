@@ -20,9 +20,13 @@ from tf_hips.ps.rules.votes import Votes, why_not_child
 from tf_hips.ps.tree import (
     BETWEEN,
     MAX_LEAVES,
+    Guard,
+    Guards,
     Leaf,
     Leaves,
+    Paths,
     Place,
+    check_above,
     check_names,
     check_workers,
     path_of,
@@ -94,7 +98,8 @@ class Child:
     rule: str = "sum"
     leaves: Leaves = ()
     above: str | None = None  # compression of its server's own way up, if it wishes for one
-    paths: tuple[str, ...] = ()  # of its leaves, from there; of a run that is restored none
+    paths: Paths = ()  # of its leaves, from there
+    guards: Guards = ()  # of the servers there, from there
     model: Model | None = None
     first_round: int = 0
     has_left: bool = False
@@ -265,6 +270,32 @@ class Members:
         return tuple(found)
 
     @property
+    def guards(self) -> Guards:
+        """Robust rules and quorums of this server and those below it; all children have joined."""
+        terms = self.terms
+        rule = terms.robust if terms.site is not None else self.children[0].rule
+        is_robust = bool(rule) and rules.parse(rule or "").is_robust
+        least = terms.quorum.least if terms.quorum is not None else None
+        found: list[Guard] = []
+        if is_robust or least is not None:
+            found.append(("", rule if is_robust else None, least))
+        for one, child in sorted(self.children.items()):
+            site = self.site(one)
+            found += (
+                (f"{site}{BETWEEN}{path}" if path else site, below, count)
+                for path, below, count in child.guards
+            )
+        return tuple(found)
+
+    @property
+    def tree(self) -> tuple[Paths, Guards]:
+        """Paths of all leaves, and guards of all servers, of the whole tree."""
+        if self.place is not None:
+            known = tuple(site for site, _ in self.place.leaves)
+            return self.place.paths or known, self.place.guards
+        return tuple(path for path, _ in self.leaves_by_path), self.guards
+
+    @property
     def why_too_few(self) -> str | None:
         """Why a topmost server cannot begin with the leaves of all children; None: it can."""
         rule = self.children[0].rule
@@ -296,6 +327,7 @@ class Members:
         leaves: Leaves = (),
         above: str | None = None,
         groups: int | None = None,
+        guards: Guards = (),
     ) -> Child:
         """A child on these terms, checked and made canonical; None: the server's rule, or "sum".
 
@@ -326,9 +358,13 @@ class Members:
         if self.terms.robust is not None:
             self._check_bears(self.terms.robust, uplink)
         paths = tuple(path for path, _ in leaves)
+        guards = tuple((one, _robust(text), least) for one, text, least in guards)
+        check_above(guards, paths)
         leaves = tuple((path.rpartition(BETWEEN)[2], count) for path, count in leaves)
         count = groups if groups is not None else workers
-        return Child(process, workers, uplink, down, seed, rule, leaves, above, paths, groups=count)
+        return Child(
+            process, workers, uplink, down, seed, rule, leaves, above, paths, guards, groups=count
+        )
 
     def _check_bears(self, rule: str, uplink: str) -> None:
         terms = self.terms
@@ -482,6 +518,17 @@ def _told(child: Child) -> str:
         f"seed={child.seed} rule={child.rule}"
         + (f" above={child.above}" if child.above is not None else "")
     )
+
+
+def _robust(text: str | None) -> str | None:
+    """The canonical text of a robust rule that a server below says that it has."""
+    try:
+        rule = None if text is None else rules.parse(text)
+    except ValueError as error:
+        raise ProtocolError(f"`guards` has an unknown rule: {error}") from error
+    if rule is not None and not rule.is_robust:
+        raise ProtocolError(f"`guards` must have robust rules. Received: {str(text)[:80]}")
+    return None if rule is None else rule.text
 
 
 def _canonical(what: str, text: str) -> str:

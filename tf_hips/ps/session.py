@@ -52,7 +52,7 @@ from tf_hips.ps.quorum import Clock, SystemClock
 from tf_hips.ps.recorder import Entry, Kind, Recorder
 from tf_hips.ps.state import State
 from tf_hips.ps.store import Store
-from tf_hips.ps.tree import Leaves, Place
+from tf_hips.ps.tree import Guards, Leaves, Place
 from tf_hips.ps.waiting import Moves, Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
@@ -285,6 +285,7 @@ class Session(Departing):
         leaves: Leaves = (),
         above: str | None = None,
         groups: int | None = None,
+        guards: Guards = (),
     ) -> dict[str, object]:
         """Takes in a child and waits for the others; the same process may ask again.
 
@@ -299,7 +300,16 @@ class Session(Departing):
         members = self._members
         leaves = leaves or ((self._site(caller.child), workers),)
         child = members.describe(
-            caller.process, workers, compression, downlink, seed, rule, leaves, above, groups
+            caller.process,
+            workers,
+            compression,
+            downlink,
+            seed,
+            rule,
+            leaves,
+            above,
+            groups,
+            guards,
         )
         with self.changed:
             self._waiting.check(caller)
@@ -342,6 +352,7 @@ class Session(Departing):
             first, all_leaves = members.whole(caller.child)
             first_group, num_groups = members.groups_of(caller.child)
             place = members.place
+            paths, all_guards = members.tree
             rounds = self.store.of(caller.child) if self.store is not None else None
             oldest = rounds.oldest if rounds is not None else 0
             return {
@@ -363,6 +374,8 @@ class Session(Departing):
                 "groups": num_groups,
                 "robust": self._terms.robust,
                 "quorum": quorum.text if (quorum := self._terms.quorum) is not None else None,
+                "paths": list(paths),
+                "guards": [list(one) for one in all_guards],
             }
 
     def agree_model(self, caller: Caller, shapes: object, first_round: int = 0) -> None:

@@ -32,7 +32,7 @@ from tf_hips.ps.client import Client
 from tf_hips.ps.parcel import Held, Intake
 from tf_hips.ps.passing import Described, Passage, ReadWeights
 from tf_hips.ps.sockets import WireBytes
-from tf_hips.ps.tree import Leaves
+from tf_hips.ps.tree import Guards, Leaves
 from tf_hips.ps.views import Halt, Packets
 from tf_hips.ps.welcome import Welcome
 
@@ -55,6 +55,7 @@ class ShardedClient:
         must_be_back: bool = False,
         leaves: Leaves = (),
         groups: int | None = None,
+        guards: Guards = (),
     ) -> None:
         """Clients that have not connected yet.
 
@@ -65,6 +66,7 @@ class ShardedClient:
             must_be_back: as for `Client`.
             leaves: as for `Client`.
             groups: as for `Client`.
+            guards: as for `Client`.
 
         Raises:
             ConfigError: as for `Client`, or there are too many servers.
@@ -84,6 +86,7 @@ class ShardedClient:
                 must_be_back=must_be_back,
                 leaves=leaves,
                 groups=groups,
+                guards=guards,
             )
             for place, server in enumerate(servers)
         ]
@@ -310,6 +313,7 @@ def connect(
     must_be_back: bool = False,
     leaves: Leaves = (),
     groups: int | None = None,
+    guards: Guards = (),
 ) -> Connection:
     """The client of a party: of one server, or of all that share the model.
 
@@ -320,12 +324,21 @@ def connect(
         must_be_back: as for `Client`.
         leaves: as for `Client`.
         groups: as for `Client`.
+        guards: as for `Client`.
 
     Raises:
         ConfigError: as for `Client`.
     """
     kind = ShardedClient if SEPARATOR in uplink.server else Client
-    return kind(uplink, run, workers, must_be_back=must_be_back, leaves=leaves, groups=groups)
+    return kind(
+        uplink,
+        run,
+        workers,
+        must_be_back=must_be_back,
+        leaves=leaves,
+        groups=groups,
+        guards=guards,
+    )
 
 
 def _together(

@@ -219,6 +219,8 @@ class State:
                         [self.members.site(position), child["workers"]]
                     ]
                     child["leaves"] = tuple((site, count) for site, count in leaves)
+                    child["paths"] = tuple(child.get("paths", ()))
+                    child["guards"] = tree.as_guards(child.get("guards", ()))
                     self.members.children[position] = Child(**child)
                 self.members.is_started = True
                 self.members.session = fields["session"]
@@ -473,7 +475,7 @@ class State:
 
     def _joined(self) -> dict[str, Any]:
         names = ["process", "workers", "compression", "downlink", "seed", "rule", "num_returns"]
-        names += ["leaves", "above", "groups"]
+        names += ["leaves", "above", "groups", "paths", "guards"]
         children, place = self.members.children, self.members.place
         return {
             "children": [

@@ -23,6 +23,7 @@ from typing import Any
 
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.wire import Buffer, check_name
+from tf_hips.robust.rows import lesser_median
 
 MAX_LEAVES = 4096
 MAX_WORKERS = 1 << 20
@@ -33,6 +34,12 @@ BETWEEN = "/"  # of the names of a path; no name has it
 
 Leaf = tuple[str, int]
 Leaves = tuple[Leaf, ...]
+Paths = tuple[str, ...]
+Guard = tuple[str, str | None, int | None]
+"""Of a server, what others must know of its rounds: its path, the robust rule by which it merges,
+if it has one, and how many children its quorum waits for, if it has that."""
+Guards = tuple[Guard, ...]
+"""Those of a tree that have either; the path of the server that they are told by is ""."""
 
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
@@ -52,6 +59,8 @@ class Place:
         session: what tells the run above from others of its name.
         first_group: number of its first group of workers with batches of their own.
         groups: how many of these there are in the whole tree.
+        paths: of the leaves of the whole tree, from the topmost server.
+        guards: of the servers of the whole tree.
     """
 
     first: int
@@ -62,13 +71,19 @@ class Place:
     session: str
     first_group: int
     groups: int
+    # A state that was kept before these were told lacks them.
+    paths: Paths = dataclasses.field(default=(), compare=False)
+    guards: Guards = dataclasses.field(default=(), compare=False)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> "Place":
         """Reads what `dataclasses.asdict` has made and JSON has carried."""
-        return cls(
-            **fields | {"leaves": tuple((str(site), int(n)) for site, n in fields["leaves"])}
-        )
+        read = {
+            "leaves": tuple((str(site), int(n)) for site, n in fields["leaves"]),
+            "paths": tuple(map(str, fields.get("paths", ()))),
+            "guards": as_guards(fields.get("guards", ())),
+        }
+        return cls(**fields | read)
 
     @property
     def num_leaves(self) -> int:
@@ -107,6 +122,44 @@ def read_leaves(value: object, site: str, workers: int) -> Leaves:
     return tuple(leaves)
 
 
+def read_guards(value: object, *, is_leaf: bool) -> Guards:
+    """What the server of a party says of itself and of those below it; None: nothing.
+
+    Raises:
+        ProtocolError: `value` is no such list, or a leaf says it.
+    """
+    if value is None:
+        return ()
+    if is_leaf or not isinstance(value, list) or len(value) > MAX_LEAVES:
+        raise ProtocolError(
+            f"`guards` must be a list of at most {MAX_LEAVES} triples, of the server of a party."
+        )
+    for one in value:
+        if not isinstance(one, list) or len(one) != 3 or not _is_guard(*one):
+            raise ProtocolError(
+                "A guard must be the path of a server, a robust rule or null, and how many "
+                f"children its quorum waits for or null. Received: {str(one)[:80]}"
+            )
+    return as_guards(value)
+
+
+def _is_guard(path: object, rule: object, least: object) -> bool:
+    if not isinstance(path, str) or path.count(BETWEEN) > MAX_DEPTH:
+        return False
+    try:
+        for part in path.split(BETWEEN) if path else ():
+            check_name("guards", part)
+    except ValueError:
+        return False
+    is_count = least is None or (type(least) is int and 1 <= least <= MAX_LEAVES)
+    return is_count and (rule is None or isinstance(rule, str))
+
+
+def as_guards(values: Iterable[Sequence[Any]]) -> Guards:
+    """Guards of what JSON has made of them."""
+    return tuple((path, rule, least) for path, rule, least in values)
+
+
 def read_groups(value: int | None, workers: int, *, is_leaf: bool) -> int:
     """How many groups of a child's workers have batches of their own; None: each worker has.
 
@@ -140,9 +193,9 @@ def far_larger(counts: Sequence[int]) -> list[tuple[int, int]]:
     """
     found = []
     for place, count in enumerate(counts):
-        others = sorted([*counts[:place], *counts[place + 1 :]])
-        if others and count > FAR_LARGER * others[(len(others) - 1) // 2]:
-            found.append((place, others[(len(others) - 1) // 2]))
+        others = [*counts[:place], *counts[place + 1 :]]
+        if others and count > FAR_LARGER * lesser_median(others):
+            found.append((place, lesser_median(others)))
     return found
 
 
@@ -172,6 +225,25 @@ def check_names(paths: Iterable[str], own: str | None) -> None:
                     f"Received: `{name}` twice, as {there} and as {here}"
                 )
         whole.add(path)
+
+
+def check_above(guards: Guards, paths: Iterable[str]) -> None:
+    """Raises ProtocolError unless each is of one server that stands above some of the leaves.
+
+    Args:
+        guards: that a child brings, each path from there.
+        paths: of its leaves, from there.
+    """
+    above = {""}
+    for path in paths:
+        parts = path.split(BETWEEN)
+        above |= {BETWEEN.join(parts[:end]) for end in range(1, len(parts))}
+    for one, _, _ in guards:
+        if one not in above:
+            raise ProtocolError(
+                f"`guards` must be of servers above leaves, once each. Received: {one[:80]!r}"
+            )
+        above.remove(one)
 
 
 def bundle(payloads: Sequence[Buffer | None]) -> bytes:

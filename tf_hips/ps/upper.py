@@ -190,6 +190,8 @@ class Upper:
             welcome.session,
             welcome.first_group,
             welcome.groups,
+            welcome.paths,
+            welcome.guards,
         )
         if place is None:
             with session.changed:
@@ -231,7 +233,7 @@ class Upper:
         """A client that has not connected; of a run that goes on, if this server has joined one."""
         with self._session.changed:
             members = self._session.state.members
-            leaves, groups = members.leaves_by_path, members.num_groups
+            leaves, groups, guards = members.leaves_by_path, members.num_groups, members.guards
             must_be_back = members.place is not None
         if len(leaves) > MAX_LEAVES:
             raise ProtocolError(f"A tree must have at most {MAX_LEAVES} leaves below one server.")
@@ -243,6 +245,7 @@ class Upper:
             must_be_back=must_be_back,
             leaves=leaves,
             groups=groups,
+            guards=guards,
         )
 
     def _terms(self) -> tuple[str, str, int, str | None]:

@@ -2,10 +2,13 @@
 """What a server answers a child that has joined a run."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from tf_hips.ps.rules import parse
 from tf_hips.ps.rules import votes as voting
 from tf_hips.ps.rules.votes import Votes
+from tf_hips.ps.tree import Guards, Paths, as_guards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,9 @@ class Welcome:
         robust: text of the robust rule by which its server merges for one above it; None: there is
             no such rule, or it is `rule`.
         quorum: text of what closes a round of its server without some children; None: nothing does.
+        paths: of all parties of the tree, from its topmost server: where `parties` stand.
+        guards: robust rules and quorums of all servers of the tree, the topmost one's path is "".
+            The same on all workers of a tree, unlike `robust` and `quorum`.
     """
 
     child: int
@@ -53,6 +59,24 @@ class Welcome:
     groups: int
     robust: str | None
     quorum: str | None
+    paths: Paths
+    guards: Guards
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "Welcome":
+        """Reads what JSON has carried."""
+        read = {
+            "parties": tuple(map(str, fields["parties"])),
+            "workers": tuple(map(int, fields["workers"])),
+            "paths": tuple(map(str, fields["paths"])),
+            "guards": as_guards(fields["guards"]),
+        }
+        return cls(**{**fields, **read})
+
+    @property
+    def bears_liars(self) -> bool:
+        """Whether some server of the tree has a robust rule; the same on all of its workers."""
+        return any(rule is not None for _, rule, _ in self.guards)
 
     @property
     def bears_refusals(self) -> bool:

@@ -11,7 +11,7 @@ rows nobody can say which is absurd.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from tf_hips.ops.native import Floats
 from tf_hips.ops.native_robust import Doubles
 
 _TOO_LARGE = "a norm whose square float32 does not hold"
+
+_Number = TypeVar("_Number", int, float)
 
 Rows: TypeAlias = Sequence[npt.NDArray[np.floating]] | npt.NDArray[np.floating]
 
@@ -107,6 +109,18 @@ def refused(
     return tuple(Rejected(number, reason) for number, reason in sorted(found.items()))
 
 
+def lesser_median(values: Sequence[_Number]) -> _Number:
+    """Of an even number of values the lesser of the two middle ones.
+
+    More than half of them are not below it only if one of these is not: of 2 f + 1 values, and of
+    2 f + 2, it is at most an honest one, whatever f say.
+
+    Args:
+        values: at least one.
+    """
+    return sorted(values)[(len(values) - 1) // 2]
+
+
 def absurd(squares: Sequence[float], limits: Limits) -> dict[int, str]:
     """The rows whose norms are not what norms may be, with what is wrong, in their order.
 
@@ -115,8 +129,8 @@ def absurd(squares: Sequence[float], limits: Limits) -> dict[int, str]:
         limits: what norms may be.
     """
     norms = [math.sqrt(one) if math.isfinite(one) else math.inf for one in squares]
-    sane = sorted(norm for norm in norms if norm <= limits.max_norm)
-    middle = sane[(len(sane) - 1) // 2] if sane else 0.0
+    sane = [norm for norm in norms if norm <= limits.max_norm]
+    middle = lesser_median(sane) if sane else 0.0
     limit = limits.max_ratio * middle if middle > 0 and len(sane) > 2 else math.inf
     found = {}
     for number, norm in enumerate(norms):

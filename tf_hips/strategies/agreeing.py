@@ -116,7 +116,7 @@ def doubted(strategy: Any) -> Doubted | None:
         strategy: a `PartyStrategy`.
     """
     welcome = strategy._together()
-    if welcome is None or not (strategy._rule.is_robust or welcome.robust is not None):
+    if welcome is None or not welcome.bears_liars:
         return None
     return Doubted(welcome.parties, welcome.workers, strategy.write_event)
 
@@ -134,8 +134,17 @@ def sound(
         told_by_all: by worker, None of absent ones.
         is_sound: whether a worker may say such a thing.
         what: it is, for messages.
+
+    Raises:
+        ProtocolError: a worker that is believed has told something else.
     """
     if parties is None:
+        for worker, one in enumerate(told_by_all):
+            if one is not None and not is_sound(one):
+                raise ProtocolError(
+                    f"Of `{what}` every worker must tell what workers tell. Received: "
+                    f"{str(one)[:80]!r} of worker {worker}"
+                )
         return list(told_by_all)
     kept: list[Any] = []
     odd = []

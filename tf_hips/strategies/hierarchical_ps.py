@@ -251,8 +251,7 @@ class HierarchicalPS(ConnectedStrategy):
         facts = on_rank_0(self._join_server)
         # Tuples become lists on the way, so rank 0 goes the same way as the others.
         facts = primitives.broadcast_object(facts)
-        facts["parties"], facts["workers"] = tuple(facts["parties"]), tuple(facts["workers"])
-        self._welcome = Welcome(**facts)
+        self._welcome = Welcome.from_fields(facts)
         self._down = parse(self._welcome.downlink)
         self._rule = update_rules.parse(self._welcome.rule)
 

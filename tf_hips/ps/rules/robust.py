@@ -24,7 +24,7 @@ from tf_hips.ps.wire import REFUSED_WEIGHT
 from tf_hips.robust import Aggregator
 from tf_hips.robust import votes as votes_of_signs
 from tf_hips.robust.codecs import why_not_sparse
-from tf_hips.robust.rows import totals
+from tf_hips.robust.rows import lesser_median, totals
 
 OWN_REFUSAL = "it has refused its own update: NaN or infinity"
 _RULES = {
@@ -145,8 +145,8 @@ def robust_weight(weights: Sequence[float]) -> float:
     Args:
         weights: what they say; who says 0 is not there.
     """
-    present = sorted(weight for weight in weights if weight > 0)
-    return len(present) * present[(len(present) - 1) // 2] if present else 0.0
+    present = [weight for weight in weights if weight > 0]
+    return len(present) * lesser_median(present) if present else 0.0
 
 
 def borne(text: str, children: int, quorum: Quorum | None = None) -> str | None:
