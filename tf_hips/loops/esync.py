@@ -44,6 +44,7 @@ from tf_hips.loops.paced import Asked, Paced
 from tf_hips.loops.timing import Stopwatch
 from tf_hips.ps.pacing import PaceClient
 from tf_hips.ps.rules import UpdateRule
+from tf_hips.robust.rows import lesser_median
 from tf_hips.strategies.loan import WORKER
 
 RULES = ("default", "compat")
@@ -53,11 +54,6 @@ AVERAGINGS = (BOUNDED, NORMALISED, AVERAGED)
 # of an optimizer whose learning rate nobody has chosen, which diverges. See docs/decisions/0049.
 MOST_GAIN = 2.0
 GAIN_WITHOUT_LOSS = 1.5
-
-
-def lesser_median(values: Sequence[float]) -> float:
-    """The median, of an even number the lesser one: where f of 2 f + 1 lie, as an honest one is."""
-    return sorted(values)[(len(values) - 1) // 2]
 
 
 def most_gain(

@@ -20,17 +20,15 @@ class Norms:
     A server that was restarted in the middle of a round says nothing of that one.
     """
 
-    def __init__(self, num_chunks: int, note: Note, limits: Limits | None = None) -> None:
+    def __init__(self, num_chunks: int, note: Note) -> None:
         """Nothing is known.
 
         Args:
             num_chunks: chunks of a round that are here.
             note: hears of what is absurd, when the last chunk has come.
-            limits: what a norm may be; None: those of every rule.
         """
         self._num_chunks = num_chunks
         self._note = note
-        self._limits = limits if limits is not None else Limits()
         self._lock = threading.Lock()
         self._number = -1
         self._by_chunk: dict[int, Mapping[int, float]] = {}
@@ -48,6 +46,6 @@ class Norms:
         # In the order of chunks: the last digit of a sum is that of every run.
         ordered = [by_chunk[place] for place in sorted(by_chunk)]
         totals = [sum(one.get(child, 0.0) for one in ordered) for child in children]
-        found = {children[row]: reason for row, reason in absurd(totals, self._limits).items()}
+        found = {children[row]: reason for row, reason in absurd(totals, Limits()).items()}
         if found:
             self._note(number, found)

@@ -51,17 +51,14 @@ class Rejections:
         """
         if self._is_quiet:
             return
-        with self._lock:
-            before = {child for child in found if number - self._absurd.get(child, -2) <= 1}
-            self._absurd |= dict.fromkeys(found, number)
-        for child, reason in sorted(found.items()):
-            site = self._sites[child]
-            if self.tell is not None:
-                self.tell("norm_absurd", round=number, child=child, child_site=site, reason=reason)
-            (log.debug if child in before else log.warning)(
-                "In round %d the update of site %s has an absurd norm, which the rule bears in "
-                "each coordinate: %s", number, site, reason,
-            )  # fmt: skip
+        self._say(
+            "norm_absurd",
+            f"In round {number} the update of site %s has an absurd norm, which the rule bears in "
+            "each coordinate: %s",
+            found,
+            dict.fromkeys(found, number),
+            self._absurd,
+        )
 
     def note(
         self, number: int, refused: Mapping[int, str], rounds: Mapping[int, int] | None = None
@@ -79,16 +76,32 @@ class Rejections:
         with self._lock:
             for child in refused:
                 self._counts[child] += 1
-            before = {child for child in refused if own[child] - self._last.get(child, -2) <= 1}
-            self._last |= own
-        for child, reason in sorted(refused.items()):
+        which = "Round" if rounds is None else "Step"
+        text = f"{which} {number} goes on without the update of site %s: %s"
+        self._say("row_refused", text, refused, own, self._last)
+
+    def _say(
+        self,
+        event: str,
+        text: str,
+        found: Mapping[int, str],
+        rounds: Mapping[int, int],
+        last: dict[int, int],
+    ) -> None:
+        """Tells of each child an event, and of a row of rounds one line in the log.
+
+        Args:
+            event: its name.
+            text: of the line, with places for the site and the reason.
+            found: by child, the reason.
+            rounds: by child, in which round.
+            last: the last round of each child; takes these.
+        """
+        with self._lock:
+            before = {child for child in found if rounds[child] - last.get(child, -2) <= 1}
+            last.update(rounds)
+        for child, reason in sorted(found.items()):
             site = self._sites[child]
             if self.tell is not None:
-                self.tell(
-                    "row_refused", round=own[child], child=child, child_site=site, reason=reason
-                )
-            which = "Round" if rounds is None else "Step"
-            # One line for a row of them.
-            (log.debug if child in before else log.warning)(
-                "%s %d goes on without the update of site %s: %s", which, number, site, reason
-            )
+                self.tell(event, round=rounds[child], child=child, child_site=site, reason=reason)
+            (log.debug if child in before else log.warning)(text, site, reason)
