@@ -23,12 +23,6 @@ from typing import IO, Any
 
 from absl import logging
 
-debug = logging.debug
-info = logging.info
-warning = logging.warning
-error = logging.error
-
-
 # What a clock goes back by reading it twice, at most; more is a clock that was set.
 _SAME_US = 1000
 # Events of `write_later` that may wait for the disk.
@@ -36,6 +30,48 @@ _MOST_WAITING = 10_000
 # Seconds that the end of a process waits for them.
 _SETTLE_S = 5.0
 Listener = Callable[[str, Mapping[str, Any]], None]
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere, without what would steer a terminal or begin a line."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same of a text that may have lines: all but the first are indented."""
+    return "\n    ".join(printable(line) for line in text.splitlines())
+
+
+def _shown(arguments: tuple[object, ...]) -> list[object]:
+    """Arguments of a message, of which texts may be another site's: none looks like a message."""
+    return [
+        printable_lines(str(one)) if isinstance(one, str | BaseException) else one
+        for one in arguments
+    ]
+
+
+@logging.skip_log_prefix
+def debug(message: str, *arguments: object) -> None:
+    """Logs `message % arguments` for who looks for a mistake."""
+    logging.debug(message, *_shown(arguments))
+
+
+@logging.skip_log_prefix
+def info(message: str, *arguments: object) -> None:
+    """Logs `message % arguments`."""
+    logging.info(message, *_shown(arguments))
+
+
+@logging.skip_log_prefix
+def warning(message: str, *arguments: object) -> None:
+    """Logs `message % arguments` as what should not be."""
+    logging.warning(message, *_shown(arguments))
+
+
+@logging.skip_log_prefix
+def error(message: str, *arguments: object) -> None:
+    """Logs `message % arguments` as what has failed."""
+    logging.error(message, *_shown(arguments))
 
 
 class EventLog:
@@ -175,7 +211,7 @@ def read_events(folder: str | Path) -> list[dict[str, Any]]:
         # As bytes: what a lost disk has left in one line may be no text.
         with path.open("rb") as lines:
             for line in lines:
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     event = json.loads(line, parse_constant=lambda _: None)
                     if _is_event(event):
                         events.append(event)

@@ -5,13 +5,15 @@ import shutil
 import ssl
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.ps.parties import Party, parties, serving, together, train_all
 from tests.support.certs import Certificates
+from tf_hips import log
 from tf_hips.config import Tls
 from tf_hips.errors import ConfigError, PeerError
-from tf_hips.ps import authority, revocation, tls
+from tf_hips.ps import authority, revocation, tls, wire
 from tf_hips.ps.revocation import Revocations
 
 pytestmark = pytest.mark.heavy  # servers start in most of these
@@ -214,6 +216,27 @@ def test_who_is_refused_too_often_is_turned_away(certificates: Certificates) -> 
         assert all("The site must be one of a, b" in text for text in texts[:3])
         assert all("3 calls of this caller were refused" in text for text in texts[3:])
         train_all(members, 1, 1)
+
+
+def test_refusals_that_nobody_is_to_blame_for_are_not_all_written(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    with (
+        serving(certificates, max_refused=3, log_dir=tmp_path) as server,
+        parties(server, certificates) as members,
+    ):
+        train_all(members, 0, 0)
+        link = members[1].client._link
+        wish = wire.to_json(parcel="", bytes=0, workers=77)
+        codes = set()
+        for _ in range(8):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(link.stub("unary_stream", "WantBackup", 10.0)(wish, metadata=link.metadata()))
+            codes.add(caught.value.code())
+        assert codes == {grpc.StatusCode.ABORTED}  # it is heard each time
+        train_all(members, 1, 1)
+    refused = [one for one in log.read_events(tmp_path) if one["event"] == "call_refused"]
+    assert len(refused) == 3
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\u2028", "\u0085", "\x0b"])

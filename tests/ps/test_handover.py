@@ -249,6 +249,59 @@ def test_only_what_was_asked_for_is_taken(certificates: Certificates, backup: Pa
             )
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"parcel": "A" * 1_048_000}, {"parcel": "\x1b"}, {"bytes": -1}, {"workers": 0}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_wrong_wish_is_refused_to_who_has_it_and_nobody_hears_of_it(
+    certificates: Certificates, backup: Path, wrong: dict[str, Any]
+) -> None:
+    with lost_b(certificates) as (_, a, back, _):
+        offer(a, backup, 4)
+        wish = {"parcel": "", "bytes": 0, "workers": a.client._workers} | wrong
+        call = back.client._link.stub("unary_stream", "WantBackup", 10.0)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(wire.to_json(**wish), metadata=back.client._link.metadata()))
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert a.client._link.ended is None
+
+
+def test_who_asks_and_hangs_up_has_one_backup_read_at_a_time(
+    certificates: Certificates, backup: Path
+) -> None:
+    with lost_b(certificates) as (server, a, back, _):
+        asked, goes_on = threading.Semaphore(0), threading.Event()
+        reading: list[Request] = []
+
+        def read_for_long(request: Request) -> Iterator[bytes]:
+            reading.append(request)
+            asked.release()
+            assert goes_on.wait(DEADLINE_S)
+            yield from parcel.send(backup, request.held)
+
+        a.client.offer(read_for_long)
+        a.client.backed_up(4, 0)
+        wish = wire.to_json(parcel="", bytes=0, workers=a.client._workers)
+        want = back.client._link.stub("unary_stream", "WantBackup", DEADLINE_S)
+        session = server._session
+        for _ in range(5):
+            call = want(wish, metadata=back.client._link.metadata())
+            if not reading:
+                assert asked.acquire(timeout=DEADLINE_S)
+            call.cancel()
+        # What was cancelled is over at the server, too.
+        with session.changed:
+            pipes = session.handover._pipes
+            assert session.changed.wait_for(lambda: not pipes, DEADLINE_S)
+        assert len(reading) == 1
+        goes_on.set()
+        messages = want(wish, metadata=back.client._link.metadata())
+        assert parcel.Header.from_message(next(messages)).name == backup.name
+        messages.cancel()
+        assert len(reading) == 2
+
+
 def test_a_backup_finds_its_way_through_a_tree(
     certificates: Certificates, backup: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 
 import contextlib
 import threading
+import types
 from collections.abc import Iterator
 from unittest import mock
 
@@ -25,10 +26,10 @@ PACES: dict[int, pacing.PaceServer] = {}  # of the servers of the tests, by port
 
 
 class Clock:
-    """Seconds of the server, set by the test."""
+    """Seconds of the server, set by the test; its children come long before the first round."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = -1000.0
 
     def __call__(self) -> float:
         return self.now
@@ -40,10 +41,11 @@ def running(
     pace: Pace = PACE,
     count: int = 2,
     connections: list[Client] | None = None,
+    rule: str | None = None,
 ) -> Iterator[tuple[Server, list[PaceClient]]]:
     """A server with children that have joined."""
     with contextlib.ExitStack() as stack:
-        server = Server(ServerConfig(parties=SITES[:count], insecure=True))
+        server = Server(ServerConfig(parties=SITES[:count], insecure=True, rule=rule))
         pacer = pacing.PaceServer(count, clock)
         stack.enter_context(mock.patch.object(calls, "PaceServer", lambda _: pacer))
         server.start()
@@ -61,6 +63,7 @@ def running(
             join.start()
         for join in joins:
             join.join(PATIENCE_S)
+        clock.now = 0.0
         if connections is not None:
             connections.extend(clients)
         yield server, [PaceClient(client, pace) for client in clients]
@@ -90,6 +93,13 @@ def is_stopped(client: PaceClient) -> bool:
         if thread.name == "tf_hips-pace" and getattr(thread, "_target", None) == call._hear:
             thread.join(PATIENCE_S)
     return client.is_stopped()
+
+
+def in_round(server: Server, number: int) -> None:
+    """The server has come to a round; its rounds themselves are of no interest here."""
+    rounds = types.SimpleNamespace(round=number)
+    store = types.SimpleNamespace(of=lambda child: rounds)
+    server._session._state.store = store  # type: ignore[assignment]
 
 
 def test_children_hear_their_steps_when_all_have_arrived() -> None:
@@ -181,12 +191,50 @@ def test_who_has_missed_a_round_is_not_waited_for() -> None:
 def test_one_that_is_behind_may_call_first_after_a_restart() -> None:
     clock = Clock()
     with running(clock, count=3) as (server, (slow, fast, third)):
+        in_round(server, 10)
         heard(server, slow, 5, Report(4, 1.0, 4.0))  # what was known before is gone
         clock.now = 1.0
         heard(server, fast, 10, Report(4, 1.0, 4.0))
         heard(server, third, 10, Report(4, 0.5, 4.0))
         for client in (fast, third):
             assert client.assignment(PATIENCE_S) is not None
+
+
+def test_a_first_call_from_a_far_round_leaves_those_of_the_others_alone() -> None:
+    with running(Clock()) as (server, (slow, fast)):
+        in_round(server, 3)
+        slow.report(1 << 31, Report(4, 1.0, 4.0))
+        assert slow.assignment(PATIENCE_S) is None
+        assert slow.is_answered(0.0)
+        for client in (slow, fast):
+            heard(server, client, 4, Report(4, 1.0, 4.0))
+        assert fast.assignment(PATIENCE_S) is not None
+
+
+def test_no_step_is_longer_than_the_children_have_been_there() -> None:
+    clock = Clock()
+    with running(clock) as (server, (slow, fast)):
+        # They have joined at -1000 s.
+        heard(server, slow, 0, Report(2, 1e308, 1e308))
+        heard(server, fast, 0, Report(4, 0.5, 4.0))
+        found = fast.assignment(PATIENCE_S)
+        assert found is not None
+        assert found.round_s <= 2 * 500.0
+        assert found.steps <= 2 * 500.0 / 0.5
+
+
+def test_below_a_robust_rule_the_pace_is_that_of_most() -> None:
+    odd = Pace(slowest_steps=5)
+    with running(Clock(), count=3, rule="median") as (server, (slow, fast, third)):
+        slow._pace = odd
+        for client in (slow, fast, third):  # the odd one is the first to call
+            heard(server, client, 0, Report(4, 1.0, 4.0))
+        for client in (fast, third):
+            found = client.assignment(PATIENCE_S)
+            assert found is not None
+            assert found.steps == PACE.slowest_steps
+        with pytest.raises(ProtocolError, match="one pace"):
+            slow.assignment(PATIENCE_S)
 
 
 def test_who_is_lost_is_not_waited_for_and_a_call_ends_with_the_next_one() -> None:

@@ -79,6 +79,9 @@ class Context:
     def peer(self) -> str:
         return "ipv6:%5B::1%5D:52480"
 
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
     def abort(self, code: grpc.StatusCode, text: str) -> None:
         self.aborted.append(text)
         raise RuntimeError(code.name)

@@ -140,6 +140,13 @@ def test_long_ranges_are_cut_to_a_subset() -> None:
     assert len(held) > 500
 
 
+@pytest.mark.parametrize("text", ["0-9,0-9", "5,3", "2-4,4"])
+def test_ranges_ascend(text: str) -> None:
+    """One that comes again costs the server as much as the first one does."""
+    with pytest.raises(ProtocolError, match="ascending ranges"):
+        wire.ranges_from_text(text, 10)
+
+
 @given(st.text(alphabet="0123456789,-x", max_size=20))
 def test_any_text_is_ranges_or_a_protocol_error(text: str) -> None:
     with contextlib.suppress(ProtocolError):

@@ -36,6 +36,7 @@ def test_lines_that_are_no_events_of_a_run_are_left_out(tmp_path):
     [file] = folder.glob("*.jsonl")
     with file.open("ab") as more:
         more.write(b"\xff\xfe\x00 a lost disk\n\x00\x00\n[1]\n7\n")
+        more.write(b'{"a":' + b"[" * 100_000 + b"\n")
         for values in ({"event": "x", "time_us": 1}, event(1, "x") | {"time_us": "now"}):
             more.write(json.dumps(values).encode() + b"\n")
         # A script has events of its own.
@@ -262,6 +263,14 @@ def test_a_damaged_tree_is_named(tmp_path, spoil, message):
     spoil(tmp_path / "host/cpu")
     with pytest.raises(ConfigError, match=message):
         runs.read(tmp_path)
+
+
+def test_values_of_another_type_are_refused(tmp_path):
+    folder = write_events(tmp_path, trained())
+    with next(folder.glob("*.jsonl")).open("a") as more:
+        more.write(json.dumps(event(9, "epoch", seconds="y", step=3, steps=3)) + "\n")
+    with pytest.raises(ConfigError, match="must have the values that tf_hips writes"):
+        runs.read(folder)
 
 
 def test_what_is_no_run_is_refused(tmp_path):

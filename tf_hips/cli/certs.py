@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips.cli import arguments, tables
-from tf_hips.cli.output import printable
 from tf_hips.config import SERVER_ROLES, Tls
+from tf_hips.log import printable
 
 # Of `ps.authority`, which is not imported to say what a command is for.
 _DAYS = 30

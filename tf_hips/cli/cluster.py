@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_hips.cli import arguments, config_file, party, server, tables
-from tf_hips.cli.output import printable
+from tf_hips.log import printable
 
 _PATIENCE_S = 60.0
 # A launcher gives horovodrun 15 s to end the workers of other hosts.

@@ -29,11 +29,6 @@ _NOTICE = re.compile(
 _MAX_LINE_BYTES = 1 << 16
 
 
-def printable(text: str) -> str:
-    """Text from elsewhere, without what would steer a terminal."""
-    return "".join(one if one.isprintable() else " " for one in text)
-
-
 class Splitter:
     """Cuts a pipe's bytes into lines; `state` is the last state of an unfinished line."""
 

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from tf_hips.cli import arguments, tables
-from tf_hips.cli.output import printable
 from tf_hips.config import SERVER_ROLES
+from tf_hips.log import printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # On a narrow terminal, in this order; who is late, absent, refused or outvoted stays.

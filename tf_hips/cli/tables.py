@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tf_hips.log import printable_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -70,6 +72,7 @@ def show(
     """
     if not rows:
         return
+    rows = [[printable_lines(cell) for cell in row] for row in rows]
     out = console()
     kept = list(range(len(columns)))
     gone: list[str] = []

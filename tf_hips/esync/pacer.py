@@ -4,7 +4,8 @@
     round r closes        close = last arrival of round r
     round r + 1           child i arrives at a_i with n_i steps, of s_i seconds as it says, in b_i
                           seconds from the first step's begin to the last one's end
-    what is learnt        c_i = s_i, at most (a_i - close) / n_i
+    what is learnt        c_i = s_i, at most (a_i - close) / n_i; before the first
+                          round closes, all being there takes the place of a close
                           o_i = max(0, a_i - close - b_i): the way down, up, and all between;
                           not the first one, which holds what is made once, as tracing is
     close of r + 1        plan(c, o): the steps of round r + 2, which go down with its model
@@ -103,9 +104,17 @@ class _Round:
 class Pacer:
     """Learns how fast children are, and says how many steps each takes. Not thread-safe."""
 
-    def __init__(self, pace: Pace, num_children: int) -> None:
-        """Nothing is known."""
+    def __init__(self, pace: Pace, num_children: int, began: float | None = None) -> None:
+        """Nothing is known.
+
+        Args:
+            pace: parameters of the rule.
+            num_children: how many children there are.
+            began: seconds of the one clock at which all were there; None: not known, and what
+                children say of the first round is believed.
+        """
         self.pace = pace
+        self._began = began  # a moment before which nothing of the newest round was done
         self._averages = [Average(pace.smoothing) for _ in range(num_children)]
         self._has_travelled = [False] * num_children
         self._rounds: dict[int, _Round] = {}
@@ -183,6 +192,7 @@ class Pacer:
         if not current.is_closed:
             current.is_closed = True
             self._learn(current, self._rounds.get(number - 1))
+            self._began = max(current.arrivals.values())
             self._ended = frozenset(
                 child for child, report in current.reports.items() if not report.steps
             )
@@ -197,19 +207,19 @@ class Pacer:
         return current
 
     def _learn(self, current: _Round, before: _Round | None) -> None:
-        began = max(before.arrivals.values()) if before is not None else None
         for child, report in current.reports.items():
             if report.steps == 0:
                 continue
             step_s = report.step_s
             transfer_s: float | None = None
-            if began is not None:
-                span_s = current.arrivals[child] - began
+            if self._began is not None:
+                span_s = current.arrivals[child] - self._began
                 if span_s <= 0:
                     continue  # it did not wait for the answer: a child that comes back
                 step_s = min(step_s, span_s / report.steps)
-                if self._has_travelled[child]:
-                    transfer_s = max(0.0, span_s - report.busy_s)
-                self._has_travelled[child] = True
+                if before is not None:
+                    if self._has_travelled[child]:
+                        transfer_s = max(0.0, span_s - report.busy_s)
+                    self._has_travelled[child] = True
             if step_s > 0:
                 self._averages[child].add(step_s, transfer_s)

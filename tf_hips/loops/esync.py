@@ -324,7 +324,12 @@ class ESync(Loop):
                 told = meeting.everyone
             else:
                 told = [party[0] for party in meeting.parties]
-            self._paced.hear(self.round, own, [(one.steps, one.words) for one in told])
+            self._paced.hear(
+                self.round,
+                own,
+                [(one.steps, one.words) for one in told],
+                bears_liars=self._bears_liars,
+            )
 
     def outgoing(
         self, moved: list[tf.Tensor], meeting: Meeting, place: tuple[int, int]

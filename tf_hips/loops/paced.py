@@ -64,17 +64,27 @@ class Paced:
             self._reported = number
         return 0.0 if self._met_s is None else self._clock() - self._met_s
 
-    def hear(self, number: int, own: int, told: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    def hear(
+        self,
+        number: int,
+        own: int,
+        told: Sequence[tuple[int, dict[str, Any]]],
+        *,
+        bears_liars: bool = False,
+    ) -> None:
         """Learns from what all members have said.
 
         Args:
             number: the round.
             own: which member this worker is of.
             told: of each member its steps and words; no words of one that is absent.
+            bears_liars: whether some may lie: one of another pace than most does not count.
 
         Raises:
-            ProtocolError: members keep different paces.
+            ProtocolError: members keep different paces; where some may lie, most another one.
         """
+        paces = [words["pace"] for _, words in told if words]
+        is_of_most = bears_liars and 2 * paces.count(self.pace.text) > len(paces)
         now = self._clock()
         since = next((one for one in (self._met_s, self._begun_s) if one is not None), now)
         longest_s = max(now - since, 0.0)
@@ -86,6 +96,8 @@ class Paced:
             if not words:
                 continue  # a quorum has gone on without it
             if words["pace"] != self.pace.text:
+                if is_of_most:
+                    continue
                 raise ProtocolError(
                     f"All members must keep one pace, here {self.pace.text}. Received: "
                     f"{words['pace'][:200]} of member {member}"

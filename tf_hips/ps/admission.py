@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import grpc
 
+from tf_hips import log
 from tf_hips.errors import TfHipsError
 from tf_hips.ps import tls
 from tf_hips.ps.refusals import Refusals
@@ -48,6 +49,7 @@ class Admission:
         """
         self._config = config
         self._refusals = Refusals(config.max_refused)
+        self._blameless = Refusals(config.max_refused)
         self._revocations = (
             Revocations(config.revoked, on_change) if config.revoked is not None else None
         )
@@ -104,6 +106,25 @@ class Admission:
                 )
             self._check_revoked(context, held)
         self._check_run(call)
+
+    def is_told(self, context: grpc.ServicerContext, code: grpc.StatusCode) -> bool:
+        """Whether a refused call is worth an event and a line of log.
+
+        What no caller is to blame for turns nobody away. It must not fill disks either.
+        """
+        if self._config.tls is None or code in _COUNTED:
+            return True
+        peer = self._peer(context)
+        if self._blameless.wait_s(peer) > 0:
+            return False
+        if self._blameless.note(peer):
+            log.warning(
+                "More than %d refused calls of `%s` that it may not be to blame for: the rest of "
+                "this minute's are counted, and not written down",
+                self._config.max_refused,
+                ", ".join(_names(context)),
+            )
+        return True
 
     def note(self, context: grpc.ServicerContext, code: grpc.StatusCode) -> str | None:
         """Counts a refused call; who is turned away from now on, if this was the last one."""

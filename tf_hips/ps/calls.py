@@ -50,7 +50,7 @@ from tf_hips.ps.session import Session
 from tf_hips.ps.settings import ServerConfig
 from tf_hips.ps.streams import Reader, tell_held, weight_of
 from tf_hips.ps.traffic import Flow, Traffic
-from tf_hips.ps.tree import read_groups, read_guards, read_leaves
+from tf_hips.ps.tree import check_workers, read_groups, read_guards, read_leaves
 from tf_hips.ps.waiting import ENDED, STOPPED, HungUpError
 from tf_hips.ps.waits import Waits
 from tf_hips.ps.weigh_poll import poll_of
@@ -62,6 +62,8 @@ _CODES: tuple[tuple[type[TfHipsError], grpc.StatusCode], ...] = (
     (ProtocolError, grpc.StatusCode.FAILED_PRECONDITION),
     (PeerError, grpc.StatusCode.ABORTED),
 )
+
+_MOST_CHARACTERS = 2000  # of a text of another site
 
 
 class Host(Protocol):
@@ -114,6 +116,7 @@ class Calls:
         self._host = host
         self._pacing = PaceServer(len(config.parties))
         self._at_once = CallsAtOnce(config.parties)
+        self._joined: dict[int, str] = {}  # the process of each child whose joining was written
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """The handlers of all methods, by name.
@@ -235,11 +238,13 @@ class Calls:
             self._refuse(context, code, str(error))
 
     def _refuse(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
-        text = text[:2000]  # gRPC bounds a call's metadata to 8 KiB
+        text = log.printable(text[:_MOST_CHARACTERS])  # gRPC bounds a call's metadata to 8 KiB
         if text == f"{ENDED}{STOPPED}":  # whoever has stopped it knows
             context.abort(code, text)
         peer = urllib.parse.unquote(context.peer())  # gRPC quotes the brackets of IPv6
         self._traffic.refused()
+        if not self._admission.is_told(context, code):
+            context.abort(code, text)
         self._events.write("call_refused", code=code.name, reason=text, peer=peer)
         log.warning("Refused a call of %s: %s", peer, text)
         who = self._admission.note(context, code)
@@ -295,14 +300,17 @@ class Calls:
         fields["groups"] = read_groups(fields["groups"], fields["workers"], is_leaf=is_leaf)
         fields["guards"] = read_guards(fields["guards"], is_leaf=is_leaf)
         answer = session.join(caller, **fields)
-        self._events.write(
-            "join",
-            child=caller.child,
-            child_site=call.site,
-            attempt=call.attempt,
-            is_back=answer["is_back"],
-            **fields,
-        )
+        self._pacing.begins(str(answer["session"]))
+        if self._joined.get(caller.child) != call.process:  # one that asks again fills no disk
+            self._joined[caller.child] = call.process
+            self._events.write(
+                "join",
+                child=caller.child,
+                child_site=call.site,
+                attempt=call.attempt,
+                is_back=answer["is_back"],
+                **fields,
+            )
         if not answer["is_back"]:
             ending = "" if fields["workers"] == 1 else "s"
             log.info("Site %s has joined with %d worker%s", call.site, fields["workers"], ending)
@@ -363,6 +371,7 @@ class Calls:
 
     def _leave(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         reason = wire.from_json(request, reason=(str, type(None)))["reason"]
+        reason = None if reason is None else log.printable(reason[:_MOST_CHARACTERS])
         session.leave(caller, reason)
         self._events.write("leave", child=caller.child, child_site=call.site, reason=reason)
         log.info("Site %s has left%s", call.site, f": {reason}" if reason else "")
@@ -382,7 +391,8 @@ class Calls:
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
         fields = wire.from_json(request, parcel=str, bytes=int, workers=int)
-        held = Held(fields["parcel"], fields["bytes"])
+        held = Held.told(fields["parcel"], fields["bytes"])
+        check_workers([(call.site, fields["workers"])])
         flow = Flow(self._traffic, caller.child)
         yield from flow.going(session.want_backup(caller, held, fields["workers"]))
         self._events.write("handed_over", child=caller.child, child_site=call.site, **flow.told())
@@ -398,7 +408,7 @@ class Calls:
         return b""
 
     def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
-        text = wire.from_json(request, text=str)["text"]
+        text = log.printable(wire.from_json(request, text=str)["text"][:_MOST_CHARACTERS])
         if session.fail(caller, text):
             self._host.has_failed(session, call.site, text)
             self._events.write("failed", child=caller.child, child_site=call.site, text=text[:1000])

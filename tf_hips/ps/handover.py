@@ -131,6 +131,8 @@ class Handover:
         self._is_over = is_over
         self._note_moved = note_moved
         self._asked: dict[int, collections.deque[Request]] = {}
+        # Of who asks and who is asked: the request that has no answer yet, whoever waits for it.
+        self._unanswered: dict[tuple[int | None, int], str] = {}
         self._pipes: dict[str, _Pipe] = {}
         self.fetch_above: FetchAbove | None = None
         """Fetches from the server above, where there is one."""
@@ -142,6 +144,11 @@ class Handover:
     def next_request(self, child: int) -> Request:
         """What `child` is to be told; the session's lock is held."""
         return self._asked[child].popleft()
+
+    def watches_anew(self, child: int) -> None:
+        """What `child` was told over an earlier call may not have reached it; the lock is held."""
+        for asks in [asks for asks in self._unanswered if asks[1] == child]:
+            del self._unanswered[asks]
 
     def fetch(self, caller: Caller | None, held: Held, workers: int) -> Iterator[bytes]:
         """The messages of another site's newest backup.
@@ -156,7 +163,8 @@ class Handover:
         """
         told = []
         for child in self._candidates(caller, workers):
-            pipe = self._ask(child, held, workers)
+            self._await_answer(caller, child)
+            pipe = self._ask(caller, child, held, workers)
             try:
                 try:
                     first = pipe.get(_ANSWER_S, self._is_lost(caller), self._is_there(child))
@@ -190,6 +198,7 @@ class Handover:
         fields = wire.from_json(next(stream, b""), ticket=str, error=(str, type(None)))
         with self._changed:
             pipe = self._pipes.get(fields["ticket"])
+            self._note_answer(caller.child, fields["ticket"])
         if pipe is None or pipe.child != caller.child:
             raise ProtocolError("A backup must be asked for before it is sent.")
         error: str | None = "the site that sent it was cut off"
@@ -252,11 +261,38 @@ class Handover:
             "backup in its place, or begin all sites anew under another `--run`"
         )
 
-    def _ask(self, child: int, held: Held, workers: int) -> _Pipe:
+    def _await_answer(self, caller: Caller | None, child: int) -> None:
+        """Waits until `child` has answered what `caller` has asked before.
+
+        An answer takes reading a whole backup, at the site that trains: who hangs up and asks
+        again, as after a connection that broke, must not have it read twice at a time.
+        """
+        asks = (caller.child if caller is not None else None, child)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    asks not in self._unanswered
+                    or self._is_lost(caller)()
+                    or not self._presence.is_there(child)
+                ),
+                _ANSWER_S,
+            )
+
+    def _note_answer(self, child: int, ticket: str) -> None:
+        """What `child` was asked has its answer; the session's lock is held."""
+        for asks, asked in self._unanswered.items():
+            if asks[1] == child and asked == ticket:
+                del self._unanswered[asks]
+                self._changed.notify_all()
+                return
+
+    def _ask(self, caller: Caller | None, child: int, held: Held, workers: int) -> _Pipe:
         request = Request(uuid.uuid4().hex, held, workers)
         pipe = _Pipe(request, child, self._changed)
         with self._changed:
             self._pipes[request.ticket] = pipe
+            asks = (caller.child if caller is not None else None, child)
+            self._unanswered[asks] = request.ticket
             self._asked.setdefault(child, collections.deque()).append(request)
             self._changed.notify_all()
         return pipe
@@ -267,7 +303,8 @@ class Handover:
             self._pipes.pop(pipe.request.ticket, None)
             asked = self._asked.get(pipe.child)
             if asked is not None and pipe.request in asked:
-                asked.remove(pipe.request)
+                asked.remove(pipe.request)  # it was not told, and answers nothing
+                self._note_answer(pipe.child, pipe.request.ticket)
 
     def _is_there(self, child: int) -> Callable[[], bool]:
         return lambda: self._presence.is_there(child)

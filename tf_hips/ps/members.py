@@ -31,8 +31,11 @@ from tf_hips.ps.tree import (
     check_workers,
     path_of,
 )
+from tf_hips.ps.wire import MESSAGE_BYTES
 
 SAME = "same"
+# Of paths and guards. A `Welcome` has them, and the leaves' own names and workers.
+_MOST_TREE_BYTES = MESSAGE_BYTES // 3
 ABOVE = ""  # the rule of a child that leaves it to the topmost server
 
 _numbers = itertools.count()
@@ -488,9 +491,14 @@ class Members:
                 f"A tree must have at most {MAX_LEAVES} leaves. Received: {num_leaves} with those "
                 f"of site `{here}`"
             )
-        paths = [
-            path for pair in (others | {position: child}).items() for path in self._paths(*pair)
-        ]
+        everyone = others | {position: child}
+        paths = [path for pair in everyone.items() for path in self._paths(*pair)]
+        guards = (f"{path}{text}" for one in everyone.values() for path, text, _ in one.guards)
+        if (num_bytes := sum(map(len, [*paths, *guards]))) > _MOST_TREE_BYTES:
+            raise ProtocolError(
+                f"The names of a tree must have at most {_MOST_TREE_BYTES} bytes, as all of it is "
+                f"told in one message. Received: {num_bytes} with those of site `{here}`"
+            )
         check_names(paths, self.terms.site)
         for other, known in self.children.items():
             for what in ("compression", "downlink", "rule", "seed", "above"):

@@ -48,7 +48,7 @@ def news_from_message(message: bytes) -> News:
     """
     if b'"ticket"' in message[:20]:
         fields = wire.from_json(message, ticket=str, parcel=str, bytes=int, workers=int)
-        held = Held(fields["parcel"], fields["bytes"])
+        held = Held.told(fields["parcel"], fields["bytes"])
         return Request(fields["ticket"], held, fields["workers"])
     fields = wire.from_json(message, reason=str, error=str)
     is_dispute = fields["error"] == ProtocolError.__name__

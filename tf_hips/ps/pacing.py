@@ -42,10 +42,11 @@ _CONNECT_S = 30.0
 class _Run:
     """The pace of one session."""
 
-    def __init__(self, token: str, pace: Pace, num_children: int) -> None:
+    def __init__(self, token: str, pace: Pace, num_children: int, began: float) -> None:
         self.token = token
-        self.pacer = Pacer(pace, num_children)
+        self.pacer = Pacer(pace, num_children, began)
         self.latest: dict[int, int] = {}  # the newest round that each child has arrived in
+        self.paces: dict[int, Pace] = {}  # what each child keeps
 
 
 class PaceServer:
@@ -61,6 +62,16 @@ class PaceServer:
         self._num_children = num_children
         self._clock = clock
         self._run: _Run | None = None
+        self._began: tuple[str, float] = "", clock()
+
+    def begins(self, token: str) -> None:
+        """All children are there: none can have done anything in this session before.
+
+        Args:
+            token: of the session.
+        """
+        if self._began[0] != token:
+            self._began = token, self._clock()
 
     def serve(
         self,
@@ -87,14 +98,22 @@ class PaceServer:
             yield _assigned(None)
             return
         with session.changed:
-            run = self._of(session, pace)
-            newest = max(run.latest.values(), default=number)
-            # After a restart of the server one that is rounds behind may be the first to call.
+            run = self._of(session)
+            self._take_pace(run, caller.child, pace, is_doubted=members.doubting_rule is not None)
+            store = session.store
+            begun = store.of(caller.child).round if store is not None else 0
+            newest = max(run.latest.values(), default=begun)
             if number > newest + 1 and caller.child in run.latest:
                 raise ProtocolError(
                     f"`number` must be at most {newest + 1}, as rounds are common. Received: "
                     f"{number}"
                 )
+            # After a restart of the server one that is rounds behind may be the first to call.
+            is_far = number > max(newest, begun) + 1
+        if is_far:
+            yield _assigned(None)  # else the rounds of all others would be of the past
+            return
+        with session.changed:
             run.pacer.arrived(caller.child, number, self._clock(), report)
             run.latest[caller.child] = max(number, run.latest.get(caller.child, number))
             session.changed.notify_all()
@@ -118,6 +137,8 @@ class PaceServer:
             session.changed.wait_for(lambda: is_past() or has_all())
             if is_over() or (is_past() and not has_all()):
                 return  # a call for a later round has come instead
+            if run.paces[caller.child] != run.pacer.pace:
+                raise _other_pace(run.pacer.pace, run.paces[caller.child])
             found = run.pacer.assignment(caller.child, number)
         yield _assigned(found)
         with session.changed:
@@ -132,15 +153,29 @@ class PaceServer:
                 return
         yield wire.to_json(stop=number + 1)
 
-    def _of(self, session: Session, pace: Pace) -> _Run:
+    def _of(self, session: Session) -> _Run:
         run = self._run
         if run is None or run.token != session.token:
-            run = self._run = _Run(session.token, pace, self._num_children)
-        if run.pacer.pace != pace:
-            raise ProtocolError(
-                f"All children must keep one pace, {run.pacer.pace.text}. Received: {pace.text}"
-            )
+            run = self._run = _Run(session.token, Pace(), self._num_children, self._began[1])
         return run
+
+    def _take_pace(self, run: _Run, child: int, pace: Pace, *, is_doubted: bool) -> None:
+        """Notes what a child keeps. The first one's holds; where some may lie, that of most.
+
+        Raises:
+            ProtocolError: it is not that of the first one, and all are believed.
+        """
+        run.paces[child] = pace
+        told = list(run.paces.values())
+        chosen = max(told, key=told.count) if is_doubted else told[0]  # of as many the first
+        run.pacer.pace = chosen
+        if not is_doubted and pace != chosen:
+            del run.paces[child]
+            raise _other_pace(chosen, pace)
+
+
+def _other_pace(kept: Pace, pace: Pace) -> ProtocolError:
+    return ProtocolError(f"All children must keep one pace, {kept.text}. Received: {pace.text}")
 
 
 def _read(request: bytes) -> tuple[int, Pace, Report]:

@@ -26,9 +26,11 @@ from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps import wire
 
 MAX_FILES = 10_000
+MAX_BYTES = (1 << 63) - 1  # what a file system can hold of a file
 # A file system that is filled to its last byte takes others with it.
 _SPARE_BYTES = 64 << 20
 _BLOCK = 1 << 20
+_IDENTITY = re.compile(r"(?:[0-9a-f]{32})?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -43,6 +45,20 @@ class Held:
 
     parcel: str = ""
     num_bytes: int = 0
+
+    @classmethod
+    def told(cls, parcel: str, num_bytes: int) -> "Held":
+        """What the other side says that it has.
+
+        Raises:
+            ProtocolError: nobody can have that.
+        """
+        if not _IDENTITY.fullmatch(parcel) or not 0 <= num_bytes <= MAX_BYTES:
+            raise ProtocolError(
+                "What is there of a parcel must be told by its identity of 32 hexadecimal digits, "
+                f"or none, and bytes. Received: {parcel[:40]!r}, {str(num_bytes)[:40]} bytes"
+            )
+        return cls(parcel, num_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +277,7 @@ def _from(files: Sequence[File], position: int) -> Iterator[tuple[File, int]]:
 
 def _file(fields: Any) -> File:
     match fields:
-        case [str(name), int(size), str(digest)] if size >= 0:
+        case [str(name), int(size), str(digest)] if type(size) is int and 0 <= size <= MAX_BYTES:
             return File(_checked(name), size, digest)
     raise ProtocolError("A file must be told by name, length and digest. Received: something else")
 

@@ -130,6 +130,7 @@ class Session(Departing):
         self.begin_round, self.wait_results = rounds.begin, rounds.wait_results
         self.wait_agreed = rounds.wait_agreed
         self._told: set[int] = set()
+        self._failed_in: dict[int, int] = {}  # the round of each child's last written failure
         self.handover = Handover(
             self.changed,
             self._members,
@@ -425,7 +426,7 @@ class Session(Departing):
 
         Returns:
             Whether it is news. Until the child goes on the first one stands: saying it again keeps
-            nobody waiting for longer, and writes nothing.
+            nobody waiting for longer. Only the first one of a round is written down.
         """
         with self.changed:
             self._member(caller)
@@ -433,6 +434,10 @@ class Session(Departing):
                 return False
             self._joined(caller)
             self._waiting.note_failure(caller.child, text)
+            number = self.store.of(caller.child).round if self.store is not None else 0
+            if self._failed_in.get(caller.child) == number:
+                return False  # it has gone on and failed again, as one may that fills disks
+            self._failed_in[caller.child] = number
             self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
             return True
 
@@ -450,6 +455,7 @@ class Session(Departing):
             child = self._member(caller) if self.ended is None else None
             if child is not None:
                 self._presence.arrive(caller.child, caller)
+                self.handover.watches_anew(caller.child)
                 self._find(caller.child)
                 self.changed.notify_all()
         if child is not None:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from tf_hips import log
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps.members import Caller, Members
 
@@ -110,7 +111,8 @@ class Waiting:
     def end(self, reason: str, error: type[TfHipsError] = PeerError) -> None:
         """Ends the run for all, by `error`; the first reason stands."""
         if self.ended is None:
-            self.ended, self.error = reason, error
+            # Sites say why in words of their own, and all are told.
+            self.ended, self.error = log.printable(reason), error
             self._at_end()
         self._changed.notify_all()
 

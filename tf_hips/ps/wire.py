@@ -264,15 +264,17 @@ def ranges_from_text(text: str, limit: int) -> set[int]:
         ProtocolError: `text` is something else.
     """
     numbers: set[int] = set()
+    before = -1
     for part in text[: 2 * _MAX_RANGES_TEXT].split(",") if text else ():
         match = re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", part)
         first = int(match[1]) if match else 0
         last = int(match[2] or match[1]) if match else -1
-        if not first <= last < limit:
+        if not before < first <= last < limit:
             raise ProtocolError(
-                f"Chunks must be ranges of numbers below {limit}. Received: {part[:40]!r}"
+                f"Chunks must be ascending ranges of numbers below {limit}. Received: {part[:40]!r}"
             )
         numbers.update(range(first, last + 1))
+        before = last
     return numbers
 
 

@@ -127,7 +127,16 @@ def read(path: str | Path) -> list[Run]:
         raise ConfigError(f"A run must be a folder or a summary. Received: {path}, which is none")
     events = log.read_events(path)
     if events:
-        return [from_events(events, path)]
+        try:
+            return [from_events(events, path)]
+        except ConfigError:
+            raise
+        except (TypeError, ValueError, KeyError) as error:
+            # A process of another version, or none of ours.
+            raise ConfigError(
+                f"Events in {path} must have the values that tf_hips writes. Received: "
+                f"{type(error).__name__}: {error}"
+            ) from error
     known = {f"{one}{end}.json" for one in trees.SUMMARIES.values() for end in ("", "-Non-IID")}
     summaries = sorted(one for one in path.iterdir() if one.name in known)
     if summaries:
