@@ -79,9 +79,6 @@ class Context:
     def peer(self) -> str:
         return "ipv6:%5B::1%5D:52480"
 
-    def auth_context(self) -> dict[str, list[bytes]]:
-        return {}
-
     def abort(self, code: grpc.StatusCode, text: str) -> None:
         self.aborted.append(text)
         raise RuntimeError(code.name)
@@ -100,7 +97,7 @@ def test_a_refused_address_can_be_read(
     reason: str,
     warnings: list[str],
 ) -> None:
-    with serving(certificates) as server:
+    with serving(certificates, insecure=True) as server:
         calls = Calls(
             *(server._config, server._waits, server._admission, server._traffic),
             *(server._events, server),
