@@ -169,6 +169,62 @@ def test_a_run_stopped_between_epochs_goes_on_with_the_next(tmp_path, uninterrup
     assert done == [(3, step) for step in range(STEPS)]
 
 
+def test_a_fit_does_not_take_up_the_backup_of_a_later_one(tmp_path, monkeypatch):
+    import collections
+
+    from tf_hips.callbacks import folder
+
+    train(build(), callbacks(tmp_path)[1], epochs=1)
+    assert not tmp_path.exists()
+    with pytest.raises(Stop):
+        train(build(), callbacks(tmp_path, stop_at=2, stop_when="epoch begins")[1])
+    # Another process, which begins with its first `fit`.
+    monkeypatch.setattr(folder, "_over", collections.Counter())
+    with pytest.raises(ValueError, match="of `fit` number 2 that uses it; this is 1"):
+        train(build(), callbacks(tmp_path)[1], epochs=1)
+    folder._over[tmp_path.resolve()] = 1
+    done, used = callbacks(tmp_path)
+    train(build(), used)
+    assert done == [(2, step) for step in range(STEPS)]
+
+
+def test_averages_are_exchanged_as_they_were_between_two_epochs(tmp_path):
+    import keras
+
+    def run(directory=None, stop_at=None):
+        model = build(optimizer=keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.9))
+        used = callbacks(directory, stop_at, "epoch begins")[1]
+        used.append(keras.callbacks.SwapEMAWeights(swap_on_epoch=True))
+        return model, train(model, used)
+
+    model, history = run()
+    with pytest.raises(Stop):
+        run(tmp_path, stop_at=2)
+    assert_same(model, history, *run(tmp_path))
+
+
+def test_saving_every_few_batches_goes_on_counting(tmp_path):
+    import keras
+
+    saved = []
+
+    class Saving(keras.callbacks.ModelCheckpoint):
+        def _save_model(self, epoch, batch, logs):
+            saved.append((epoch, batch))
+
+    def run(directory=None, stop_at=None):
+        saved.clear()
+        used = callbacks(directory, stop_at, save_freq=1)[1]
+        train(build(optimizer="sgd"), [Saving(str(tmp_path / "{epoch}.keras"), save_freq=4), *used])
+        return list(saved)
+
+    whole = run()
+    with pytest.raises(Stop):
+        run(tmp_path / "backup", stop_at=(1, 3))
+    begun = list(saved)
+    assert begun + run(tmp_path / "backup") == whole
+
+
 @pytest.mark.slow
 def test_a_crash_at_any_moment_of_a_backup_leaves_the_one_before(tmp_path, monkeypatch):
     import os

@@ -138,6 +138,18 @@ def test_structures_stay_as_they_are(kind, structure):
     tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a, b[[5, 7]]), second, data)
 
 
+def test_sparse_rows_of_unknown_length():
+    def row(number):
+        return tf.SparseTensor(tf.reshape(number, [1, 1]), tf.reshape(number, [1]), [ROWS])
+
+    dataset = uncounted().map(row)
+    parts = []
+    for group in range(3):
+        made = shard(dataset, 4, group=group, groups=3, shuffle=False, seed=1)
+        parts.append([tf.sparse.to_dense(one).numpy().max(axis=1).tolist() for one in made])
+    assert parts == groups_of(uncounted(), 4, 3, shuffle=False)
+
+
 def test_arrays_are_what_keras_takes():
     x = np.arange(4)
     for array in (x, x.astype(np.float64), tf.constant(x), tf.Variable(x), x.astype(bool)):

@@ -19,6 +19,10 @@ def test_what_one_rank_does_alone():
     from tf_hips.errors import ProtocolError
     from tf_hips.strategies import CompressedRing, local, shard
 
+    class Never(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            pytest.fail("it has begun")
+
     rank = primitives.rank()
     own = training.shard(training.data(32), rank, 2)
     strategy = CompressedRing()
@@ -30,6 +34,11 @@ def test_what_one_rank_does_alone():
         model.predict(shard(own[0], 8), verbose=0)
     with pytest.raises(ValueError, match=r"`evaluate` must have all rows.*leaves out rows"):
         model.evaluate(shard([array[:15] for array in own], 4), verbose=0)
+    with pytest.raises(ValueError, match=r"`evaluate` must have all rows.*leaves out rows"):
+        # Not after an epoch, which may take hours.
+        model.fit(
+            *own, validation_data=shard([array[:15] for array in own], 4), callbacks=[Never()]
+        )
     training.fit(model, own)
 
     # Weights that rank 0 has loaded between two fits are everybody's, as with Horovod's broadcast.

@@ -120,6 +120,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             PeerError: another rank cannot take it up.
         """
         self._forget()
+        self._fit = 1 + self._folder.num_over
         resuming.begin_anew(self.model)
         self._probe()
         backup = self._choose()
@@ -204,6 +205,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             num_epochs = (self.params or {}).get("epochs")
             is_over = num_epochs is None or self._next_epoch >= num_epochs
             if all(self._peers.gather_from_all(is_over, "the end of the run")):
+                self._folder.note_over()
                 self._peers.on_first(self._clear)
 
     def _newest(self) -> Path:
@@ -266,6 +268,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "steps_per_epoch": (self.params or {}).get("steps"),
                 "data_offset": data_offset,
                 "place": place,
+                "fit": self._fit,
             }
             (draft / _META).write_text(json.dumps(meta), encoding="utf-8")
             folder.finish(backup)
@@ -428,6 +431,11 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"A backup must have format {_FORMAT}. Received: format {meta['format']} in "
                 f"{self._folder.place(backup)}"
             )
+        if (fit := meta.get("fit", 1)) > self._fit:
+            # Another one, of which this one would leave nothing.
+            raise ValueError(
+                self._other_run(f"a backup of `fit` number {fit} that uses it; this is {self._fit}")
+            )
         current = self._facts()
         told = [
             f"{name} is {current.get(name, 'not known')} and was {was}"
@@ -472,8 +480,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _other_run(self, told: str) -> str:
         return (
-            f"The backup in {self._folder.path} must be of this run; give another run another "
-            f"directory. Received: {told}"
+            f"The backup in {self._folder.path} must be of this run and this `fit`; give another "
+            f"one another directory. Received: {told}"
         )
 
     def _restore(self, backup: Backup) -> None:

@@ -9,6 +9,7 @@ A backup is whole when it has its name, which a rename gives it after everything
 disk. Ranks write into it together; rank 0 names, lists and deletes.
 """
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -23,6 +24,7 @@ _WRITING, _DELETING = ".writing-", ".deleting-"
 _PROBE = ".probe-"
 # A remote file system may show a new file late.
 _PATIENCE_S = 10.0
+_over: collections.Counter[Path] = collections.Counter()
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -51,6 +53,15 @@ class BackupFolder:
     def __init__(self, directory: str | Path) -> None:
         """Looks at `directory`, which need not exist."""
         self.path = Path(directory)
+
+    @property
+    def num_over(self) -> int:
+        """How many runs have left it empty in this process."""
+        return _over[self.path.resolve()]
+
+    def note_over(self) -> None:
+        """A run that used it is over, and leaves nothing."""
+        _over[self.path.resolve()] += 1
 
     def write_probe(self) -> str:
         """Makes the directory and a file in it; returns the file's name."""

@@ -19,7 +19,13 @@ from tf_hips.callbacks.snapshot import Entry
 _REMEMBERED: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("best", "best_epoch", "wait"),
     keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
-    keras.callbacks.ModelCheckpoint: ("best",),
+    keras.callbacks.ModelCheckpoint: (
+        "best",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
+    # Between two epochs it has exchanged weights and averages, and it gives them back.
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
 }
 
 

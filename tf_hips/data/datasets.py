@@ -88,6 +88,9 @@ def batches(
     length = known_length(dataset)
     joined = groups * batch_size
     is_tuple = type(dataset.element_spec) is tuple  # whose parts `map` passes one by one
+    specs = tf.nest.flatten(dataset.element_spec)
+    is_dense = all(isinstance(one, tf.TensorSpec) for one in specs)
+    is_sparse = any(isinstance(one, tf.SparseTensorSpec) for one in specs)
 
     def own_of(*parts: Any) -> Any:
         rows = parts if is_tuple else parts[0]
@@ -109,11 +112,20 @@ def batches(
             )
             rows = rows.shuffle(buffer, tf.cast(drawn, tf.int64), reshuffle_each_iteration=False)
         if seats is not None:
+            if not is_dense:
+                raise ValueError(
+                    "Groups that change must have rows of dense tensors. Received: "
+                    f"{dataset.element_spec}"
+                )
             blocks = rows.batch(joined, drop_remainder=True)
             return seats.applied(blocks, position, rows_of)
         if drop_remainder and int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY:
             # Joined batches first, so that no group gets one more than another.
-            return rows.batch(joined, drop_remainder=True).map(own_of)
+            whole = rows.batch(joined, drop_remainder=True)
+            if is_sparse:  # no slices with strides
+                own = whole.unbatch().shard(groups, group)
+                return own.batch(batch_size, drop_remainder=True)
+            return whole.map(own_of)
         if drop_remainder and length is not None:
             rows = rows.take(length // joined * joined)
         return rows.shard(groups, group).batch(batch_size, drop_remainder=drop_remainder)

@@ -167,11 +167,18 @@ class Restoring(_Passing):
 
 
 class AtEpochEnds(_Passing):
-    """Keras' TerminateOnNaN: in a batch one rank may see NaN alone; in an epoch's loss all do."""
+    """Keras' TerminateOnNaN: in a batch one rank may see NaN alone; in an epoch's loss all do.
+
+    Of a class derived from it, all else that it does at other times is done.
+    """
 
     def __init__(self, callback: keras.callbacks.TerminateOnNaN) -> None:
         super().__init__(callback)
         self._batch = 0
+        kept = {*vars(AtEpochEnds), "on_batch_end"}
+        for name in (one for one in dir(callback) if one.startswith("on_") and one not in kept):
+            if getattr(type(callback), name) is not getattr(keras.callbacks.TerminateOnNaN, name):
+                setattr(self, name, getattr(callback, name))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Remembers the batch."""
@@ -180,6 +187,7 @@ class AtEpochEnds(_Passing):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Looks at the epoch's loss."""
         self._callback.on_batch_end(self._batch, logs)
+        self._callback.on_epoch_end(epoch, logs)
 
 
 def _is_digests(told: Any) -> bool:

@@ -71,6 +71,8 @@ class Fitting:
         _check(model, self._strategy)
         if isinstance(arguments.get("x"), tf.data.Dataset):
             arguments["shuffle"] = False  # else Keras warns that it does not shuffle it
+        if isinstance(arguments.get("validation_data"), tf.data.Dataset):
+            check_whole(arguments["validation_data"], "evaluate")  # now, and not after an epoch
         self.num_fits += 1
         closing = Closing(self._strategy, arguments, model.steps_per_execution)
         self._awaiting = closing

@@ -266,6 +266,28 @@ def terminate_on_nan(job: Job):
 
 
 @feature()
+def terminate_on_nan_and_more(job: Job):
+    """A class derived from TerminateOnNaN does what else it does on all ranks."""
+    heard: list[str] = []
+
+    class Told(_CALLBACKS.TerminateOnNaN):
+        def on_epoch_begin(self, epoch, logs=None):
+            heard.append(f"begin {epoch}")
+
+        def on_epoch_end(self, epoch, logs=None):
+            heard.append(f"end {epoch}")
+
+    x, y = job.shard(linear(job, 3))
+    spoiled = y.copy()
+    if job.rank == 1:
+        spoiled[BATCH] = np.nan
+    model = job.make(_build(), job.strategy(nonfinite="zero"))
+    told = _fit(model, (x, spoiled), [Told()])
+    assert job.equal(told.epoch) == [0]
+    assert heard == ["begin 0", "end 0"]
+
+
+@feature()
 def callback_list(job: Job):
     """A CallbackList of the user's own stays as it is, and may be used again."""
     model = job.make(_build())
