@@ -2,6 +2,7 @@
 """Robust rules and liars of `tf-hips train`: what DETOX's flags and our own come to."""
 
 import argparse
+import itertools
 
 import pytest
 
@@ -140,14 +141,42 @@ def test_votes_and_fixed_groups_are_those_of_a_server(settings):
         chosen = told.robust.detox()
         assert (chosen.r, chosen.vote, chosen.is_fixed) == (3, "tolerant", True)
         assert chosen.then.text.startswith("bulyan(f=auto, compat=False")
-        # The server's own words make the same rule.
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--rule")
-        votes.add(parser)
-        given = ["--mode" if word == "-m" else word for word in words]
-        asked = rules.resolve(rules.parse(server_rule(told.robust))).text
-        assert asked == votes.rule_of(parser.parse_args(given))
+        assert server_rule(told.robust) == of_a_server(words)
     assert settings("--approach", "detox").robust.detox().vote == "digest"
+
+
+def of_a_server(words) -> str:
+    """The rule that the same words of `tf-hips server` name."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rule")
+    votes.add(parser)
+    return votes.rule_of(parser.parse_args(["--mode" if word == "-m" else word for word in words]))
+
+
+@pytest.mark.parametrize("approach", ["baseline", "maj_vote", "detox", "draco_lite"])
+def test_equal_words_of_a_server_and_of_its_workers_are_equal_rules(approach, settings):
+    is_detox = approach in ("detox", "draco_lite")
+    modes = [] if approach == "maj_vote" else [one for one in AGGREGATIONS if one != "maj_vote"]
+    sizes = [] if approach == "baseline" else [["--group-size", "1"], ["--group-size", "3"]]
+    fails = [["--worker-fail", "2"]]
+    buckets = [["--bucket-size", "4"]] if is_detox else []
+    for mode, *more in itertools.product(
+        [None, *modes], [[], *sizes], [[], *fails], [[], *buckets]
+    ):
+        size, fail, bucket = more
+        if mode is None or not robust.parse(mode).is_auto:
+            fail = []  # a server knows no liars but by f
+        words = ["--approach", approach, *([] if mode is None else ["-m", mode])]
+        words += [*size, *fail, *bucket]
+        assert server_rule(settings(*words).robust) == of_a_server(words), words
+
+
+def test_groups_of_one_have_buckets_and_what_liars_spoil(settings):
+    words = ["--approach", "detox", "-m", "krum", "--group-size", "1", "--bucket-size", "5"]
+    told = settings(*words, "--worker-fail", "1").robust
+    assert server_rule(told) == (
+        "detox(r=1, vote=digest, buckets=5, fixed=False, q=1) >> krum(f=auto)"
+    )
 
 
 def test_a_rule_that_votes_is_one_of_simulated_workers(settings):

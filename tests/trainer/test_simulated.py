@@ -202,6 +202,28 @@ def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone, form):
         assert (f"row {number} is the vote of {who}" in str(caught.value)) == (one in bad)
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Detox(1, robust.trimmed_mean(), q=1), robust.trimmed_mean(f=1)),
+        (Detox(1, robust.krum(), buckets=5, q=1), robust.bucketing(2) >> robust.krum(f=1)),
+        (Detox(1, robust.mean(), buckets=20), robust.mean()),
+    ],
+    ids=["f", "buckets", "as they are"],
+)
+def test_groups_of_one_are_groups(alone, rule, expected):
+    from tf_hips.trainer.simulated import Crowd
+
+    rows = np.random.default_rng(3).standard_normal((10, 7)).astype(np.float32)
+    crowd = Crowd(10, rule, None, 4, seed=11)
+    strategy = SimpleNamespace(
+        write_event=lambda *_, **__: None, _failures=SimpleNamespace(kept=lambda function: function)
+    )
+    crowd.play(SimpleNamespace(trainable_variables=[]), strategy)
+    found = crowd._aggregated(rows, np.int64(2))
+    np.testing.assert_array_equal(found, expected(rows, seed=11, step=2))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_little_is_enough_against_a_median_and_not_against_detox(alone, tmp_path):

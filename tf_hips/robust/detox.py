@@ -94,7 +94,7 @@ class Detox:
     """Groups, votes, buckets and a rule; a plain value.
 
     Attributes:
-        r: workers of a group; 1: no groups.
+        r: workers of a group; 1: each is one, and goes on to buckets and rule by itself.
         then: what aggregates the votes.
         vote: "exact": equal bytes; "digest": the same, by SHA-256, so that one vector of a group
             travels; "tolerant": within `epsilon` of each other, for replicas on unequal machines.

@@ -142,19 +142,21 @@ class Robust:
                 bucket_size=self.bucket_size,
                 is_fixed=self.fixed_groups,
             )
-            return chosen if chosen.r == 1 else dataclasses.replace(chosen, vote=self.vote or VOTE)
+            if self._approach == "baseline":
+                return chosen  # groups of one are groups, too: nothing else has none
+            return dataclasses.replace(chosen, vote=self.vote or VOTE)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
 
 def server_rule(told: Robust) -> str | None:
     """The text of the rule that a server is asked for; None: as the launcher or the server says."""
-    chosen = told.detox()
+    chosen = None if told.rule is not None else told.detox()
     if chosen is None:
         return told.rule
-    if chosen.r == 1:
+    if told._approach == "baseline":
         return chosen.then.text
-    return rules.resolve(chosen).text
+    return rules.resolve(chosen).text  # groups of one, too: they have `q` and buckets
 
 
 def check(mode: str, told: Robust) -> None:

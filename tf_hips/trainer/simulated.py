@@ -222,11 +222,13 @@ class Crowd:
     def _run(
         self, rule: Detox, rows: Any, step: int
     ) -> tuple[Aggregation, tuple[Vote, ...] | None]:
-        """What a rule comes to, and how groups have voted, if there are any."""
+        """What a rule comes to, and how groups of several have voted."""
+        how = {"reference": self._before, "seed": self._seed, "step": step}
         if rule.r > 1:
-            result = rule.run(rows, reference=self._before, seed=self._seed, step=step)
+            result = rule.run(rows, **how)
             return result.aggregation, result.votes
-        return rule.then.run(rows, reference=self._before, seed=self._seed, step=step), None
+        # One that sits alone has nobody to agree with; buckets and `q` are as behind any votes.
+        return rule.aggregator(self.workers, self.workers).run(rows, **how), None
 
 
 def _shared(data: sets.DataSet, *, is_whole: bool) -> sets.DataSet:
