@@ -158,7 +158,7 @@ def test_equal_words_of_a_server_and_of_its_workers_are_equal_rules(approach, se
     is_detox = approach in ("detox", "draco_lite")
     modes = [] if approach == "maj_vote" else [one for one in AGGREGATIONS if one != "maj_vote"]
     sizes = [] if approach == "baseline" else [["--group-size", "1"], ["--group-size", "3"]]
-    fails = [["--worker-fail", "2"]]
+    fails = [["--worker-fail", "0"], ["--worker-fail", "2"]]
     buckets = [["--bucket-size", "4"]] if is_detox else []
     for mode, *more in itertools.product(
         [None, *modes], [[], *sizes], [[], *fails], [[], *buckets]
@@ -169,6 +169,20 @@ def test_equal_words_of_a_server_and_of_its_workers_are_equal_rules(approach, se
         words = ["--approach", approach, *([] if mode is None else ["-m", mode])]
         words += [*size, *fail, *bucket]
         assert server_rule(settings(*words).robust) == of_a_server(words), words
+
+
+@pytest.mark.parametrize("simulated", [[], ["--simulated-workers", "27"]])
+def test_nobody_lies_is_not_the_same_as_nothing_said(simulated, settings):
+    words = ["-m", "krum", *simulated]
+    for more, texts in (
+        (["--worker-fail", "0"], ("krum(f=0)", "q=0) >> krum(f=auto)")),
+        ([], ("krum(f=auto)", "fixed=False) >> krum(f=auto)")),
+    ):
+        for approach, text in zip(("baseline", "detox"), texts, strict=True):
+            told = settings("--approach", approach, *words, *more).robust
+            assert told.adversary(0) is None
+            assert server_rule(told).endswith(text)
+            assert ("worker_fail" in told.given) == bool(more)
 
 
 def test_groups_of_one_have_buckets_and_what_liars_spoil(settings):
