@@ -12,10 +12,13 @@ from tf_hips import config, log
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
+from tf_hips.ps.rules.votes import Votes
 from tf_hips.robust import Adversary, attacks
 from tf_hips.robust import adversary as adversaries
 from tf_hips.strategies import lying
 from tf_hips.strategies.withheld import NONE
+from tf_hips.trainer.robustness import Robust
+from tf_hips.trainer.settings import Training
 
 pytestmark = pytest.mark.tf
 
@@ -139,6 +142,16 @@ def test_nan_in_a_loop_is_refused_by_its_meeting(tmp_path):
     assert [one["number"] for one in refused] == [0, 1, 2]
     for one, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_labels_are_not_flipped_below_votes_that_the_launcher_has_asked_for():
+    from tf_hips.trainer import training
+
+    told = Training("lenet", "digits", robust=Robust(err_mode="label_flip", worker_fail=1))
+    member = _Member(0)
+    member._groups = SimpleNamespace(votes=Votes(3))
+    with pytest.raises(ConfigError, match="groups share theirs"):
+        training._lone(told, member, config.Run(seed=3))
 
 
 class _Party:

@@ -185,6 +185,11 @@ def test_nobody_lies_is_not_the_same_as_nothing_said(simulated, settings):
             assert ("worker_fail" in told.given) == bool(more)
 
 
+def test_labels_are_flipped_where_each_has_its_own_rows(settings):
+    for words in (["--rule", "median"], ["--rule", "detox(r=1) >> median"], ["-m", "krum"]):
+        assert settings(*words, *FLIP).robust.adversary(0).text == "label_flip"
+
+
 def test_groups_of_one_have_buckets_and_what_liars_spoil(settings):
     words = ["--approach", "detox", "-m", "krum", "--group-size", "1", "--bucket-size", "5"]
     told = settings(*words, "--worker-fail", "1").robust
@@ -211,12 +216,15 @@ def test_the_help_names_every_mode(capsys):
 
 
 SIMULATED = ["--simulated-workers", "27"]
+FLIP = ["--q", "1", "--label-flip"]
 REFUSED = [
     (["--vote", "exact"], "`vote` is for `approach` maj_vote and detox"),
     (["--fixed-groups", "--approach", "baseline"], "`fixed_groups` is for `approach` maj_vote"),
     (["--fixed-groups", "--rule", "median", *SIMULATED], "`fixed_groups` is for `approach`"),
     (["--rule", "detox(r=3) >> median >> fedavg", *SIMULATED], "fedavg"),
     (["--rule", "detox(r=3) >> median", "--q", "1", "--label-flip", *SIMULATED], "groups share"),
+    (["--rule", "detox(r=3) >> median", *FLIP], "groups share"),
+    (["--rule", "detox >> median >> fedavg", "-m", "fedavg", *FLIP], "groups share"),
     (["--err-mode", "rev_grad"], "`err_mode` needs `worker_fail`"),
     (["--adversarial", "3"], "--adversarial needs --worker-fail"),
     (["--q", "1", "--err-mode", "alie", "--adversarial", "3"], "--adversarial is for rev_grad"),

@@ -82,7 +82,6 @@ class Robust:
             )
         chosen = self.detox()
         is_grouped = self._approach != "baseline" and chosen is not None
-        shares_rows = chosen is not None and chosen.r > 1
         for name in ("group_size", "bucket_size", "vote", "fixed_groups"):
             if getattr(self, name) and not is_grouped:
                 raise ConfigError(
@@ -90,15 +89,33 @@ class Robust:
                     f"{name}={getattr(self, name)}, approach={self.approach}"
                 )
         self.adversary(0)
-        if self.err_mode == LABEL_FLIP and shares_rows:
+        self.check_groups(self._group_size(chosen))
+
+    def check_groups(self, r: int) -> None:
+        """Looks whether liars can do what they are told to in groups of r.
+
+        Raises:
+            ConfigError: they have no rows of their own.
+        """
+        if self.err_mode == LABEL_FLIP and r > 1:
             raise ConfigError(
                 "Labels are flipped in a worker's own rows, and groups share theirs. Received: "
-                f"err_mode={LABEL_FLIP}, approach={self.approach}, rule={self.rule}"
+                f"err_mode={LABEL_FLIP}, groups of {r}"
             )
 
     @property
     def _approach(self) -> str:
         return self.approach or ("maj_vote" if self.aggregation == "maj_vote" else "baseline")
+
+    def _group_size(self, chosen: Detox | None) -> int:
+        """How many workers have the same rows, whoever groups them; 1: each has its own."""
+        if chosen is not None:
+            return chosen.r
+        try:
+            votes = None if self.rule is None else split_votes(self.rule)[0]
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return 1 if votes is None else votes.r
 
     @property
     def given(self) -> dict[str, Any]:

@@ -222,6 +222,9 @@ def _lone(settings: Training, strategy: Any, told: config.Run) -> Lone | None:
     adversary = settings.robust.adversary(told.seed)
     if adversary is None:
         return None
+    groups = getattr(strategy, "_groups", None)
+    if groups is not None:  # the rule may be that of the launcher
+        settings.robust.check_groups(groups.votes.r)
     lone = simulate_liars(strategy, adversary)
     if lone.may_lie or lone.flips_labels:
         strategy.write_event("lies", attack=adversary.text, is_redrawn=adversary.is_redrawn)
