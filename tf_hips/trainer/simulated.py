@@ -223,7 +223,7 @@ class Crowd:
         self, rule: Detox, rows: Any, step: int
     ) -> tuple[Aggregation, tuple[Vote, ...] | None]:
         """What a rule comes to, and how groups of several have voted."""
-        how = {"reference": self._before, "seed": self._seed, "step": step}
+        how: dict[str, Any] = {"reference": self._before, "seed": self._seed, "step": step}
         if rule.r > 1:
             result = rule.run(rows, **how)
             return result.aggregation, result.votes
