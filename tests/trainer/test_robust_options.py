@@ -258,6 +258,10 @@ REFUSED = [
         ["--simulated-workers", "5", "--q", "2", "--err-mode", "mimic(target=3)"],
         "must be less than the 3 honest rows",
     ),
+    (
+        ["--simulated-workers", "9", "--q", "1", "--err-mode", "alie(z=1, statistics=own)"],
+        "`q` must be 2 or more for alie(z=1, sign=-1, statistics=own, ddof=0)",
+    ),
     (["--simulated-workers", "3", "--compression", "onebit"], "nothing that could be encoded"),
     (["--q", "1", "--err-mode", "nan"], "ends the run on its own worker"),
     (
