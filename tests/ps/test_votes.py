@@ -355,6 +355,10 @@ def test_what_most_say_of_their_replicas() -> None:
         ({"rule": "detox(r=3) >> krum(f=1)"}, r"krum needs n >= 2 f \+ 3 rows. Received: n=3"),
         ({"rule": "detox(r=1) >> median(f=4)"}, r"n >= 2 f \+ 1"),
         (
+            {"rule": "detox(r=1, q=17) >> mda", "parties": tuple(map(str, range(40)))},
+            r"Rule detox\(r=1.*cannot work with 40 .*: mda\(f=auto\) cannot bear f=17, the groups",
+        ),
+        (
             {"rule": "detox(r=3) >> median", "compression": "error_feedback(onebit)"},
             "without error feedback",
         ),
@@ -367,7 +371,7 @@ def test_what_cannot_be_is_refused_when_the_server_is_told(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        ServerConfig(parties=SITES, insecure=True, **settings)
+        ServerConfig(**{"parties": SITES, "insecure": True, **settings})
 
 
 def test_error_feedback_is_taken_with_groups_that_stay() -> None:

@@ -144,10 +144,21 @@ class Detox:
             )
 
     def aggregator(self, workers: int, votes: int) -> Aggregator:
-        """What so many votes of so many workers go through: buckets, and `then` with its f."""
+        """What so many votes of so many workers go through: buckets, and `then` with its f.
+
+        Raises:
+            ToleranceError: `then` never bears so many bad votes.
+        """
         then = self.then
         if self.q is not None:
-            then = then.bearing(spoilt_groups(workers, min(self.q, workers), self.r))
+            f = spoilt_groups(workers, min(self.q, workers), self.r)
+            try:
+                then = then.bearing(f)
+            except ValueError as error:
+                raise ToleranceError(
+                    f"{then} cannot bear f={f}, the groups that q={self.q} of {workers} spoil: "
+                    f"{error}"
+                ) from error
         if 0 < self.buckets < votes:
             bucketed: Aggregator = rules.bucketing(-(-votes // self.buckets)) >> then
             return bucketed
@@ -409,7 +420,8 @@ def approach(
         compat: fixed groups, and their form of Bulyan.
 
     Raises:
-        ValueError: there is no such approach or mode, or it has no buckets.
+        ValueError: there is no such approach or mode, it has no buckets, or without groups the mode
+            never bears so many who lie.
     """
     chosen = _APPROACH_ALIASES.get(name, name)
     if chosen not in APPROACHES:
@@ -429,7 +441,10 @@ def approach(
         theirs = tuple((dict(then.rule.params) | {"compat": 1}).items())
         then = Aggregator((*then.steps[:-1], Step("bulyan", theirs)))
     if chosen == "baseline":
-        return Detox(1, then if worker_fail is None else then.bearing(worker_fail))
+        try:
+            return Detox(1, then if worker_fail is None else then.bearing(worker_fail))
+        except ValueError as error:
+            raise ValueError(f"{then} cannot bear f={worker_fail}: {error}") from error
     q = worker_fail if then.is_auto else None
     return Detox(group_size, then, buckets=bucket_size, is_fixed=is_fixed, q=q)
 
