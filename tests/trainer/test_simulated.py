@@ -202,6 +202,34 @@ def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone, form):
         assert (f"row {number} is the vote of {who}" in str(caught.value)) == (one in bad)
 
 
+@pytest.mark.parametrize("vote", ["exact", "digest", "tolerant"])
+def test_groups_none_of_which_agrees_are_named_before_the_run_ends(alone, vote):
+    from tf_hips.errors import ToleranceError
+    from tf_hips.robust.detox import groups
+    from tf_hips.trainer.simulated import Crowd
+
+    # Each of three liars has noise of its own, so there is no pair that says the same.
+    rule = Detox(2, robust.median(f=0), vote)
+    crowd = Crowd(4, rule, Adversary(attacks.gaussian(), 3, seed=5), 4, seed=11)
+    events = []
+    strategy = SimpleNamespace(
+        write_event=lambda event, **values: events.append({"event": event, **values}),
+        _failures=SimpleNamespace(kept=lambda function: function),
+    )
+    crowd.play(SimpleNamespace(trainable_variables=[]), strategy)
+    with pytest.raises(ToleranceError, match=r"one of 2 groups must agree.*\(the group of worker "):
+        crowd._aggregated(np.ones((2, 7), np.float32), np.int64(2))
+    assert events == [
+        {
+            "event": "dropped",
+            "round": 2,
+            "sites": [f"worker {who}" for who in members],
+            "reason": "no majority",
+        }
+        for members in groups(4, 2, 11, 2)
+    ]
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [

@@ -66,6 +66,21 @@ class Vote:
         return bool(self.agreed)
 
 
+class NoVoteError(ToleranceError):
+    """No group has a vote.
+
+    Attributes:
+        votes: of all groups.
+    """
+
+    def __init__(self, votes: Sequence[Vote]) -> None:
+        """Of groups none of which is won."""
+        super().__init__(
+            f"at least one of {len(votes)} groups must agree. Received: no majority in any"
+        )
+        self.votes = tuple(votes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What a step came to.
@@ -200,7 +215,8 @@ class Detox:
             limits: what norms of votes may be.
 
         Raises:
-            ToleranceError: no group has a vote, or too few for the rule.
+            NoVoteError: no group has a vote; says how they voted.
+            ToleranceError: too few have one for the rule.
             NonFiniteError: the result would not be finite.
             ValueError, TypeError: rows differ in length.
         """
@@ -244,8 +260,7 @@ class Detox:
             limits: as for `run`.
 
         Raises:
-            ToleranceError: as for `run`.
-            NonFiniteError: as for `run`.
+            NoVoteError, ToleranceError, NonFiniteError: as for `run`.
         """
         self.check(len(digests))
         found = []
@@ -267,9 +282,7 @@ class Detox:
         self, workers: int, winners: list[Floats], votes: list[Vote], **how: Any
     ) -> Result:
         if not winners:
-            raise ToleranceError(
-                f"at least one of {len(votes)} groups must agree. Received: no majority in any"
-            )
+            raise NoVoteError(votes)
         then = self.aggregator(workers, len(winners))
         # Liars that keep a group from agreeing could as well have owned it.
         missing = len(votes) - len(winners)

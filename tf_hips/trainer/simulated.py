@@ -27,6 +27,7 @@ from tf_hips.robust import mean as mean_rule
 from tf_hips.robust.adversary import Adversary
 from tf_hips.robust.aggregator import Aggregation
 from tf_hips.robust.detox import Detox, Vote
+from tf_hips.robust.rows import Rejected
 from tf_hips.trainer import sources
 from tf_hips.trainer.settings import Training
 from tf_hips.trainer.verdicts import Verdicts
@@ -206,11 +207,15 @@ class Crowd:
         except ToleranceError as error:
             # A mean bears anything: it tells who was outvoted and refused, and is not used.
             anything = dataclasses.replace(self._rule, then=mean_rule(), buckets=0, q=None)
+            rejected: tuple[Rejected, ...] = ()
             try:
                 found, votes = self._run(anything, rows, step)
+                rejected = found.rejected
+            except detox.NoVoteError as none:
+                votes = none.votes
             except ToleranceError:
                 raise error from None
-            told = self._verdicts.stopped(step, found.rejected, votes)
+            told = self._verdicts.stopped(step, rejected, votes)
             if votes is not None:
                 self._verdicts.voted(step, votes)
             raise ToleranceError(f"{error}" + (f" ({told})" if told else "")) from error
