@@ -36,8 +36,10 @@ def test_the_tuning_script_of_detox_means_what_it_meant(settings):
     ("words", "text"),
     [
         (["--worker-fail", "2"], "reversed_gradient(c=100.0)"),
-        (["--worker-fail", "2", "--adversarial", "-3"], "reversed_gradient(c=3)"),
-        (["--q", "2", "--err-mode", "constant", "--adversarial", "7"], "constant(c=7)"),
+        (["--worker-fail", "2", "--adversarial", "-3"], "reversed_gradient(c=3.0)"),
+        (["--q", "2", "--err-mode", "constant", "--adversarial", "7"], "constant(c=7.0)"),
+        (["--q", "2", "--adversarial", "-1234567"], "reversed_gradient(c=1234567.0)"),
+        (["--q", "2", "--adversarial=-1.23e-17"], "reversed_gradient(c=1.23e-17)"),
         (["--q", "2", "--err-mode", "random"], "gaussian(mean=0.0, sigma=200.0)"),
         (
             ["--q", "2", "--lis-simulation", "simulate"],

@@ -217,4 +217,4 @@ def _attack_of(options: argparse.Namespace) -> str | None:
 
 
 def _with_factor(name: str, factor: float) -> str:
-    return attack(f"{name}(c={-factor if name == 'reversed_gradient' else factor:g})")
+    return attack(f"{name}(c={-factor if name == 'reversed_gradient' else factor!r})")
