@@ -36,6 +36,8 @@ def rule_of(text: str) -> str | None:
         ("--approach detox --vote tolerant", "detox(r=5, vote=tolerant) >> mean"),
         ("--approach baseline --mode coord-median", "median"),
         ("--approach baseline --mode krum --worker-fail 2", "krum(f=2)"),
+        ("--approach baseline --mode krum --worker-fail 0", "krum(f=0)"),
+        ("--approach detox --mode krum --worker-fail 0", "detox(r=5, q=0) >> krum"),
         ("--approach detox --mode arc>>krum --worker-fail 4", "detox(r=5, q=4) >> arc >> krum"),
         ("--rule median", "median"),
     ],
@@ -51,6 +53,7 @@ def test_the_authors_words_name_a_rule(text: str, rule: str) -> None:
     [
         ("--vote exact", "--vote is of --approach"),
         ("--fixed-groups", "--fixed-groups is of --approach"),
+        ("--rule median --worker-fail 0", "--worker-fail is of --approach"),
         ("--approach detox --rule median", "excludes --rule"),
         ("--approach maj_vote --mode krum", "mean of the votes"),
         ("--approach detox --mode crumb", "must be one of"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server whose children vote in groups: results of `robust.detox`, and who lies."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from tests.ps.voters import (
     secret_of,
     voting,
 )
-from tf_hips import robust
+from tf_hips import log, robust
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError
 from tf_hips.ps import asked, replicas, rules
@@ -164,6 +165,23 @@ def test_a_group_without_a_majority_is_dropped_and_counts_as_a_bad_row() -> None
         np.testing.assert_array_equal(found, robust.trimmed_mean(f=0)(votes))
         # Of two who differ nobody can say which one lies.
         assert all(one["outvoted"] == 0 for one in children(server).values())
+
+
+@pytest.mark.parametrize("vote", ["digest", "exact", "tolerant"])
+def test_a_refused_row_is_that_of_all_who_agreed_on_it(tmp_path: Path, vote: str) -> None:
+    """Whose packets the server has is chance; who was outvoted has not sent them."""
+    chosen = Detox(3, robust.parse("nnm(f=1) >> median(f=1)"), vote, is_fixed=True)
+    huge = Behaviour(lambda number, own: np.full_like(own, 1e9))
+    text = rules.resolve(chosen).text
+    with voting(text, {"a": huge, "b": huge}, log_dir=str(tmp_path)) as (server, members):
+        one_round(members, 0)
+        counts = {site: one["refused_rows"] for site, one in children(server).items()}
+    assert {site for site, count in counts.items() if count} == {*"ab"}
+    told = [one for one in log.read_events(tmp_path) if one["event"] == "row_refused"]
+    assert [one["child_site"] for one in told] == ["a", "b"]
+    for one in told:
+        assert one["reason"].endswith(", in the vote of its group")
+        assert "norm" in one["reason"]
 
 
 @pytest.mark.parametrize("liars", ["ac", "aceg"])
@@ -337,6 +355,10 @@ def test_what_most_say_of_their_replicas() -> None:
         ({"rule": "detox(r=3) >> krum(f=1)"}, r"krum needs n >= 2 f \+ 3 rows. Received: n=3"),
         ({"rule": "detox(r=1) >> median(f=4)"}, r"n >= 2 f \+ 1"),
         (
+            {"rule": "detox(r=1, q=17) >> mda", "parties": tuple(map(str, range(40)))},
+            r"Rule detox\(r=1.*cannot work with 40 .*: mda\(f=auto\) cannot bear f=17, the groups",
+        ),
+        (
             {"rule": "detox(r=3) >> median", "compression": "error_feedback(onebit)"},
             "without error feedback",
         ),
@@ -349,7 +371,7 @@ def test_what_cannot_be_is_refused_when_the_server_is_told(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        ServerConfig(parties=SITES, insecure=True, **settings)
+        ServerConfig(**{"parties": SITES, "insecure": True, **settings})
 
 
 def test_error_feedback_is_taken_with_groups_that_stay() -> None:

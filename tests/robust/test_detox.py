@@ -267,6 +267,18 @@ def test_f_of_the_votes_is_what_liars_among_the_workers_can_spoil() -> None:
         detox.Detox(3, robust.krum(), q=-1)
 
 
+def test_a_rule_that_never_bears_so_many_spoilt_groups_says_which_and_why() -> None:
+    chosen = detox.Detox(1, robust.mda(), q=17)
+    message = (
+        r"^mda\(f=auto\) cannot bear f=17, the groups that q=17 of 40 spoil: .*Received: f=17$"
+    )
+    for call in (chosen.check, lambda n: chosen.run(np.zeros((n, 3), np.float32))):
+        with pytest.raises(ToleranceError, match=message):
+            call(40)
+    with pytest.raises(ValueError, match=r"^mda\(f=auto\) cannot bear f=17: `f` .*Received: f=17$"):
+        detox.approach("baseline", "mda", worker_fail=17)
+
+
 def test_groups_without_a_majority_count_among_the_f() -> None:
     rows = seated(gradients(5), detox.groups(15, 3, SEED, 0))
     seats = detox.groups(15, 3, SEED, 0)

@@ -12,10 +12,13 @@ from tf_hips import config, log
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
+from tf_hips.ps.rules.votes import Votes
 from tf_hips.robust import Adversary, attacks
 from tf_hips.robust import adversary as adversaries
-from tf_hips.strategies import lying
+from tf_hips.strategies import loan, lying
 from tf_hips.strategies.withheld import NONE
+from tf_hips.trainer.robustness import Robust
+from tf_hips.trainer.settings import Training
 
 pytestmark = pytest.mark.tf
 
@@ -81,7 +84,7 @@ def test_one_that_estimates_from_its_own_rows_is_honest_as_long_as_it_knows_one(
     np.testing.assert_allclose(lying[0], -honest[0], rtol=1e-5, atol=1e-7)
     with pytest.raises(ConfigError, match="f must be less than n / 2"):
         trained(Adversary(attacks.alie(), 1))
-    with pytest.raises(ConfigError, match="does not fit 1 workers"):
+    with pytest.raises(ConfigError, match="does not fit 1 rows"):
         trained(Adversary(attacks.constant(), 2))
 
 
@@ -139,6 +142,82 @@ def test_nan_in_a_loop_is_refused_by_its_meeting(tmp_path):
     assert [one["number"] for one in refused] == [0, 1, 2]
     for one, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_labels_are_not_flipped_below_votes_that_the_launcher_has_asked_for():
+    from tf_hips.trainer import training
+
+    told = Training("lenet", "digits", robust=Robust(err_mode="label_flip", worker_fail=1))
+    member = _Member(0)
+    member._groups = SimpleNamespace(votes=Votes(3))
+    with pytest.raises(ConfigError, match="groups share theirs"):
+        training._lone(told, member, config.Run(seed=3))
+
+
+class _Worker:
+    """The strategy, and the loan of a loop, of one of two workers of one of several parties."""
+
+    _sums: ClassVar[dict] = {}
+    _loan = None
+    level = "party"
+
+    def __init__(self, number, parties=3):
+        self._welcome = SimpleNamespace(
+            child=number // 2, parties=("x",) * parties, workers=(2,) * parties
+        )
+        self.global_rank = number
+        self.events = []
+
+    def write_event(self, event, **_):
+        self.events.append(event)
+
+    def member(self):
+        return loan.member(self, self.level)
+
+    @staticmethod
+    def _has_server():
+        return True
+
+
+@pytest.mark.parametrize("text", ["reversed_gradient(c=2)", "nan", "label_flip"])
+@pytest.mark.parametrize("level", ["party", "worker"])
+def test_whole_parties_lie_where_a_row_is_that_of_a_party(text, level, monkeypatch):
+    import tensorflow as tf
+
+    from tf_hips.trainer import training
+
+    robust = Robust(err_mode=text, worker_fail=1)
+    told = Training("lenet", "digits", mode="fedavg", robust=robust)
+    moved = [tf.constant(ROWS[:3])]
+    for seed in range(20):
+        [liar] = told.robust.adversary(seed).liars(3 if level == "party" else 6)
+        for number in range(6):
+            worker = _Worker(number)
+            worker.level = level
+            monkeypatch.setattr(loan.primitives, "rank", lambda number=number: number % 2)
+            lone = training._lone(told, worker, config.Run(seed=seed), level)
+            is_liar = liar == (number // 2 if level == "party" else number)
+            assert worker.events == ["lies"] * is_liar
+            assert lone.flips_labels == (is_liar and text == "label_flip")
+            assert lone.may_lie == (is_liar and text != "label_flip")
+            # What it sends in a meeting is of the same draw.
+            [sent] = lying.movement(worker, worker, moved, 0)
+            factor = -2 if is_liar and "rev" in text else 1
+            np.testing.assert_array_equal(sent, factor * moved[0])
+
+
+def test_a_formula_of_an_attack_goes_by_the_number_of_rows():
+    adversary = Adversary(attacks.alie(), 3)
+    worker = _Worker(0, parties=5)
+    with pytest.raises(ConfigError, match="does not fit 5 rows: f must be less than n / 2"):
+        lying.simulate_liars(worker, adversary, level="party")
+    worker._loan = worker  # a loop that is there has said it
+    with pytest.raises(ConfigError, match="does not fit 5 rows"):
+        lying.simulate_liars(worker, adversary)
+    worker.level = "worker"
+    lying.simulate_liars(worker, adversary, level="party")
+    with pytest.raises(ValueError, match="`level` must be one of party, worker"):
+        lying.simulate_liars(worker, adversary, level="site")
 
 
 class _Party:

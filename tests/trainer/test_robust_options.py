@@ -2,6 +2,7 @@
 """Robust rules and liars of `tf-hips train`: what DETOX's flags and our own come to."""
 
 import argparse
+import itertools
 
 import pytest
 
@@ -35,8 +36,10 @@ def test_the_tuning_script_of_detox_means_what_it_meant(settings):
     ("words", "text"),
     [
         (["--worker-fail", "2"], "reversed_gradient(c=100.0)"),
-        (["--worker-fail", "2", "--adversarial", "-3"], "reversed_gradient(c=3)"),
-        (["--q", "2", "--err-mode", "constant", "--adversarial", "7"], "constant(c=7)"),
+        (["--worker-fail", "2", "--adversarial", "-3"], "reversed_gradient(c=3.0)"),
+        (["--q", "2", "--err-mode", "constant", "--adversarial", "7"], "constant(c=7.0)"),
+        (["--q", "2", "--adversarial", "-1234567"], "reversed_gradient(c=1234567.0)"),
+        (["--q", "2", "--adversarial=-1.23e-17"], "reversed_gradient(c=1.23e-17)"),
         (["--q", "2", "--err-mode", "random"], "gaussian(mean=0.0, sigma=200.0)"),
         (
             ["--q", "2", "--lis-simulation", "simulate"],
@@ -140,14 +143,61 @@ def test_votes_and_fixed_groups_are_those_of_a_server(settings):
         chosen = told.robust.detox()
         assert (chosen.r, chosen.vote, chosen.is_fixed) == (3, "tolerant", True)
         assert chosen.then.text.startswith("bulyan(f=auto, compat=False")
-        # The server's own words make the same rule.
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--rule")
-        votes.add(parser)
-        given = ["--mode" if word == "-m" else word for word in words]
-        asked = rules.resolve(rules.parse(server_rule(told.robust))).text
-        assert asked == votes.rule_of(parser.parse_args(given))
+        assert server_rule(told.robust) == of_a_server(words)
     assert settings("--approach", "detox").robust.detox().vote == "digest"
+
+
+def of_a_server(words) -> str:
+    """The rule that the same words of `tf-hips server` name."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rule")
+    votes.add(parser)
+    return votes.rule_of(parser.parse_args(["--mode" if word == "-m" else word for word in words]))
+
+
+@pytest.mark.parametrize("approach", ["baseline", "maj_vote", "detox", "draco_lite"])
+def test_equal_words_of_a_server_and_of_its_workers_are_equal_rules(approach, settings):
+    is_detox = approach in ("detox", "draco_lite")
+    modes = [] if approach == "maj_vote" else [one for one in AGGREGATIONS if one != "maj_vote"]
+    sizes = [] if approach == "baseline" else [["--group-size", "1"], ["--group-size", "3"]]
+    fails = [["--worker-fail", "0"], ["--worker-fail", "2"]]
+    buckets = [["--bucket-size", "4"]] if is_detox else []
+    for mode, *more in itertools.product(
+        [None, *modes], [[], *sizes], [[], *fails], [[], *buckets]
+    ):
+        size, fail, bucket = more
+        if mode is None or not robust.parse(mode).is_auto:
+            fail = []  # a server knows no liars but by f
+        words = ["--approach", approach, *([] if mode is None else ["-m", mode])]
+        words += [*size, *fail, *bucket]
+        assert server_rule(settings(*words).robust) == of_a_server(words), words
+
+
+@pytest.mark.parametrize("simulated", [[], ["--simulated-workers", "27"]])
+def test_nobody_lies_is_not_the_same_as_nothing_said(simulated, settings):
+    words = ["-m", "krum", *simulated]
+    for more, texts in (
+        (["--worker-fail", "0"], ("krum(f=0)", "q=0) >> krum(f=auto)")),
+        ([], ("krum(f=auto)", "fixed=False) >> krum(f=auto)")),
+    ):
+        for approach, text in zip(("baseline", "detox"), texts, strict=True):
+            told = settings("--approach", approach, *words, *more).robust
+            assert told.adversary(0) is None
+            assert server_rule(told).endswith(text)
+            assert ("worker_fail" in told.given) == bool(more)
+
+
+def test_labels_are_flipped_where_each_has_its_own_rows(settings):
+    for words in (["--rule", "median"], ["--rule", "detox(r=1) >> median"], ["-m", "krum"]):
+        assert settings(*words, *FLIP).robust.adversary(0).text == "label_flip"
+
+
+def test_groups_of_one_have_buckets_and_what_liars_spoil(settings):
+    words = ["--approach", "detox", "-m", "krum", "--group-size", "1", "--bucket-size", "5"]
+    told = settings(*words, "--worker-fail", "1").robust
+    assert server_rule(told) == (
+        "detox(r=1, vote=digest, buckets=5, fixed=False, q=1) >> krum(f=auto)"
+    )
 
 
 def test_a_rule_that_votes_is_one_of_simulated_workers(settings):
@@ -168,12 +218,15 @@ def test_the_help_names_every_mode(capsys):
 
 
 SIMULATED = ["--simulated-workers", "27"]
+FLIP = ["--q", "1", "--label-flip"]
 REFUSED = [
     (["--vote", "exact"], "`vote` is for `approach` maj_vote and detox"),
     (["--fixed-groups", "--approach", "baseline"], "`fixed_groups` is for `approach` maj_vote"),
     (["--fixed-groups", "--rule", "median", *SIMULATED], "`fixed_groups` is for `approach`"),
     (["--rule", "detox(r=3) >> median >> fedavg", *SIMULATED], "fedavg"),
     (["--rule", "detox(r=3) >> median", "--q", "1", "--label-flip", *SIMULATED], "groups share"),
+    (["--rule", "detox(r=3) >> median", *FLIP], "groups share"),
+    (["--rule", "detox >> median >> fedavg", "-m", "fedavg", *FLIP], "groups share"),
     (["--err-mode", "rev_grad"], "`err_mode` needs `worker_fail`"),
     (["--adversarial", "3"], "--adversarial needs --worker-fail"),
     (["--q", "1", "--err-mode", "alie", "--adversarial", "3"], "--adversarial is for rev_grad"),
@@ -206,6 +259,10 @@ REFUSED = [
     (
         ["--simulated-workers", "5", "--q", "2", "--err-mode", "mimic(target=3)"],
         "must be less than the 3 honest rows",
+    ),
+    (
+        ["--simulated-workers", "9", "--q", "1", "--err-mode", "alie(z=1, statistics=own)"],
+        "`q` must be 2 or more for alie(z=1, sign=-1, statistics=own, ddof=0)",
     ),
     (["--simulated-workers", "3", "--compression", "onebit"], "nothing that could be encoded"),
     (["--q", "1", "--err-mode", "nan"], "ends the run on its own worker"),

@@ -202,6 +202,56 @@ def test_what_a_rule_cannot_bear_names_workers_and_not_rows(alone, form):
         assert (f"row {number} is the vote of {who}" in str(caught.value)) == (one in bad)
 
 
+@pytest.mark.parametrize("vote", ["exact", "digest", "tolerant"])
+def test_groups_none_of_which_agrees_are_named_before_the_run_ends(alone, vote):
+    from tf_hips.errors import ToleranceError
+    from tf_hips.robust.detox import groups
+    from tf_hips.trainer.simulated import Crowd
+
+    # Each of three liars has noise of its own, so there is no pair that says the same.
+    rule = Detox(2, robust.median(f=0), vote)
+    crowd = Crowd(4, rule, Adversary(attacks.gaussian(), 3, seed=5), 4, seed=11)
+    events = []
+    strategy = SimpleNamespace(
+        write_event=lambda event, **values: events.append({"event": event, **values}),
+        _failures=SimpleNamespace(kept=lambda function: function),
+    )
+    crowd.play(SimpleNamespace(trainable_variables=[]), strategy)
+    with pytest.raises(ToleranceError, match=r"one of 2 groups must agree.*\(the group of worker "):
+        crowd._aggregated(np.ones((2, 7), np.float32), np.int64(2))
+    assert events == [
+        {
+            "event": "dropped",
+            "round": 2,
+            "sites": [f"worker {who}" for who in members],
+            "reason": "no majority",
+        }
+        for members in groups(4, 2, 11, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Detox(1, robust.trimmed_mean(), q=1), robust.trimmed_mean(f=1)),
+        (Detox(1, robust.krum(), buckets=5, q=1), robust.bucketing(2) >> robust.krum(f=1)),
+        (Detox(1, robust.mean(), buckets=20), robust.mean()),
+    ],
+    ids=["f", "buckets", "as they are"],
+)
+def test_groups_of_one_are_groups(alone, rule, expected):
+    from tf_hips.trainer.simulated import Crowd
+
+    rows = np.random.default_rng(3).standard_normal((10, 7)).astype(np.float32)
+    crowd = Crowd(10, rule, None, 4, seed=11)
+    strategy = SimpleNamespace(
+        write_event=lambda *_, **__: None, _failures=SimpleNamespace(kept=lambda function: function)
+    )
+    crowd.play(SimpleNamespace(trainable_variables=[]), strategy)
+    found = crowd._aggregated(rows, np.int64(2))
+    np.testing.assert_array_equal(found, expected(rows, seed=11, step=2))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_little_is_enough_against_a_median_and_not_against_detox(alone, tmp_path):

@@ -104,9 +104,10 @@ def _check_tolerance(settings: "Training") -> None:
     try:
         rule.check(told.simulated_workers)
     except (TfHipsError, ValueError) as error:
+        liars = "" if told.worker_fail is None else f" and --worker-fail {told.worker_fail}"
         raise arguments.UsageError(
-            f"--simulated-workers {told.simulated_workers} must be enough for the rule and "
-            f"--worker-fail {told.worker_fail}: {error}"
+            f"--simulated-workers {told.simulated_workers} must be enough for the rule{liars}: "
+            f"{error}"
         ) from error
 
 

@@ -116,7 +116,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         *("--worker-fail", "--q"),
         type=arguments.index,
         metavar="Q",
-        help="how many lie, drawn by the seed (default 0); 0: nobody, whatever --err-mode says",
+        help="how many lie, drawn by the seed, and how many the rule of --approach or --mode bears "
+        "(default: nobody lies, and it bears as many as it can); 0: nobody, whatever --err-mode "
+        "says, and it bears none",
     )
     group.add_argument(
         "--adversarial",
@@ -166,7 +168,7 @@ def robust_of(options: argparse.Namespace) -> "Robust":
         group_size=options.group_size,
         bucket_size=options.bucket_size,
         err_mode=_attack_of(options),
-        worker_fail=options.worker_fail or 0,
+        worker_fail=options.worker_fail,
         redraw=bool(options.redraw) and options.worker_fail != 0,
         simulated_workers=options.simulated_workers,
         vote=options.vote,
@@ -215,4 +217,4 @@ def _attack_of(options: argparse.Namespace) -> str | None:
 
 
 def _with_factor(name: str, factor: float) -> str:
-    return attack(f"{name}(c={-factor if name == 'reversed_gradient' else factor:g})")
+    return attack(f"{name}(c={-factor if name == 'reversed_gradient' else factor!r})")

@@ -33,8 +33,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--worker-fail",
         type=arguments.index,
         metavar="Q",
-        help="of --approach: how many parties may lie, by which --mode gets its f (default: as "
-        "many as it bears)",
+        help="of --approach: how many parties may lie, by which --mode gets its f, 0: nobody "
+        "(default: as many as it bears)",
     )
     parser.add_argument(
         "--bucket-size",
@@ -65,7 +65,8 @@ def rule_of(options: argparse.Namespace) -> str | None:
     """
     if options.approach is None:
         for dest in _DESTS:
-            if getattr(options, dest) not in (None, False):
+            value = getattr(options, dest)
+            if value is not None and value is not False:  # 0 says something: nobody lies
                 raise arguments.UsageError(f"--{dest.replace('_', '-')} is of --approach")
         rule: str | None = options.rule
         return rule

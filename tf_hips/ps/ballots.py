@@ -195,6 +195,11 @@ class Ballots:
         )
         return Vote(group.members, (group.winner, *rest), others, absent, proven)
 
+    def behind(self, child: int) -> tuple[int, ...]:
+        """Those who have agreed on the packets of `child`; nobody: its group has not taken them."""
+        group = self._group_of[child]
+        return self.vote(group).agreed if group.winner == child else ()
+
     def winners(self) -> dict[int, int]:
         """By number of the group, whose packets it has; without those that are dropped."""
         return {

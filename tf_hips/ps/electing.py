@@ -169,7 +169,7 @@ class Electing:
         """Rows of votes were refused; a group that is dropped has been told of."""
         store = self._store
         if store is not None:
-            self._rejections.note(number, store.winners_of(number, refused))
+            self._rejections.note(number, store.who_agreed(number, refused))
 
 
 def _tell_nobody(event: str, **fields: object) -> None:

@@ -146,12 +146,21 @@ class VotingStore(Store):
         self._merge_quietly(jobs)
         return is_new
 
-    def winners_of(self, number: int, children: Mapping[int, str]) -> dict[int, str]:
-        """Of `children` those whose packets are in a round."""
+    def who_agreed(self, number: int, refused: Mapping[int, str]) -> dict[int, str]:
+        """Of each child that has said what a refused row of a round is the reason.
+
+        Args:
+            number: the round.
+            refused: why, by the child whose packets the row is; which one of those who agreed that
+                is, is chance.
+        """
         with self.changed:
             ballots = self._ballots.get(number)
-            there = set() if ballots is None else set(ballots.winners().values())
-        return {child: why for child, why in children.items() if child in there}
+            return {
+                child: f"{why}, in the vote of its group"
+                for winner, why in refused.items()
+                for child in (() if ballots is None else ballots.behind(winner))
+            }
 
     def asks(self, number: int, child: int) -> bool:
         """Whether packets of `child` are wanted that were asked for."""

@@ -179,6 +179,11 @@ class Adversary:
         if self.attack.is_of_packets:
             raise ValueError(f"rows that are at hand were never packets. Received: {self.attack}")
         _of_own_rows(self, n)
+        if self.q < 2 and ("statistics", "own") in self.attack.params:
+            raise ValueError(
+                f"`q` must be 2 or more for {self.attack}: the row of one liar has no deviation. "
+                f"Received: q={self.q}"
+            )
         if self.attack.name == "mimic" and int(self.attack["target"]) >= n - self.q:
             raise ValueError(
                 f"`target` of mimic must be less than the {n - self.q} honest rows. Received: "

@@ -66,6 +66,21 @@ class Vote:
         return bool(self.agreed)
 
 
+class NoVoteError(ToleranceError):
+    """No group has a vote.
+
+    Attributes:
+        votes: of all groups.
+    """
+
+    def __init__(self, votes: Sequence[Vote]) -> None:
+        """Of groups none of which is won."""
+        super().__init__(
+            f"at least one of {len(votes)} groups must agree. Received: no majority in any"
+        )
+        self.votes = tuple(votes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What a step came to.
@@ -94,7 +109,7 @@ class Detox:
     """Groups, votes, buckets and a rule; a plain value.
 
     Attributes:
-        r: workers of a group; 1: no groups.
+        r: workers of a group; 1: each is one, and goes on to buckets and rule by itself.
         then: what aggregates the votes.
         vote: "exact": equal bytes; "digest": the same, by SHA-256, so that one vector of a group
             travels; "tolerant": within `epsilon` of each other, for replicas on unequal machines.
@@ -144,10 +159,21 @@ class Detox:
             )
 
     def aggregator(self, workers: int, votes: int) -> Aggregator:
-        """What so many votes of so many workers go through: buckets, and `then` with its f."""
+        """What so many votes of so many workers go through: buckets, and `then` with its f.
+
+        Raises:
+            ToleranceError: `then` never bears so many bad votes.
+        """
         then = self.then
         if self.q is not None:
-            then = then.bearing(spoilt_groups(workers, min(self.q, workers), self.r))
+            f = spoilt_groups(workers, min(self.q, workers), self.r)
+            try:
+                then = then.bearing(f)
+            except ValueError as error:
+                raise ToleranceError(
+                    f"{then} cannot bear f={f}, the groups that q={self.q} of {workers} spoil: "
+                    f"{error}"
+                ) from error
         if 0 < self.buckets < votes:
             bucketed: Aggregator = rules.bucketing(-(-votes // self.buckets)) >> then
             return bucketed
@@ -189,7 +215,8 @@ class Detox:
             limits: what norms of votes may be.
 
         Raises:
-            ToleranceError: no group has a vote, or too few for the rule.
+            NoVoteError: no group has a vote; says how they voted.
+            ToleranceError: too few have one for the rule.
             NonFiniteError: the result would not be finite.
             ValueError, TypeError: rows differ in length.
         """
@@ -233,8 +260,7 @@ class Detox:
             limits: as for `run`.
 
         Raises:
-            ToleranceError: as for `run`.
-            NonFiniteError: as for `run`.
+            NoVoteError, ToleranceError, NonFiniteError: as for `run`.
         """
         self.check(len(digests))
         found = []
@@ -256,9 +282,7 @@ class Detox:
         self, workers: int, winners: list[Floats], votes: list[Vote], **how: Any
     ) -> Result:
         if not winners:
-            raise ToleranceError(
-                f"at least one of {len(votes)} groups must agree. Received: no majority in any"
-            )
+            raise NoVoteError(votes)
         then = self.aggregator(workers, len(winners))
         # Liars that keep a group from agreeing could as well have owned it.
         missing = len(votes) - len(winners)
@@ -409,7 +433,8 @@ def approach(
         compat: fixed groups, and their form of Bulyan.
 
     Raises:
-        ValueError: there is no such approach or mode, or it has no buckets.
+        ValueError: there is no such approach or mode, it has no buckets, or without groups the mode
+            never bears so many who lie.
     """
     chosen = _APPROACH_ALIASES.get(name, name)
     if chosen not in APPROACHES:
@@ -429,7 +454,10 @@ def approach(
         theirs = tuple((dict(then.rule.params) | {"compat": 1}).items())
         then = Aggregator((*then.steps[:-1], Step("bulyan", theirs)))
     if chosen == "baseline":
-        return Detox(1, then if worker_fail is None else then.bearing(worker_fail))
+        try:
+            return Detox(1, then if worker_fail is None else then.bearing(worker_fail))
+        except ValueError as error:
+            raise ValueError(f"{then} cannot bear f={worker_fail}: {error}") from error
     q = worker_fail if then.is_auto else None
     return Detox(group_size, then, buckets=bucket_size, is_fixed=is_fixed, q=q)
 

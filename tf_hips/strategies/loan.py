@@ -33,6 +33,21 @@ Correction = Callable[[Sequence[tf.Tensor], Sequence[tf.Variable]], list[tf.Tens
 _OF_THE_SENDER = ("residual", "state", "uplink_")
 
 
+def member(strategy: Any, level: str) -> tuple[int, int]:
+    """Of what a row of a loop with such a level is that of a worker: its number, and how many.
+
+    Args:
+        strategy: of the worker.
+        level: within what replicas stay equal in a local phase; "party": a row is a party's.
+    """
+    welcome = strategy._welcome if strategy._has_server() else None
+    if welcome is None:
+        return primitives.rank(), primitives.size()
+    if level == WORKER:
+        return sum(welcome.workers[: welcome.child]) + primitives.rank(), sum(welcome.workers)
+    return int(welcome.child), len(welcome.parties)
+
+
 class Loan:
     """The uplink of one strategy, and its sums, in the hands of a loop."""
 
@@ -164,12 +179,7 @@ class Loan:
 
     def member(self) -> tuple[int, int]:
         """Number of what this worker belongs to in a mean over all, and how many there are."""
-        welcome = self._strategy._welcome if self.has_server else None
-        if welcome is None or self.level == WORKER:
-            before = 0 if welcome is None else sum(welcome.workers[: welcome.child])
-            number = primitives.size() if welcome is None else sum(welcome.workers)
-            return before + primitives.rank(), number
-        return int(welcome.child), len(welcome.parties)
+        return member(self._strategy, self.level)
 
     def names(self) -> list[list[str]]:
         """What the workers that meet now are called, by party; a lone one as its party is."""

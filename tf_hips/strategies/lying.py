@@ -25,6 +25,7 @@ from tf_hips.ops.compressor import Compressor
 from tf_hips.robust import attacks
 from tf_hips.robust.adversary import Adversary, Lone
 from tf_hips.robust.attacks import Attack
+from tf_hips.strategies.loan import LEVELS, member
 
 Exchange: TypeAlias = Callable[[np.int64, np.ndarray, np.int64], np.ndarray]
 """Number of a round, all packets, and which gradient has spoilt them (`withheld`)."""
@@ -32,18 +33,21 @@ Exchange: TypeAlias = Callable[[np.int64, np.ndarray, np.int64], np.ndarray]
 _liars: "weakref.WeakKeyDictionary[Any, Liar]" = weakref.WeakKeyDictionary()
 
 
-def simulate_liars(strategy: Any, adversary: Adversary) -> Lone:
+def simulate_liars(strategy: Any, adversary: Adversary, *, level: str | None = None) -> Lone:
     """Lets `adversary.q` of the workers of a run lie; called on all of them, before the first step.
 
         adversary = tf_hips.robust.Adversary(tf_hips.robust.attacks.reversed_gradient(), q=1)
         tf_hips.simulate_liars(strategy, adversary)
 
-    Where a loop has the uplink and parties keep step inside, whole parties lie. Labels are not
-    flipped here: see `Lone.flips_labels` of what is returned.
+    Where a loop has the uplink and parties keep step inside, whole parties lie, with all of their
+    workers. Labels are not flipped here: see `Lone.flips_labels` of what is returned.
 
     Args:
         strategy: a strategy of tf_hips.
         adversary: the same on all workers.
+        level: of a loop that is made later, within what its replicas stay equal: "party" or
+            "worker"; None: there will be none. What is returned goes by it. A loop that is there
+            has said it.
 
     Returns:
         What this worker is.
@@ -52,13 +56,16 @@ def simulate_liars(strategy: Any, adversary: Adversary) -> Lone:
         ConfigError: more would lie than there are, or the attack is not defined for so few, or is
             one on packets and there is no server, or its packets have nothing that could lie.
         ProtocolError: the strategy has summed gradients already.
+        ValueError: there is no such level.
     """
+    if level not in (None, *LEVELS):
+        raise ValueError(f"`level` must be one of {', '.join(LEVELS)}. Received: {level!r}")
     if strategy._sums:
         raise ProtocolError(
             "Who lies must be said before the first step. Received: a strategy that has summed "
             "gradients already"
         )
-    liar = Liar(strategy, adversary)
+    liar = Liar(strategy, adversary, level)
     _liars[strategy] = liar
     return liar.lone
 
@@ -66,24 +73,25 @@ def simulate_liars(strategy: Any, adversary: Adversary) -> Lone:
 class Liar:
     """One worker's lies about its gradients and movements."""
 
-    def __init__(self, strategy: Any, adversary: Adversary) -> None:
+    def __init__(self, strategy: Any, adversary: Adversary, level: str | None = None) -> None:
         """Finds out which worker this is; see `simulate_liars`."""
         self._adversary = adversary
-        welcome = getattr(strategy, "_welcome", None)
-        workers = primitives.size() if welcome is None else sum(welcome.workers)
         attack = adversary.attack
         self._is_of_packets = attack is not None and attack.is_of_packets
+        level = level if strategy._loan is None else strategy._loan.level
         if self._is_of_packets:
             welcome = _check_packets(strategy, adversary)
-            self.lone = _alone(adversary, welcome.child, len(welcome.parties))
+            self._row = welcome.child, len(welcome.parties)
         else:
-            self.lone = _alone(adversary, strategy.global_rank, workers)
-        self._mover: Lone | None = None  # of a loop, whose members may be parties
+            self._row = _row(strategy, level)
+        self.lone = _alone(adversary, *self._row)
         self._before: list[tf.Variable] = []
         self._is_nan = attack is not None and attack.name == "nan"
 
     def gradients(self, strategy: Any, gradients: Sequence[Any], step: Any) -> list[Any]:
         """What the optimizer hands over in this worker's place; as operations."""
+        if strategy._loan is not None:
+            self._join(strategy._loan)
         is_due = (strategy._loan is None or self._is_nan) and not self._is_of_packets
         if not is_due or not self.lone.may_lie:
             return list(gradients)
@@ -139,16 +147,25 @@ class Liar:
         """What a member of a loop sends as its movement of round `number`; eager."""
         if self._is_nan or self._is_of_packets or self._adversary.attack is None:
             return list(moved)
-        self._mover = self._mover or _alone(self._adversary, *loan.member())
-        if not self._mover.may_lie:
+        self._join(loan)
+        if not self.lone.may_lie:
             return list(moved)
         sizes = [int(tf.size(one)) for one in moved]
         own = np.concatenate([np.ravel(tf.cast(one, tf.float32).numpy()) for one in moved])
-        parts = np.split(self._mover.sent(own, number), np.cumsum(sizes)[:-1])
+        parts = np.split(self.lone.sent(own, number), np.cumsum(sizes)[:-1])
         return [
             tf.cast(tf.reshape(part, one.shape), one.dtype)
             for part, one in zip(parts, moved, strict=True)
         ]
+
+    def _join(self, loan: Any) -> None:
+        """Goes by what a row of a loop is, also of one that was made later and not told of.
+
+        So there is one draw, which decides on gradients and movements.
+        """
+        row = loan.member()
+        if row != self._row and not self._is_of_packets:
+            self._row, self.lone = row, _alone(self._adversary, *row)
 
     def exchanging(self, exchange: Exchange, up: Compressor, sizes: Sequence[int]) -> Exchange:
         """`exchange`, with packets that lie if this party does; see the function of this name."""
@@ -243,8 +260,17 @@ def _check_scale(up: Compressor, attack: Attack, sizes: Sequence[int] | None = N
     )
 
 
+def _row(strategy: Any, level: str | None) -> tuple[int, int]:
+    """Of what a row is that of this worker: its number, and how many; without a loop a worker."""
+    if level is not None:
+        return member(strategy, level)
+    welcome = getattr(strategy, "_welcome", None)
+    workers = primitives.size() if welcome is None else sum(welcome.workers)
+    return strategy.global_rank, workers
+
+
 def _alone(adversary: Adversary, number: int, n: int) -> Lone:
     try:
         return adversary.alone(number, n)
     except ValueError as error:
-        raise ConfigError(f"The adversary does not fit {n} workers: {error}") from error
+        raise ConfigError(f"The adversary does not fit {n} rows: {error}") from error

@@ -35,7 +35,8 @@ class Robust:
         group_size: workers of a group that votes; None: 5.
         bucket_size: how many means of votes the rule gets; 0: the votes themselves.
         err_mode: text of an attack, or `label_flip`; None: nobody lies.
-        worker_fail: how many lie; with `approach` also what the rule must bear, 0: all that it can.
+        worker_fail: how many lie; with `approach` or `aggregation` also how many the rule must
+            bear, 0: none. None: nobody lies, and the rule bears as many as it can.
         redraw: whether others lie in each step.
         simulated_workers: workers that this one process plays; None: it is one itself.
         vote: how groups vote, one of `robust.detox.VOTES`; None: by digest.
@@ -48,7 +49,7 @@ class Robust:
     group_size: int | None = None
     bucket_size: int = 0
     err_mode: str | None = None
-    worker_fail: int = 0
+    worker_fail: int | None = None
     redraw: bool = False
     simulated_workers: int | None = None
     vote: str | None = None
@@ -60,11 +61,10 @@ class Robust:
         Raises:
             ConfigError: one is out of range, or two exclude each other.
         """
-        if self.worker_fail < 0 or self.bucket_size < 0:
-            raise ConfigError(
-                "`worker_fail` and `bucket_size` must be at least 0. Received: worker_fail="
-                f"{self.worker_fail}, bucket_size={self.bucket_size}"
-            )
+        for name in ("worker_fail", "bucket_size"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"`{name}` must be at least 0. Received: {name}={value}")
         for name in ("group_size", "simulated_workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -82,7 +82,6 @@ class Robust:
             )
         chosen = self.detox()
         is_grouped = self._approach != "baseline" and chosen is not None
-        shares_rows = chosen is not None and chosen.r > 1
         for name in ("group_size", "bucket_size", "vote", "fixed_groups"):
             if getattr(self, name) and not is_grouped:
                 raise ConfigError(
@@ -90,21 +89,40 @@ class Robust:
                     f"{name}={getattr(self, name)}, approach={self.approach}"
                 )
         self.adversary(0)
-        if self.err_mode == LABEL_FLIP and shares_rows:
+        self.check_groups(self._group_size(chosen))
+
+    def check_groups(self, r: int) -> None:
+        """Looks whether liars can do what they are told to in groups of r.
+
+        Raises:
+            ConfigError: they have no rows of their own.
+        """
+        if self.err_mode == LABEL_FLIP and r > 1:
             raise ConfigError(
                 "Labels are flipped in a worker's own rows, and groups share theirs. Received: "
-                f"err_mode={LABEL_FLIP}, approach={self.approach}, rule={self.rule}"
+                f"err_mode={LABEL_FLIP}, groups of {r}"
             )
 
     @property
     def _approach(self) -> str:
         return self.approach or ("maj_vote" if self.aggregation == "maj_vote" else "baseline")
 
+    def _group_size(self, chosen: Detox | None) -> int:
+        """How many workers have the same rows, whoever groups them; 1: each has its own."""
+        if chosen is not None:
+            return chosen.r
+        try:
+            votes = None if self.rule is None else split_votes(self.rule)[0]
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return 1 if votes is None else votes.r
+
     @property
     def given(self) -> dict[str, Any]:
         """The options that were given, by name."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in found.items() if value}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        found = {name: getattr(self, name) for name in defaults}
+        return {name: value for name, value in found.items() if value != defaults[name]}
 
     def adversary(self, seed: int) -> Adversary | None:
         """Who lies in a run of this seed; None: nobody.
@@ -117,7 +135,7 @@ class Robust:
         try:
             attack = None if self.err_mode == LABEL_FLIP else parse(self.err_mode)
             own = derive_seed(seed, "adversary") % 2**63
-            return Adversary(attack, self.worker_fail, own, self.redraw)
+            return Adversary(attack, self.worker_fail or 0, own, self.redraw)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -138,23 +156,25 @@ class Robust:
                 self._approach,
                 self.aggregation or "normal",
                 group_size=self.group_size or GROUP_SIZE,
-                worker_fail=self.worker_fail or None,
+                worker_fail=self.worker_fail,
                 bucket_size=self.bucket_size,
                 is_fixed=self.fixed_groups,
             )
-            return chosen if chosen.r == 1 else dataclasses.replace(chosen, vote=self.vote or VOTE)
+            if self._approach == "baseline":
+                return chosen  # groups of one are groups, too: nothing else has none
+            return dataclasses.replace(chosen, vote=self.vote or VOTE)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
 
 def server_rule(told: Robust) -> str | None:
     """The text of the rule that a server is asked for; None: as the launcher or the server says."""
-    chosen = told.detox()
+    chosen = None if told.rule is not None else told.detox()
     if chosen is None:
         return told.rule
-    if chosen.r == 1:
+    if told._approach == "baseline":
         return chosen.then.text
-    return rules.resolve(chosen).text
+    return rules.resolve(chosen).text  # groups of one, too: they have `q` and buckets
 
 
 def check(mode: str, told: Robust) -> None:

@@ -27,6 +27,7 @@ from tf_hips.robust import mean as mean_rule
 from tf_hips.robust.adversary import Adversary
 from tf_hips.robust.aggregator import Aggregation
 from tf_hips.robust.detox import Detox, Vote
+from tf_hips.robust.rows import Rejected
 from tf_hips.trainer import sources
 from tf_hips.trainer.settings import Training
 from tf_hips.trainer.verdicts import Verdicts
@@ -206,11 +207,15 @@ class Crowd:
         except ToleranceError as error:
             # A mean bears anything: it tells who was outvoted and refused, and is not used.
             anything = dataclasses.replace(self._rule, then=mean_rule(), buckets=0, q=None)
+            rejected: tuple[Rejected, ...] = ()
             try:
                 found, votes = self._run(anything, rows, step)
+                rejected = found.rejected
+            except detox.NoVoteError as none:
+                votes = none.votes
             except ToleranceError:
                 raise error from None
-            told = self._verdicts.stopped(step, found.rejected, votes)
+            told = self._verdicts.stopped(step, rejected, votes)
             if votes is not None:
                 self._verdicts.voted(step, votes)
             raise ToleranceError(f"{error}" + (f" ({told})" if told else "")) from error
@@ -222,11 +227,13 @@ class Crowd:
     def _run(
         self, rule: Detox, rows: Any, step: int
     ) -> tuple[Aggregation, tuple[Vote, ...] | None]:
-        """What a rule comes to, and how groups have voted, if there are any."""
+        """What a rule comes to, and how groups of several have voted."""
+        how: dict[str, Any] = {"reference": self._before, "seed": self._seed, "step": step}
         if rule.r > 1:
-            result = rule.run(rows, reference=self._before, seed=self._seed, step=step)
+            result = rule.run(rows, **how)
             return result.aggregation, result.votes
-        return rule.then.run(rows, reference=self._before, seed=self._seed, step=step), None
+        # One that sits alone has nobody to agree with; buckets and `q` are as behind any votes.
+        return rule.aggregator(self.workers, self.workers).run(rows, **how), None
 
 
 def _shared(data: sets.DataSet, *, is_whole: bool) -> sets.DataSet:

@@ -98,7 +98,7 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
     write_event, rank = strategy.write_event, strategy.global_rank
     workers = sources.num_workers(strategy)
     if way.crowd is None:
-        lone = _lone(settings, strategy, told)
+        lone = _lone(settings, strategy, told, way.level)
         flips = lone is not None and lone.flips_labels
         source = sources.make(settings, data, strategy, told.seed, way.level, flips_labels=flips)
     else:
@@ -217,12 +217,24 @@ def _train(settings: Training, told: config.Run, name: str, data: sets.DataSet, 
         sys.stdout.flush()
 
 
-def _lone(settings: Training, strategy: Any, told: config.Run) -> Lone | None:
-    """What this worker is where some lie; None: nobody does."""
+def _lone(
+    settings: Training, strategy: Any, told: config.Run, level: str | None = None
+) -> Lone | None:
+    """What this worker is where some lie; None: nobody does.
+
+    Args:
+        settings: who lies, and how.
+        strategy: of this worker.
+        told: the run.
+        level: of the loop that will have the uplink; None: there will be none.
+    """
     adversary = settings.robust.adversary(told.seed)
     if adversary is None:
         return None
-    lone = simulate_liars(strategy, adversary)
+    groups = getattr(strategy, "_groups", None)
+    if groups is not None:  # the rule may be that of the launcher
+        settings.robust.check_groups(groups.votes.r)
+    lone = simulate_liars(strategy, adversary, level=level)
     if lone.may_lie or lone.flips_labels:
         strategy.write_event("lies", attack=adversary.text, is_redrawn=adversary.is_redrawn)
     return lone
