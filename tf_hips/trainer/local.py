@@ -128,7 +128,7 @@ class Local:
     def outer(self) -> str | None:
         """Text of the rule of the server's step; None: the loop's default."""
         if self.global_lr is not None:
-            return f"fedavg(learning_rate={self.global_lr:g})"
+            return f"fedavg(learning_rate={self.global_lr!r})"
         return self.server_optimizer
 
 

@@ -81,10 +81,10 @@ def synchronous(settings: Training, run: config.Run) -> Way:
 def asynchronous(settings: Training, run: config.Run) -> Way:
     """ASGD: the server makes a step of what a party sends at once; with momentum, if asked for."""
     rate = settings.learning_rate or DEFAULT_RATE
-    rule = f"asgd(learning_rate={rate:g})"
+    rule = f"asgd(learning_rate={rate!r})"
     if settings.momentum:
         rule = (
-            f"momentum(learning_rate={rate:g}, momentum={settings.momentum:g}, asynchronous=True)"
+            f"momentum(learning_rate={rate!r}, momentum={settings.momentum!r}, asynchronous=True)"
         )
     return _of_a_server(settings, run, rule)
 
@@ -92,7 +92,7 @@ def asynchronous(settings: Training, run: config.Run) -> Way:
 def delay_compensated(settings: Training, run: config.Run) -> Way:
     """DC-ASGD with a shadow copy for each party."""
     rate = settings.learning_rate or DEFAULT_RATE
-    return _of_a_server(settings, run, f"dc_asgd(learning_rate={rate:g})")
+    return _of_a_server(settings, run, f"dc_asgd(learning_rate={rate!r})")
 
 
 def alone(settings: Training, run: config.Run) -> Way:
@@ -124,7 +124,7 @@ def _of_a_server(settings: Training, run: config.Run, rule: str) -> Way:
         raise ConfigError(
             "`learning_rate` and `momentum` are in the rule of the launcher. Received: "
             f"rule={run.rule}, learning_rate={settings.learning_rate}, "
-            f"momentum={settings.momentum:g}"
+            f"momentum={settings.momentum!r}"
         )
     chosen = None if run.rule is not None else rule
     strategy = tf_hips.HierarchicalPS(settings.compression, config=run, rule=chosen)
