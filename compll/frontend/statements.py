@@ -231,6 +231,8 @@ class Statements:
                 or not isinstance(two, Variable)
             ):
                 merged[name] = old
+            elif one is POISONED or two is POISONED:
+                merged[name] = POISONED  # it has no value because of an error, which was reported
             elif yes.done is True:
                 merged[name] = two
             elif no.done is True or one.value is two.value:
