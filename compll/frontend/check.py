@@ -14,8 +14,8 @@ outside in interface.py.
 from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.interface import Interface, read_interface
-from compll.frontend.lower import MAX_FLOAT, Frame, Refused
-from compll.frontend.scope import POISONED, Scope, Variable, unknown
+from compll.frontend.lower import MAX_FLOAT, Frame
+from compll.frontend.scope import POISONED, Refused, Scope, Variable, unknown
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
 from compll.ir.sizes import DataDependentError, SizeError, capacity_of, size_of

@@ -106,9 +106,46 @@ _ELSEWHERE = {
 }
 
 
+_TRIGONOMETRIC = "of functions of that kind there are sqrt, exp2 and log2"
+_ARGUMENT = (
+    "with `float top = reduce(v, v[0], {})`, `reduce` by `min` a map over `range(v.size)` that "
+    "returns `v[i] == top ? i : v.size`, from `v.size`"
+)
+# The same for functions: names that variables have as well.
+_FUNCTIONS_ELSEWHERE = {
+    "isnan": "write `x != x`",
+    "isinf": "write `abs(x) > 3.4028234e38`",
+    "isfinite": "write `abs(x) <= 3.4028234e38`",
+    "log10": "write `log2(x) * 0.30103`",
+    "log1p": "write `log2(1 + x) * 0.6931472`",
+    "exp10": "write `exp2(x * 3.321928)`",
+    "expm1": "write `exp2(x * 1.442695) - 1`",
+    "tanh": "write `1 - 2 / (1 + exp2(x * 2.885390))`",
+    "sigmoid": "write `1 / (1 + exp2(x * -1.442695))`",
+    "sqr": "write `x * x`",
+    "square": "write `x * x`",
+    **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan"), _TRIGONOMETRIC),
+    "trunc": "a declaration drops the fraction: write `int j = x;`",
+    "clamp": "write `min(max(x, lo), hi)`",
+    "clip": "write `min(max(x, lo), hi)`",
+    "where": "write `c ? a : b` in the lambda of a `map`",
+    "select": "write `c ? a : b` in the lambda of a `map`",
+    "argmax": _ARGUMENT.format("max"),
+    "argmin": _ARGUMENT.format("min"),
+    "argsort": "write `top_k(v, k)`: the indices of the k largest, in ascending order",
+    "norm": "write `sqrt(reduce(map(v, [&](float x) -> float { return x * x; }), 0, sum))`",
+}
+
+
 def elsewhere(name: str) -> tuple[str, ...]:
     """The line of help for a name of another language; nothing for other names."""
     return (f"help: {_ELSEWHERE[name]}",) if name in _ELSEWHERE else ()
+
+
+def elsewhere_called(name: str) -> tuple[str, ...]:
+    """The same for a name that is used as a function."""
+    text = _FUNCTIONS_ELSEWHERE.get(name)
+    return elsewhere(name) if text is None else (f"help: {text}",)
 
 
 # How the operators are called.
@@ -133,6 +170,18 @@ _FORMS = {
 def form(name: str) -> str:
     """The line of help that says how a built-in function is called."""
     return f"help: write `{_FORMS.get(name, f'{name}(x)')}`"
+
+
+def lambda_of(name: str) -> str:
+    """The line of help where a built-in function stands in the place of a lambda."""
+    kind, call = _IN_LAMBDA.get(name, ("float", f"{name}(x)"))
+    return f"help: write `[&](float x) -> {kind} {{ return {call}; }}`"
+
+
+_IN_LAMBDA = {
+    "bitcast": ("uint32", "bitcast<uint32>(x)"),
+    "random": ("float", "random<float>(0, 1)"),
+}
 
 
 def is_like_a_type(name: str, near: tuple[str, ...]) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from compll.errors import Report
 from compll.frontend import ast
-from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer, Refused
+from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer
 from compll.frontend.scalars import KEY_PARTS
-from compll.frontend.scope import POISONED, Function, Variable, unknown
+from compll.frontend.scope import POISONED, Function, Refused, Variable, unknown
 from compll.ir import nodes
 from compll.ir.types import BOOL, INT, Array, Type
 from compll.source import Span

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What messages advise: that it is said, and that a program which follows it compiles."""
 
+import numpy as np
 import pytest
 
 import compll
@@ -57,3 +58,120 @@ def test_steps_are_better_in_one_lambda():
     steps = "".join(f"float x{k + 1} = x{k} * 2; " for k in range(300))
     one = f"float* v = map(gradient, [&](float x0) -> float {{ {steps}return x300; }});"
     check(wrong, "E102", "in one lambda, with variables", encoder(f"{one}\nout = concat(v);"))
+
+
+MAPPED = "out = concat(map(gradient, [&](float x) -> float {{ return {}; }}));"
+
+
+@pytest.mark.parametrize(
+    ("call", "advice", "written"),
+    [
+        ("isnan(x)", "write `x != x`", "x != x"),
+        ("isinf(x)", "`abs(x) > 3.4028234e38`", "abs(x) > 3.4028234e38"),
+        ("isfinite(x)", "`abs(x) <= 3.4028234e38`", "abs(x) <= 3.4028234e38"),
+        ("log10(x)", "`log2(x) * 0.30103`", "log2(x) * 0.30103"),
+        ("log1p(x)", "`log2(1 + x) * 0.6931472`", "log2(1 + x) * 0.6931472"),
+        ("exp10(x)", "`exp2(x * 3.321928)`", "exp2(x * 3.321928)"),
+        ("expm1(x)", "`exp2(x * 1.442695) - 1`", "exp2(x * 1.442695) - 1"),
+        ("tanh(x)", "`1 - 2 / (1 + exp2(x * 2.885390))`", "1 - 2 / (1 + exp2(x * 2.885390))"),
+        ("sigmoid(x)", "`1 / (1 + exp2(x * -1.442695))`", "1 / (1 + exp2(x * -1.442695))"),
+        ("square(x)", "`x * x`", "x * x"),
+        ("clamp(x, 0, 1)", "`min(max(x, lo), hi)`", "min(max(x, 0), 1)"),
+        ("clip(x, 0, 1)", "`min(max(x, lo), hi)`", "min(max(x, 0), 1)"),
+        ("where(x > 0, x, 0)", "`c ? a : b`", "x > 0 ? x : 0"),
+        ("sin(x)", "there are sqrt, exp2 and log2", "sqrt(x) + exp2(x) + log2(x)"),
+    ],
+)
+def test_functions_of_other_languages(call, advice, written):
+    check(encoder(MAPPED.format(call)), "E202", advice, encoder(MAPPED.format(written)))
+
+
+def test_trunc_is_a_declaration():
+    right = MAPPED.replace("return {}", "int j = x; return j").format()
+    check(encoder(MAPPED.format("trunc(x)")), "E202", "`int j = x;`", encoder(right))
+
+
+NORM = "sqrt(reduce(map(v, [&](float x) -> float { return x * x; }), 0, sum))"
+LAST = (
+    "float top = reduce(v, v[0], {}); int a = reduce(map(range(v.size), [&](int i) -> int {{ "
+    "return v[i] == top ? i : v.size; }}), v.size, min)"
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "advice", "right"),
+    [
+        ("float a = norm(v)", f"write `{NORM}`", f"float a = {NORM}"),
+        ("int a = argmax(v)", "top = reduce(v, v[0], max)`, `reduce` by `min`", LAST.format("max")),
+        ("int a = argmin(v)", "top = reduce(v, v[0], min)`, `reduce` by `min`", LAST.format("min")),
+        (
+            "int* k = argsort(v); int a = k[0]",
+            "`top_k(v, k)`",
+            "int* k = top_k(v, 9); int a = k[0]",
+        ),
+    ],
+)
+def test_functions_of_whole_vectors(wrong, advice, right):
+    ends = [f"float* v = gradient; {one}; uint32 b = a; out = concat(b);" for one in (wrong, right)]
+    check(encoder(ends[0]), "E202", advice, encoder(ends[1]))
+
+
+def test_what_the_argmax_of_the_advice_is():
+    text = f"float* v = gradient; {LAST.format('max')}; uint32 b = a; out = concat(b);"
+    program = compll.compile_text(encoder(text), "foo")
+    x = np.array([1, 7, -3, 7, 2], np.float32)
+    assert compll.Reference(program).encode(x)[-4:].view(np.uint32) == [1]
+
+
+@pytest.mark.parametrize("name", ["gather", "zip", "scan", "histogram"])
+def test_what_is_refused_is_not_proposed(name):
+    for near in (name[:-1], f"{name}s", f"{name[0]}{name}"):
+        [(code, _, notes)] = found(encoder(f"out = concat({near}(gradient));"))
+        assert code == "E202" and f"`{name}`" not in notes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "advice", "right"),
+    [
+        (
+            "map(gradient, abs)",
+            "E305",
+            "`[&](float x) -> float { return abs(x); }`",
+            "map(gradient, [&](float x) -> float { return abs(x); })",
+        ),
+        (
+            "map(gradient, round)",
+            "E305",
+            "`[&](float x) -> float { return round(x); }`",
+            "map(gradient, [&](float x) -> float { return round(x); })",
+        ),
+        (
+            "filter(gradient, sign)",
+            "E305",
+            "`[&](float x) -> float { return sign(x); }`",
+            "filter(gradient, [&](float x) -> float { return sign(x); })",
+        ),
+        (
+            "map(gradient, bitcast)",
+            "E305",
+            "`[&](float x) -> uint32 { return bitcast<uint32>(x); }`",
+            "map(gradient, [&](float x) -> uint32 { return bitcast<uint32>(x); })",
+        ),
+        (
+            "map(gradient, random)",
+            "E305",
+            "`[&](float x) -> float { return random<float>(0, 1); }`",
+            "map(gradient, [&](float x) -> float { return random<float>(0, 1); })",
+        ),
+        ("map(gradient, square)", "E201", "`x * x`", "gradient"),
+        ("map(gradient, toCode)", "E201", "`lambda_func toCode = [&]", "gradient"),
+        ("sort(gradient, descending)", "E201", "`greater`", "sort(gradient, greater)"),
+        ("sort(gradient, ascending)", "E201", "`less`, the smallest f", "sort(gradient, less)"),
+        ("sort(gradient, abs)", "E305", "write `less`", "sort(gradient, less)"),
+        ("sort(gradient, lesser)", "E201", "did you mean `less`?", "sort(gradient, less)"),
+        ("reduce(gradient, 0, abs)", "E305", "name one of sum", "reduce(gradient, 0, sum)"),
+        ("reduce(gradient, 0, maxi)", "E201", "did you mean `max`", "reduce(gradient, 0, max)"),
+    ],
+)
+def test_names_in_the_place_of_a_lambda(wrong, code, advice, right):
+    check(encoder(f"out = concat({wrong});"), code, advice, encoder(f"out = concat({right});"))
