@@ -54,7 +54,6 @@ _BY_FOUND = {
     "def": "write `void XEncode(...)`, or `lambda_func f = [&](float x) -> float { ... }`",
     "lambda": "write a lambda as `[&](float x) -> float { return x; }`",
     "return": "end the statement before it with `;`",
-    "**": "write x * x, or `exp2(y * log2(x))`",
 }
 _NO_CAST = "a declaration converts: write `{} x = ...;` and use x"
 

@@ -175,3 +175,62 @@ def test_what_is_refused_is_not_proposed(name):
 )
 def test_names_in_the_place_of_a_lambda(wrong, code, advice, right):
     check(encoder(f"out = concat({wrong});"), code, advice, encoder(f"out = concat({right});"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "advice", "right"),
+    [
+        ("int n = gradient.size();", "E101", "`v.size` without `()`", "int n = gradient.size;"),
+        ("int n = gradient.max();", "E101", "write `max(v)`: vectors have no functions", ""),
+        ("int n = 3; n--;", "E103", "`x -= 1;`", "int n = 3; n -= 1;"),
+        ("int n = 3; --n;", "E103", "`x -= 1;`", "int n = 3; n -= 1;"),
+        ("int n = 3; n++;", "E103", "`x += 1;`", "int n = 3; n += 1;"),
+        (
+            "float* b = map(gradient, (float g) -> float { return g; });",
+            "E101",
+            "begin a lambda with `[&]`, as in `[&](float x)",
+            "float* b = map(gradient, [&](float g) -> float { return g; });",
+        ),
+        (
+            "float t[3] = {1, 2, 3};",
+            "E101",
+            "a lambda that returns `k == 0 ? a : k == 1 ? b : c`, or a `map` of one over `range(n)",
+            "lambda_func t = [&](int k) -> float { return k == 0 ? 1 : k == 1 ? 2 : 3; }"
+            "float* v = map(range(3), t); float a = v[1] + t(2);",
+        ),
+        ("float* t = {1, 2, 3};", "E101", "there are no tables", ""),
+        ("float x = std::min(2, 3);", "E101", "write `min` alone", "float x = min(2, 3);"),
+        ("float x = 2 > 1 ? std::abs(2) : 3;", "E101", "write `abs` alone", "float x = abs(2);"),
+        ("float x = 2 ** 3;", "E101", "write x * x", "float x = 3 * 3;"),
+        ("float x = (float)3;", "E101", "a declaration converts: write `float x", "float x = 3;"),
+        ("float x = int(3);", "E101", "a declaration converts: write `int x", "int x = 3;"),
+    ],
+)
+def test_habits_of_other_languages(wrong, code, advice, right):
+    ends = (encoder(f"{body} out = concat(gradient);") for body in (wrong, right))
+    check(next(ends), code, advice, next(ends))
+
+
+def test_a_range_is_no_table():
+    codec = encoder("out = concat(gradient);", ", float clip")
+    block = "param Foo {{ float clip{} [0, 1]; }}\n"
+    advice = "as in `float clip in [0, 1] = 0.5;`"
+    check(block.format("") + codec, "E101", advice, block.format(" in") + codec)
+
+
+@pytest.mark.parametrize("kind", ["float", "float*", "uint4*", "uint<3>*", "uint<2 + 1>*"])
+@pytest.mark.parametrize("place", ["{}", "{}, b", "a, {}"])
+def test_a_declaration_among_the_arguments_of_extract(kind, place):
+    names = place.format("c").split(", ")
+    right = "".join(f"{kind} {name}; " for name in names)
+    wrong = "".join(f"{kind} {name}; " for name in names if name != "c")
+    fields = [f"{kind} {name} = {'gradient' if '*' in kind else 1};" for name in names]
+    end = "g = map(range(g.size), [&](int i) -> float { return i; }); }"
+    encode = encoder(f"{' '.join(fields)} out = concat({', '.join(names)});")
+    decode = "void FooDecode(uint8* p, float* g) {{ {} extract(p, {}); {}"
+    check(
+        encode + decode.format(wrong, place.format(f"{kind} c"), end),
+        "E101",
+        f"`{kind.replace('2 + 1', '2+1')} c;`, and write only `c` here",
+        encode + decode.format(right, place.format("c"), end),
+    )
