@@ -17,7 +17,7 @@ from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer
 from compll.frontend.scalars import KEY_PARTS
 from compll.frontend.scope import POISONED, Function, Refused, Variable, unknown
 from compll.ir import nodes
-from compll.ir.types import BOOL, INT, Array, Type
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 from compll.source import Span
 
 
@@ -192,6 +192,10 @@ class Statements:
         """An expression as a value of type `kind`; vectors convert element by element."""
         lower = self.lowerer
         value = lower.expr(tree, frame)
+        if kind == Array(FLOAT) and isinstance(value, nodes.TopK):
+            # It would convert. Who writes this expects values, which are what others' top_k gives.
+            message = "a vector of `float` cannot be a `top_k`, which gives indices"
+            raise lower.refuse("E301", message, tree.span, _OF_TOP_K)
         if isinstance(kind, Array) and isinstance(value.type, Array):
             return lower.as_vector(value, kind.element)
         if isinstance(kind, Array) or isinstance(value.type, Array):
@@ -287,6 +291,11 @@ class Statements:
         state.result = lower.bind(frame, "r", value, statement.span)
         state.done = True
 
+
+_OF_TOP_K = (
+    "help: `int* kept = top_k(v, k);`, and the values are "
+    "`map(kept, [&](int i) -> float { return v[i]; })`"
+)
 
 _WHAT = {
     "parameter": "parameter",

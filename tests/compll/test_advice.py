@@ -234,3 +234,24 @@ def test_a_declaration_among_the_arguments_of_extract(kind, place):
         f"`{kind.replace('2 + 1', '2+1')} c;`, and write only `c` here",
         encode + decode.format(right, place.format("c"), end),
     )
+
+
+INDICES = "int* kept = top_k(gradient, 9);"
+VALUES = "map(kept, [&](int i) -> float { return gradient[i]; })"
+
+
+def test_top_k_gives_no_values():
+    advice = f"`{INDICES}`, and the values are `{VALUES}`"
+    advice = advice.replace("gradient", "v").replace("9", "k")
+    right = encoder(f"{INDICES} float* v = {VALUES}; out = concat(v);")
+    check(encoder("float* v = top_k(gradient, 9); out = concat(v);"), "E301", advice, right)
+    later = encoder("float* v; v = top_k(gradient, 9); out = concat(v);")
+    check(later, "E301", advice, right)
+    # Who wants them as floats says so.
+    for kind in ("int*", "uint32*", "uint8*"):
+        assert not found(encoder(f"{kind} k = top_k(gradient, 9); float* v = k; out = concat(v);"))
+    block = "state Foo {\n    float* kept;\n}\n"
+    [(code, _, notes)] = found(
+        block + encoder("kept = top_k(gradient, gradient.size); out = concat(gradient);")
+    )
+    assert code == "E301" and advice in notes
