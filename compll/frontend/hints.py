@@ -153,8 +153,8 @@ _FORMS = {
     "block_reduce": "block_reduce(v, n, init, f)",
     "filter": "filter(v, f)` or `filter(v, f, k)",
     "map": "map(v, f)",
-    "max": "max(x, y)",
-    "min": "min(x, y)",
+    "max": "max(x, y)` or, of a vector, `reduce(v, v[0], max)",
+    "min": "min(x, y)` or, of a vector, `reduce(v, v[0], min)",
     "bitcast": "bitcast<uint32>(x)",
     "random": "random<float>(lo, hi)",
     "range": "range(n)",
@@ -177,6 +177,21 @@ def lambda_of(name: str) -> str:
     return f"help: write `[&](float x) -> {kind} {{ return {call}; }}`"
 
 
+def mapped(call: str, element: str) -> str:
+    """The line of help where a vector stands for a scalar; `call`: what is done with its x."""
+    kind = "float" if element == "float" else "int"
+    written = f"`map(v, [&]({kind} x) -> {kind} {{ return {call}; }})`"
+    name = call.partition("(")[0]
+    if name in ("min", "max"):
+        written = f"`reduce(v, v[0], {name})` or {written}"
+    return f"help: take an element, as in `v[0]`, or write {written}"
+
+
+def zipped(op: str) -> str:
+    """The same for two vectors between which an operator stands."""
+    return f"help: write `map(range(v.size), [&](int i) -> float {{ return v[i] {op} w[i]; }})`"
+
+
 _IN_LAMBDA = {
     "bitcast": ("uint32", "bitcast<uint32>(x)"),
     "random": ("float", "random<float>(0, 1)"),
@@ -190,9 +205,14 @@ def is_like_a_type(name: str, near: tuple[str, ...]) -> bool:
 
 def type_help(name: str, near: tuple[str, ...]) -> tuple[str, ...]:
     """The line of help for an unknown type; `near`: that of the type that is spelt like it."""
+    if name in ("bool", "boolean"):
+        return ("help: write `uint1`, which is 1 or 0",)
+    if name in ("half", "float16", "bfloat16"):
+        return ("help: keep its bits in a `uint16`, as tf_hips/ops/specs/fp16.pse and bf16.pse do",)
     found = re.fullmatch(r"uint([0-9]{1,2})", name)
     if found and 1 <= int(found[1]) <= 16:
         return (f"help: write `uint<{found[1]}>`",)
     if re.fullmatch(r"u?int[0-9]+(_t)?", name):
         return ("help: write `int`, which has 64 bits, or `uint8`, `uint16`, `uint32`",)
-    return ("help: write `float`, the only type of that kind",) if name == "double" else near
+    is_float = name in ("double", "float32", "float64")
+    return ("help: write `float`, the only type of that kind",) if is_float else near

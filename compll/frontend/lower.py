@@ -179,7 +179,8 @@ class Lowerer:
             return width
         if not 1 <= value <= MAX_PACKED_BITS:
             message = f"a width must be from 1 to {MAX_PACKED_BITS}. Received: {value}"
-            raise self.refuse("E304", message, tree.width.span)
+            notes = ("help: write `uint32`",) if value == 32 else ()
+            raise self.refuse("E304", message, tree.width.span, *notes)
         return value
 
     # Conversions.
@@ -194,17 +195,29 @@ class Lowerer:
         """A scalar as what is computed with: Float or Int."""
         return value if value.type == FLOAT else self.convert(value, INT)
 
-    def scalar(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
-        """Lowers an expression that must not be a vector."""
+    def scalar(self, tree: ast.Expr, frame: Frame, use: str = "") -> nodes.Expr:
+        """Lowers an expression that must not be a vector.
+
+        `use`: what is done with it, as a lambda of `x` would write it, for the line of help.
+        """
         value = self.expr(tree, frame)
         if isinstance(value.type, Array):
-            raise self.refuse(
-                "E301",
-                f"expected a scalar, found a vector of type `{value.type}`",
-                tree.span,
-                "help: take an element, as in `v[0]`, or `reduce` or `map` the vector",
-            )
+            help_line = "help: take an element, as in `v[0]`, or `reduce` or `map` the vector"
+            if use:
+                help_line = hints.mapped(use, str(value.type.element))
+            raise self._refuse_vector(value, tree.span, frame, help_line)
         return value
+
+    def _refuse_vector(
+        self, value: nodes.Expr, span: Span, frame: Frame, help_line: str
+    ) -> Refused:
+        if frame.is_lambda:
+            # No vector can be made there.
+            help_line = (
+                "help: take an element, as in `v[i]` in the lambda of a `map` over `range(v.size)`"
+            )
+        message = f"expected a scalar, found a vector of type `{value.type}`"
+        return self.refuse("E301", message, span, help_line)
 
     def condition(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         """Lowers an expression that is used as a condition."""
@@ -331,7 +344,7 @@ class Lowerer:
     def _unary(self, tree: ast.Unary, frame: Frame) -> nodes.Expr:
         if tree.op == "!":
             return nodes.Unary(BOOL, tree.span, "!", self.condition(tree.operand, frame))
-        value = self.number(self.scalar(tree.operand, frame))
+        value = self.number(self.scalar(tree.operand, frame, f"{tree.op}x"))
         if tree.op == "+":
             return value
         if tree.op == "~" and value.type == FLOAT:
@@ -342,7 +355,16 @@ class Lowerer:
         if tree.op in ("&&", "||"):
             left, right = self.condition(tree.left, frame), self.condition(tree.right, frame)
             return nodes.Binary(BOOL, tree.span, tree.op, left, right)
-        left, right = self.scalar(tree.left, frame), self.scalar(tree.right, frame)
+        left, right = self.expr(tree.left, frame), self.expr(tree.right, frame)
+        if isinstance(left.type, Array) and isinstance(right.type, Array):
+            raise self._refuse_vector(left, tree.left.span, frame, hints.zipped(tree.op))
+        for value, at, use in (
+            (left, tree.left, f"x {tree.op} y"),
+            (right, tree.right, f"y {tree.op} x"),
+        ):
+            if isinstance(value.type, Array):
+                help_line = hints.mapped(use, str(value.type.element))
+                raise self._refuse_vector(value, at.span, frame, help_line)
         kind = joined(left.type, right.type)
         if kind == FLOAT and tree.op in ("%", "<<", ">>", "&", "|", "^"):
             message = f"`{tree.op}` takes integers, found `{left.type}` and `{right.type}`"

@@ -33,9 +33,13 @@ class Statements:
     """Runs the statements of one function and of its lambdas."""
 
     def __init__(self, lowerer: Lowerer | None = None) -> None:
-        """`lowerer` may be set later: each of the two needs the other."""
+        """`lowerer` may be set later: each of the two needs the other.
+
+        `misplaced` becomes the states whose assignment was refused, as inside of an `if`.
+        """
         self._lowerer = lowerer
         self._branches = 0
+        self.misplaced: set[str] = set()
 
     @property
     def lowerer(self) -> Lowerer:
@@ -169,6 +173,8 @@ class Statements:
         if found is POISONED:
             raise Refused
         if isinstance(found, Function) or found.kind != "local":
+            if isinstance(found, Variable) and found.kind == "state":
+                self.misplaced.add(statement.name)
             what = "lambda" if isinstance(found, Function) else _WHAT[found.kind]
             message = f"`{statement.name}` is a {what}, which cannot be assigned here"
             help_lines = (_INSTEAD[found.kind if isinstance(found, Variable) else "lambda"],)
@@ -310,7 +316,10 @@ _INSTEAD = {
     "parameter": "help: copy it to a variable of your own, and change that",
     "output": "help: assign it once, by the last statement of the Decode",
     "packet": "help: assign it once, by the last statement of the Encode",
-    "state": "help: assign it once, at the top of the Encode",
+    "state": (
+        "help: assign it once in the Encode, outside of any `if`: a `map` whose lambda returns "
+        "`c ? a : b`"
+    ),
     "captured": "help: let the lambda return the value, and assign what it returns",
 }
 

@@ -18,7 +18,7 @@ from compll.frontend.constants import integer_of
 from compll.frontend.scalars import SCALAR, check_key
 from compll.frontend.scope import POISONED, Function, Refused, nearest
 from compll.ir import nodes
-from compll.ir.reducers import REDUCERS, order_of, recognise
+from compll.ir.reducers import REDUCERS, behind_map, order_of, recognise
 from compll.ir.sizes import SizeError, capacity_of, scalar_of
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, joined
 from compll.ir.walk import walk
@@ -286,7 +286,13 @@ def _reducer(
         raise lower.refuse("E305", message, span, "help: `map` it to integers first")
     if reducer is None:
         note = f"note: accepted are {', '.join(REDUCERS)}, by name or as a lambda"
-        raise lower.refuse("E401", "this function is not an accepted reducer", span, note)
+        notes = [note]
+        if (name := behind_map(function)) is not None:
+            notes.append(
+                "help: `map` first, and then reduce: "
+                f"`reduce(map(v, [&]({value} x) -> {value} {{ ... }}), init, {name})`"
+            )
+        raise lower.refuse("E401", "this function is not an accepted reducer", span, *notes)
     if reducer in ("count", "and", "or") and kind == FLOAT:
         help_line = "help: make its lambda (int, int) -> int"
         raise lower.refuse("E305", f"the reducer `{reducer}` gives an `int`", span, help_line)

@@ -255,3 +255,135 @@ def test_top_k_gives_no_values():
         block + encoder("kept = top_k(gradient, gradient.size); out = concat(gradient);")
     )
     assert code == "E301" and advice in notes
+
+
+CODEC = """
+void FooEncode(float* gradient, uint8* out, {0} k) {{
+    out = concat(k, gradient);
+}}
+
+void FooDecode(uint8* packet, float* gradient, {0} k) {{
+    extract(packet, k, gradient);
+}}
+"""
+HELPER = "float half(float x) {\n    return x / 2;\n}\n"
+HELPED = (
+    "lambda_func half = [&](float x) -> float { return x / 2; } out = concat(half(gradient[0]));"
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "advice", "right"),
+    [
+        ("uint<32> a = 1;", "E304", "write `uint32`", "uint32 a = 1;"),
+        ("uint<24> a = 1;", "E304", "a number from 1 to 16", "uint<16> a = 1;"),
+        ("bool a = 1;", "E208", "write `uint1`", "uint1 a = 1;"),
+        ("half a = 1;", "E208", "in a `uint16`, as tf_hips/ops/specs/fp16.pse", "uint16 a = 1;"),
+        ("float32 a = 1;", "E208", "write `float`", "float a = 1;"),
+        (
+            "float a = reduce(gradient, 0, [&](float a, float b) -> float { return a + b * b; });",
+            "E401",
+            "`map` first, and then reduce: "
+            "`reduce(map(v, [&](float x) -> float { ... }), init, sum)`",
+            "float a = reduce(map(gradient, [&](float x) -> float { return x * x; }), 0, sum);",
+        ),
+        (
+            "float a = reduce(gradient, 0, [&](float a, float b) -> float { "
+            "float c = abs(b); return max(c, a); });",
+            "E401",
+            "init, max)`",
+            "float a = reduce(map(gradient, [&](float x) -> float { return abs(x); }), 0, max);",
+        ),
+        (
+            "float a = max(gradient);",
+            "E303",
+            "write `max(x, y)` or, of a vector, `reduce(v, v[0], max)`",
+            "float a = reduce(gradient, gradient[0], max);",
+        ),
+        (
+            "float a = max(gradient, 0);",
+            "E301",
+            "`reduce(v, v[0], max)` or `map(v, [&](float x) -> float { return max(x, y); })`",
+            "float* a = map(gradient, [&](float x) -> float { return max(x, 0); });",
+        ),
+        (
+            "float* a = abs(gradient);",
+            "E301",
+            "`map(v, [&](float x) -> float { return abs(x); })`",
+            "float* a = map(gradient, [&](float x) -> float { return abs(x); });",
+        ),
+        (
+            "float* a = gradient + 1;",
+            "E301",
+            "`map(v, [&](float x) -> float { return x + y; })`",
+            "float* a = map(gradient, [&](float x) -> float { return x + 1; });",
+        ),
+        (
+            "int* a = 1 - range(gradient.size);",
+            "E301",
+            "`map(v, [&](int x) -> int { return y - x; })`",
+            "int* a = map(range(gradient.size), [&](int x) -> int { return 1 - x; });",
+        ),
+        (
+            "float* v = gradient; "
+            "float* a = map(gradient, [&](float g) -> float { return g + v; });",
+            "E301",
+            "an element, as in `v[i]` in the lambda of a `map` over `range(v.size)`",
+            "float* v = gradient; float* a = map(range(v.size), [&](int i) -> float { "
+            "return gradient[i] + v[i]; });",
+        ),
+        (
+            "float* a = -gradient;",
+            "E301",
+            "`map(v, [&](float x) -> float { return -x; })`",
+            "float* a = map(gradient, [&](float x) -> float { return -x; });",
+        ),
+        (
+            "float* v = gradient; float* a = v * gradient;",
+            "E301",
+            "`map(range(v.size), [&](int i) -> float { return v[i] * w[i]; })`",
+            "float* v = gradient; float* w = gradient; "
+            "float* a = map(range(v.size), [&](int i) -> float { return v[i] * w[i]; });",
+        ),
+    ],
+)
+def test_help_that_was_too_weak(wrong, code, advice, right):
+    ends = (encoder(f"{body} out = concat(gradient);") for body in (wrong, right))
+    check(next(ends), code, advice, next(ends))
+
+
+def test_a_reducer_that_no_map_makes_is_not_told_to_map():
+    for value in ("a + a * b", "a - b", "b * b + abs(a)", "a * a", "b * b"):
+        lambda_ = f"[&](float a, float b) -> float {{ float c = a; return {value}; }}"
+        [(code, _, notes)] = found(encoder(f"out = concat(reduce(gradient, 0, {lambda_}));"))
+        assert code == "E401" and "first" not in notes, value
+
+
+def test_helpers_and_parameters_in_packets():
+    plain = encoder("out = concat(gradient);")
+    advice = "`lambda_func half = [&](float x) -> float { ... }`"
+    check(HELPER + plain, "E501", advice, encoder(HELPED))
+    messages = found(CODEC.format("int"))
+    assert [item[0] for item in messages] == ["E510", "E510"]
+    assert all("declare the parameter as `uint32`" in item[2] for item in messages)
+    assert found(CODEC.format("uint32")) == []
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "if (step > 3) { kept = gradient; }",
+        "if (step > 3) kept = gradient; else kept = map(gradient, f);",
+        "lambda_func g = [&](float x) -> float { kept = x; return x; }",
+    ],
+)
+def test_a_state_in_an_if_is_one_mistake(inside):
+    state = "state Foo {\n    float* kept;\n}\n"
+    lambda_ = "lambda_func f = [&](float x) -> float { return 0; }\n"
+    messages = found(state + encoder(f"{lambda_}{inside}\nout = concat(gradient);"))
+    assert {item[0] for item in messages} == {"E206"}
+    assert all("outside of any `if`: a `map` whose lambda" in item[2] for item in messages)
+    right = "kept = map(gradient, [&](float x) -> float { return step > 3 ? x : f(x); });"
+    assert found(state + encoder(f"{lambda_}{right}\nout = concat(gradient);")) == []
+    # A state that nothing assigns is still missed.
+    assert [item[0] for item in found(state + encoder("out = concat(gradient);"))] == ["E606"]
