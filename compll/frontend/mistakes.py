@@ -6,7 +6,9 @@ What was expected there says little: who writes `gradient.size()` misses no `;`.
 
 from collections.abc import Sequence
 
+from compll.frontend import hints
 from compll.frontend.lexer import Token
+from compll.ir.reducers import REDUCERS
 
 _TABLE = (
     "there are no tables: write a lambda that returns `k == 0 ? a : k == 1 ? b : c`, or a `map` of "
@@ -47,12 +49,12 @@ def _advice(tokens: Sequence[Token], at: int, is_type: bool) -> str | None:
     text = tokens[at].text
     before = tokens[max(0, at - 1)]
     if text == "(" and at > 1 and tokens[at - 2].text == "." and before.kind == "name":
-        if before.text == "size":
-            return "write `v.size` without `()`"
-        return f"write `{before.text}(v)`: vectors have no functions of their own"
+        return _method(before.text)
     if text == ":" and _is_pair(tokens, at):
-        name = next((token.text for token in tokens[at:] if token.kind == "name"), "min")
-        return f"write `{name}` alone: there are no namespaces"
+        after = [token.text for token in tokens[at : at + 4] if token.text != ":"]
+        if after[1:2] == ["("]:
+            return f"write `{after[0]}` alone: there are no namespaces"
+        return "there are no namespaces, and vectors are `float*`, `int*` and so on"
     if text == "**" or (text == before.text == "*" and before.span.end == tokens[at].span.start):
         return "write x * x, or `exp2(y * log2(x))`"
     if text == "{" and before.text in ("=", "(", ","):
@@ -60,6 +62,18 @@ def _advice(tokens: Sequence[Token], at: int, is_type: bool) -> str | None:
     if is_type and before.text == "(" and _closes_before(tokens, at, "->"):
         return "begin a lambda with `[&]`, as in `[&](float x) -> float { return x; }`"
     return _declared_there(tokens, at) if is_type else None
+
+
+def _method(name: str) -> str:
+    """For `v.name(`."""
+    if name in ("size", "length", "len"):
+        return "write `v.size` without `()`"
+    if name in REDUCERS:
+        init = {"max": "v[0]", "min": "v[0]", "prod": "1", "and": "1"}.get(name, "0")
+        return f"write `reduce(v, {init}, {name})`"
+    for known in hints.elsewhere_called(name):
+        return known.removeprefix("help: ")
+    return "vectors have no functions of their own: write a `map` or a `reduce`"
 
 
 def _is_pair(tokens: Sequence[Token], at: int) -> bool:

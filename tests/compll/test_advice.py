@@ -181,7 +181,21 @@ def test_names_in_the_place_of_a_lambda(wrong, code, advice, right):
     ("wrong", "code", "advice", "right"),
     [
         ("int n = gradient.size();", "E101", "`v.size` without `()`", "int n = gradient.size;"),
-        ("int n = gradient.max();", "E101", "write `max(v)`: vectors have no functions", ""),
+        ("int n = gradient.length();", "E101", "`v.size` without `()`", ""),
+        (
+            "float n = gradient.max();",
+            "E101",
+            "write `reduce(v, v[0], max)`",
+            "float n = reduce(gradient, gradient[0], max);",
+        ),
+        (
+            "float n = gradient.mean();",
+            "E101",
+            "write `reduce(v, 0, sum) / v.size`",
+            "float n = reduce(gradient, 0, sum) / gradient.size;",
+        ),
+        ("float* n = gradient.abs();", "E101", "write a `map` or a `reduce`", ""),
+        ("std::vector<float> v;", "E101", "vectors are `float*`", "float* v = gradient;"),
         ("int n = 3; n--;", "E103", "`x -= 1;`", "int n = 3; n -= 1;"),
         ("int n = 3; --n;", "E103", "`x -= 1;`", "int n = 3; n -= 1;"),
         ("int n = 3; n++;", "E103", "`x += 1;`", "int n = 3; n += 1;"),
