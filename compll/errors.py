@@ -123,7 +123,7 @@ HELP = {
     "E603": "give the parameter another name",
     "E604": "name the block like the codec, with at most 8 vectors in it",
     "E605": "declare it as `float* NAME;`",
-    "E606": "assign it once, at the top of the Encode",
+    "E606": "assign it once, outside of any `if`",
     "E607": "put what Decode needs into the packet",
     "E608": "make it by a `map` over `range(gradient.size)`",
     "E701": "leave cuda out: --target numpy,cpp,tensorflow",

@@ -92,7 +92,7 @@ def _compile(files: Sequence[SourceFile], name: str) -> nodes.Program:
         # What is accepted can be generated: size is a property of the specification.
         inline(program)
     except TooLargeError as error:
-        report.add("E102", str(error), error.span)
+        report.add("E102", str(error), error.span, error.advice)
         report.raise_if_any()
     return program
 

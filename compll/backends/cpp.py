@@ -234,7 +234,7 @@ class _Emitter:
         targets |= self._unpack_state(encode, size, roots, function, masked)
         if has_feedback(self._plan):
             lines.add(*fusion.begin_lines())
-        lines.add("const float* in = kFeedback ? value : gradient;")
+        lines.add("[[maybe_unused]] const float* in = kFeedback ? value : gradient;")
         if masked is not None:
             self._masked_steps(masked, function, targets)
         number = 0

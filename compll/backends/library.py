@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from compll import packet
-from compll.backends.reference import Bytes, Floats
+from compll.backends.reference import Bytes, Floats, Reference
 from compll.backends.toolchain import BuildError, build, compile_codec, include_folder
 from compll.ir import nodes
 from compll.ir.printer import spec_hash
@@ -23,12 +23,14 @@ _STATUS = {
     1: "the buffer for the body is too small",
     2: "the body must be as long as its element count asks for",
     3: "the body was made with other parameters",
-    4: "a parameter or the number of elements is out of range",
+    4: "a parameter or the number of elements is out of range, or a block that is no power of two "
+    "from 16 to 1024, or a width that is not from 1 to 16",
     5: "the specification has no such function",
     6: "there is no memory for a vector that is kept",
     7: "the codec has state, which must be given",
 }
 _BODY_STATUS = (2, 3)
+_BAD_PARAMETER = 4
 
 
 class _Key(ctypes.Structure):
@@ -138,6 +140,9 @@ class CompiledCodec:
             return result
         if -result in _BODY_STATUS:
             raise PacketError(_STATUS[-result])
+        if -result == _BAD_PARAMETER:
+            # The reference refuses the same, and says which width or block it is.
+            Reference(self.program, **self.params).body_bytes(0)
         raise ValueError(_STATUS.get(-result, f"unknown status {-result}"))
 
     def encode_body(

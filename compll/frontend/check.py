@@ -14,8 +14,8 @@ outside in interface.py.
 from compll.errors import Report
 from compll.frontend import ast
 from compll.frontend.interface import Interface, read_interface
-from compll.frontend.lower import MAX_FLOAT, Frame, Refused
-from compll.frontend.scope import POISONED, Scope, Variable, unknown
+from compll.frontend.lower import MAX_FLOAT, Frame
+from compll.frontend.scope import POISONED, Refused, Scope, Variable, unknown
 from compll.frontend.statements import new_statements
 from compll.ir import nodes
 from compll.ir.sizes import DataDependentError, SizeError, capacity_of, size_of
@@ -87,11 +87,17 @@ class _Body:
         except SizeError as error:
             raise self.lower.refuse_size(error) from error
 
-    def refuse_formless(self, kind: Type, span: Span) -> None:
+    def refuse_formless(self, kind: Type, argument: ast.Expr) -> None:
         """Refuses a field that is neither float nor uint: its width should be written down."""
         element = kind.element if isinstance(kind, Array) else kind
+        span = argument.span
         if element in (INT, BOOL):
             help_line = "help: give it a type with a width, such as `uint32 x = ...;`"
+            found = None
+            if isinstance(argument, ast.Name):
+                found = self.frame.scope.find(argument.name)
+            if isinstance(found, Variable) and found.kind == "parameter":
+                help_line = "help: declare the parameter as `uint32`, wherever it is declared"
             raise self.lower.refuse(
                 "E510", f"a value of type `{kind}` has no form in a packet", span, help_line
             )
@@ -125,7 +131,7 @@ class _Encoder(_Body):
             message = f"`{self.tree.name}` does not end with `{self.packet} = concat(...)`"
             self.report.add("E504", message, self.tree.end)
         for state in self.interface.states:
-            if state not in self.updates:
+            if state not in self.updates and state.name not in self.statements.misplaced:
                 help_line = f"help: `{state.name} = map(...);`"
                 message = f"`{self.tree.name}` does not assign the state `{state.name}`"
                 self.report.add("E606", message, state.span, help_line)
@@ -188,7 +194,7 @@ class _Encoder(_Body):
         fields = []
         for argument in call.arguments:
             value = self.lower.expr(argument, self.frame)
-            self.refuse_formless(value.type, argument.span)
+            self.refuse_formless(value.type, argument)
             fields.append(value)
         return tuple(fields)
 
@@ -301,7 +307,7 @@ class _Decoder(_Body):
         if found.kind == "packet" or (found.kind == "local" and found.value is not None):
             message = f"`{argument.name}` cannot be extracted: it is a value already"
             raise self.lower.refuse("E206", message, argument.span)
-        self.refuse_formless(found.type, argument.span)
+        self.refuse_formless(found.type, argument)
         var = nodes.Var(argument.name, found.type, argument.span)
         if found.kind == "local":
             value = nodes.Ref(found.type, argument.span, var)

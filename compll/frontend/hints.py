@@ -54,7 +54,6 @@ _BY_FOUND = {
     "def": "write `void XEncode(...)`, or `lambda_func f = [&](float x) -> float { ... }`",
     "lambda": "write a lambda as `[&](float x) -> float { return x; }`",
     "return": "end the statement before it with `;`",
-    "**": "write x * x, or `exp2(y * log2(x))`",
 }
 _NO_CAST = "a declaration converts: write `{} x = ...;` and use x"
 
@@ -106,9 +105,46 @@ _ELSEWHERE = {
 }
 
 
+_TRIGONOMETRIC = "of functions of that kind there are sqrt, exp2 and log2"
+_ARGUMENT = (
+    "with `float top = reduce(v, v[0], {})`, `reduce` by `min` a map over `range(v.size)` that "
+    "returns `v[i] == top ? i : v.size`, from `v.size`"
+)
+# The same for functions: names that variables have as well.
+_FUNCTIONS_ELSEWHERE = {
+    "isnan": "write `x != x`",
+    "isinf": "write `abs(x) > 3.4028234e38`",
+    "isfinite": "write `abs(x) <= 3.4028234e38`",
+    "log10": "write `log2(x) * 0.30103`",
+    "log1p": "write `log2(1 + x) * 0.6931472`",
+    "exp10": "write `exp2(x * 3.321928)`",
+    "expm1": "write `exp2(x * 1.442695) - 1`",
+    "tanh": "write `1 - 2 / (1 + exp2(x * 2.885390))`",
+    "sigmoid": "write `1 / (1 + exp2(x * -1.442695))`",
+    "sqr": "write `x * x`",
+    "square": "write `x * x`",
+    **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan"), _TRIGONOMETRIC),
+    "trunc": "a declaration drops the fraction: write `int j = x;`",
+    "clamp": "write `min(max(x, lo), hi)`",
+    "clip": "write `min(max(x, lo), hi)`",
+    "where": "write `c ? a : b` in the lambda of a `map`",
+    "select": "write `c ? a : b` in the lambda of a `map`",
+    "argmax": _ARGUMENT.format("max"),
+    "argmin": _ARGUMENT.format("min"),
+    "argsort": "write `top_k(v, k)`: the indices of the k largest, in ascending order",
+    "norm": "write `sqrt(reduce(map(v, [&](float x) -> float { return x * x; }), 0, sum))`",
+}
+
+
 def elsewhere(name: str) -> tuple[str, ...]:
     """The line of help for a name of another language; nothing for other names."""
     return (f"help: {_ELSEWHERE[name]}",) if name in _ELSEWHERE else ()
+
+
+def elsewhere_called(name: str) -> tuple[str, ...]:
+    """The same for a name that is used as a function."""
+    text = _FUNCTIONS_ELSEWHERE.get(name)
+    return elsewhere(name) if text is None else (f"help: {text}",)
 
 
 # How the operators are called.
@@ -117,8 +153,8 @@ _FORMS = {
     "block_reduce": "block_reduce(v, n, init, f)",
     "filter": "filter(v, f)` or `filter(v, f, k)",
     "map": "map(v, f)",
-    "max": "max(x, y)",
-    "min": "min(x, y)",
+    "max": "max(x, y)` or, of a vector, `reduce(v, v[0], max)",
+    "min": "min(x, y)` or, of a vector, `reduce(v, v[0], min)",
     "bitcast": "bitcast<uint32>(x)",
     "random": "random<float>(lo, hi)",
     "range": "range(n)",
@@ -135,6 +171,33 @@ def form(name: str) -> str:
     return f"help: write `{_FORMS.get(name, f'{name}(x)')}`"
 
 
+def lambda_of(name: str) -> str:
+    """The line of help where a built-in function stands in the place of a lambda."""
+    kind, call = _IN_LAMBDA.get(name, ("float", f"{name}(x)"))
+    return f"help: write `[&](float x) -> {kind} {{ return {call}; }}`"
+
+
+def mapped(call: str, element: str) -> str:
+    """The line of help where a vector stands for a scalar; `call`: what is done with its x."""
+    kind = "float" if element == "float" else "int"
+    written = f"`map(v, [&]({kind} x) -> {kind} {{ return {call}; }})`"
+    name = call.partition("(")[0]
+    if name in ("min", "max"):
+        written = f"`reduce(v, v[0], {name})` or {written}"
+    return f"help: take an element, as in `v[0]`, or write {written}"
+
+
+def zipped(op: str) -> str:
+    """The same for two vectors between which an operator stands."""
+    return f"help: write `map(range(v.size), [&](int i) -> float {{ return v[i] {op} w[i]; }})`"
+
+
+_IN_LAMBDA = {
+    "bitcast": ("uint32", "bitcast<uint32>(x)"),
+    "random": ("float", "random<float>(0, 1)"),
+}
+
+
 def is_like_a_type(name: str, near: tuple[str, ...]) -> bool:
     """Whether an unknown name was meant as a type; `near`: what is spelt like it."""
     return bool(near) or re.fullmatch(r"u?int[0-9]+(_t)?|double|half|float[0-9]+", name) is not None
@@ -142,9 +205,14 @@ def is_like_a_type(name: str, near: tuple[str, ...]) -> bool:
 
 def type_help(name: str, near: tuple[str, ...]) -> tuple[str, ...]:
     """The line of help for an unknown type; `near`: that of the type that is spelt like it."""
+    if name in ("bool", "boolean"):
+        return ("help: write `uint1`, which is 1 or 0",)
+    if name in ("half", "float16", "bfloat16"):
+        return ("help: keep its bits in a `uint16`, as tf_hips/ops/specs/fp16.pse and bf16.pse do",)
     found = re.fullmatch(r"uint([0-9]{1,2})", name)
     if found and 1 <= int(found[1]) <= 16:
         return (f"help: write `uint<{found[1]}>`",)
     if re.fullmatch(r"u?int[0-9]+(_t)?", name):
         return ("help: write `int`, which has 64 bits, or `uint8`, `uint16`, `uint32`",)
-    return ("help: write `float`, the only type of that kind",) if name == "double" else near
+    is_float = name in ("double", "float32", "float64")
+    return ("help: write `float`, the only type of that kind",) if is_float else near

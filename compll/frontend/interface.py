@@ -62,6 +62,11 @@ def read_interface(tree: ast.File, report: Report) -> Interface | None:
                 shown = f"the `{stem}` of `{function.name}`"
                 message = f"{shown} must be a capital letter, and then letters and digits"
                 help_line = "help: TensorFlow names the operations after it, as in TopKEncode"
+            elif _spelled(function.result) != "void":
+                kinds = ", ".join(f"{_spelled(p.type)} {p.name}" for p in function.parameters)
+                result = _spelled(function.result)
+                shown = f"lambda_func {function.name} = [&]({kinds}) -> {result} {{ ... }}"
+                help_line = f"help: a helper is a lambda inside of the function: `{shown}`"
             report.add("E501", message, function.span, help_line)
             continue
         if kind in found or (found and stem != prefix):

@@ -20,10 +20,17 @@ from compll.errors import Report
 from compll.frontend import ast, hints, scalars
 from compll.frontend.constants import integer_of
 from compll.frontend.scalars import KEY_PARTS, SCALAR
-from compll.frontend.scope import POISONED, Function, Scope, Variable, nearest, unknown
+from compll.frontend.scope import (
+    POISONED,
+    Function,
+    Refused,
+    Scope,
+    Variable,
+    nearest,
+    unknown,
+)
 from compll.frontend.vectors import OPERATORS
 from compll.ir import nodes, semantics
-from compll.ir.reducers import REDUCERS
 from compll.ir.sizes import MAX_NODES, DataDependentError, LongSizeError, SizeError, scalar_of
 from compll.ir.types import (
     BOOL,
@@ -39,18 +46,13 @@ from compll.ir.types import (
 from compll.ir.walk import free_vars, walk
 from compll.source import Span
 
-VECTOR = ("map", "range")
 STATEMENTS = ("concat", "extract")
 LATER = ("gather", "zip", "scan", "histogram")
-BUILT_IN = (*SCALAR, *VECTOR, *OPERATORS, *STATEMENTS)
+BUILT_IN = (*SCALAR, *OPERATORS, *STATEMENTS)
 MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_EXPANSION = 20_000
 # Keeps every later stage, which recurses too, far from the end of Python's stack.
 _MAX_DEPTH = 128
-
-
-class Refused(Exception):
-    """Unwinds to the statement after an error that has been reported."""
 
 
 @dataclass
@@ -177,7 +179,8 @@ class Lowerer:
             return width
         if not 1 <= value <= MAX_PACKED_BITS:
             message = f"a width must be from 1 to {MAX_PACKED_BITS}. Received: {value}"
-            raise self.refuse("E304", message, tree.width.span)
+            notes = ("help: write `uint32`",) if value == 32 else ()
+            raise self.refuse("E304", message, tree.width.span, *notes)
         return value
 
     # Conversions.
@@ -192,17 +195,29 @@ class Lowerer:
         """A scalar as what is computed with: Float or Int."""
         return value if value.type == FLOAT else self.convert(value, INT)
 
-    def scalar(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
-        """Lowers an expression that must not be a vector."""
+    def scalar(self, tree: ast.Expr, frame: Frame, use: str = "") -> nodes.Expr:
+        """Lowers an expression that must not be a vector.
+
+        `use`: what is done with it, as a lambda of `x` would write it, for the line of help.
+        """
         value = self.expr(tree, frame)
         if isinstance(value.type, Array):
-            raise self.refuse(
-                "E301",
-                f"expected a scalar, found a vector of type `{value.type}`",
-                tree.span,
-                "help: take an element, as in `v[0]`, or `reduce` or `map` the vector",
-            )
+            help_line = "help: take an element, as in `v[0]`, or `reduce` or `map` the vector"
+            if use:
+                help_line = hints.mapped(use, str(value.type.element))
+            raise self._refuse_vector(value, tree.span, frame, help_line)
         return value
+
+    def _refuse_vector(
+        self, value: nodes.Expr, span: Span, frame: Frame, help_line: str
+    ) -> Refused:
+        if frame.is_lambda:
+            # No vector can be made there.
+            help_line = (
+                "help: take an element, as in `v[i]` in the lambda of a `map` over `range(v.size)`"
+            )
+        message = f"expected a scalar, found a vector of type `{value.type}`"
+        return self.refuse("E301", message, span, help_line)
 
     def condition(self, tree: ast.Expr, frame: Frame) -> nodes.Expr:
         """Lowers an expression that is used as a condition."""
@@ -329,7 +344,7 @@ class Lowerer:
     def _unary(self, tree: ast.Unary, frame: Frame) -> nodes.Expr:
         if tree.op == "!":
             return nodes.Unary(BOOL, tree.span, "!", self.condition(tree.operand, frame))
-        value = self.number(self.scalar(tree.operand, frame))
+        value = self.number(self.scalar(tree.operand, frame, f"{tree.op}x"))
         if tree.op == "+":
             return value
         if tree.op == "~" and value.type == FLOAT:
@@ -340,7 +355,16 @@ class Lowerer:
         if tree.op in ("&&", "||"):
             left, right = self.condition(tree.left, frame), self.condition(tree.right, frame)
             return nodes.Binary(BOOL, tree.span, tree.op, left, right)
-        left, right = self.scalar(tree.left, frame), self.scalar(tree.right, frame)
+        left, right = self.expr(tree.left, frame), self.expr(tree.right, frame)
+        if isinstance(left.type, Array) and isinstance(right.type, Array):
+            raise self._refuse_vector(left, tree.left.span, frame, hints.zipped(tree.op))
+        for value, at, use in (
+            (left, tree.left, f"x {tree.op} y"),
+            (right, tree.right, f"y {tree.op} x"),
+        ):
+            if isinstance(value.type, Array):
+                help_line = hints.mapped(use, str(value.type.element))
+                raise self._refuse_vector(value, at.span, frame, help_line)
         kind = joined(left.type, right.type)
         if kind == FLOAT and tree.op in ("%", "<<", ">>", "&", "|", "^"):
             message = f"`{tree.op}` takes integers, found `{left.type}` and `{right.type}`"
@@ -374,16 +398,13 @@ class Lowerer:
             return self._apply(tree, found, frame)
         if tree.name in SCALAR:
             return scalars.call(self, tree, frame)
-        if tree.name in VECTOR or tree.name in OPERATORS:
+        if tree.name in OPERATORS:
             if frame.is_lambda:
                 note = "help: compute it before the lambda; the lambda captures it"
                 raise self.refuse("E404", f"`{tree.name}` inside a lambda", tree.name_span, note)
-            if tree.name in OPERATORS:
-                counts, operator = OPERATORS[tree.name]
-                self.arity(tree, *counts)
-                return operator(self, tree, frame)
-            self.arity(tree, {"map": 2, "range": 1}[tree.name])
-            return {"map": self._map, "range": self._range}[tree.name](tree, frame)
+            counts, operator = OPERATORS[tree.name]
+            self.arity(tree, *counts)
+            return operator(self, tree, frame)
         if tree.name in STATEMENTS:
             form = (
                 "packet = concat(a, b, ...)"
@@ -407,8 +428,8 @@ class Lowerer:
         if name == declared:
             return ("help: a function cannot call itself; write out the steps, or use `reduce`",)
         return (
-            hints.elsewhere(name)
-            or nearest(name, [*BUILT_IN, *LATER])
+            hints.elsewhere_called(name)
+            or nearest(name, BUILT_IN)
             or (f"help: the functions are {', '.join(sorted(BUILT_IN))}, and lambdas",)
         )
 
@@ -457,15 +478,6 @@ class Lowerer:
         function = nodes.Lambda((item,), (), body, value.span)
         return nodes.Map(Array(element), value.span, position, function, value)
 
-    def _range(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
-        count = self.integer(tree.arguments[0], frame, "the argument of `range`")
-        try:
-            resolved = scalar_of(count, self.lets, self.params, self.sizes)
-        except SizeError as error:
-            at = tree.arguments[0].span
-            raise self.refuse_size(error, at, "the length of a `range`") from error
-        return nodes.Range(Array(INT), tree.span, resolved)
-
     def refuse_size(
         self, error: SizeError, at: Span | None = None, what: str = "this length"
     ) -> Refused:
@@ -492,41 +504,6 @@ class Lowerer:
             message = f"expected a vector, found a `{value.type}`"
             raise self.refuse("E301", message, tree.span, help_line)
         return value
-
-    def function(self, tree: ast.Expr, frame: Frame) -> Function | str | None:
-        """The lambda or the name of a reducer that an argument is."""
-        if isinstance(tree, ast.Lambda):
-            return Function(tree, "", tree.span, frame.scope)
-        if isinstance(tree, ast.Name):
-            found = frame.scope.find(tree.name)
-            if found is POISONED:
-                raise Refused
-            if isinstance(found, Function):
-                return found
-            if tree.name in REDUCERS:
-                return tree.name
-            if found is None:
-                lambdas = [
-                    n for n in frame.scope.all_names() if isinstance(frame.scope.find(n), Function)
-                ]
-                help_lines = nearest(tree.name, [*lambdas, *REDUCERS])
-                raise self.refuse("E201", f"unknown name `{tree.name}`", tree.span, *help_lines)
-        return None
-
-    def _map(self, tree: ast.Call, frame: Frame) -> nodes.Expr:
-        source = self.vector(tree.arguments[0], frame)
-        function = self.function(tree.arguments[1], frame)
-        if not isinstance(function, Function):
-            help_line = "help: write it there, `map(v, [&](float x) -> float { return x; })`"
-            span = tree.arguments[1].span
-            raise self.refuse("E305", "`map` takes a lambda", span, help_line)
-        found = len(function.tree.parameters)
-        if found != 1:
-            message = f"the lambda of a `map` takes one argument, this one {found}"
-            raise self.refuse("E305", message, tree.arguments[1].span)
-        position = nodes.Var("i", INT, tree.span)
-        lowered = self.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
-        return nodes.Map(Array(lowered.result.type), tree.span, position, lowered, source)
 
     def lambda_(
         self, function: Function, frame: Frame, position: nodes.Expr | None

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from compll.errors import Report
-from compll.frontend import ast, hints
+from compll.frontend import ast, hints, mistakes
 from compll.frontend.lexer import Token, tokenize
 from compll.frontend.scope import nearest
 from compll.source import SourceFile, Span
@@ -158,9 +158,9 @@ class _Parser:
             self._report.add("E101", f"expected `}}`, found {what}", token.span, note)
             raise _Recover
         is_type = token.kind == "name" and token.text in TYPE_NAMES
-        before = self._tokens[max(0, self._at - 1)]
-        is_power = token.text == before.text == "*" and before.span.end == token.span.start
-        note = hints.advice(expected, "**" if is_power else token.text, is_type)
+        note = mistakes.advice(self._tokens, self._at, expected, is_type) or hints.advice(
+            expected, token.text, is_type
+        )
         self._report.add("E101", f"expected {expected}, found {token.describe()}", token.span, note)
         raise _Recover
 
@@ -183,14 +183,8 @@ class _Parser:
         return self._is("void") and self._peek().kind == "name" and self._peek(2).text == "("
 
     def _foreign(self, token: Token) -> NoReturn:
-        help_line = (
-            "help: vectors are worked on with `map` and `reduce`; see docs/compll-language.md"
-        )
-        if token.text in _FOREIGN_OPERATORS:
-            help_line = "help: write `x += 1;`"
-        elif token.text in ("auto", "const", "static"):
-            help_line = "help: remove it; a declaration is a type and a name, `float mean = ...;`"
-        elif token.text in _FOREIGN_STARTS:
+        help_line = mistakes.foreign(token.text)
+        if token.text in _FOREIGN_STARTS:
             help_line = hints.advice("a statement", token.text, False)
         self._report.add("E103", f"the language has no `{token.text}`", token.span, help_line)
         if self._peek().text == "(":

@@ -42,7 +42,8 @@ def call(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     if tree.name == "bitcast":
         return _bitcast(lower, tree, frame)
     lower.arity(tree, MATH[tree.name])
-    values = [lower.number(lower.scalar(argument, frame)) for argument in tree.arguments]
+    use = f"{tree.name}({'x' if len(tree.arguments) == 1 else 'x, y'})"
+    values = [lower.number(lower.scalar(argument, frame, use)) for argument in tree.arguments]
     is_float = tree.name not in _OF_INTS_TOO or any(value.type == FLOAT for value in values)
     kind = FLOAT if is_float else INT
     return nodes.Math(

@@ -16,6 +16,10 @@ from compll.ir.types import FLOAT, Type
 from compll.source import Span
 
 
+class Refused(Exception):
+    """Unwinds to the statement after an error that has been reported."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """A variable of the text: its type, and the IR expression that is its value now, if it has one.

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from compll.errors import Report
 from compll.frontend import ast
-from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer, Refused
+from compll.frontend.lower import LATER, STATEMENTS, Frame, Lowerer
 from compll.frontend.scalars import KEY_PARTS
-from compll.frontend.scope import POISONED, Function, Variable, unknown
+from compll.frontend.scope import POISONED, Function, Refused, Variable, unknown
 from compll.ir import nodes
-from compll.ir.types import BOOL, INT, Array, Type
+from compll.ir.types import BOOL, FLOAT, INT, Array, Type
 from compll.source import Span
 
 
@@ -33,9 +33,13 @@ class Statements:
     """Runs the statements of one function and of its lambdas."""
 
     def __init__(self, lowerer: Lowerer | None = None) -> None:
-        """`lowerer` may be set later: each of the two needs the other."""
+        """`lowerer` may be set later: each of the two needs the other.
+
+        `misplaced` becomes the states whose assignment was refused, as inside of an `if`.
+        """
         self._lowerer = lowerer
         self._branches = 0
+        self.misplaced: set[str] = set()
 
     @property
     def lowerer(self) -> Lowerer:
@@ -169,6 +173,8 @@ class Statements:
         if found is POISONED:
             raise Refused
         if isinstance(found, Function) or found.kind != "local":
+            if isinstance(found, Variable) and found.kind == "state":
+                self.misplaced.add(statement.name)
             what = "lambda" if isinstance(found, Function) else _WHAT[found.kind]
             message = f"`{statement.name}` is a {what}, which cannot be assigned here"
             help_lines = (_INSTEAD[found.kind if isinstance(found, Variable) else "lambda"],)
@@ -192,6 +198,10 @@ class Statements:
         """An expression as a value of type `kind`; vectors convert element by element."""
         lower = self.lowerer
         value = lower.expr(tree, frame)
+        if kind == Array(FLOAT) and isinstance(value, nodes.TopK):
+            # It would convert. Who writes this expects values, which are what others' top_k gives.
+            message = "a vector of `float` cannot be a `top_k`, which gives indices"
+            raise lower.refuse("E301", message, tree.span, _OF_TOP_K)
         if isinstance(kind, Array) and isinstance(value.type, Array):
             return lower.as_vector(value, kind.element)
         if isinstance(kind, Array) or isinstance(value.type, Array):
@@ -231,6 +241,8 @@ class Statements:
                 or not isinstance(two, Variable)
             ):
                 merged[name] = old
+            elif one is POISONED or two is POISONED:
+                merged[name] = POISONED  # it has no value because of an error, which was reported
             elif yes.done is True:
                 merged[name] = two
             elif no.done is True or one.value is two.value:
@@ -286,6 +298,11 @@ class Statements:
         state.done = True
 
 
+_OF_TOP_K = (
+    "help: `int* kept = top_k(v, k);`, and the values are "
+    "`map(kept, [&](int i) -> float { return v[i]; })`"
+)
+
 _WHAT = {
     "parameter": "parameter",
     "output": "result",
@@ -299,7 +316,10 @@ _INSTEAD = {
     "parameter": "help: copy it to a variable of your own, and change that",
     "output": "help: assign it once, by the last statement of the Decode",
     "packet": "help: assign it once, by the last statement of the Encode",
-    "state": "help: assign it once, at the top of the Encode",
+    "state": (
+        "help: assign it once in the Encode, outside of any `if`: a `map` whose lambda returns "
+        "`c ? a : b`"
+    ),
     "captured": "help: let the lambda return the value, and assign what it returns",
 }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vector operators other than map and range: from the tree to typed IR.
+"""Vector operators: from the tree to typed IR.
 
+    map(v, f)                        range(n)
     reduce(v, init, f)               block_reduce(v, n, init, f)
     filter(v, f)   filter(v, f, k)   sort(v, less)   top_k(v, k)   sample(v, m)
     scatter(n, indices, values)      scatter(n, indices, values, used)
@@ -9,15 +10,15 @@ The numbers k, m and n decide how large a packet can become, so they may depend 
 the size of the gradient alone; `used` may depend on data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from compll.frontend import ast
+from compll.frontend import ast, hints
 from compll.frontend.constants import integer_of
-from compll.frontend.scalars import check_key
-from compll.frontend.scope import Function
+from compll.frontend.scalars import SCALAR, check_key
+from compll.frontend.scope import POISONED, Function, Refused, nearest
 from compll.ir import nodes
-from compll.ir.reducers import REDUCERS, order_of, recognise
+from compll.ir.reducers import REDUCERS, behind_map, order_of, recognise
 from compll.ir.sizes import SizeError, capacity_of, scalar_of
 from compll.ir.types import BOOL, FLOAT, INT, Array, Type, joined
 from compll.ir.walk import walk
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from compll.frontend.lower import Frame, Lowerer
 
 ORDERS = ("less", "greater")
-_SORT_HELP = "help: write `less` or `greater` in its place"
+_SORT_HELP = "help: write `less`, the smallest first, or `greater` in its place"
 _REDUCE_HELP = f"help: name one of {', '.join(REDUCERS)} in its place"
 
 
@@ -63,9 +64,73 @@ def _checked(lower: "Lowerer", vector: nodes.Expr) -> nodes.Expr:
     return vector
 
 
+def _function(
+    lower: "Lowerer", tree: ast.Expr, frame: "Frame", named: Sequence[str] = (), instead: str = ""
+) -> Function | str | None:
+    """The lambda or the name of a reducer that an argument is.
+
+    `named`: functions that can be named there; `instead`: the line of help where another name
+    stands there, empty for one that says how to write a lambda.
+    """
+    if isinstance(tree, ast.Lambda):
+        return Function(tree, "", tree.span, frame.scope)
+    if isinstance(tree, ast.Name):
+        found = frame.scope.find(tree.name)
+        if found is POISONED:
+            raise Refused
+        if isinstance(found, Function):
+            return found
+        if tree.name in REDUCERS:
+            return tree.name
+        if found is None and (tree.name in SCALAR or tree.name in OPERATORS):
+            scalar = tree.name if tree.name in SCALAR else "abs"
+            help_line = instead or hints.lambda_of(scalar)
+            message = f"`{tree.name}` is not a lambda"
+            raise lower.refuse("E305", message, tree.span, help_line)
+        if found is None:
+            lambdas = [
+                n for n in frame.scope.all_names() if isinstance(frame.scope.find(n), Function)
+            ]
+            declare = f"help: declare it before: `lambda_func {tree.name} = [&](float x) ...`"
+            help_lines = (
+                nearest(tree.name, lambdas)
+                or hints.elsewhere_called(tree.name)
+                or nearest(tree.name, named)
+                or (instead or declare,)
+            )
+            raise lower.refuse("E201", f"unknown name `{tree.name}`", tree.span, *help_lines)
+    return None
+
+
+def _map(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    source = lower.vector(tree.arguments[0], frame)
+    function = _function(lower, tree.arguments[1], frame)
+    if not isinstance(function, Function):
+        help_line = "help: write it there, `map(v, [&](float x) -> float { return x; })`"
+        span = tree.arguments[1].span
+        raise lower.refuse("E305", "`map` takes a lambda", span, help_line)
+    found = len(function.tree.parameters)
+    if found != 1:
+        message = f"the lambda of a `map` takes one argument, this one {found}"
+        raise lower.refuse("E305", message, tree.arguments[1].span)
+    position = nodes.Var("i", INT, tree.span)
+    lowered = lower.lambda_(function, frame, nodes.Ref(INT, tree.span, position))
+    return nodes.Map(Array(lowered.result.type), tree.span, position, lowered, source)
+
+
+def _range(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
+    count = lower.integer(tree.arguments[0], frame, "the argument of `range`")
+    try:
+        resolved = scalar_of(count, lower.lets, lower.params, lower.sizes)
+    except SizeError as error:
+        at = tree.arguments[0].span
+        raise lower.refuse_size(error, at, "the length of a `range`") from error
+    return nodes.Range(Array(INT), tree.span, resolved)
+
+
 def _filter(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     source = _source(lower, tree.arguments[0], frame)
-    function = lower.function(tree.arguments[1], frame)
+    function = _function(lower, tree.arguments[1], frame)
     span = tree.arguments[1].span
     if not isinstance(function, Function):
         raise lower.refuse("E305", "`filter` takes a lambda", span)
@@ -92,7 +157,7 @@ def _sort(lower: "Lowerer", tree: ast.Call, frame: "Frame") -> nodes.Expr:
     is_name = isinstance(order, ast.Name) and frame.scope.find(order.name) is None
     if is_name and isinstance(order, ast.Name) and order.name in ORDERS:
         return nodes.Sort(source.type, tree.span, source, order.name == "greater")
-    function = lower.function(order, frame)
+    function = _function(lower, order, frame, ORDERS, _SORT_HELP)
     if not isinstance(function, Function):
         help_line = f"help: {' or '.join(ORDERS)}, or a lambda (a, b) that compares them"
         raise lower.refuse("E305", "`sort` takes an order", order.span, help_line)
@@ -179,7 +244,7 @@ def _reduction(
     """The reducer and the initial value, which has the type of the result."""
     init = lower.number(lower.scalar(tree.arguments[-2], frame))
     element = FLOAT if source.type == Array(FLOAT) else INT
-    function = lower.function(tree.arguments[-1], frame)
+    function = _function(lower, tree.arguments[-1], frame, REDUCERS, _REDUCE_HELP)
     span = tree.arguments[-1].span
     if function is None:
         message = f"`{tree.name}` takes a lambda or the name of a reducer"
@@ -221,7 +286,13 @@ def _reducer(
         raise lower.refuse("E305", message, span, "help: `map` it to integers first")
     if reducer is None:
         note = f"note: accepted are {', '.join(REDUCERS)}, by name or as a lambda"
-        raise lower.refuse("E401", "this function is not an accepted reducer", span, note)
+        notes = [note]
+        if (name := behind_map(function)) is not None:
+            notes.append(
+                "help: `map` first, and then reduce: "
+                f"`reduce(map(v, [&]({value} x) -> {value} {{ ... }}), init, {name})`"
+            )
+        raise lower.refuse("E401", "this function is not an accepted reducer", span, *notes)
     if reducer in ("count", "and", "or") and kind == FLOAT:
         help_line = "help: make its lambda (int, int) -> int"
         raise lower.refuse("E305", f"the reducer `{reducer}` gives an `int`", span, help_line)
@@ -231,6 +302,8 @@ def _reducer(
 _Operator = Callable[["Lowerer", ast.Call, "Frame"], nodes.Expr]
 # Name, the numbers of arguments it may have, and what it becomes.
 OPERATORS: dict[str, tuple[tuple[int, ...], _Operator]] = {
+    "map": ((2,), _map),
+    "range": ((1,), _range),
     "reduce": ((3,), _reduce),
     "block_reduce": ((4,), _block_reduce),
     "filter": ((2, 3), _filter),

@@ -13,6 +13,7 @@ Where the spellings differ (NaN, -0), the named form counts.
 
 from compll.ir import nodes
 from compll.ir.forms import Forms
+from compll.ir.walk import free_vars
 
 REDUCERS = ("sum", "prod", "min", "max", "count", "and", "or")
 _SYMMETRIC = {"+": "sum", "*": "prod", "max": "max", "min": "min"}
@@ -41,6 +42,35 @@ def recognise(function: nodes.Lambda) -> str | None:
     if found.op in _OF_CONDITIONS and parts == {forms.condition(total), forms.condition(item)}:
         return _OF_CONDITIONS[found.op]
     return "count" if found.op == "+" and parts == {total, forms.condition(item)} else None
+
+
+def behind_map(function: nodes.Lambda) -> str | None:
+    """The reducer that would do behind a `map`: of a lambda (a, b) that is one of a and f(b)."""
+    lets = {let.var: let.value for let in function.lets}
+    body = _value(function.result, lets)
+    if isinstance(body, nodes.Binary) and body.op in ("+", "*"):
+        op, pair = body.op, (body.left, body.right)
+    elif isinstance(body, nodes.Math) and body.function in ("max", "min"):
+        op, pair = body.function, (body.arguments[0], body.arguments[1])
+    else:
+        return None
+    total = function.params[0]
+    for one, other in (pair, pair[::-1]):
+        found = _value(one, lets)
+        needed = free_vars(other)
+        while not needed.isdisjoint(lets):
+            needed = {
+                v for var in needed for v in (free_vars(lets[var]) if var in lets else (var,))
+            }
+        if isinstance(found, nodes.Ref) and found.var == total and total not in needed:
+            return _SYMMETRIC[op]
+    return None
+
+
+def _value(expr: nodes.Expr, lets: dict[nodes.Var, nodes.Expr]) -> nodes.Expr:
+    while isinstance(expr, nodes.Ref) and expr.var in lets:
+        expr = lets[expr.var]
+    return expr
 
 
 def order_of(function: nodes.Lambda) -> str | None:

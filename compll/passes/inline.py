@@ -27,15 +27,26 @@ from compll.source import Span
 # The C++ compiler sees all operations; their depth is kept far from the end of Python's stack.
 MAX_OPERATIONS = 4000
 MAX_DEPTH = 200
+_READ_LESS = (
+    "a vector made by `map` is computed again at every `v[j]`: read it once, into a variable, as "
+    "in `float a = v[j];`, and write fewer reads of such vectors in one another"
+)
+_MAP_LESS = (
+    "write the steps in one lambda, with variables in between, in place of a `map` of a `map`"
+)
 
 
 class TooLargeError(Exception):
-    """A function grows beyond what is reasonable; `span` says where it became too much."""
+    """A function grows beyond what is reasonable; `span` says where it became too much.
 
-    def __init__(self, message: str, span: Span) -> None:
+    `advice`: what to do, as a line of help.
+    """
+
+    def __init__(self, message: str, span: Span, advice: str) -> None:
         """`message`: which limit, in the words of a diagnostic."""
         super().__init__(message)
         self.span = span
+        self.advice = f"help: {advice}"
 
 
 # What an element of a vector is, given its index and the list that takes the lets it needs.
@@ -232,9 +243,11 @@ class _Inliner:
         self._depth += 1
         end = "once vectors are written out"
         if self._left < 0:
-            raise TooLargeError(f"more than {MAX_OPERATIONS} operations {end}", span)
+            message = f"more than {MAX_OPERATIONS} operations {end}"
+            raise TooLargeError(message, span, _READ_LESS)
         if self._depth > MAX_DEPTH:
-            raise TooLargeError(f"nested more than {MAX_DEPTH} levels deep {end}", span)
+            message = f"nested more than {MAX_DEPTH} levels deep {end}"
+            raise TooLargeError(message, span, _MAP_LESS)
 
     def _scalar(
         self, expr: nodes.Expr, names: dict[nodes.Var, nodes.Expr], lets: list[nodes.Let]

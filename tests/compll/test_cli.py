@@ -211,6 +211,24 @@ def test_mistakes_are_one_line_each(tmp_path, capsys, backend):
 
 
 @BACKENDS
+def test_a_bad_block_or_width_is_named(tmp_path, capsys, gradient, backend):
+    spec = tmp_path / "scaled.pse"
+    spec.write_text(
+        "void ScaledEncode(float* g, uint8* o, int block, int bits) {\n"
+        "    uint<bits>* codes = map(g, [&](float x) -> uint<bits> { return x; });\n"
+        "    o = concat(block_reduce(g, block, 0, max), codes);\n}\n"
+    )
+    run = ["run", str(spec), "ScaledEncode", "--in", gradient, "--out", str(tmp_path / "o")]
+    for block, bits, expected in (
+        (100, 4, "a block must have 16, 32, 64, 128, 256, 512, 1024 elements. Received: 100"),
+        (128, 20, "the width `uint<bits>` must be from 1 to 16. Received: 20"),
+    ):
+        values = ["--set", f"block={block}", "--set", f"bits={bits}"]
+        assert main([*run, *values, "--backend", backend]) == 1
+        assert capsys.readouterr().err == f"compll: error: {expected}\n"
+
+
+@BACKENDS
 def test_too_much_memory_is_one_line(tmp_path, capsys, gradient, backend):
     spec = tmp_path / "huge.pse"
     spec.write_text(

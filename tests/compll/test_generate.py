@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import compll
+from compll.backends import toolchain
 from compll.backends.library import CompiledCodec
 from compll.cli import main
 from tests.compll.support import SPECS, gradients
@@ -175,6 +176,31 @@ def test_the_makefile_builds_elsewhere_what_build_leaves(tmp_path, capsys, monke
         told = ctypes.c_char.in_dll(ctypes.CDLL(str(library)), "tf_hips_codec_id")
         ids.add(ctypes.string_at(ctypes.addressof(told)))
     assert len(ids) == 1 and ids.pop().startswith(b"terngrad@")
+
+
+UNREAD = """
+void UnreadEncode(float* gradient, uint8* out) {
+    uint8* c = map(range(gradient.size), [&](int i) -> uint8 { return i; });
+    out = concat(c);
+}
+
+void UnreadDecode(uint8* packet, float* gradient) {
+    uint8* c;
+    extract(packet, c);
+    gradient = map(range(gradient.size), [&](int i) -> float { return i; });
+}
+"""
+
+
+@pytest.mark.heavy
+def test_a_gradient_that_nothing_reads_is_no_warning(tmp_path):
+    source = compll.generate(compll.compile_text(UNREAD, "unread"))["unread.codec.cc"]
+    file = tmp_path / "unread.codec.cc"
+    file.write_text(source)
+    flags = ("-Wall", "-Wextra", "-fsyntax-only", "-DTF_HIPS_NO_CLONES", "-I", str(ROOT))
+    command = (toolchain.compiler(), *toolchain.FLAGS, *flags, str(file))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

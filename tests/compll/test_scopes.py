@@ -106,6 +106,24 @@ def test_uses_of_a_refused_lambda_are_not_reported():
     assert refused(body) == [("E201", "unknown name `q`")]
 
 
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        ("if (gradient.size > 0) { x = nam; }", ("E201", "unknown name `nam`")),
+        ("if (gradient.size > 0) { int k = 1; } else { x = nam; }", ("E201", "unknown name `nam`")),
+        ("if (gradient.size > 0) float x = 1;", ("E203", "`x` is declared twice")),
+        ("if (1) { if (2) { x = nam; } }", ("E201", "unknown name `nam`")),
+    ],
+)
+def test_an_error_inside_an_if_brings_no_second_one(inside, expected):
+    assert refused(f"float x = 0; {inside} float y = x + 1; out = concat(x, y);") == [expected]
+    # A variable that no error is about is still missed.
+    found = refused(f"float x = 0; float z; {inside} float w = z; out = concat(x);")
+    assert [code for code, _ in found] == sorted([expected[0], "E205"])
+    in_lambda = f"lambda_func f = [&](float g) -> float {{ float x = 0; {inside} return x; }}"
+    assert refused(f"{in_lambda} out = concat(map(gradient, f));") == [expected]
+
+
 def test_lambdas_call_lambdas_up_to_a_depth():
     assert compll.generate(compll.compile_text(encoder(f"{chain(60)} out = concat(y);"), "foo"))
     ((code, message),) = refused(f"{chain(118)} out = concat(y);")

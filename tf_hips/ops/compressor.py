@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_hips.ops import call_text, growth, jit, low_rank, mixing, native, stages
+from tf_hips.ops import call_text, growth, jit, loaded, low_rank, mixing, native, stages
 from tf_hips.ops.mixing import MIXED
 from tf_hips.ops.registry import Parameter
 from tf_hips.ops.stages import WARMUP
@@ -102,6 +102,8 @@ class Compressor:
             return
         algorithm = jit.algorithm(self.name, also=WRAPPERS)
         params = algorithm.checked(**given)
+        if algorithm.is_loaded and loaded.table(algorithm.name) is not None:
+            loaded.check_values(algorithm.name, [value for _, value in params])
         if self.inner is not None:
             raise ValueError(
                 f"`{self.name}` is a codec and wraps nothing. Received: {self.inner.text}"

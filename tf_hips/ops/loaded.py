@@ -14,6 +14,7 @@ import re
 import struct
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from tf_hips import errors
@@ -45,6 +46,7 @@ class _Param(ctypes.Structure):
     )
 
 
+_BODY_BYTES = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_double), ctypes.c_int64)
 _FUNCTIONS = ("max_body_bytes", "encode", "decode", "encode_feedback", "merge")
 
 
@@ -74,6 +76,29 @@ def full_name(stem: str, specification: bytes) -> str:
 def table(name: str) -> int | None:
     """Address of the table of a loaded codec; None if there is none of that name."""
     return _tables.get(name)
+
+
+def check_values(name: str, values: Sequence[float]) -> None:
+    """Raises ValueError where parameters that are in their ranges make a codec that cannot be.
+
+    Blocks and widths may be computed of parameters, and only the codec itself knows them.
+
+    Args:
+        name: of a loaded codec.
+        values: of its parameters, in their order.
+    """
+    held = _Table.from_address(_tables[name])
+    function = _BODY_BYTES(held.max_body_bytes)
+    # Of no elements: what depends on their number is asked for when that is known.
+    if function((ctypes.c_double * max(1, len(values)))(*values), 0) < 0:
+        names = [held.params[i].name.decode("ascii") for i in range(held.num_params)]
+        given = zip(names, values, strict=True)
+        shown = ", ".join(f"{parameter}={value:.9g}" for parameter, value in given)
+        raise ValueError(
+            f"the parameters of `{name}` must make blocks of 16, 32, 64, 128, 256, 512 or 1024 "
+            "elements, widths from 1 to 16 bits, and lengths that fit a packet. "
+            f"Received: {shown}"
+        )
 
 
 def identity(path: Path) -> tuple[ctypes.CDLL, str]:

@@ -103,7 +103,8 @@ const char* tf_hips_status_text(int32_t status) {
     case TF_HIPS_BODY_CONTRADICTS_PARAMS:
       return "the body of a packet contradicts the codec's parameters";
     case TF_HIPS_BAD_PARAMETER:
-      return "a codec parameter is out of its range, or not an integer where it must be one";
+      return "a codec parameter is out of its range, or not an integer where it must be one, or a "
+             "block that is no power of two from 16 to 1024, or a width that is not from 1 to 16";
     case TF_HIPS_NOT_PROVIDED:
       return "the codec's specification has no such function";
     case TF_HIPS_NO_SCRATCH:

@@ -35,7 +35,8 @@ enum TfHipsStatus {
   // the body was made with other parameters, or holds a value they rule out, such as an index
   // beyond the gradient
   TF_HIPS_BODY_CONTRADICTS_PARAMS = 3,
-  // a parameter or n is out of its range, or not an integer where it must be one
+  // a parameter or n is out of its range, or not an integer where it must be one; or parameters
+  // make a block that is no power of two from 16 to 1024, or a width that is not from 1 to 16
   TF_HIPS_BAD_PARAMETER = 4,
   TF_HIPS_NOT_PROVIDED = 5,  // the specification has no such function
   TF_HIPS_NO_SCRATCH = 6,    // no memory for a vector that is kept between loops
