@@ -21,7 +21,7 @@ def test_the_command_of_esync_means_what_it_meant(settings):
     assert (told.mode, told.network, told.split) == ("esync", "resnet18_v1", "class")
     assert (told.batch_size, told.learning_rate) == (64, 0.0005)
     assert told.local == Local(global_lr=1.0)
-    assert told.local.outer == "fedavg(learning_rate=1)"
+    assert told.local.outer == "fedavg(learning_rate=1.0)"
 
 
 @pytest.mark.parametrize(
