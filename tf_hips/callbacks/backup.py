@@ -30,13 +30,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.callbacks import handover, others, resuming, snapshot
+from tf_hips.callbacks import handover, optimizers, others, resuming, snapshot
 from tf_hips.callbacks.folder import Backup, BackupFolder, sync
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.snapshot import Entry
 from tf_hips.errors import ConfigError
 
-_FORMAT = 1
+_FORMAT = 2
 _META = handover.META
 
 
@@ -235,6 +235,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         peers, folder = self._peers, self._folder
         has_seed = snapshot.global_seed_generator() is not None
         entries = snapshot.entries(self.model, metrics=step > 0, seed=has_seed)
+        trained = snapshot.trained_by_each(self.model)
         own = self._own(entries)
         data_offset, place = None, None
         if self._peers.strategy is not None:
@@ -263,6 +264,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "facts": self._facts(),
                 "entries": [entry.kind for entry in entries],
                 "own": own,
+                "trained": trained,
                 "steps_per_epoch": (self.params or {}).get("steps"),
                 "data_offset": data_offset,
                 "place": place,
@@ -321,12 +323,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             facts.pop("rank", None)  # told by the names of the files
             # Orders of data and noise of layers are functions of it, whatever the compression.
             facts["seed"] = self._peers.strategy._run.seed
-        optimizer = self.model.optimizer
         return {
             **facts,
             "number of workers": self.model.distribute_strategy.num_replicas_in_sync,
             "number of ranks": self._peers.size,
-            "optimizer": type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+            "optimizer": ", ".join(
+                optimizers.name(one) for one in optimizers.optimizers_of(self.model)
+            ),
         }
 
     # Restoring.
@@ -428,6 +431,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"A backup must have format {_FORMAT}. Received: format {meta['format']} in "
                 f"{self._folder.place(backup)}"
             )
+        if self.model.built:  # a MultiOptimizer may know its parts only then
+            snapshot.build_optimizers(self.model, meta["trained"])
         current = self._facts()
         told = [
             f"{name} is {current.get(name, 'not known')} and was {was}"
@@ -449,7 +454,6 @@ class BackupAndRestore(keras.callbacks.Callback):
                     "backup: call it on a batch, or give its first layer a shape. Received: a "
                     "model without weights"
                 )
-            snapshot.build_optimizer(self.model)
             self._entries(meta, metrics=False)
         else:
             raise ValueError(self._other_run("; ".join(told)))
@@ -519,7 +523,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Reads everything once more, with the metrics of an epoch that has begun."""
         if batch is not None:
             # Without a strategy Keras makes the metrics in the first step only.
-            self.model._symbolic_build(data_batch=batch)
+            with snapshot.no_more_slots(self.model):
+                self.model._symbolic_build(data_batch=batch)
 
         def read() -> None:
             meta = self._meta(backup)
