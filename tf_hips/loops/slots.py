@@ -68,14 +68,17 @@ class FirstSlots:
         """Gives slots and counts their first values; learning rates and loss scales stay.
 
         The number of steps stays, too, where the learning rate depends on it; the slots count
-        theirs from here. An optimizer without slots has made no step.
+        theirs from here.
         """
         for place, optimizer in enumerate(parts_of(self._model)):
-            if optimizer.built:
-                begun = self._begun[place] if place < len(self._begun) else None
-                self._restore(optimizer, begun)
+            if optimizer.built:  # else it has made no step
+                self._restore(optimizer)
+            if _is_scheduled(optimizer):
+                hooks.begun(optimizer).assign(optimizer._iterations.value)
+                for begun in self._begun[place : place + 1]:
+                    begun.assign(optimizer._iterations.value)
 
-    def _restore(self, optimizer: Any, begun: tf.Variable | None) -> None:
+    def _restore(self, optimizer: Any) -> None:
         if optimizer not in self._first:
             self._first[optimizer] = _first_values(optimizer)
         weights = optimizer._trainable_variables
@@ -84,10 +87,6 @@ class FirstSlots:
                 variable.assign(weights[first])
             elif first is not None:
                 variable.assign(np.broadcast_to(first, variable.shape))
-        if _is_scheduled(optimizer):
-            hooks.begun(optimizer).assign(optimizer._iterations.value)
-            if begun is not None:
-                begun.assign(optimizer._iterations.value)
         # The mean that `use_ema` keeps begins with the weights, also where steps go on counting.
         for mean, weight in zip(*_averaged(optimizer), strict=True):
             mean.assign(weight)
