@@ -113,6 +113,30 @@ def test_loss_scaling_keeps_its_rate_inside():
     assert float(model.optimizer.learning_rate) == pytest.approx(0.4 * (1 + 3 / 4))
 
 
+def test_one_rate_of_the_optimizer_that_was_compiled(caplog):
+    import keras
+
+    from tf_hips.callbacks import LearningRateWarmup
+
+    def train(optimizer, **attributes):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        warmup = LearningRateWarmup(warmup_steps=4, scale=2)
+        model.fit(np.ones([6, 2]), np.ones([6, 1]), batch_size=2, verbose=0, callbacks=[warmup])
+
+    parts = keras.optimizers.OptimizerMap(keras.optimizers.Adam())
+    with pytest.raises(ValueError, match=r"must have one learning rate.*MultiOptimizer\(Adam\)"):
+        train(keras.optimizers.MultiOptimizer(parts))
+    inner = keras.optimizers.Adam()
+    train(keras.optimizers.LossScaleOptimizer(inner), mine=inner)
+    assert "and not of others" not in caplog.text
+    train("sgd", judge=keras.optimizers.Adam(name="of_judge"))
+    assert "sets the learning rate of the optimizer that `" in caplog.text
+    assert "and not of others that the model has: of_judge." in caplog.text
+
+
 def test_errors_say_what_is_wrong():
     import keras
     import tensorflow as tf

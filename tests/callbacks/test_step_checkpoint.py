@@ -123,6 +123,17 @@ def test_weights_are_those_of_the_step(tmp_path):
 
 
 @pytest.mark.tf
+def test_steps_of_optimizers_that_a_model_holds_count(tmp_path):
+    from tests.callbacks.test_several_optimizers import pair, rows
+    from tf_hips.callbacks import StepCheckpoint
+
+    pair(run_eagerly=True).fit(
+        *rows(), batch_size=8, epochs=2, verbose=0, callbacks=[StepCheckpoint(tmp_path, every=3)]
+    )
+    assert CheckpointFolder(tmp_path).steps() == [3, 6, 8]
+
+
+@pytest.mark.tf
 def test_only_the_last_ones_stay(tmp_path):
     fit(tmp_path, every=5, keep=2)
     assert CheckpointFolder(tmp_path).steps() == [20, 24]

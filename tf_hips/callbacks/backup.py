@@ -30,13 +30,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_hips import log
-from tf_hips.callbacks import handover, others, resuming, snapshot
-from tf_hips.callbacks.folder import Backup, BackupFolder, sync
+from tf_hips.callbacks import handover, optimizers, others, resuming, snapshot
+from tf_hips.callbacks.folder import Backup, BackupFolder, damaged, read_json, sync
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.snapshot import Entry
-from tf_hips.errors import ConfigError
 
-_FORMAT = 1
+_FORMAT = 2
 _META = handover.META
 
 
@@ -237,6 +236,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         peers, folder = self._peers, self._folder
         has_seed = snapshot.global_seed_generator() is not None
         entries = snapshot.entries(self.model, metrics=step > 0, seed=has_seed)
+        trained = snapshot.trained_by_each(self.model)
         own = self._own(entries)
         data_offset, place = None, None
         if self._peers.strategy is not None:
@@ -265,6 +265,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "facts": self._facts(),
                 "entries": [entry.kind for entry in entries],
                 "own": own,
+                "trained": trained,
                 "steps_per_epoch": (self.params or {}).get("steps"),
                 "data_offset": data_offset,
                 "place": place,
@@ -324,12 +325,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             facts.pop("rank", None)  # told by the names of the files
             # Orders of data and noise of layers are functions of it, whatever the compression.
             facts["seed"] = self._peers.strategy._run.seed
-        optimizer = self.model.optimizer
         return {
             **facts,
             "number of workers": self.model.distribute_strategy.num_replicas_in_sync,
             "number of ranks": self._peers.size,
-            "optimizer": type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+            "optimizer": ", ".join(
+                optimizers.name(one) for one in optimizers.optimizers_of(self.model)
+            ),
         }
 
     # Restoring.
@@ -436,6 +438,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise ValueError(
                 self._other_run(f"a backup of `fit` number {fit} that uses it; this is {self._fit}")
             )
+        if self.model.built:  # a MultiOptimizer may know its parts only then
+            snapshot.build_optimizers(self.model, meta["trained"])
         current = self._facts()
         told = [
             f"{name} is {current.get(name, 'not known')} and was {was}"
@@ -457,7 +461,6 @@ class BackupAndRestore(keras.callbacks.Callback):
                     "backup: call it on a batch, or give its first layer a shape. Received: a "
                     "model without weights"
                 )
-            snapshot.build_optimizer(self.model)
             self._entries(meta, metrics=False)
         else:
             raise ValueError(self._other_run("; ".join(told)))
@@ -516,7 +519,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         place = self._folder.place(backup)
         told: dict[str, Any] = {}
         # A rank whose file is damaged says so before others rely on it.
-        self._peers.together(lambda: told.update(_json(place / f"rank-{self._peers.rank}.json")))
+        self._peers.together(
+            lambda: told.update(read_json(place / f"rank-{self._peers.rank}.json"))
+        )
         others.remind(self._others, told["callbacks"])
         others.read_best_weights(place, self._others)
         if "epoch" in told and getattr(self.model, "history", None) is not None:
@@ -527,7 +532,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Reads everything once more, with the metrics of an epoch that has begun."""
         if batch is not None:
             # Without a strategy Keras makes the metrics in the first step only.
-            self.model._symbolic_build(data_batch=batch)
+            with snapshot.no_more_slots(self.model):
+                self.model._symbolic_build(data_batch=batch)
 
         def read() -> None:
             meta = self._meta(backup)
@@ -543,7 +549,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
             raise  # it may well be whole
         except tf.errors.OpError as error:
-            raise _damaged(place, error) from error
+            raise damaged(place, error) from error
 
     def _read_state(self, backup: Backup) -> None:
         if self._peers.strategy is not None:
@@ -553,30 +559,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             tf.train.Checkpoint(state=state).read(str(path))
 
     def _meta(self, backup: Backup) -> dict[str, Any]:
-        return _json(self._folder.place(backup) / _META)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """What one of a backup's files says.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
-    text = path.read_bytes()
-    try:
-        found = json.loads(text)
-        if not isinstance(found, dict):
-            raise TypeError
-    except (ValueError, TypeError) as error:
-        raise _damaged(path, error) from error
-    return found
-
-
-def _damaged(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        "A backup must be whole; move it elsewhere to go on from the one before. Received: "
-        f"{path}, damaged ({type(error).__name__})"
-    )
+        return read_json(self._folder.place(backup) / _META)
 
 
 def _is_sane(logs: Any) -> bool:

@@ -12,12 +12,16 @@ disk. Ranks write into it together; rank 0 names, lists and deletes.
 import collections
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import shutil
 import time
 import uuid
 from pathlib import Path
+from typing import Any
+
+from tf_hips.errors import ConfigError
 
 _NAME = re.compile(r"(\d{8,})-epoch-(\d+)-step-(\d+)")
 _WRITING, _DELETING = ".writing-", ".deleting-"
@@ -165,3 +169,27 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What one of a backup's files says.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    text = path.read_bytes()
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise TypeError
+    except (ValueError, TypeError) as error:
+        raise damaged(path, error) from error
+    return found
+
+
+def damaged(path: Path, error: Exception) -> ConfigError:
+    """What is raised where a file of a backup cannot be read."""
+    return ConfigError(
+        "A backup must be whole; move it elsewhere to go on from the one before. Received: "
+        f"{path}, damaged ({type(error).__name__})"
+    )

@@ -26,6 +26,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf_hips import log
+from tf_hips.callbacks import optimizers
+
 Multiplier = Callable[[float], float]
 
 
@@ -49,10 +52,27 @@ class _Rate(keras.callbacks.Callback):
         """Remembers the model and, where none was given, its optimizer's learning rate.
 
         Raises:
-            ValueError: the optimizer's learning rate is a schedule.
+            ValueError: the optimizer's learning rate is a schedule, or each of its parts has one.
         """
         super().set_model(model)
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+            raise ValueError(
+                f"The model's optimizer must have one learning rate for {type(self).__name__} to "
+                "set it; give the parts of a MultiOptimizer schedules. Received: "
+                f"{optimizers.name(optimizer)}"
+            )
+        compiled, *held = optimizers.optimizers_of(model)
+        others = [one.name for one in held if optimizers.parts(compiled) != optimizers.parts(one)]
+        if others:
+            log.warning(
+                "%s sets the learning rate of the optimizer that `%s` was compiled with (%s), and "
+                "not of others that the model has: %s. Give those schedules.",
+                type(self).__name__,
+                model.name,
+                compiled.name,
+                ", ".join(others),
+            )
         # Read here, before anything is restored or changed.
         current = optimizer.get_config().get("learning_rate")
         if not isinstance(current, float):

@@ -9,16 +9,19 @@ layers need no rule.
 Files are TensorFlow checkpoints: any type, checked by checksums, read by any TensorFlow.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tf_hips.callbacks.optimizers import optimizers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +46,13 @@ def entries(model: keras.Model, *, metrics: bool, seed: bool) -> list[Entry]:
     """All variables of a model that change while it trains, in an order that its code decides.
 
     Args:
-        model: a built model whose optimizer is built.
+        model: a built model whose optimizers have the slots that they will have.
         metrics: whether to include the state of its metrics; they come last.
         seed: whether to include Keras' global seed generator, which is made if need be.
     """
     groups: list[tuple[str, Iterable[Any]]] = [
         ("weight", model.variables),
-        ("optimizer", getattr(model.optimizer, "variables", [])),
+        ("optimizer", [slot for one in optimizers_of(model) for slot in one.variables]),
     ]
     if seed:
         groups.append(("seed", [global_seed_generator(make=True).state]))
@@ -58,9 +61,14 @@ def entries(model: keras.Model, *, metrics: bool, seed: bool) -> list[Entry]:
     found: dict[int, Entry] = {}
     for role, variables in groups:
         for one in variables:
-            raw = one.value if isinstance(one, keras.Variable) else one
-            found.setdefault(id(raw), Entry(role, raw))
+            variable = raw(one)
+            found.setdefault(id(variable), Entry(role, variable))
     return list(found.values())
+
+
+def raw(variable: Any) -> tf.Variable:
+    """The TensorFlow variable behind one of Keras."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def digests(chosen: Sequence[Entry]) -> list[str]:
@@ -109,12 +117,56 @@ def read(path: Path, chosen: Sequence[Entry]) -> None:
     _checkpoint(chosen).read(str(path)).assert_existing_objects_matched().expect_partial()
 
 
-def build_optimizer(model: keras.Model) -> None:
-    """Makes the optimizer's slots, as the first step would."""
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
+def trained_by_each(model: keras.Model) -> list[list[int] | None]:
+    """What each optimizer has slots for: places among the model's variables; None: has none yet.
+
+    Raises:
+        ValueError: one trains what is no weight of the model, and is not saved.
+    """
+    places = {id(one.value): place for place, one in enumerate(model.variables)}
+    found: list[list[int] | None] = []
+    for optimizer in optimizers_of(model):
+        if not optimizer.built:
+            found.append(None)
+            continue
+        trained = [raw(one) for one in optimizer._trainable_variables]
+        for one in trained:
+            if id(one) not in places:
+                raise ValueError(
+                    "What an optimizer of the model trains must be a weight of it, as a "
+                    "keras.Variable among its attributes is, to be backed up. Received: "
+                    f"{one.name}, trained by {optimizer.name}"
+                )
+        found.append([places[id(one)] for one in trained])
+    return found
+
+
+def build_optimizers(model: keras.Model, trained: Sequence[list[int] | None]) -> None:
+    """Makes the slots that a backup has, as the first steps would; no others.
+
+    Where the model is another one this leaves it to `first_difference` to say so.
+
+    Args:
+        model: a built model.
+        trained: what `trained_by_each` said when it was saved.
+    """
+    variables = model.variables
+    for optimizer, places in zip(optimizers_of(model), trained, strict=False):
+        if places is None or optimizer.built or max(places, default=0) >= len(variables):
+            continue
         with model.distribute_strategy.scope():
-            optimizer.build(model.trainable_variables)
+            optimizer.build([variables[place] for place in places])
+
+
+@contextlib.contextmanager
+def no_more_slots(model: keras.Model) -> Iterator[None]:
+    """While this holds Keras makes no slots for the compiled optimizer, which may never step."""
+    optimizer = model.optimizer
+    before, optimizer.built = optimizer.built, True
+    try:
+        yield
+    finally:
+        optimizer.built = before
 
 
 def global_seed_generator(make: bool = False) -> Any:

@@ -9,6 +9,7 @@ import keras
 
 from tf_hips import log
 from tf_hips.callbacks.checkpoint_folder import CheckpointFolder
+from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.callbacks.peers import Peers
 
 
@@ -123,7 +124,10 @@ class StepCheckpoint(keras.callbacks.Callback):
             self._folder.begin(self._last, self._facts.get("run"))
 
     def _step(self) -> int:
-        return int(self.model.optimizer.iterations)
+        # Where a step of one's own has other optimizers, the compiled one may stay at 0.
+        compiled, *held = optimizers_of(self.model)
+        made = int(compiled.iterations)
+        return made or max((int(one.iterations) for one in held), default=0)
 
     def _write(self, step: int) -> None:
         self._written = step

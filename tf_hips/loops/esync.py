@@ -286,11 +286,9 @@ class ESync(Loop):
     def words(self) -> dict[str, Any]:
         """The report of this worker; it has arrived."""
         report = self._report()
-        optimizer = methods.inner_optimizer(self.model)
-        momentum = float(getattr(optimizer, "momentum", 0.0) or 0.0)
         self._told = {
             "step_s": report.step_s,
-            "effective": methods.effective_steps(methods.updates(self.model, self.steps), momentum),
+            "effective": methods.weighed(self.model, self.steps),
             "local_s": report.busy_s,
             "loss": self._loss.smoothed(),
         }

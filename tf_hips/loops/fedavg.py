@@ -229,13 +229,8 @@ class FedAvg(Loop):
         """FedNova's a_i, where movements are normalised."""
         if not self._normalises:
             return {}
-        optimizer = methods.inner_optimizer(self.model)
-        momentum = float(getattr(optimizer, "momentum", 0.0) or 0.0)
-        shrinkage = 0.0
-        if self._proximal is not None and not momentum:
-            shrinkage = min(self._proximal.mu * float(optimizer.learning_rate), 1.0)
-        updates = methods.updates(self.model, self.steps)
-        return {"effective": methods.effective_steps(updates, momentum, shrinkage)}
+        mu = 0.0 if self._proximal is None else self._proximal.mu
+        return {"effective": methods.weighed(self.model, self.steps, mu)}
 
     def vocabulary(self) -> dict[str, Word]:
         """FedNova's a_i."""

@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips.callbacks.optimizers import parts_of
 from tf_hips.errors import ConfigError
 from tf_hips.strategies.turns import MakeVariable
 
@@ -49,14 +50,32 @@ class PostLocal:
         return 1 if number < self.after else self.steps
 
 
-def inner_optimizer(model: keras.Model) -> Any:
-    """The optimizer that makes a model's steps, inside of a loss scale if there is one."""
-    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+def weighed(model: keras.Model, steps: int, prox_mu: float = 0.0) -> float:
+    """What `steps` local steps of a model weigh: `effective_steps` of its optimizer.
 
+    Where several optimizers make them it is the mean over the elements that they train. With
+    accumulated gradients those steps count that change weights.
 
-def updates(model: keras.Model, steps: int) -> float:
-    """How often `steps` local steps change the weights: gradients may be accumulated."""
-    return steps / (getattr(inner_optimizer(model), "gradient_accumulation_steps", None) or 1)
+    Args:
+        model: what was trained.
+        steps: local steps.
+        prox_mu: of a proximal term; not counted with momentum.
+    """
+    optimizers = parts_of(model)
+    if len(optimizers) > 1:  # one that was compiled may have nothing to do
+        stepped = [one for one in optimizers if one.built and int(one._iterations.numpy())]
+        optimizers = stepped or optimizers[:1]
+    found = []
+    for one in optimizers:
+        momentum = float(getattr(one, "momentum", 0.0) or 0.0)
+        shrinks = prox_mu and not momentum
+        shrinkage = min(prox_mu * float(one.learning_rate), 1.0) if shrinks else 0.0
+        updates = steps / (one.gradient_accumulation_steps or 1)
+        found.append(effective_steps(updates, momentum, shrinkage))
+    sizes = [sum(math.prod(each.shape) for each in one._trainable_variables) for one in optimizers]
+    if len(found) == 1:
+        return found[0]
+    return math.fsum(n * one for n, one in zip(sizes, found, strict=True)) / sum(sizes)
 
 
 def effective_steps(steps: float, momentum: float = 0.0, shrinkage: float = 0.0) -> float:
@@ -164,12 +183,12 @@ class ControlVariates:
             own.assign(after, read_value=False)
 
     def _rate(self) -> float:
-        optimizer = inner_optimizer(self._model)
+        optimizer = getattr(self._model.optimizer, "inner_optimizer", self._model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
         if (
             type(optimizer) is not keras.optimizers.SGD
             or optimizer.momentum
-            or updates(self._model, 1) != 1.0
+            or optimizer.gradient_accumulation_steps
             or not isinstance(rate, keras.Variable)
         ):
             raise ConfigError(

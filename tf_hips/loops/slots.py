@@ -1,51 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slots of an optimizer as they were before its first step.
+"""The slots of a model's optimizers as they were before their first steps.
 
 Where slots begin anew, so does what counts their steps: Adam divides a mean of j gradients by
 1 - beta^j. Where the learning rate is a schedule, the optimizer's own count goes on for it, and the
 step at which the slots began is kept beside it (`hooks.begun`).
+
+A slot may begin as the weight that it belongs to (ScheduleFreeAdamW's iterate): it gets the weight
+of the moment. Which ones do so is found by building the optimizer on marked variables.
 """
 
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_hips.callbacks import snapshot
+from tf_hips.callbacks.optimizers import parts_of
 from tf_hips.strategies import hooks
+
+# What a slot begins as: a value, or the weight of this place among those that are trained; None: it
+# stays.
+_First: TypeAlias = np.ndarray | int | None
 
 
 class FirstSlots:
-    """First values of a model's optimizer; a slot of one number takes the memory of one."""
+    """First values of a model's optimizers; a slot of one number takes the memory of one.
+
+    What makes steps is an optimizer here, as each part of a `MultiOptimizer`. The count of the
+    whole `MultiOptimizer`, which no step depends on, goes on.
+    """
 
     def __init__(self, model: keras.Model) -> None:
-        """Remembers the optimizer; looks at nothing yet.
+        """Remembers the model; looks at nothing yet.
 
         Args:
             model: a compiled model.
         """
         self._model = model
-        self._optimizer: Any = None  # that the values are of: a model may be compiled again
-        self._values: list[np.ndarray | None] = []
-        self._begun: tf.Variable | None = None  # as of `hooks`, where a backup finds it
-        self._counted: Any = None  # the optimizer that it is of
+        # By the optimizer: a model may be compiled again.
+        self._first: weakref.WeakKeyDictionary[Any, list[_First]] = weakref.WeakKeyDictionary()
+        self._begun: list[tf.Variable] = []  # as of `hooks`, where a backup finds it
+        self._counted: list[Any] = []  # the optimizers that they are of
 
     def make(self, make_variable: Callable[..., tf.Variable]) -> None:
         """Makes what is kept; what a backup has of it goes into it here."""
-        self._begun = make_variable(tf.zeros([], tf.int64), "slots_begun")
+        for place, _ in enumerate(parts_of(self._model)):
+            name = f"slots_begun_{place}" if place else "slots_begun"
+            self._begun.append(make_variable(tf.zeros([], tf.int64), name))
+        self._counted = [None] * len(self._begun)
 
     def count(self) -> None:
-        """Lets the optimizer count the steps of its slots; before its first step here."""
-        inner = self._inner()
-        if self._begun is None or self._counted is inner or not _is_scheduled(inner):
-            return
-        known = hooks.begun(inner)
-        if self._counted is None and int(self._begun.numpy()):  # of a backup
-            known.assign(self._begun)
-        self._begun.assign(known)
-        self._counted = inner
+        """Lets the optimizers count the steps of their slots; before their first steps here."""
+        kept = zip(parts_of(self._model), self._begun, strict=False)  # may be compiled again
+        for place, (optimizer, begun) in enumerate(kept):
+            counted = self._counted[place]
+            if counted is optimizer or not _is_scheduled(optimizer):
+                continue
+            known = hooks.begun(optimizer)
+            if counted is None and int(begun.numpy()):  # of a backup
+                known.assign(begun)
+            begun.assign(known)
+            self._counted[place] = optimizer
 
     def restore(self) -> None:
         """Gives slots and counts their first values; learning rates and loss scales stay.
@@ -53,52 +70,95 @@ class FirstSlots:
         The number of steps stays, too, where the learning rate depends on it; the slots count
         theirs from here.
         """
-        snapshot.build_optimizer(self._model)
-        inner = self._inner()
-        if self._optimizer is not inner:
-            self._optimizer, self._values = inner, self._first(inner)
-        for variable, value in zip(inner.variables, self._values, strict=True):
-            if value is not None:
-                variable.assign(np.broadcast_to(value, variable.shape))
-        if _is_scheduled(inner):
-            hooks.begun(inner).assign(inner._iterations.value)
-            if self._begun is not None:
-                self._begun.assign(inner._iterations.value)
+        for place, optimizer in enumerate(parts_of(self._model)):
+            if optimizer.built:  # else it has made no step
+                self._restore(optimizer)
+            if _is_scheduled(optimizer):
+                hooks.begun(optimizer).assign(optimizer._iterations.value)
+                for begun in self._begun[place : place + 1]:
+                    begun.assign(optimizer._iterations.value)
+
+    def _restore(self, optimizer: Any) -> None:
+        if optimizer not in self._first:
+            self._first[optimizer] = _first_values(optimizer)
+        weights = optimizer._trainable_variables
+        for variable, first in zip(optimizer.variables, self._first[optimizer], strict=True):
+            if isinstance(first, int):
+                variable.assign(weights[first])
+            elif first is not None:
+                variable.assign(np.broadcast_to(first, variable.shape))
         # The mean that `use_ema` keeps begins with the weights, also where steps go on counting.
-        for mean, weight in zip(*_averaged(inner), strict=True):
+        for mean, weight in zip(*_averaged(optimizer), strict=True):
             mean.assign(weight)
 
-    def _inner(self) -> Any:
-        optimizer = self._model.optimizer
-        return getattr(optimizer, "inner_optimizer", optimizer)
 
-    def _first(self, inner: keras.optimizers.Optimizer) -> list[np.ndarray | None]:
-        twin = type(inner).from_config(inner.get_config())
-        twin.build([_like(one) for one in self._model.trainable_variables])
-        kept = [getattr(inner, "_learning_rate", None)]
-        if _is_scheduled(inner):
-            kept.append(inner.iterations)
-        values: list[np.ndarray | None] = []
-        for variable, first in zip(inner.variables, twin.variables, strict=True):
-            if any(variable is one for one in kept):
-                values.append(None)
-                continue
+def _first_values(optimizer: keras.optimizers.Optimizer) -> list[_First]:
+    trained = optimizer._trainable_variables
+    kept = [getattr(optimizer, "_learning_rate", None)]
+    if _is_scheduled(optimizer):
+        kept.append(optimizer._iterations)
+    places = _places(optimizer)
+    # A slot that begins as anything else of the weights (their norm) begins as that of these.
+    twin = _twin(optimizer, trained)
+    values: list[_First] = []
+    for variable, first, place in zip(optimizer.variables, twin.variables, places, strict=True):
+        if any(variable is one for one in kept):
+            values.append(None)
+        elif place is not None:
+            values.append(place)
+        else:
             value = np.asarray(first.numpy())
             is_one_number = value.size > 1 and bool(np.all(value == value.flat[0]))
             values.append(value.reshape(-1)[:1].copy() if is_one_number else value)
-        return values
+    return values
 
 
-def _is_scheduled(inner: keras.optimizers.Optimizer | None) -> bool:
-    rate = getattr(inner, "_learning_rate", None)
+def _places(optimizer: keras.optimizers.Optimizer) -> list[int | None]:
+    """For each variable of `optimizer` the place of the weight that it begins as, if it does.
+
+    Found by marks: compared with the weights themselves, most slots would begin as a bias of zeros.
+    """
+    marks = []
+    for place, one in enumerate(optimizer._trainable_variables):
+        mark = np.full(one.shape, 4.0)
+        mark.flat[:64] = np.random.default_rng(place).uniform(3.0, 5.0, min(mark.size, 64))
+        marks.append(np.asarray(tf.cast(mark, one.dtype)))
+
+    def place_of(slot: np.ndarray) -> int | None:
+        for place, mark in enumerate(marks):
+            is_like = slot.size and slot.shape == mark.shape and slot.flat[0] == mark.flat[0]
+            if is_like and np.array_equal(slot, mark):
+                return place
+        return None
+
+    return [place_of(np.asarray(slot.numpy())) for slot in _twin(optimizer, marks).variables]
+
+
+def _twin(optimizer: keras.optimizers.Optimizer, values: Sequence[Any]) -> Any:
+    """An optimizer like `optimizer`, as it begins where it trains variables of these values."""
+    twin = type(optimizer).from_config(optimizer.get_config())
+    twin.build(
+        [
+            _like(one, value)
+            for one, value in zip(optimizer._trainable_variables, values, strict=True)
+        ]
+    )
+    return twin
+
+
+def _like(variable: keras.Variable, value: Any) -> keras.Variable:
+    made = keras.Variable(tf.identity(value), dtype=variable.dtype, name="twin")
+    # Optimizers choose by it: Muon's `exclude_layers`.
+    made._path = getattr(variable, "path", variable.name)
+    return made
+
+
+def _is_scheduled(optimizer: Any) -> bool:
+    rate = getattr(optimizer, "_learning_rate", None)
     return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
 
 
-def _averaged(inner: keras.optimizers.Optimizer) -> tuple[list[Any], list[Any]]:
-    if not inner.use_ema:
+def _averaged(optimizer: keras.optimizers.Optimizer) -> tuple[list[Any], list[Any]]:
+    if not optimizer.use_ema:
         return [], []
-    return inner._model_variables_moving_average, inner._trainable_variables
-
-
-def _like(variable: keras.Variable) -> keras.Variable:
-    return keras.Variable(tf.zeros(variable.shape), dtype=variable.dtype, name=variable.name)
+    return optimizer._model_variables_moving_average, optimizer._trainable_variables

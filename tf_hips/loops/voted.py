@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips.callbacks.optimizers import parts_of
 from tf_hips.errors import ConfigError
 from tf_hips.loops.meeting import Meeting
 
@@ -69,21 +70,20 @@ def check_optimizer(strategy: Any, model: Any, *, resets: bool) -> None:
     Raises:
         ConfigError: they would be those of other groups.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if resets or optimizer is None or getattr(strategy, "_seats", None) is None:
+    if resets or getattr(strategy, "_seats", None) is None:
         return
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    twin = type(inner).from_config(inner.get_config())
-    twin.build([keras.Variable(tf.zeros([1]), name="any")])
-    counted = (twin.iterations, getattr(twin, "_learning_rate", None))
-    slots = [one.name for one in twin.variables if not any(one is other for other in counted)]
-    if slots:
-        raise ConfigError(
-            "Where groups change from round to round, the inner optimizer must keep nothing from "
-            "round to round, or members of a group would differ: take SGD without momentum, or "
-            f"`reset_optimizer=True`. Received: {type(inner).__name__}, which keeps "
-            f"{', '.join(slots)}"
-        )
+    for inner in parts_of(model):
+        twin = type(inner).from_config(inner.get_config())
+        twin.build([keras.Variable(tf.zeros([1]), name="any")])
+        counted = (twin.iterations, getattr(twin, "_learning_rate", None))
+        slots = [one.name for one in twin.variables if not any(one is other for other in counted)]
+        if slots:
+            raise ConfigError(
+                "Where groups change from round to round, inner optimizers must keep nothing from "
+                "round to round, or members of a group would differ: take SGD without momentum, "
+                f"or `reset_optimizer=True`. Received: {type(inner).__name__}, which keeps "
+                f"{', '.join(slots)}"
+            )
 
 
 def begin(strategy: Any) -> None:

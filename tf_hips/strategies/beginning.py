@@ -24,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips.callbacks.optimizers import optimizers_of
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
 from tf_hips.strategies.adapted import Adapted, adapted, as_bytes, check_bytes, check_equal
@@ -90,12 +91,17 @@ class Beginning:
         """
         if not _are_ready(trained):
             return
-        optimizer = optimizer or model.optimizer
-        owned = [*model.variables, *getattr(optimizer, "variables", []), *(trained or [])]
+        # All of the model's, also those that step later: what a backup then gives each worker for
+        # itself must not be made equal any more.
+        optimizers = [*optimizers_of(model), *([] if optimizer is None else [optimizer])]
+        slots = [slot for one in optimizers for slot in one.variables]
+        owned = [*model.variables, *slots, *(trained or [])]
         variables = [variable for variable in _unique(owned) if _is_ready(variable)]
         if trained is None and all(layer.built for layer in model._flatten_layers()):
             trained = _unique(model.trainable_variables)
-        self._make_equal(variables, trained, optimizer, advice="", is_collective=False, model=model)
+        self._make_equal(
+            variables, trained, optimizers, advice="", is_collective=False, model=model
+        )
 
     def of_loop(
         self,
@@ -130,9 +136,11 @@ class Beginning:
             trained = _unique(one for one in alive if one.trainable and _is_ready(one)) or None
         if is_computed and not self.is_equal(trained or []):
             self._check_computed(trained or [])
-        owned = [*(trained or []), *getattr(optimizer, "variables", []), *alive]
+        optimizers = [] if optimizer is None else [optimizer]
+        slots = [slot for one in optimizers for slot in one.variables]
+        owned = [*(trained or []), *slots, *alive]
         variables = [variable for variable in _unique(owned) if _is_ready(variable)]
-        self._make_equal(variables, trained, optimizer, advice=_ADVICE, is_collective=True)
+        self._make_equal(variables, trained, optimizers, advice=_ADVICE, is_collective=True)
 
     def _check_computed(self, trained: Sequence[tf.Variable]) -> None:
         """Raises if gradients that exist already were computed with weights that differ."""
@@ -150,7 +158,7 @@ class Beginning:
         self,
         variables: list[tf.Variable],
         trained: Sequence[tf.Variable] | None,
-        optimizer: Any,
+        optimizers: Sequence[Any],
         *,
         advice: str,
         is_collective: bool,
@@ -179,23 +187,27 @@ class Beginning:
             check_equal([(f"rank {rank}", one) for rank, one in enumerate(everyone)])
         if meets:
             self._has_met = True
-            self._meet(chosen, optimizer, learned)
+            self._meet(chosen, optimizers, learned)
             _add(self._shared, chosen)
         else:
             synchronise(chosen)
         _add(self._equal, chosen)
 
-    def _meet(self, variables: list[tf.Variable], optimizer: Any, learned: Adapted) -> None:
+    def _meet(
+        self, variables: list[tf.Variable], optimizers: Sequence[Any], learned: Adapted
+    ) -> None:
         """Makes `variables` equal over the parties; called once, on all ranks.
 
         What layers have `learned` travels behind them, to be compared.
         """
         slots: set[int] = set()
-        if optimizer is not None and int(optimizer.iterations.numpy()) == 0:
+        for optimizer in optimizers:
+            if int(optimizer.iterations.numpy()):
+                continue
             # Slots that no step has touched are of one number each, nearly all: that crosses the
             # slow tier, not the slot. (ScheduleFreeAdamW has one that begins as the weight.) A
             # party that has made steps already sends more, and the server says so.
-            slots = {id(slot) for slot in _unique(optimizer.variables) if slot.shape.rank}
+            slots |= {id(slot) for slot in _unique(optimizer.variables) if slot.shape.rank}
         first_sync = self.first_sync
 
         def exchange(values: list[np.ndarray]) -> list[np.ndarray]:

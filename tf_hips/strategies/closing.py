@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_hips import log
+from tf_hips.callbacks import optimizers
 from tf_hips.callbacks.resuming import first_step
 from tf_hips.data import Feed
 from tf_hips.errors import ProtocolError
@@ -86,8 +87,8 @@ class Closing(keras.callbacks.Callback):
             ConfigError: the optimizer, or what a callback has made of it, does not go with the rule
                 of a server.
         """
-        optimizer = self.model.optimizer
-        self._strategy._check_optimizer(getattr(optimizer, "inner_optimizer", optimizer))
+        for optimizer in optimizers.parts(self.model.optimizer):
+            self._strategy._check_optimizer(optimizer)
         if self._feed is not None:
             self._feed.begin(epoch, first_step(self.model, epoch))
 
@@ -215,13 +216,13 @@ def _is_beginning(told: Any) -> bool:
 
 
 def _replicated(model: keras.Model) -> list[Any]:
-    """What must be equal on all workers: the optimizer's variables, and what it trains.
+    """What must be equal on all workers: all optimizers' variables, and what is trained.
 
     The learning rate comes early: where it differs all differs, and it is the cause. Gradients that
     are still being accumulated are each worker's own.
     """
-    optimizer = model.optimizer
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    accumulated = {id(one) for one in getattr(inner, "_accumulated_gradients", [])}
-    slots = [one for one in getattr(optimizer, "variables", []) if id(one) not in accumulated]
-    return [*slots, *model.trainable_weights]
+    slots = {id(slot): slot for one in optimizers.optimizers_of(model) for slot in one.variables}
+    for part in optimizers.parts_of(model):
+        for one in getattr(part, "_accumulated_gradients", []):
+            slots.pop(id(one), None)
+    return [*slots.values(), *model.trainable_weights]

@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_hips.callbacks.optimizers import parts
 from tf_hips.comm import primitives, watchdog
 from tf_hips.data import check_whole, positions_of
 from tf_hips.errors import ProtocolError
@@ -272,13 +273,14 @@ def _check(model: keras.Model, strategy: Any) -> None:
             "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
             "kernel. Received: jit_compile=True"
         )
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    made_in = getattr(optimizer, "_distribution_strategy", strategy)
-    if made_in is not strategy and optimizer is not None:
-        raise ValueError(
-            f"The optimizer of `{model.name}` must be made inside the scope of the model's "
-            f"strategy. Received: an optimizer made under {type(made_in).__name__}"
-        )
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    for optimizer in (inner, *parts(inner)):
+        made_in = getattr(optimizer, "_distribution_strategy", strategy)
+        if made_in is not strategy and optimizer is not None:
+            raise ValueError(
+                f"The optimizer of `{model.name}` must be made inside the scope of the model's "
+                f"strategy. Received: an optimizer made under {type(made_in).__name__}"
+            )
 
 
 def _check_rows(arguments: dict[str, Any], name: str) -> None:

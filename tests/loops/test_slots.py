@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots that begin anew: of every kind of optimizer, and of all that a model has."""
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import ranks
+
+pytestmark = pytest.mark.tf
+
+
+def _model(optimizer):
+    import keras
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(1, name="second")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(optimizer, "mse", run_eagerly=True)
+    return model
+
+
+def _train(model, epochs=1):
+    x = np.random.default_rng(0).random((16, 4)).astype(np.float32)
+    return model.fit(x, x.sum(1, keepdims=True), epochs=epochs, verbose=0).history["loss"]
+
+
+def _values(optimizer):
+    return [np.asarray(one) for one in optimizer.variables]
+
+
+def _multi(first, rest):
+    import keras
+
+    by_path = keras.optimizers.OptimizerMap(rest, {".*first/.*": first})
+    return keras.optimizers.MultiOptimizer(by_path)
+
+
+def _optimizer(kind):
+    import keras
+
+    optimizers = keras.optimizers
+    return {
+        "adam": lambda: optimizers.Adam(0.01),
+        "muon": lambda: optimizers.Muon(0.01, exclude_layers=["first"]),
+        "ftrl": lambda: optimizers.Ftrl(0.01),  # begins with 0.1
+        "scaled": lambda: optimizers.LossScaleOptimizer(optimizers.Lamb(0.01)),
+        "multi": lambda: _multi(optimizers.Adam(0.01), optimizers.SGD(0.01, momentum=0.9)),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["adam", "muon", "ftrl", "scaled", "multi"])
+def test_slots_begin_anew(kind):
+    from tf_hips.callbacks.optimizers import parts_of
+    from tf_hips.loops.slots import FirstSlots
+
+    model = _model(_optimizer(kind))
+    slots = FirstSlots(model)
+    slots.restore()  # nothing is there yet
+    model.optimizer.build(model.trainable_variables)
+    before = [_values(one) for one in parts_of(model)]
+    for _ in range(2):  # the second time from what the first one has kept
+        _train(model)
+        for one in parts_of(model):
+            one.learning_rate = 0.003
+        slots.restore()
+        for one, first in zip(parts_of(model), before, strict=True):
+            now = _values(one)
+            assert float(now.pop(1)) == pytest.approx(0.003)
+            for value, wanted in zip(now, [first[0], *first[2:]], strict=True):
+                np.testing.assert_array_equal(value, wanted)
+
+
+def test_a_slot_that_begins_as_the_weight_gets_the_weight():
+    import keras
+
+    from tf_hips.loops.slots import FirstSlots
+
+    def free():
+        return keras.optimizers.ScheduleFreeAdamW(0.05)
+
+    def averaging():
+        return keras.optimizers.Adam(0.05, use_ema=True)
+
+    for make in (free, lambda: _multi(free(), averaging())):
+        model = _model(make())
+        slots = FirstSlots(model)
+        for _ in range(2):
+            _train(model, epochs=5)
+            slots.restore()
+            anew = _model(make())
+            anew.set_weights(model.get_weights())
+            assert _train(model, epochs=3) == _train(anew, epochs=3)
+
+
+def test_all_scheduled_optimizers_count_their_slots_and_a_backup_has_it():
+    import keras
+    import tensorflow as tf
+
+    from tf_hips.callbacks.optimizers import parts_of
+    from tf_hips.loops.slots import FirstSlots
+    from tf_hips.strategies import hooks
+
+    def make(saved=None):
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)
+        rest = keras.optimizers.SGD(0.01, momentum=0.9)
+        model = _model(_multi(keras.optimizers.Adam(schedule), rest))
+        model.optimizer.build(model.trainable_variables)
+        model.another = keras.optimizers.Nadam(schedule)
+        model.another.build(model.trainable_variables)
+        kept = {}
+
+        def make_variable(value, name):
+            kept[name] = tf.Variable(value if saved is None else tf.constant(saved[name], tf.int64))
+            return kept[name]
+
+        slots = FirstSlots(model)
+        slots.make(make_variable)
+        slots.count()
+        return model, slots, kept
+
+    model, slots, kept = make()
+    for count, one in enumerate(parts_of(model), 3):
+        one._iterations.assign(count)
+    slots.restore()
+    saved = {name: int(one) for name, one in kept.items()}
+    assert saved == {"slots_begun": 3, "slots_begun_1": 0, "slots_begun_2": 5}
+    assert [int(one._iterations) for one in parts_of(model)] == [3, 0, 5]
+    again, _, _ = make(saved)
+    adam, _, nadam = parts_of(again)
+    assert [int(hooks.begun(one)) for one in (adam, nadam)] == [3, 5]
+
+
+def test_what_steps_of_several_optimizers_weigh():
+    import keras
+
+    from tf_hips.loops import FedAvg, methods
+    from tf_hips.strategies import CompressedRing
+
+    fast = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
+    slow = keras.optimizers.SGD(0.5)
+    model = _model(_multi(fast, slow))
+    _train(model, epochs=4)
+    slowly = methods.effective_steps(6, shrinkage=0.1)
+    expected = (20 * methods.effective_steps(3, 0.9) + 5 * slowly) / 25
+    assert methods.weighed(model, 6, 0.2) == pytest.approx(expected)
+    # One that was compiled and has no part in the steps does not count.
+    model.compile("rmsprop", "mse")
+    model.fast, model.slow = fast, slow
+    assert methods.weighed(model, 6, 0.2) == pytest.approx(expected)
+
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = _model(_multi(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01)))
+    options = {"normalise": True, "prox_mu": 0.1, "reset_optimizer": True}
+    loop = FedAvg(model, strategy, local_steps=2, **options)
+    x = np.random.default_rng(0).random((32, 4)).astype(np.float32)
+    history = loop.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+
+
+@ranks(2)
+def test_a_step_with_two_optimizers_gets_over_a_loss_that_is_no_number():
+    import keras
+    import tensorflow as tf
+
+    from tests.callbacks.test_several_optimizers import pair, rows
+    from tf_hips.comm import primitives
+    from tf_hips.loops import FedAvg
+    from tf_hips.strategies import CompressedRing
+
+    rank = primitives.rank()
+    strategy = CompressedRing()
+    with strategy.scope():
+        model = pair()
+    loop = FedAvg(model, strategy, local_steps=4)
+
+    class Spoils(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if rank == 1 and self.epoch == 1 and batch == 2:
+                weight = model.judge.trainable_variables[0]
+                weight.assign(tf.fill(weight.shape, np.nan))
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+    x, y = rows(rank, 2)
+    loop.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=[Spoils()])
+    [maker, _], [judge, _] = model.pairs["maker"], model.pairs["judge"]
+    for optimizer in (maker, judge):
+        assert all(np.isfinite(value).all() for value in _values(optimizer))
+        # Of the one that was spoilt they have begun anew, and the other's went on.
+        assert int(optimizer.iterations) == (4 if rank == 1 else 12)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All optimizers of a Keras model, not only the one that was compiled.
+
+A step of one's own may have several, held as attributes (a GAN); and an optimizer may have others
+inside: `LossScaleOptimizer` one, `MultiOptimizer` one for each group of variables.
+
+    optimizers_of   whole ones: what is saved, restored and made equal
+    parts_of        those that make steps: what has slots, a learning rate, an average
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+
+
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """The compiled optimizer, then those among the model's attributes, each once.
+
+    Attributes come by their names, and so do the values of dictionaries: in an order that is the
+    same on all workers, and in a new process, however the model came to have them.
+    """
+    compiled = getattr(model, "optimizer", None)
+    # TensorFlow's own records of attributes name them again, as they came.
+    attributes = {key: one for key, one in vars(model).items() if not key.startswith("_self_")}
+    return _each_once([compiled, *_held([attributes], set())])
+
+
+def parts(optimizer: Any) -> list[Any]:
+    """What makes the steps of an optimizer: itself, or what it has inside."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        return list(inner.optimizers)
+    return [] if inner is None else [inner]
+
+
+def parts_of(model: keras.Model) -> list[Any]:
+    """What makes the steps of all optimizers of a model, each once."""
+    return _each_once(part for one in optimizers_of(model) for part in parts(one))
+
+
+def name(optimizer: Any) -> str:
+    """The class of an optimizer, and of its parts where it has several; for messages, too."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    own = type(inner).__name__
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        own += f"({', '.join(type(one).__name__ for one in inner.optimizers)})"
+    return own
+
+
+def _held(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield value
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, Mapping):
+                value = [one for _, one in sorted(value.items(), key=lambda item: str(item[0]))]
+            yield from _held(value, seen)
+
+
+def _each_once(optimizers: Iterable[Any]) -> list[Any]:
+    return list({id(one): one for one in optimizers if one is not None}.values())
