@@ -120,3 +120,28 @@ def test_without_a_launcher_there_is_one_rank():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.tf
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        ({}, "610"),
+        ({"TF_HIPS_STALL_S": "2000.5"}, "2011"),
+        ({"TF_HIPS_STALL_S": "3"}, "30"),
+        ({"TF_HIPS_STALL_S": "1e30"}, "1000000"),
+        ({"HOROVOD_GLOO_TIMEOUT_SECONDS": "45"}, "45"),
+    ],
+)
+def test_gloo_waits_for_a_healthy_rank_as_long_as_the_watchdog(monkeypatch, told, seconds):
+    from tf_hips.comm import primitives
+
+    environment = {**told}
+    monkeypatch.setattr(primitives.os, "environ", environment)
+    seen = []
+    monkeypatch.setattr(primitives, "is_running", lambda: False)
+    monkeypatch.setattr(primitives, "_facts", (0, 1, 0))
+    monkeypatch.setattr(primitives.hvd, "init", lambda: seen.append(dict(environment)))
+    primitives.init()
+    assert [one["HOROVOD_GLOO_TIMEOUT_SECONDS"] for one in seen] == [seconds]

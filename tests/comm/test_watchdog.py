@@ -540,7 +540,7 @@ def test_errors_of_horovod_are_explained(monkeypatch, clock):
     monkeypatch.setattr(watchdog.time, "sleep", sleep)
     again()
     told = str(watchdog.explain(RuntimeError(words)))
-    assert "rank 2 ended without a word" in told
+    assert "rank 2 gives no sign of life (killed, stopped" in told
     assert f"Horovod here: {words}" in told
     again()
     store.is_down = True

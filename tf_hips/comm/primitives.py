@@ -22,6 +22,7 @@ additions, and with it the result on three or more ranks, would depend on timing
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import socket
 import threading
@@ -45,6 +46,11 @@ _CYCLE_TIME_MS = "0.5"
 # A single rank has no collectives of ours, and each look costs it time; its user's own ones may
 # wait a little.
 _CYCLE_TIME_ALONE_MS = "5"
+# Seconds in which Horovod's Gloo must come to the end of a wait: for ranks that start, for a rank
+# that stands still, for a transfer. Its own 30 are less than what a healthy job may take.
+_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_LEAST_GLOO_S, _MOST_GLOO_S = 30, 10**6
+_AFTER_VERDICT_S = 10  # the watchdog speaks first: it can say who is late, and with what
 # Where launchers tell how many ranks there are: Horovod's, Open MPI, MPICH and Slurm.
 _SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
@@ -70,7 +76,10 @@ def init() -> None:
         raise ProtocolError(
             "Horovod cannot be started again in a process that has stopped it. Start a new process."
         )
+    stall_s = watchdog.stall_s()
     if not is_running():
+        gloo_s = min(max(_LEAST_GLOO_S, math.ceil(stall_s) + _AFTER_VERDICT_S), _MOST_GLOO_S)
+        os.environ.setdefault(_GLOO_TIMEOUT, str(gloo_s))
         fusion = os.environ.get("HOROVOD_FUSION_THRESHOLD", "0")
         if fusion != "0":
             log.warning(
