@@ -76,6 +76,26 @@ def test_a_deadlock_is_seen_for_long_enough(mine, theirs, is_deadlock):
     assert (isinstance(found, Verdict) and found.kind == "protocol") == is_deadlock
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "is_deadlock"),
+    [
+        (waits("next", 5.0, begun=12), waits("long", 15.0, begun=11), False),
+        # The tail of a broadcast whose root is another rank looks at it from behind.
+        (waits("long", 15.0, begun=11), waits("next", 5.0, begun=12), False),
+        (waits("a", 5.0, begun=11), waits("b", 5.0, begun=11), True),
+        # No rank is two ahead: they count other things.
+        (waits("a", 5.0, begun=13), waits("b", 5.0, begun=11), True),
+        (waits("b", 5.0, begun=11), waits("a", 5.0, begun=13), True),
+        # Nor for ever one ahead.
+        (waits("a", 600.0, begun=12), waits("b", 700.0, begun=11), True),
+        (waits("a", 599.0, begun=12), waits("b", 700.0, begun=11), False),
+    ],
+)
+def test_who_has_ended_a_collective_earlier_is_not_elsewhere(mine, theirs, is_deadlock):
+    found = judged(seen(mine), seen(theirs, stable=2.1))
+    assert (isinstance(found, Verdict) and found.kind == "protocol") == is_deadlock
+
+
 # Ranks that have left.
 
 
@@ -385,6 +405,29 @@ def test_a_deadlock_is_found_told_and_raised(monkeypatch, clock, caplog):
         pytest.fail("a collective begins after the verdict")
     with pytest.raises(ProtocolError):
         watchdog.check()
+
+
+def test_collectives_are_counted_once(monkeypatch, clock):
+    dog_of(monkeypatch, _Dictionary())
+
+    def begun():
+        return watchdog._here.sample(clock.now)[0]
+
+    # What goes around collectives is the first of them, so ranks that make one each have begun as
+    # many, whatever it is part of.
+    for inner, count in [([], 1), (["x"], 1), (["x", "y"], 2)]:
+        before = begun()
+        with watchdog.waiting("values of all ranks"):
+            assert begun() == before + 1
+            for key in inner:
+                with watchdog.waiting(f"the allgather `{key}`", key):
+                    pass
+        assert begun() == before + count
+    before = begun()
+    for _ in range(2):
+        with watchdog.waiting("the sum", "sum"):
+            pass
+    assert begun() == before + 2
 
 
 def test_the_lowest_rank_that_waits_judges(monkeypatch, clock):

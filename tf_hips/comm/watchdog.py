@@ -322,8 +322,8 @@ def waiting(text: str, key: str = "") -> Iterator[None]:
 
     Args:
         text: what is waited for, for a reader.
-        key: what the other ranks must wait in too; `text` when empty. Of nested contexts the
-            innermost counts.
+        key: what the other ranks must wait in too; when empty `text`, and the collectives inside
+            mark themselves. Of nested contexts the innermost counts.
 
     Raises:
         ProtocolError: the job was ended because its ranks disagree.
@@ -331,8 +331,7 @@ def waiting(text: str, key: str = "") -> Iterator[None]:
     """
     check()
     entry = (text, key or text, time.monotonic())
-    _here.begun += 1
-    _here.waits.append(entry)
+    _here.begin(entry, covers=not key)
     try:
         yield
     except Exception as error:
