@@ -81,6 +81,37 @@ def test_collectives_on_three_ranks():
         expected = 3.0 if rank else 3.0 + 3.0 * number
         assert careless(tf.constant(number)).numpy().tolist() == [expected] * 2
 
+    # More elements than Horovod counts travel in parts; small tensors as they are.
+    from tf_hips.comm import parts
+
+    large = tf.reshape(tf.range(21), [3, 7]) + 100 * rank
+    whole = [sum(large.numpy() + 100 * (one - rank) for one in range(3)), large - 100 * rank]
+    limits, names = (parts.PART, parts.MOST), []
+    full_name = primitives._full_name
+    primitives._full_name = lambda name: names.append(name) or full_name(name)
+    parts.PART = 8
+
+    def both():
+        return primitives.allreduce(large, "many"), primitives.broadcast(large, "many_too")
+
+    for found in (both(), tf.function(both, autograph=False)()):
+        for one, expected in zip(found, whole, strict=True):
+            np.testing.assert_array_equal(one, expected)
+    assert names[:6] == [f"{one}.part_{k}" for one in ("many", "many_too") for k in range(3)]
+    names.clear()
+    primitives.broadcast(large, "at_a_time", part=20)
+    primitives.broadcast(large, "at_once", part=21)
+    assert names == ["at_a_time.part_0", "at_a_time.part_1", "at_once"]
+    primitives._full_name = full_name
+    parts.MOST = 20
+    for attempt in (
+        lambda: primitives.allgather(large, "gather"),
+        lambda: primitives.alltoall(large, [1, 1, 1], "exchange"),
+    ):
+        with pytest.raises(ValueError, match=r"must have at most 20 .* Received: 21 elements"):
+            attempt()
+    parts.PART, parts.MOST = limits
+
     assert primitives.broadcast_object({"rank": rank, "text": "gr\u00fcezi"}) == {
         "rank": 0,
         "text": "gr\u00fcezi",

@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from tf_hips import config, log
 from tf_hips.comm import schedules, watchdog
+from tf_hips.comm.parts import MOST, check_countable, in_parts
 from tf_hips.errors import ProtocolError
 from tf_hips.ops.flow import opaque
 
@@ -169,20 +170,36 @@ def allreduce(tensor: tf.Tensor, name: str, operation: str = "sum") -> tf.Tensor
         raise ValueError(f'`operation` must be "sum" or "min". Received: operation={operation!r}')
     if size() == 1:
         return tf.identity(tensor)
-    return _collective(
-        "allreduce",
-        lambda value, name: hvd.allreduce(
-            value, op=_OPERATIONS[operation], name=name, ignore_name_scope=True
-        ),
-        tensor,
-        name,
-    )
+
+    def run(value: tf.Tensor, name: str) -> tf.Tensor:
+        return _collective(
+            "allreduce",
+            lambda value, name: hvd.allreduce(
+                value, op=_OPERATIONS[operation], name=name, ignore_name_scope=True
+            ),
+            value,
+            name,
+        )
+
+    return in_parts(run, tensor, name)
 
 
 def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """Concatenates the ranks' tensors along axis 0, in rank order; their lengths may differ."""
+    """Concatenates the ranks' tensors along axis 0, in rank order; their lengths may differ.
+
+    Raises:
+        ValueError: this rank's tensor alone is more than Horovod counts. All of them together must
+            not be more either, which this rank cannot know.
+    """
     if size() == 1:
         return tf.identity(tensor)
+    own = tensor.shape.num_elements()
+    check_countable(own, "allgather", name)
+    if own is not None and own * size() > MOST:
+        log.warning(
+            "The allgather `%s` ends this job if the other ranks also have %d elements: Horovod "
+            "counts to %d.", name, own, MOST,
+        )  # fmt: skip
     return _collective(
         "allgather",
         lambda value, name: hvd.allgather(value, name=name, ignore_name_scope=True),
@@ -198,9 +215,13 @@ def alltoall(tensor: tf.Tensor, splits: Sequence[int] | tf.Tensor, name: str) ->
         tensor: as many rows as all splits together.
         splits: one for each rank; integers, or an int32 tensor.
         name: see `allreduce`.
+
+    Raises:
+        ValueError: `tensor` is more than Horovod counts.
     """
     if size() == 1:
         return tf.identity(tensor)
+    check_countable(tensor.shape.num_elements(), "alltoall", name)
     lengths = tf.convert_to_tensor(splits, tf.int32)
     return _collective(
         "alltoall",
@@ -275,16 +296,28 @@ def _splits(rows: Mapping[int, int]) -> list[int]:
     return [rows.get(one, 0) for one in range(size())]
 
 
-def broadcast(tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
-    """Returns rank `root`'s tensor on all ranks; shapes and types must agree beforehand."""
+def broadcast(tensor: tf.Tensor, name: str, root: int = 0, *, part: int | None = None) -> tf.Tensor:
+    """Returns rank `root`'s tensor on all ranks; shapes and types must agree beforehand.
+
+    Args:
+        tensor: same shape and type on all ranks.
+        name: see `allreduce`.
+        root: the rank whose tensor it is.
+        part: elements that travel at a time, so that others can pass them on meanwhile; None: all
+            that Horovod counts.
+    """
     if size() == 1:
         return tf.identity(tensor)
-    return _collective(
-        "broadcast",
-        lambda value, name: hvd.broadcast(value, root, name=name, ignore_name_scope=True),
-        tensor,
-        name,
-    )
+
+    def run(value: tf.Tensor, name: str) -> tf.Tensor:
+        return _collective(
+            "broadcast",
+            lambda value, name: hvd.broadcast(value, root, name=name, ignore_name_scope=True),
+            value,
+            name,
+        )
+
+    return in_parts(run, tensor, name, part)
 
 
 def broadcast_object(value: Any, root: int = 0, what: str = "a value") -> Any:
@@ -325,6 +358,7 @@ def gather_objects(value: Any, what: str = "values") -> list[Any]:
     with watchdog.waiting(f"{what} of all ranks"):
         data = _encoded([what, value])
         lengths = allgather(tf.constant([data.size], tf.int64), "object_sizes").numpy()
+        check_countable(int(lengths.sum()), "allgather", "objects")
         joined = allgather(tf.constant(data), "objects").numpy()
     parts = [_decoded(part) for part in np.split(joined, np.cumsum(lengths)[:-1])]
     _check_same({rank: told for rank, (told, _) in enumerate(parts)})

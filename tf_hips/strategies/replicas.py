@@ -16,8 +16,8 @@ import tensorflow as tf
 from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError
 
-# Of a block: short enough that on a slow link no rank waits long for the one that passes it on, and
-# long enough that on a fast one it is as fast as a large one.
+# What is spread at a time: so little that on a slow link no rank waits long for the one that passes
+# it on, and so much that on a fast one it takes no longer than a large block.
 _BROADCAST_BYTES = 4 * 2**20
 
 _OUTCOME = "the outcome of what rank 0 does"
