@@ -176,3 +176,35 @@ def test_gloo_waits_for_a_healthy_rank_as_long_as_the_watchdog(monkeypatch, told
     monkeypatch.setattr(primitives.hvd, "init", lambda: seen.append(dict(environment)))
     primitives.init()
     assert [one["HOROVOD_GLOO_TIMEOUT_SECONDS"] for one in seen] == [seconds]
+
+
+@pytest.mark.tf
+@pytest.mark.timeout(120)
+def test_horovod_that_fuses_is_refused(monkeypatch):
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ConfigError
+
+    started = []
+    monkeypatch.setattr(primitives, "_facts", None)
+    monkeypatch.setattr(primitives, "is_running", lambda: True)
+    monkeypatch.setattr(primitives.watchdog, "start", lambda *more: started.append(more))
+    for name, value in {"rank": 1, "size": 2, "local_rank": 1}.items():
+        monkeypatch.setattr(primitives.hvd, name, lambda value=value: value)
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"with HOROVOD_FUSION_THRESHOLD=its default\. Remove `hvd"
+    ):
+        primitives.init()
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1024")
+    with pytest.raises(ConfigError, match="with HOROVOD_FUSION_THRESHOLD=1024"):
+        primitives.init()
+    assert not started
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    primitives.init()
+    primitives.init()
+    assert len(started) == 1
+    # Alone there is nothing to fuse.
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD")
+    monkeypatch.setattr(primitives, "_facts", None)
+    monkeypatch.setattr(primitives.hvd, "size", lambda: 1)
+    primitives.init()

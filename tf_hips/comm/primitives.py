@@ -36,11 +36,12 @@ import tensorflow as tf
 from tf_hips import config, log
 from tf_hips.comm import schedules, watchdog
 from tf_hips.comm.parts import MOST, check_countable, in_parts
-from tf_hips.errors import ProtocolError
+from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops.flow import opaque
 
 _OPERATIONS = {"sum": hvd.Sum, "min": hvd.Min}
 
+_FUSION = "HOROVOD_FUSION_THRESHOLD"
 # Milliseconds between two looks of Horovod's thread at its queue; the default of 1 ms is most of a
 # small collective.
 _CYCLE_TIME_MS = "0.5"
@@ -68,7 +69,8 @@ def init() -> None:
 
     Raises:
         ProtocolError: it was stopped before.
-        ConfigError: `TF_HIPS_STALL_S` is no positive number.
+        ConfigError: `TF_HIPS_STALL_S` is no positive number; or the script has started Horovod
+            itself, with its fusion.
     """
     global _facts
     watchdog.check()
@@ -81,19 +83,31 @@ def init() -> None:
     if not is_running():
         gloo_s = min(max(_LEAST_GLOO_S, math.ceil(stall_s) + _AFTER_VERDICT_S), _MOST_GLOO_S)
         os.environ.setdefault(_GLOO_TIMEOUT, str(gloo_s))
-        fusion = os.environ.get("HOROVOD_FUSION_THRESHOLD", "0")
+        fusion = os.environ.get(_FUSION, "0")
         if fusion != "0":
-            log.warning(
-                "HOROVOD_FUSION_THRESHOLD=%s is not used: sums must not depend on timing.", fusion
-            )
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+            log.warning("%s=%s is not used: sums must not depend on timing.", _FUSION, fusion)
+        os.environ[_FUSION] = "0"
         is_alone = all(os.environ.get(name, "1") == "1" for name in _SIZES)
         cycle_time = _CYCLE_TIME_ALONE_MS if is_alone else _CYCLE_TIME_MS
         os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle_time)
         hvd.init()
+    elif _facts is None:
+        _check_foreign_start()
     if _facts is None:
         _facts = int(hvd.rank()), int(hvd.size()), int(hvd.local_rank())
         watchdog.start(rank(), size(), _stop)
+
+
+def _check_foreign_start() -> None:
+    """Raises where somebody else has started Horovod and left its fusion on."""
+    fusion = os.environ.get(_FUSION)
+    if hvd.size() > 1 and fusion != "0":
+        raise ConfigError(
+            "Horovod must be started by the strategy, which turns its fusion off: with it, sums "
+            "over ranks depend on timing. Received: `hvd.init()` was called before, with "
+            f"{_FUSION}={fusion or 'its default'}. Remove `hvd.init()`, or set {_FUSION}=0 and "
+            f"{_GLOO_TIMEOUT} before it."
+        )
 
 
 def shutdown() -> None:
