@@ -116,6 +116,9 @@ def test_buckets_are_those_of_the_runtime() -> None:
     assert [bucket.load.elements for bucket in exact] == [*[10 * CHUNK] * 4, CHUNK + 312]
     exact = buckets_of(None, "allreduce", sizes, {}, four)
     assert sorted(bucket.load.elements for bucket in exact) == [7, CHUNK + 305, 40 * CHUNK]
+    # Nor into more parts than they have elements.
+    exact = buckets_of(None, "allreduce", [3, 0], {0: 8, 1: 8}, four)
+    assert [bucket.load.elements for bucket in exact] == [1, 1, 1]
 
 
 # Costs whose parts can be told apart: encode 1, decode 10, recode 100 + 10 per packet, add 1000 (in

@@ -81,6 +81,37 @@ def test_collectives_on_three_ranks():
         expected = 3.0 if rank else 3.0 + 3.0 * number
         assert careless(tf.constant(number)).numpy().tolist() == [expected] * 2
 
+    # More elements than Horovod counts travel in parts; small tensors as they are.
+    from tf_hips.comm import parts
+
+    large = tf.reshape(tf.range(21), [3, 7]) + 100 * rank
+    whole = [sum(large.numpy() + 100 * (one - rank) for one in range(3)), large - 100 * rank]
+    limits, names = (parts.PART, parts.MOST), []
+    full_name = primitives._full_name
+    primitives._full_name = lambda name: names.append(name) or full_name(name)
+    parts.PART = 8
+
+    def both():
+        return primitives.allreduce(large, "many"), primitives.broadcast(large, "many_too")
+
+    for found in (both(), tf.function(both, autograph=False)()):
+        for one, expected in zip(found, whole, strict=True):
+            np.testing.assert_array_equal(one, expected)
+    assert names[:6] == [f"{one}.part_{k}" for one in ("many", "many_too") for k in range(3)]
+    names.clear()
+    primitives.broadcast(large, "at_a_time", part=20)
+    primitives.broadcast(large, "at_once", part=21)
+    assert names == ["at_a_time.part_0", "at_a_time.part_1", "at_once"]
+    primitives._full_name = full_name
+    parts.MOST = 20
+    for attempt in (
+        lambda: primitives.allgather(large, "gather"),
+        lambda: primitives.alltoall(large, [1, 1, 1], "exchange"),
+    ):
+        with pytest.raises(ValueError, match=r"must have at most 20 .* Received: 21 elements"):
+            attempt()
+    parts.PART, parts.MOST = limits
+
     assert primitives.broadcast_object({"rank": rank, "text": "gr\u00fcezi"}) == {
         "rank": 0,
         "text": "gr\u00fcezi",
@@ -120,3 +151,60 @@ def test_without_a_launcher_there_is_one_rank():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.tf
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        ({}, "610"),
+        ({"TF_HIPS_STALL_S": "2000.5"}, "2011"),
+        ({"TF_HIPS_STALL_S": "3"}, "30"),
+        ({"TF_HIPS_STALL_S": "1e30"}, "1000000"),
+        ({"HOROVOD_GLOO_TIMEOUT_SECONDS": "45"}, "45"),
+    ],
+)
+def test_gloo_waits_for_a_healthy_rank_as_long_as_the_watchdog(monkeypatch, told, seconds):
+    from tf_hips.comm import primitives
+
+    environment = {**told}
+    monkeypatch.setattr(primitives.os, "environ", environment)
+    seen = []
+    monkeypatch.setattr(primitives, "is_running", lambda: False)
+    monkeypatch.setattr(primitives, "_facts", (0, 1, 0))
+    monkeypatch.setattr(primitives.hvd, "init", lambda: seen.append(dict(environment)))
+    primitives.init()
+    assert [one["HOROVOD_GLOO_TIMEOUT_SECONDS"] for one in seen] == [seconds]
+
+
+@pytest.mark.tf
+@pytest.mark.timeout(120)
+def test_horovod_that_fuses_is_refused(monkeypatch):
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ConfigError
+
+    started = []
+    monkeypatch.setattr(primitives, "_facts", None)
+    monkeypatch.setattr(primitives, "is_running", lambda: True)
+    monkeypatch.setattr(primitives.watchdog, "start", lambda *more: started.append(more))
+    for name, value in {"rank": 1, "size": 2, "local_rank": 1}.items():
+        monkeypatch.setattr(primitives.hvd, name, lambda value=value: value)
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"with HOROVOD_FUSION_THRESHOLD=its default\. Remove `hvd"
+    ):
+        primitives.init()
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1024")
+    with pytest.raises(ConfigError, match="with HOROVOD_FUSION_THRESHOLD=1024"):
+        primitives.init()
+    assert not started
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    primitives.init()
+    primitives.init()
+    assert len(started) == 1
+    # Alone there is nothing to fuse.
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD")
+    monkeypatch.setattr(primitives, "_facts", None)
+    monkeypatch.setattr(primitives.hvd, "size", lambda: 1)
+    primitives.init()

@@ -44,6 +44,7 @@ def test_its_text_makes_it_again() -> None:
         assert ops.parse(one.text) == one
         assert one.is_budget
     assert ops.budget(10, 0.5).text == "budget(wan_mbps=10, max_sync_s=0.5)"
+    assert one.wire_bytes_of((3, 5)) == one.wire_bytes(15)
     assert not ops.onebit().is_budget
     assert ops.onebit().for_sizes([3]) == ops.onebit()
 

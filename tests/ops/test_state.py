@@ -301,6 +301,12 @@ def test_gradients_are_clipped_together() -> None:
     for value, before in zip(clipped, (x, y), strict=True):
         np.testing.assert_allclose(value, before * (2.0 / 4 / norm), rtol=1e-6)
     x[1] = np.nan
+    # The factor alone would be a denormal, which TensorFlow takes for 0.
+    huge = [tf.constant([3e38, 3e38]), tf.constant([1.0])]
+    clipped, small = graph.clip(dgc(clip_norm=1.0), huge, 4)
+    np.testing.assert_allclose(clipped, [0.5 / np.sqrt(2)] * 2, rtol=1e-6)
+    assert small.numpy().tolist() == [0.0]
+
     kept = graph.clip(dgc(clip_norm=2.0), [tf.constant(x), tf.constant(y)], 16)
     np.testing.assert_array_equal(kept[0], x)
     np.testing.assert_array_equal(kept[1], y)

@@ -43,6 +43,76 @@ def test_plans_that_differ_in_partitions_alone():
             strategy.run(tf.function(step))
 
 
+@ranks(2)
+def test_a_measured_plan_is_kept_with_the_state(tmp_path):
+    import json
+
+    import tensorflow as tf
+
+    from tests.strategies import training
+    from tf_hips.comm import primitives
+    from tf_hips.errors import ProtocolError
+    from tf_hips.strategies import CompressedRing, in_party
+
+    rank, exact = primitives.rank(), (None, "allreduce")
+    plans = {
+        "first": _plan([(ONEBIT, "ps"), exact, (ONEBIT, "allgather"), exact]),
+        "later": _plan([(ONEBIT, "ps", 2), exact, exact, exact]),
+    }
+    measured = []
+    in_party.auto_plan = lambda gradients: measured.append(1) or plans[link]
+    own = training.shard(training.data(32), rank, 2)
+
+    def made():
+        strategy = CompressedRing(plan="auto")
+        with strategy.scope():
+            return strategy, training.build()
+
+    def told(state):
+        return [text for text in json.loads(state.plans.serialize()).values()]
+
+    # Saved as `tf.train.Checkpoint` does, and of one model as backups are.
+    link = "first"
+    strategy, model = made()
+    training.fit(model, own)
+    saved = told(strategy.state)
+    assert len(saved) == 1
+    assert told(strategy.state.of_model(model)) == saved
+    whole = tf.train.Checkpoint(state=strategy.state).write(str(tmp_path / f"whole-{rank}"))
+    one = tf.train.Checkpoint(state=strategy.state.of_model(model)).write(
+        str(tmp_path / f"one-{rank}")
+    )
+    tf.train.Checkpoint(state=strategy.state).read(whole)  # where it is true already
+
+    # The link has changed since: the plan has not.
+    link = "later"
+    for path, state_of in (
+        (whole, lambda strategy, model: strategy.state),
+        (one, lambda strategy, model: strategy.state.of_model(model)),
+    ):
+        measured.clear()
+        strategy, model = made()
+        tf.train.Checkpoint(state=state_of(strategy, model)).read(path)
+        assert told(state_of(strategy, model)) == saved  # saved again before the first step
+        training.fit(model, own)
+        assert not measured
+        assert told(strategy.state) == saved
+        names = {name for _, names in strategy._turns._labels for name in names.split()}
+        assert "hips.gradients0.group_1.allgather.bucket_0.gathered" in names
+
+    # Restored on one rank alone, or when there is another plan: said on all of them.
+    strategy, model = made()
+    if rank == 0:
+        tf.train.Checkpoint(state=strategy.state).read(whole)
+    with pytest.raises(ProtocolError, match="the plan of the saved state is"):
+        training.fit(model, own)
+    strategy, model = made()
+    training.fit(model, own)
+    assert measured
+    with pytest.raises(ProtocolError, match="restored before the first step"):
+        tf.train.Checkpoint(state=strategy.state).read(whole)
+
+
 @pytest.mark.slow
 @ranks(2, deadline_s=240)
 def test_two_ranks_obey(tmp_path):

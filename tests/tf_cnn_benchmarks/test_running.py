@@ -86,6 +86,16 @@ def test_runs_of_the_stand_in(tmp_path):
     assert "Compression: plan auto\n" in text
     assert len([*(tmp_path / "cache").rglob("profiles/*.yaml")]) == 1
 
+    # Who goes on takes the plan that the run was begun with, whatever is measured now.
+    ways = [("dense/kernel", "error_feedback(onebit)", "ps"), ("dense/kernel", None, "allreduce")]
+    for name, *way in ways:
+        plan = Plan(2, tuple(Choice(one, n, *(way * (one == name))) for one, n in sizes.items()))
+        in_party.auto_plan = lambda gradients, plan=plan: plan
+        flags = ["--train_dir", tmp_path / "planned", "--save_model_steps", 2]
+        _, text, _ = run("--comp_plan", "auto", *flags, "--num_batches", 3)
+        assert "tf_hips: 5 gradients, 1 compressed\n" in text
+        assert "it begins with zeros" not in text
+
     # What codecs do to NaN and infinities, they do alike everywhere, whatever the way is.
     lines = [f"{name},{size},{'y' if size > 100 else 'n'},1\n" for name, size in sizes.items()]
     (tmp_path / "SeCoPaPlan.txt").write_text("".join(lines))

@@ -173,9 +173,11 @@ def buckets_of(
 
 
 def _exact_buckets(topology: str, sizes: Sequence[int], partitions: dict[int, int]) -> list[Bucket]:
+    # No more parts than elements, as `planned` makes them.
+    parts = {place: min(count, max(1, sizes[place])) for place, count in partitions.items()}
     found = [
         Bucket(None, topology, place, (Load(sizes[place] // count, 1),))
-        for place, count in partitions.items()
+        for place, count in parts.items()
         for _ in range(count)
         if sizes[place]
     ]

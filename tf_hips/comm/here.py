@@ -65,7 +65,7 @@ class Here:
         """Is at nothing.
 
         Attributes:
-            begun: eager collectives begun.
+            begun: eager collectives begun; all ranks that make the same count the same.
             waits: text, key and beginning of those that go on; the innermost last.
             names: what a reader knows them by, the outermost first.
             doings: what this process is at, and whether that has a deadline of its own.
@@ -80,6 +80,20 @@ class Here:
         self.verdict: Verdict | None = None
         self._failure: _Failure | None = None
         self._graph_since: tuple[Any, float] = (None, 0.0)
+        self._is_counted = False  # the next collective, by the context around it
+
+    def begin(self, wait: tuple[str, str, float], *, covers: bool) -> None:
+        """Adds to `waits`, and counts.
+
+        Args:
+            wait: its text, key and beginning.
+            covers: whether it goes around collectives, of which it is the first.
+        """
+        is_outermost = not self.waits
+        if is_outermost or not self._is_counted:
+            self.begun += 1
+        self._is_counted = is_outermost and covers
+        self.waits.append(wait)
 
     def add(self, place: Place) -> None:
         """Asks `place` about graphs from now on, for as long as it lives."""

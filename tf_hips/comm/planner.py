@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 from tf_hips.comm import cost_model
 from tf_hips.comm.cost_model import HOPS, Backward, Model
-from tf_hips.comm.plan import EXACT, Choice, Plan
+from tf_hips.comm.plan import EXACT, TOPOLOGIES, Choice, Plan
 from tf_hips.comm.profile import Profile
 from tf_hips.ops.compressor import check_makes_packets, chunk_sizes, parse
 
@@ -73,12 +73,20 @@ def make_plan(
 
     Raises:
         ConfigError: the profile lacks the costs of a candidate.
-        ValueError: a candidate is no compressor, or makes no packets.
+        ValueError: a candidate is no compressor, or makes no packets; or a topology is unknown, or
+            none for these ranks.
     """
     texts = [check_makes_packets(parse(text), "compression").text for text in candidates]
     for text in texts:
         profile.codec(text)
     chosen = None if topologies is None else set(topologies)
+    known = cost_model.topologies(profile) or TOPOLOGIES  # alone there is no way to choose
+    unknown = sorted(chosen - set(known)) if chosen else []
+    if unknown:
+        raise ValueError(
+            f"`topologies` must be of {', '.join(known)} for {profile.num_ranks} ranks. "
+            f"Received: {', '.join(unknown)}"
+        )
     kinds = [
         _Option(text, one)
         for text in dict.fromkeys(texts)

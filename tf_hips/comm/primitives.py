@@ -22,6 +22,7 @@ additions, and with it the result on three or more ranks, would depend on timing
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import socket
 import threading
@@ -34,17 +35,24 @@ import tensorflow as tf
 
 from tf_hips import config, log
 from tf_hips.comm import schedules, watchdog
-from tf_hips.errors import ProtocolError
+from tf_hips.comm.parts import MOST, check_countable, in_parts
+from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops.flow import opaque
 
 _OPERATIONS = {"sum": hvd.Sum, "min": hvd.Min}
 
+_FUSION = "HOROVOD_FUSION_THRESHOLD"
 # Milliseconds between two looks of Horovod's thread at its queue; the default of 1 ms is most of a
 # small collective.
 _CYCLE_TIME_MS = "0.5"
 # A single rank has no collectives of ours, and each look costs it time; its user's own ones may
 # wait a little.
 _CYCLE_TIME_ALONE_MS = "5"
+# Seconds in which Horovod's Gloo must come to the end of a wait: for ranks that start, for a rank
+# that stands still, for a transfer. Its own 30 are less than what a healthy job may take.
+_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_LEAST_GLOO_S, _MOST_GLOO_S = 30, 10**6
+_AFTER_VERDICT_S = 10  # the watchdog speaks first: it can say who is late, and with what
 # Where launchers tell how many ranks there are: Horovod's, Open MPI, MPICH and Slurm.
 _SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
@@ -61,7 +69,8 @@ def init() -> None:
 
     Raises:
         ProtocolError: it was stopped before.
-        ConfigError: `TF_HIPS_STALL_S` is no positive number.
+        ConfigError: `TF_HIPS_STALL_S` is no positive number; or the script has started Horovod
+            itself, with its fusion.
     """
     global _facts
     watchdog.check()
@@ -70,20 +79,35 @@ def init() -> None:
         raise ProtocolError(
             "Horovod cannot be started again in a process that has stopped it. Start a new process."
         )
+    stall_s = watchdog.stall_s()
     if not is_running():
-        fusion = os.environ.get("HOROVOD_FUSION_THRESHOLD", "0")
+        gloo_s = min(max(_LEAST_GLOO_S, math.ceil(stall_s) + _AFTER_VERDICT_S), _MOST_GLOO_S)
+        os.environ.setdefault(_GLOO_TIMEOUT, str(gloo_s))
+        fusion = os.environ.get(_FUSION, "0")
         if fusion != "0":
-            log.warning(
-                "HOROVOD_FUSION_THRESHOLD=%s is not used: sums must not depend on timing.", fusion
-            )
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+            log.warning("%s=%s is not used: sums must not depend on timing.", _FUSION, fusion)
+        os.environ[_FUSION] = "0"
         is_alone = all(os.environ.get(name, "1") == "1" for name in _SIZES)
         cycle_time = _CYCLE_TIME_ALONE_MS if is_alone else _CYCLE_TIME_MS
         os.environ.setdefault("HOROVOD_CYCLE_TIME", cycle_time)
         hvd.init()
+    elif _facts is None:
+        _check_foreign_start()
     if _facts is None:
         _facts = int(hvd.rank()), int(hvd.size()), int(hvd.local_rank())
         watchdog.start(rank(), size(), _stop)
+
+
+def _check_foreign_start() -> None:
+    """Raises where somebody else has started Horovod and left its fusion on."""
+    fusion = os.environ.get(_FUSION)
+    if hvd.size() > 1 and fusion != "0":
+        raise ConfigError(
+            "Horovod must be started by the strategy, which turns its fusion off: with it, sums "
+            "over ranks depend on timing. Received: `hvd.init()` was called before, with "
+            f"{_FUSION}={fusion or 'its default'}. Remove `hvd.init()`, or set {_FUSION}=0 and "
+            f"{_GLOO_TIMEOUT} before it."
+        )
 
 
 def shutdown() -> None:
@@ -160,20 +184,36 @@ def allreduce(tensor: tf.Tensor, name: str, operation: str = "sum") -> tf.Tensor
         raise ValueError(f'`operation` must be "sum" or "min". Received: operation={operation!r}')
     if size() == 1:
         return tf.identity(tensor)
-    return _collective(
-        "allreduce",
-        lambda value, name: hvd.allreduce(
-            value, op=_OPERATIONS[operation], name=name, ignore_name_scope=True
-        ),
-        tensor,
-        name,
-    )
+
+    def run(value: tf.Tensor, name: str) -> tf.Tensor:
+        return _collective(
+            "allreduce",
+            lambda value, name: hvd.allreduce(
+                value, op=_OPERATIONS[operation], name=name, ignore_name_scope=True
+            ),
+            value,
+            name,
+        )
+
+    return in_parts(run, tensor, name)
 
 
 def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """Concatenates the ranks' tensors along axis 0, in rank order; their lengths may differ."""
+    """Concatenates the ranks' tensors along axis 0, in rank order; their lengths may differ.
+
+    Raises:
+        ValueError: this rank's tensor alone is more than Horovod counts. All of them together must
+            not be more either, which this rank cannot know.
+    """
     if size() == 1:
         return tf.identity(tensor)
+    own = tensor.shape.num_elements()
+    check_countable(own, "allgather", name)
+    if own is not None and own * size() > MOST:
+        log.warning(
+            "The allgather `%s` ends this job if the other ranks also have %d elements: Horovod "
+            "counts to %d.", name, own, MOST,
+        )  # fmt: skip
     return _collective(
         "allgather",
         lambda value, name: hvd.allgather(value, name=name, ignore_name_scope=True),
@@ -189,9 +229,13 @@ def alltoall(tensor: tf.Tensor, splits: Sequence[int] | tf.Tensor, name: str) ->
         tensor: as many rows as all splits together.
         splits: one for each rank; integers, or an int32 tensor.
         name: see `allreduce`.
+
+    Raises:
+        ValueError: `tensor` is more than Horovod counts.
     """
     if size() == 1:
         return tf.identity(tensor)
+    check_countable(tensor.shape.num_elements(), "alltoall", name)
     lengths = tf.convert_to_tensor(splits, tf.int32)
     return _collective(
         "alltoall",
@@ -266,16 +310,28 @@ def _splits(rows: Mapping[int, int]) -> list[int]:
     return [rows.get(one, 0) for one in range(size())]
 
 
-def broadcast(tensor: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
-    """Returns rank `root`'s tensor on all ranks; shapes and types must agree beforehand."""
+def broadcast(tensor: tf.Tensor, name: str, root: int = 0, *, part: int | None = None) -> tf.Tensor:
+    """Returns rank `root`'s tensor on all ranks; shapes and types must agree beforehand.
+
+    Args:
+        tensor: same shape and type on all ranks.
+        name: see `allreduce`.
+        root: the rank whose tensor it is.
+        part: elements that travel at a time, so that others can pass them on meanwhile; None: all
+            that Horovod counts.
+    """
     if size() == 1:
         return tf.identity(tensor)
-    return _collective(
-        "broadcast",
-        lambda value, name: hvd.broadcast(value, root, name=name, ignore_name_scope=True),
-        tensor,
-        name,
-    )
+
+    def run(value: tf.Tensor, name: str) -> tf.Tensor:
+        return _collective(
+            "broadcast",
+            lambda value, name: hvd.broadcast(value, root, name=name, ignore_name_scope=True),
+            value,
+            name,
+        )
+
+    return in_parts(run, tensor, name, part)
 
 
 def broadcast_object(value: Any, root: int = 0, what: str = "a value") -> Any:
@@ -316,6 +372,7 @@ def gather_objects(value: Any, what: str = "values") -> list[Any]:
     with watchdog.waiting(f"{what} of all ranks"):
         data = _encoded([what, value])
         lengths = allgather(tf.constant([data.size], tf.int64), "object_sizes").numpy()
+        check_countable(int(lengths.sum()), "allgather", "objects")
         joined = allgather(tf.constant(data), "objects").numpy()
     parts = [_decoded(part) for part in np.split(joined, np.cumsum(lengths)[:-1])]
     _check_same({rank: told for rank, (told, _) in enumerate(parts)})

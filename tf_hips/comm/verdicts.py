@@ -3,7 +3,8 @@
 
 Pure: states in, a warning or a verdict out. No clock, no network, no TensorFlow.
 
-    deadlock   two ranks wait, for a while, in collectives that are not the same: for ever
+    deadlock   two ranks wait, for a while, in collectives that are not the same: for ever, unless
+               one of them has only ended the other's a little earlier
     left       a rank waits for one whose step failed, or whose process ended
     stalled    a rank waits for one that is alive, or silent, and has not come: a warning first, a
                verdict when the limit is reached
@@ -60,7 +61,7 @@ class State:
 
     Attributes:
         beat: a number that is larger every time.
-        begun: collectives begun.
+        begun: collectives begun, those of a turn of a graph as one.
         wait: what it waits in, None when in none.
         doing: what it is at, or what had the failure, where that is known.
         place: file and line, where that is known.
@@ -155,7 +156,7 @@ def judge(
     if own is None or own.wait is None or own.wait.seconds < DEADLOCK_S:
         return None
     others = {other: view for other, view in sorted(views.items()) if other != rank and view.state}
-    elsewhere = [other for other, view in others.items() if _waits_elsewhere(view, own.wait.key)]
+    elsewhere = [other for other, view in others.items() if _waits_elsewhere(view, own, stall_s)]
     if elsewhere:
         return _deadlock(rank, own, views, elsewhere)
     left = [other for other, view in others.items() if has_left(view)]
@@ -201,12 +202,17 @@ def departed(views: Mapping[int, View]) -> tuple[str, str] | None:
     return (_departure(found, views), _remedy(found, views)) if found else None
 
 
-def _waits_elsewhere(view: View, key: str) -> bool:
+def _waits_elsewhere(view: View, own: State, stall_s: float) -> bool:
     wait = view.state.wait if view.state is not None else None
+    if wait is None or own.wait is None or wait.key == own.wait.key:
+        return False
+    # A rank that has ended a collective knows that all have come to it, and it begins just one more
+    # before the others have ended it, too. Of a slow broadcast the root may be through long before
+    # the last; whoever is one behind will come. The limit is for ranks that have counted otherwise.
+    is_next = view.state is not None and abs(view.state.begun - own.begun) == 1
+    least = max(DEADLOCK_S, stall_s) if is_next else DEADLOCK_S
     return (
-        wait is not None
-        and wait.key != key
-        and wait.seconds >= DEADLOCK_S
+        min(wait.seconds, own.wait.seconds) >= least
         and view.stable_s >= STABLE_S
         and view.silent_s < SILENT_S
     )

@@ -140,7 +140,12 @@ class Watchdog:
                 silent = [other for other in others if other not in alive]
                 if silent and now - began > _NAME_S:
                     names = " or ".join(f"rank {other}" for other in silent)
-                    return f"{names[0].upper()}{names[1:]} ended without a word (killed?).", ""
+                    # One that stands still is as silent as one that was killed.
+                    return (
+                        f"{names[0].upper()}{names[1:]} gives no sign of life (killed, stopped, or "
+                        "its machine is gone?).",
+                        "",
+                    )
                 if not silent:
                     return "", ""
                 time.sleep(_POLL_S)
@@ -239,6 +244,24 @@ _watchdog: Watchdog | None = None
 # The life of a process.
 
 
+def stall_s() -> float:
+    """Seconds after which a rank that has not come is given up, from the environment.
+
+    Raises:
+        ConfigError: `TF_HIPS_STALL_S` is no positive number.
+    """
+    text = os.environ.get(verdicts.STALL_VARIABLE, "")
+    try:
+        seconds = float(text or verdicts.STALL_S)
+    except ValueError:
+        seconds = float("nan")
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(
+            f"{verdicts.STALL_VARIABLE} must be a positive number of seconds. Received: {text!r}"
+        )
+    return seconds
+
+
 def start(rank: int, size: int, stop_horovod: Callable[[], None]) -> None:
     """Starts the watchdog of this process, once.
 
@@ -253,11 +276,11 @@ def start(rank: int, size: int, stop_horovod: Callable[[], None]) -> None:
         ConfigError: `TF_HIPS_STALL_S` is no positive number.
     """
     global _watchdog
-    stall_s = _stall_s()
+    limit_s = stall_s()
     store = store_of_launcher(_SCOPE)
     if size == 1 or store is None or _watchdog is not None:
         return
-    _watchdog = Watchdog(rank, size, store, stop_horovod, stall_s)
+    _watchdog = Watchdog(rank, size, store, stop_horovod, limit_s)
     _watchdog.start()
     _explain_uncaught()
 
@@ -299,8 +322,8 @@ def waiting(text: str, key: str = "") -> Iterator[None]:
 
     Args:
         text: what is waited for, for a reader.
-        key: what the other ranks must wait in too; `text` when empty. Of nested contexts the
-            innermost counts.
+        key: what the other ranks must wait in too; when empty `text`, and the collectives inside
+            mark themselves. Of nested contexts the innermost counts.
 
     Raises:
         ProtocolError: the job was ended because its ranks disagree.
@@ -308,8 +331,7 @@ def waiting(text: str, key: str = "") -> Iterator[None]:
     """
     check()
     entry = (text, key or text, time.monotonic())
-    _here.begun += 1
-    _here.waits.append(entry)
+    _here.begin(entry, covers=not key)
     try:
         yield
     except Exception as error:
@@ -425,16 +447,3 @@ def _error(found: Verdict) -> TfHipsError:
 
 def _stand(state: State) -> Any:
     return state.begun, state.wait.key if state.wait is not None else None
-
-
-def _stall_s() -> float:
-    text = os.environ.get(verdicts.STALL_VARIABLE, "")
-    try:
-        seconds = float(text or verdicts.STALL_S)
-    except ValueError:
-        seconds = float("nan")
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(
-            f"{verdicts.STALL_VARIABLE} must be a positive number of seconds. Received: {text!r}"
-        )
-    return seconds

@@ -10,6 +10,7 @@ alone, so they choose the same.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -133,6 +134,10 @@ class Budget(Compressor):
     def wire_bytes(self, n: int) -> int:
         """Bytes of the packets of a model of one gradient of n elements."""
         return self.for_sizes([n]).wire_bytes(n)
+
+    def wire_bytes_of(self, shape: Sequence[int]) -> int:
+        """The same of a gradient of that shape."""
+        return self.for_sizes([math.prod(shape)]).wire_bytes_of(shape)
 
     def chunk_packet_bytes(self, n_chunk: int) -> int:
         """Unknown before the model is.

@@ -171,19 +171,21 @@ def clip(compressor: Compressor, vectors: Sequence[Tensor], num_encoders: int) -
         return list(vectors)
     most = compressor.clip_norm / math.sqrt(num_encoders)
 
-    def of_doubles() -> Tensor:
-        squares = [tf.reduce_sum(tf.square(tf.cast(vector, tf.float64))) for vector in vectors]
-        norm = tf.sqrt(tf.add_n(squares))
-        return tf.where(tf.math.is_finite(norm), tf.cast(most / norm, tf.float32), 1.0)
+    def of_doubles() -> list[Tensor]:
+        wide = [tf.cast(vector, tf.float64) for vector in vectors]
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(vector)) for vector in wide]))
+        scale = tf.where(tf.math.is_finite(norm), most / norm, 1.0)
+        # As a float32 it may be so small that TensorFlow takes it for 0, and what it scales is not.
+        return [tf.cast(vector * scale, tf.float32) for vector in wide]
+
+    def of_floats() -> list[Tensor]:
+        # Not most * min(1 / norm, 1 / most), which is not always 1 where nothing is to be clipped.
+        scale = tf.where(norm <= most, 1.0, most * (1.0 / norm))
+        return [vector * scale for vector in vectors]
 
     norm = tf.linalg.global_norm(vectors)
-    scale = tf.cond(
-        tf.math.is_finite(norm),
-        # Not most * min(1 / norm, 1 / most), which is not always 1 where nothing is to be clipped.
-        lambda: tf.where(norm <= most, 1.0, most * (1.0 / norm)),
-        of_doubles,  # squares of finite numbers overflow, too
-    )
-    return [vector * scale for vector in vectors]
+    # Squares of finite numbers overflow, too.
+    return list(tf.cond(tf.math.is_finite(norm), of_floats, of_doubles))
 
 
 def _op(compressor: Compressor, kind: str) -> Any:

@@ -19,6 +19,8 @@ from tf_hips.errors import NonFiniteError, PacketError, PeerError, ProtocolError
 from tf_hips.strategies.failures import Failures
 
 HEADER_BYTES = 1024
+# What travels at a time; Gloo's limit is for each. Parts of 4 MiB take up to twice as long in all.
+_PART_BYTES = 64 * 2**20
 
 Action = Callable[..., np.ndarray]
 
@@ -56,7 +58,10 @@ def from_rank_0(
         reply = tf.ensure_shape(reply, [HEADER_BYTES + num_bytes])
     else:
         reply = tf.zeros([HEADER_BYTES + num_bytes], tf.uint8)  # its value is replaced
-    header, result = tf.split(primitives.broadcast(reply, name), [HEADER_BYTES, num_bytes])
+    told = primitives.broadcast(reply, name, part=_PART_BYTES)
+    # As int64: the end may not fit an int32.
+    sizes = tf.constant([HEADER_BYTES, num_bytes], tf.int64)
+    header, result = tf.split(told, sizes, num=2)
     if tf.executing_eagerly():
         failures.kept(relay.check)(header.numpy())
         return result

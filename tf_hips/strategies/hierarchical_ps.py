@@ -449,6 +449,7 @@ class HierarchicalPS(ConnectedStrategy):
             # On its way to a server a sum is encoded in any case: see below.
             complain=self._complaint(tensors) if self._welcome is None else None,
             nonfinite=self._nonfinite,
+            keeper=self._state,
         )
 
     def _uplink_summing(self, tensors: Sequence[Gradient], label: str) -> Summing:

@@ -25,6 +25,7 @@ from tf_hips.errors import ProtocolError
 from tf_hips.ops.compressor import Compressor, check_unmixed, parse
 from tf_hips.ops.native import derive_seed
 from tf_hips.strategies.gradients import Gradient, Summing
+from tf_hips.strategies.kept_plans import Keeper, plan_of, text_of
 
 
 class InParty:
@@ -113,8 +114,8 @@ class InParty:
     def facts(self) -> dict[str, Any]:
         """What decides about sums beside the codecs, as JSON values by name."""
         if self._is_auto:
-            # What it will be is not known before the first step. A state that does not fit is
-            # known by its sizes.
+            # What it will be is not known before the first step: it is kept with what it decides
+            # about, see `kept_plans`.
             return {"the plan": AUTO}
         if self._plan is not None:
             choices = [
@@ -135,6 +136,7 @@ class InParty:
         make_variable: MakeVariable,
         complain: Complain | None,
         nonfinite: str = "propagate",
+        keeper: Keeper | None = None,
     ) -> Summing:
         """How one list of gradients is summed; called eagerly, once per list, on all ranks.
 
@@ -146,14 +148,18 @@ class InParty:
             make_variable: makes a non-trainable variable from an initial value and a name.
             complain: called where a gradient is not finite, on all ranks.
             nonfinite: what the caller does about such gradients; the same on all ranks.
+            keeper: where a measured plan is kept, and may have been restored; None: it is not.
 
         Raises:
             ProtocolError: the ranks were told different things, or have different gradients.
             ConfigError: the plan is for another model, or another number of ranks.
             ValueError: the topology does not go with the compressor or the number of ranks.
         """
-        self._compare(gradients, nonfinite)
-        plan, compression = self._plan_of(gradients), self.compression
+        kept = keeper.kept_plan() if keeper is not None and self._is_auto else None
+        self._compare(gradients, nonfinite, kept)
+        plan, compression = self._plan_of(gradients, kept), self.compression
+        if plan is not None and keeper is not None and self._is_auto:
+            keeper.keep_plan(text_of(plan))
         shapes = [gradient.shape for gradient in gradients]
         rank = primitives.rank()
 
@@ -193,8 +199,12 @@ class InParty:
             return best_way(primitives.size(), self.compression)
         return self._topology or PS
 
-    def _plan_of(self, gradients: Sequence[Gradient]) -> Plan | None:
+    def _plan_of(self, gradients: Sequence[Gradient], kept: str | None) -> Plan | None:
         """What is done with each gradient, if not the same with all of them."""
+        if kept is not None:
+            plan = plan_of(kept)
+            plan.check([(one.name, one.num_elements) for one in gradients], primitives.size())
+            return plan
         if self._is_auto:
             return automatic_plan(gradients)
         if self._plan is not None:
@@ -218,10 +228,14 @@ class InParty:
             ),
         )
 
-    def _compare(self, gradients: Sequence[Gradient], nonfinite: str) -> None:
+    def _compare(
+        self, gradients: Sequence[Gradient], nonfinite: str, kept: str | None = None
+    ) -> None:
         """Raises on all ranks if they were told different things."""
         own = {name: None if codec is None else codec.text for name, codec in self.codecs().items()}
         own |= {**self.facts(), "`nonfinite`": nonfinite}
+        if kept is not None:
+            own["the plan of the saved state"] = hashlib.sha256(kept.encode()).hexdigest()[:16]
         if self._plan is not None:  # they decide about collectives, and not about what is kept
             own |= {
                 f"the number of partitions of gradient {place}": f"{choice.partitions}"

@@ -16,7 +16,9 @@ import tensorflow as tf
 from tf_hips.comm import primitives, watchdog
 from tf_hips.errors import ProtocolError
 
-_BROADCAST_BYTES = 64 * 2**20
+# What is spread at a time: so little that on a slow link no rank waits long for the one that passes
+# it on, and so much that on a fast one it takes no longer than a large block.
+_BROADCAST_BYTES = 4 * 2**20
 
 _OUTCOME = "the outcome of what rank 0 does"
 

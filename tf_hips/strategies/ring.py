@@ -124,6 +124,7 @@ class CompressedRing(PartyStrategy):
             make_variable=self._make_variable,
             complain=self._complaint(gradients),
             nonfinite=self._nonfinite,
+            keeper=self._state,
         )
 
     def _refusals(self, rule: Aggregator, gradients: Sequence[Gradient]) -> Tell:

@@ -23,6 +23,7 @@ from tf_hips.robust import Aggregator
 from tf_hips.robust.codecs import why_not
 from tf_hips.strategies.gradients import Gradient, Summing
 from tf_hips.strategies.in_party import InParty
+from tf_hips.strategies.kept_plans import Keeper
 
 # What ranks do without a rule.
 _PLAIN = ("sum", "mean")
@@ -120,13 +121,14 @@ class RobustParty(InParty):
         make_variable: MakeVariable,
         complain: Complain | None,
         nonfinite: str = "propagate",
+        keeper: Keeper | None = None,
     ) -> Summing:
         """How one list of gradients is aggregated; see `InParty.summing`.
 
         What is not finite is refused by row, whatever a strategy was told to do with it:
         `complain` is never called.
         """
-        del complain
+        del complain, keeper  # there is no plan
         self._compare(gradients, nonfinite)
         tell = self._tell_of(self._rule, gradients)
         reducer = make_robust_reducer(

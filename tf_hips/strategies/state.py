@@ -14,6 +14,9 @@ For each list of gradients that an optimizer hands over:
     uplink_residual_<i>, uplink_state_<i>
                       the same of the way up to a server (rank 0 of a party)
 
+    plan              what is done with each gradient, where that was measured; who goes on goes on
+                      so, whatever a link has become (see `kept_plans`)
+
 Lists are numbered as they are created, which is in the order of the first steps and so the same on
 all ranks. Their variables appear in the first step; what was restored before goes into them then
 (TensorFlow's deferred restoration).
@@ -33,6 +36,7 @@ import tensorflow as tf
 
 from tf_hips.comm import primitives
 from tf_hips.errors import ProtocolError
+from tf_hips.strategies.kept_plans import KeptPlans
 
 _RESIDUAL = re.compile(r"(owner_|uplink_)?(residual|state)_")
 
@@ -61,6 +65,7 @@ class StrategyState(tf.Module):
         super().__init__(name="tf_hips_state")
         self._books = _Books(weakref.ref(strategy))
         self.about = _Facts(self._facts)
+        self.plans = KeptPlans(self._plans)
 
     @contextlib.contextmanager
     def new_list(self, variables: Sequence[tf.Variable]) -> Iterator["_ListState"]:
@@ -75,6 +80,7 @@ class StrategyState(tf.Module):
         outer, books.open = books.open, _ListState()
         try:
             made = books.open
+            made.restored_plan = self._restored_plan(variables[0])
             yield made
         finally:
             books.open = outer
@@ -104,6 +110,15 @@ class StrategyState(tf.Module):
         if hasattr(books.open, name):
             raise ValueError(f"`name` must be new in its list of gradients. Received: {name!r}")
         setattr(books.open, name, variable)
+
+    def kept_plan(self) -> str | None:
+        """The plan that was restored for the list of gradients that is being made."""
+        return self._books.open.restored_plan if self._books.open is not None else None
+
+    def keep_plan(self, text: str) -> None:
+        """Keeps the plan of the list of gradients that is being made."""
+        if self._books.open is not None:
+            self._books.open.plan = text
 
     def of_model(self, model: keras.Model) -> "ModelState":
         """The part that belongs to one model: its lists of gradients, numbered from 0.
@@ -180,6 +195,16 @@ class StrategyState(tf.Module):
             facts["number of ranks"] = primitives.size()
         return facts
 
+    def _restored_plan(self, variable: tf.Variable) -> str | None:
+        books, first = self._books, weakref.ref(variable)
+        for model, of_model in list(books.models.items()):
+            if _belongs(first, model) and of_model.next_plan() is not None:
+                return of_model.next_plan()
+        return self.plans.restored.get(f"gradients{books.num_lists}")
+
+    def _plans(self) -> dict[str, str]:
+        return _plans_of(self)
+
     def _forget(self, number: int) -> None:
         made, _ = self._books.lists.pop(number)
         delattr(self, f"gradients{number}")
@@ -194,6 +219,11 @@ class ModelState(tf.Module):
         """Has no list yet."""
         super().__init__(name="tf_hips_model_state")
         self._count = 0
+        self.plans = KeptPlans(self._plans)
+
+    def next_plan(self) -> str | None:
+        """The plan that was restored for the list that comes next."""
+        return self.plans.restored.get(f"gradients{self._count}")
 
     def add(self, made: "_ListState") -> None:
         """Appends a list; takes what was restored for it."""
@@ -206,12 +236,17 @@ class ModelState(tf.Module):
         for name in [name for name, value in vars(self).items() if value is made]:
             delattr(self, name)
 
+    def _plans(self) -> dict[str, str]:
+        return _plans_of(self)
+
 
 class _ListState(tf.Module):
     """Variables of one list of gradients, as attributes."""
 
     def __init__(self) -> None:
         super().__init__(name="tf_hips_list_state")
+        self.plan: str | None = None
+        self.restored_plan: str | None = None
         self.about = _Facts(self._sizes)
 
     def drop_residuals(self) -> None:
@@ -301,6 +336,15 @@ class _Facts(tf.train.experimental.PythonState):
     def _facts(self) -> dict[str, Any]:
         current = self._current()
         return {} if current is None else current()
+
+
+def _plans_of(lists: tf.Module) -> dict[str, str]:
+    """The plans of lists of gradients, by the names of these."""
+    return {
+        name: value.plan
+        for name, value in sorted(vars(lists).items())
+        if isinstance(value, _ListState) and value.plan is not None
+    }
 
 
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:

@@ -28,6 +28,7 @@ class Turns:
         # The turn that was entered last, and which label it has. It goes on until it is counted.
         self._entered = make_variable(tf.constant([-1, 0], tf.int64), "entered")
         self._labels: list[tuple[str, str]] = []
+        self._eager = 0  # turns whose collectives count themselves
         watchdog.watch(self)
 
     def __call__(self, compute: Callable[[], list[tf.Tensor]], label: str = "") -> list[tf.Tensor]:
@@ -42,6 +43,7 @@ class Turns:
             with watchdog.named(label):
                 outputs = compute()
             self._turn.assign_add(1, read_value=False)
+            self._eager += 1
             return outputs
         turn = self._turn.read_value()
         with tf.control_dependencies([turn]), primitives.building() as built:
@@ -77,11 +79,12 @@ class Turns:
         return [] if mark is None else [mark]
 
     def where(self) -> tuple[int, tuple[str, str] | None]:
-        """Turns begun, and the text and the key of the one that waits, if any does."""
+        """Turns of graphs begun, and the text and the key of the one that waits, if any does."""
         with tf.init_scope():
             entered, number = (int(one) for one in self._entered.numpy())
             turn = int(self._turn.numpy())
-        return (turn + 1, self._labels[number]) if entered == turn else (turn, None)
+        begun = turn - self._eager
+        return (begun + 1, self._labels[number]) if entered == turn else (begun, None)
 
     def leave(self) -> None:
         """Forgets a turn that has ended with an error."""

@@ -131,7 +131,7 @@ class _Hooks:
                 Gradient(variable.op.name, tuple(value.shape.as_list()), value.dtype)
                 for variable, value in zip(variables, values, strict=True)
             ]
-            total = self._make_sum(gradients)
+            total = self._make_sum(gradients, bench.params.train_dir)
             sums = total(values, tf.compat.v1.train.get_global_step())
         _tell(f"tf_hips: {len(pairs)} gradients, {total.num_compressed} compressed")
         self._saved = None
@@ -139,9 +139,9 @@ class _Hooks:
             self._saved = SavedState(total.variables, total.facts(), bench.params.max_ckpts_to_keep)
         return original(manager, [list(zip(sums, variables, strict=True))])
 
-    def _make_sum(self, gradients: list[Gradient]) -> GraphSum:
+    def _make_sum(self, gradients: list[Gradient], train_dir: str | None) -> GraphSum:
         try:
-            return GraphSum(gradients, self._options)
+            return GraphSum(gradients, self._options, train_dir)
         except ValueError as error:  # flags that do not go together, or with this number of ranks
             raise ConfigError(str(error)) from error
 

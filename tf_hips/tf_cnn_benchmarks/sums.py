@@ -25,11 +25,15 @@ from tensorflow.python.eager import context
 from tf_hips import config
 from tf_hips.comm import primitives
 from tf_hips.comm.plan import AUTO, Plan
+from tf_hips.errors import ConfigError
 from tf_hips.strategies.gradients import Gradient
 from tf_hips.strategies.in_party import InParty, automatic_plan
+from tf_hips.strategies.kept_plans import plan_of, text_of
+from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.tf_cnn_benchmarks.options import Options
 
 _LABEL = "cnn"
+_KEPT_PLAN = "tf_hips/plan.json"
 
 
 @contextlib.contextmanager
@@ -47,12 +51,15 @@ class GraphSum:
         num_compressed: how many of the gradients are encoded.
     """
 
-    def __init__(self, gradients: Sequence[Gradient], options: Options) -> None:
+    def __init__(
+        self, gradients: Sequence[Gradient], options: Options, train_dir: str | None = None
+    ) -> None:
         """Makes sure that all ranks have the same gradients, and makes what encoding keeps.
 
         Args:
             gradients: what comes, in the order of the variables.
             options: how they are summed.
+            train_dir: upstream's `--train_dir`, where a measured plan is kept.
 
         Raises:
             ProtocolError: on all ranks, if they have different gradients or flags.
@@ -63,7 +70,7 @@ class GraphSum:
         self._graph = tf.compat.v1.get_default_graph()
         self._sizes = [gradient.num_elements for gradient in gradients]
         self._seed = config.current().seed
-        plan = _plan(gradients, options)
+        plan = _plan(gradients, options, train_dir)
         if plan is None:
             self._way = InParty(options.compressor, None, options.topology, options.threshold)
             least = max(1, options.threshold)
@@ -140,13 +147,13 @@ class GraphSum:
         return variable
 
 
-def _plan(gradients: Sequence[Gradient], options: Options) -> Plan | None:
+def _plan(gradients: Sequence[Gradient], options: Options, train_dir: str | None) -> Plan | None:
     """The plan of the flags."""
     if options.plan is None:
         return None
     if options.plan == AUTO:
         with eager():
-            return automatic_plan(gradients)
+            return _measured(gradients, train_dir)
     if not options.has_columns or options.compressor is None:
         return Plan.read(options.plan)
     return Plan.from_secopa(
@@ -156,3 +163,37 @@ def _plan(gradients: Sequence[Gradient], options: Options) -> Plan | None:
         options.topology or "ps",
         [(gradient.name, gradient.num_elements) for gradient in gradients],
     )
+
+
+def _measured(gradients: Sequence[Gradient], train_dir: str | None) -> Plan:
+    """The plan that this run was begun with, so that what encoding kept fits; else a new one."""
+    path = f"{train_dir}/{_KEPT_PLAN}"
+
+    def read() -> str | None:
+        if train_dir is None or not tf.io.gfile.exists(path):
+            return None
+        with tf.io.gfile.GFile(path) as file:
+            return str(file.read())
+
+    kept = primitives.broadcast_object(on_rank_0(read), what="the plan that is kept")
+    if kept is not None:
+        try:
+            plan = plan_of(kept)
+            known = [(gradient.name, gradient.num_elements) for gradient in gradients]
+            plan.check(known, primitives.size())
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(
+                f"{path} must be the plan that this run was begun with; remove it to measure "
+                f"anew. Received: {error}"
+            ) from error
+        return plan
+    plan = automatic_plan(gradients)
+
+    def write() -> None:
+        tf.io.gfile.makedirs(path.rpartition("/")[0])
+        with tf.io.gfile.GFile(path, "w") as file:
+            file.write(text_of(plan))
+
+    if train_dir is not None:
+        on_rank_0(write)
+    return plan
