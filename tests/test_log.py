@@ -12,10 +12,12 @@ def test_words_of_others_neither_steer_a_terminal_nor_look_like_a_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     forged = "x\x1b[2J\r\nWARNING:absl:Refused a call of 10.0.0.7\u2028of site c"
-    with caplog.at_level(logging.INFO):
-        log.info("Site %s has left: %s, %d", "a\x07", forged, 3)
+    with caplog.at_level(logging.WARNING):
+        log.error("Site %s has left: %s, %d", "a\x07", forged, 3)
         log.warning("It failed: %s", ValueError(forged))
-    first, second = caplog.messages
+        log.warning("It failed: %r", ConnectionRefusedError(forged))
+    first, second, third = caplog.messages
+    assert third.startswith("It failed: ConnectionRefusedError(")
     assert first.startswith("Site a  has left: x [2J")
     for line in (first + second).splitlines()[1:]:
         assert line.startswith("    ")

@@ -42,12 +42,21 @@ def printable_lines(text: str) -> str:
     return "\n    ".join(printable(line) for line in text.splitlines())
 
 
+class _Printable:
+    """A text or an error, which may be another site's: neither looks like a message."""
+
+    def __init__(self, value: str | BaseException) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return printable_lines(str(self._value))
+
+    def __repr__(self) -> str:
+        return printable(repr(self._value))
+
+
 def _shown(arguments: tuple[object, ...]) -> list[object]:
-    """Arguments of a message, of which texts may be another site's: none looks like a message."""
-    return [
-        printable_lines(str(one)) if isinstance(one, str | BaseException) else one
-        for one in arguments
-    ]
+    return [_Printable(one) if isinstance(one, str | BaseException) else one for one in arguments]
 
 
 @logging.skip_log_prefix

@@ -39,8 +39,9 @@ def advice(tokens: Sequence[Token], at: int, expected: str, is_type: bool) -> st
         expected: what the parser's message says was.
         is_type: whether it is the name of a type.
     """
-    found = _advice(tokens, at, is_type)
-    if tokens[at].text == "[" and expected == "`;` at the end of a statement":
+    found = _advice(tokens, at, is_type and "between parameters" not in expected)
+    is_table = tokens[at].text == "[" and tokens[min(at + 1, len(tokens) - 1)].text != "&"
+    if is_table and expected == "`;` at the end of a statement":
         found = _TABLE
     return None if found is None else f"help: {found}"
 
@@ -57,7 +58,7 @@ def _advice(tokens: Sequence[Token], at: int, is_type: bool) -> str | None:
         return "there are no namespaces, and vectors are `float*`, `int*` and so on"
     if text == "**" or (text == before.text == "*" and before.span.end == tokens[at].span.start):
         return "write x * x, or `exp2(y * log2(x))`"
-    if text == "{" and before.text in ("=", "(", ","):
+    if text == "{" and before.text in ("=", "(", ",") and _is_table(tokens, at):
         return _TABLE
     if is_type and before.text == "(" and _closes_before(tokens, at, "->"):
         return "begin a lambda with `[&]`, as in `[&](float x) -> float { return x; }`"
@@ -74,6 +75,13 @@ def _method(name: str) -> str:
     for known in hints.elsewhere_called(name):
         return known.removeprefix("help: ")
     return "vectors have no functions of their own: write a `map` or a `reduce`"
+
+
+def _is_table(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a `{` begins values, and no body."""
+    first = at + 1 + (tokens[at + 1].text == "-")
+    after = tokens[min(first + 1, len(tokens) - 1)].text
+    return tokens[first].text == "}" or after in (",", "}")
 
 
 def _is_pair(tokens: Sequence[Token], at: int) -> bool:

@@ -159,12 +159,34 @@ def test_what_cannot_go_on_is_refused(tmp_path):
     told = r"optimizer is MultiOptimizer\(Lion\) and was MultiOptimizer\(Adam, SGD\)"
     with pytest.raises(ValueError, match=told):
         train(model, tmp_path)
-    # An optimizer of the model that trains what no backup has.
-    model = pair(run_eagerly=True)
-    model.extra = keras.optimizers.SGD(name="of_extra")
+
+    # What the compiled one trains, and no backup has.
+    model = parted(run_eagerly=True)
+    model.compile(keras.optimizers.SGD(name="of_all"), "mse", run_eagerly=True)
+    model.optimizer.apply([tf.ones(2)], [tf.Variable([1.0, 2.0], name="temperature")])
+    from tf_hips.callbacks import snapshot
+
+    with pytest.raises(ValueError, match=r"must be a weight of it.*temperature"):
+        snapshot.trained_by_each(model)
+
+
+def test_what_is_no_weight_is_left_out_and_said_so(tmp_path, caplog):
+    import keras
+    import tensorflow as tf
+
+    def make():
+        model = pair(run_eagerly=True)
+        model.extra = keras.optimizers.Adam(name="of_extra")
+        return model
+
+    model = make()
     model.extra.apply([tf.ones(2)], [tf.Variable([1.0, 2.0], name="temperature")])
-    with pytest.raises(ValueError, match=r"must be a weight of it.*temperature.*by of_extra"):
-        train(model, tmp_path / "other")
+    train(model, tmp_path, (1, 2))
+    assert caplog.text.count("of_extra trains temperature") == 1
+    resumed = make()
+    history = train(resumed, tmp_path)
+    assert history == train(make())
+    assert int(resumed.extra.iterations) == 1
 
 
 @pytest.mark.heavy

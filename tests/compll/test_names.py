@@ -118,7 +118,11 @@ def acceptable(names: list[str], is_parameter: bool) -> list[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("is_parameter", [True, False], ids=["parameters", "locals"])
+@pytest.mark.parametrize(
+    "is_parameter",
+    [pytest.param(True, marks=pytest.mark.slow), False],
+    ids=["parameters", "locals"],
+)
 def test_any_name_is_good_in_cpp(is_parameter):
     names = acceptable(candidates(), is_parameter)
     assert {"int64_t", "int32_t", "uint8_t", "add_field", "row_count"} <= set(names)

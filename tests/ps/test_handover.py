@@ -268,38 +268,55 @@ def test_a_wrong_wish_is_refused_to_who_has_it_and_nobody_hears_of_it(
 
 
 def test_who_asks_and_hangs_up_has_one_backup_read_at_a_time(
-    certificates: Certificates, backup: Path
+    certificates: Certificates, backup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with lost_b(certificates) as (server, a, back, _):
-        asked, goes_on = threading.Semaphore(0), threading.Event()
+        reads, goes_on = threading.Semaphore(0), threading.Event()
         reading: list[Request] = []
 
         def read_for_long(request: Request) -> Iterator[bytes]:
             reading.append(request)
-            asked.release()
+            reads.release()
             assert goes_on.wait(DEADLINE_S)
             yield from parcel.send(backup, request.held)
 
         a.client.offer(read_for_long)
         a.client.backed_up(4, 0)
+        handover = server._session.handover
+        begun, ended = threading.Semaphore(0), threading.Semaphore(0)
+
+        def ask(*arguments: Any) -> Any:
+            begun.release()
+            try:
+                return Handover._ask(handover, *arguments)
+            finally:
+                ended.release()
+
+        monkeypatch.setattr(handover, "_ask", ask)
         wish = wire.to_json(parcel="", bytes=0, workers=a.client._workers)
         want = back.client._link.stub("unary_stream", "WantBackup", DEADLINE_S)
-        session = server._session
-        for _ in range(5):
+
+        def wanted() -> grpc.Call:
             call = want(wish, metadata=back.client._link.metadata())
-            if not reading:
-                assert asked.acquire(timeout=DEADLINE_S)
-            call.cancel()
-        # What was cancelled is over at the server, too.
-        with session.changed:
-            pipes = session.handover._pipes
-            assert session.changed.wait_for(lambda: not pipes, DEADLINE_S)
+            assert begun.acquire(timeout=DEADLINE_S)
+            return call
+
+        first = wanted()
+        assert reads.acquire(timeout=DEADLINE_S)
+        assert ended.acquire(timeout=DEADLINE_S)
+        first.cancel()
+        for _ in range(3):  # one after the other, each of which would be read beside the first
+            wanted().cancel()
+            assert ended.acquire(timeout=DEADLINE_S)
+        at_once = [wanted() for _ in range(4)]
         assert len(reading) == 1
         goes_on.set()
-        messages = want(wish, metadata=back.client._link.metadata())
-        assert parcel.Header.from_message(next(messages)).name == backup.name
-        messages.cancel()
-        assert len(reading) == 2
+        first_of = next(iter(at_once[0]))
+        assert parcel.Header.from_message(first_of).name == backup.name
+        for call in at_once:
+            call.cancel()
+        # Who was asked and came too late is not to blame for it.
+        assert not server._admission._refusals._peers
 
 
 def test_a_backup_finds_its_way_through_a_tree(

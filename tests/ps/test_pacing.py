@@ -2,6 +2,7 @@
 """ESync's state service under a real server: assignments, stops, and what is refused."""
 
 import contextlib
+import math
 import threading
 import types
 from collections.abc import Iterator
@@ -168,9 +169,6 @@ def test_reports_that_are_refused() -> None:
         with pytest.raises(ProtocolError, match="All children must keep one pace"):
             other.assignment(PATIENCE_S)
         heard(server, slow, 0, Report(4, 0.5, 2.0))
-        slow.report(7, Report(4, 1.0, 4.0))
-        with pytest.raises(ProtocolError, match="`number` must be at most 1"):
-            slow.assignment(PATIENCE_S)
         for wrong in ({"steps": -1}, {"step_s": 1e999}, {"number": -1}, {"pace": "margn=1"}):
             fields = {"number": 0, "pace": PACE.text, "steps": 1, "step_s": 1.0, "busy_s": 1.0}
             with pytest.raises(ProtocolError):
@@ -182,6 +180,7 @@ def test_who_has_missed_a_round_is_not_waited_for() -> None:
     with running(clock) as (server, (slow, fast)):
         for client in (slow, fast):
             heard(server, client, 0, Report(4, 1.0, 4.0))
+        in_round(server, 2)  # which have closed without it
         heard(server, fast, 1, Report(4, 1.0, 4.0))
         assert fast.assignment(0.05) is None  # it may still come
         heard(server, fast, 2, Report(4, 1.0, 4.0))
@@ -208,6 +207,70 @@ def test_a_first_call_from_a_far_round_leaves_those_of_the_others_alone() -> Non
         assert slow.is_answered(0.0)
         for client in (slow, fast):
             heard(server, client, 4, Report(4, 1.0, 4.0))
+        assert fast.assignment(PATIENCE_S) is not None
+
+
+def test_rounds_that_one_runs_ahead_to_leave_those_of_the_others_alone() -> None:
+    with running(Clock()) as (server, (slow, fast)):
+        in_round(server, 3)
+        for client in (slow, fast):
+            heard(server, client, 3, Report(4, 1.0, 4.0))
+        heard(server, slow, 4, Report(4, 1.0, 4.0))
+        for number in range(5, 9):
+            slow.report(number, Report(4, 1.0, 4.0))
+            assert slow.is_answered(PATIENCE_S)
+            assert slow.assignment(0.0) is None
+        heard(server, fast, 4, Report(4, 1.0, 4.0))
+        assert fast.assignment(PATIENCE_S) is not None
+
+
+def test_what_most_say_is_a_round_that_has_come() -> None:
+    """Loops count meetings in which nothing is exchanged, and a new server knows of none."""
+    clock = Clock()
+    with running(clock, count=3) as (server, (slow, fast, third)):
+        in_round(server, 3)
+        slow.report(7, Report(4, 1.0, 4.0))
+        assert slow.is_answered(PATIENCE_S)
+        for number in (7, 8):
+            clock.now += 5.0
+            heard(server, fast, number, Report(4, 1.0, 4.0))
+            heard(server, third, number, Report(4, 1.0, 4.0))
+            if number == 8:
+                heard(server, slow, number, Report(4, 1.0, 4.0))
+                assert slow.assignment(PATIENCE_S) is not None
+            assert (fast.assignment(PATIENCE_S) is None) == (number == 7)
+
+
+def test_a_server_that_does_not_know_when_a_round_began_learns_nothing_of_it() -> None:
+    clock = Clock()
+    with running(clock) as (server, (slow, fast)):
+        in_round(server, 5)
+        PACES[server.port]._began = "", math.inf  # as after its restart
+        for now, number in ((1.0, 5), (9.0, 6)):
+            clock.now = now
+            for client, report in ((slow, Report(4, 2.0, 8.0)), (fast, Report(4, 0.5, 2.0))):
+                heard(server, client, number, report)
+            found = [one.assignment(PATIENCE_S) for one in (slow, fast)]
+            assert [one is None for one in found] == [number == 5] * 2
+        assert [one and one.steps for one in found] == [2, 8]
+
+
+def test_smoothing_is_that_of_the_children() -> None:
+    with running(Clock(), Pace(smoothing=1.0)) as (server, (slow, _)):
+        heard(server, slow, 0, Report(4, 1.0, 4.0))
+        run = PACES[server.port]._run
+        assert run is not None
+        assert {one.smoothing for one in run.pacer._averages} == {1.0}
+
+
+def test_the_pace_of_the_first_one_holds() -> None:
+    with running(Clock()) as (server, (slow, fast)):
+        heard(server, slow, 0, Report(4, 1.0, 4.0))
+        slow._pace = Pace(slowest_steps=5)  # its script has been edited
+        slow.report(1, Report(4, 1.0, 4.0))
+        with pytest.raises(ProtocolError, match="one pace"):
+            slow.assignment(PATIENCE_S)
+        heard(server, fast, 0, Report(4, 1.0, 4.0))
         assert fast.assignment(PATIENCE_S) is not None
 
 

@@ -288,7 +288,7 @@ def test_every_mode_with_local_steps_learns(tmp_path, mode, launcher, steps):
             assert set(one[:-1]) == {steps}
 
 
-@pytest.mark.heavy
+@pytest.mark.slow  # tests/loops/test_methods.py has it without a launcher
 @pytest.mark.timeout(120)
 def test_participation_is_refused_where_nobody_waits(tmp_path):
     output = launched(

@@ -270,6 +270,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "data_offset": data_offset,
                 "place": place,
                 "fit": self._fit,
+                "trainable": snapshot.trainable(self.model),
+                "optimizer": self._optimizers(),
             }
             (draft / _META).write_text(json.dumps(meta), encoding="utf-8")
             folder.finish(backup)
@@ -329,10 +331,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             **facts,
             "number of workers": self.model.distribute_strategy.num_replicas_in_sync,
             "number of ranks": self._peers.size,
-            "optimizer": ", ".join(
-                optimizers.name(one) for one in optimizers.optimizers_of(self.model)
-            ),
         }
+
+    def _optimizers(self) -> str:
+        return ", ".join(optimizers.name(one) for one in optimizers.optimizers_of(self.model))
 
     # Restoring.
 
@@ -433,20 +435,26 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"A backup must have format {_FORMAT}. Received: format {meta['format']} in "
                 f"{self._folder.place(backup)}"
             )
-        if (fit := meta.get("fit", 1)) > self._fit:
-            # Another one, of which this one would leave nothing.
+        told = self._other_facts(backup, meta)
+        if not told and not self.model.built:
             raise ValueError(
-                self._other_run(f"a backup of `fit` number {fit} that uses it; this is {self._fit}")
+                f"The model `{self.model.name}` must be built before `fit` to take up a "
+                "backup: call it on a batch, or give its first layer a shape. Received: a "
+                "model without weights"
             )
-        if self.model.built:  # a MultiOptimizer may know its parts only then
+        if not told:
             snapshot.build_optimizers(self.model, meta["trained"])
-        current = self._facts()
-        told = [
-            f"{name} is {current.get(name, 'not known')} and was {was}"
-            for name, was in sorted({**dict.fromkeys(current), **meta["facts"]}.items())
-            if current.get(name) != was
-        ]
-        num_steps = (self.params or {}).get("steps")
+            told = _changed({"optimizer": self._optimizers()}, {"optimizer": meta["optimizer"]})
+        if told:
+            raise ValueError(self._other_run("; ".join(told)))
+        self._entries(meta, metrics=False)
+
+    def _other_facts(self, backup: Backup, meta: dict[str, Any]) -> list[str]:
+        """What is different from when a backup was made, in words."""
+        told = _changed(self._facts(), meta["facts"])
+        if self.model.built and meta["trainable"] != snapshot.trainable(self.model):
+            told.append("other layers are frozen than were")
+        num_steps, num_epochs = ((self.params or {}).get(one) for one in ("steps", "epochs"))
         if backup.step and num_steps != meta["steps_per_epoch"]:
             told.append(f"an epoch has {num_steps} steps and had {meta['steps_per_epoch']}")
         if backup.step % self.model.steps_per_execution and not self._peers.cuts_executions:
@@ -454,16 +462,15 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"`steps_per_execution` is {self.model.steps_per_execution} and does not divide "
                 f"the step {backup.step}"
             )
-        if not told:
-            if not self.model.built:
-                raise ValueError(
-                    f"The model `{self.model.name}` must be built before `fit` to take up a "
-                    "backup: call it on a batch, or give its first layer a shape. Received: a "
-                    "model without weights"
+        if meta["fit"] > self._fit:
+            which = f"this is `fit` number {self._fit} that uses it, and was number {meta['fit']}"
+            if num_epochs is not None and backup.epoch > num_epochs:
+                told.append(f"{which}, which had made {backup.epoch} epochs")
+            elif not told:
+                log.warning(
+                    "In %s %s. Each needs a directory of its own.", self._folder.path, which
                 )
-            self._entries(meta, metrics=False)
-        else:
-            raise ValueError(self._other_run("; ".join(told)))
+        return told
 
     def _entries(self, meta: dict[str, Any], *, metrics: bool) -> list[Entry]:
         """Variables that a backup has values for. Metrics come last: without them it is a prefix.
@@ -560,6 +567,15 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _meta(self, backup: Backup) -> dict[str, Any]:
         return read_json(self._folder.place(backup) / _META)
+
+
+def _changed(current: dict[str, Any], was: dict[str, Any]) -> list[str]:
+    """Which facts are others than they were, in words."""
+    return [
+        f"{name} is {current.get(name, 'not known')} and was {before}"
+        for name, before in sorted({**dict.fromkeys(current), **was}.items())
+        if current.get(name) != before
+    ]
 
 
 def _is_sane(logs: Any) -> bool:

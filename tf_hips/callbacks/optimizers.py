@@ -8,7 +8,7 @@ inside: `LossScaleOptimizer` one, `MultiOptimizer` one for each group of variabl
     parts_of        those that make steps: what has slots, a learning rate, an average
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -52,10 +52,13 @@ def _held(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, keras.optimizers.Optimizer):
             yield value
-        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
             seen.add(id(value))
-            if isinstance(value, Mapping):
-                value = [one for _, one in sorted(value.items(), key=lambda item: str(item[0]))]
+            if isinstance(value, dict):
+                # By their names, where the order of names is that of any process.
+                has_names = all(isinstance(key, str | int) for key in value)
+                keys = sorted(value, key=str) if has_names else list(value)
+                value = [value[key] for key in keys]
             yield from _held(value, seen)
 
 

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import hashlib
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_hips import log
 from tf_hips.callbacks.optimizers import optimizers_of
+
+# Optimizers of which was said that they are not saved.
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +57,7 @@ def entries(model: keras.Model, *, metrics: bool, seed: bool) -> list[Entry]:
     """
     groups: list[tuple[str, Iterable[Any]]] = [
         ("weight", model.variables),
-        ("optimizer", [slot for one in optimizers_of(model) for slot in one.variables]),
+        ("optimizer", [slot for one in optimizers_of(model) for slot in _saved(model, one)]),
     ]
     if seed:
         groups.append(("seed", [global_seed_generator(make=True).state]))
@@ -64,6 +69,23 @@ def entries(model: keras.Model, *, metrics: bool, seed: bool) -> list[Entry]:
             variable = raw(one)
             found.setdefault(id(variable), Entry(role, variable))
     return list(found.values())
+
+
+def _saved(model: keras.Model, optimizer: Any) -> list[Any]:
+    """Variables of an optimizer; of one that trains other things than weights, what counts."""
+    if optimizer is model.optimizer or not _foreign(model, optimizer):
+        return list(optimizer.variables)
+    counts = (optimizer.iterations, getattr(optimizer, "_learning_rate", None))
+    return [slot for slot in optimizer.variables if any(slot is one for one in counts)]
+
+
+def _foreign(model: keras.Model, optimizer: Any) -> list[Any]:
+    """What an optimizer trains that is no weight of the model, and so is not saved."""
+    if not optimizer.built:
+        return []
+    known = {id(one.value) for one in model.variables}
+    trained = [raw(one) for one in optimizer._trainable_variables]
+    return [one for one in trained if id(one) not in known]
 
 
 def raw(variable: Any) -> tf.Variable:
@@ -121,24 +143,35 @@ def trained_by_each(model: keras.Model) -> list[list[int] | None]:
     """What each optimizer has slots for: places among the model's variables; None: has none yet.
 
     Raises:
-        ValueError: one trains what is no weight of the model, and is not saved.
+        ValueError: the compiled one trains what is no weight of the model, and is not saved.
     """
     places = {id(one.value): place for place, one in enumerate(model.variables)}
     found: list[list[int] | None] = []
     for optimizer in optimizers_of(model):
-        if not optimizer.built:
-            found.append(None)
-            continue
-        trained = [raw(one) for one in optimizer._trainable_variables]
-        for one in trained:
-            if id(one) not in places:
-                raise ValueError(
-                    "What an optimizer of the model trains must be a weight of it, as a "
-                    "keras.Variable among its attributes is, to be backed up. Received: "
-                    f"{one.name}, trained by {optimizer.name}"
-                )
-        found.append([places[id(one)] for one in trained])
+        foreign = _foreign(model, optimizer)
+        if foreign and optimizer is model.optimizer:
+            raise ValueError(
+                "What the model's optimizer trains must be a weight of it, as a keras.Variable "
+                f"among its attributes is, to be backed up. Received: {foreign[0].name}"
+            )
+        if foreign and optimizer not in _told:
+            _told.add(optimizer)
+            log.warning(
+                "%s trains %s, which is no weight of the model: neither it nor what the optimizer "
+                "keeps is backed up. A keras.Variable among the model's attributes is.",
+                optimizer.name,
+                foreign[0].name,
+            )
+        is_saved = optimizer.built and not foreign
+        trained = optimizer._trainable_variables if is_saved else []
+        found.append([places[id(raw(one))] for one in trained] if is_saved else None)
     return found
+
+
+def trainable(model: keras.Model) -> list[int]:
+    """Places of the weights that are trained, among the model's variables."""
+    trained = {id(one) for one in model.trainable_variables}
+    return [place for place, one in enumerate(model.variables) if id(one) in trained]
 
 
 def build_optimizers(model: keras.Model, trained: Sequence[list[int] | None]) -> None:
@@ -162,6 +195,9 @@ def build_optimizers(model: keras.Model, trained: Sequence[list[int] | None]) ->
 def no_more_slots(model: keras.Model) -> Iterator[None]:
     """While this holds Keras makes no slots for the compiled optimizer, which may never step."""
     optimizer = model.optimizer
+    if optimizer is None:
+        yield
+        return
     before, optimizer.built = optimizer.built, True
     try:
         yield

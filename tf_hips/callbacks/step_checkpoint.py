@@ -59,6 +59,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         self._epoch = 0
         self._last = 0
         self._written = -1
+        self._counting: Any = None  # the optimizer whose steps are those of this `fit`
 
     def set_model(self, model: keras.Model) -> None:
         """Remembers the model and who trains it."""
@@ -71,6 +72,7 @@ class StepCheckpoint(keras.callbacks.Callback):
         """The first epoch looks at the folder: a run that goes on is at its step only then."""
         del logs
         self._begins = True
+        self._counting = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Makes the folder ready, before the first epoch.
@@ -124,10 +126,16 @@ class StepCheckpoint(keras.callbacks.Callback):
             self._folder.begin(self._last, self._facts.get("run"))
 
     def _step(self) -> int:
-        # Where a step of one's own has other optimizers, the compiled one may stay at 0.
-        compiled, *held = optimizers_of(self.model)
-        made = int(compiled.iterations)
-        return made or max((int(one.iterations) for one in held), default=0)
+        if self._counting is None:
+            # Where a step of one's own has other optimizers, the compiled one may stay at 0.
+            stepped = [one for one in optimizers_of(self.model) if int(one.iterations)]
+            if not stepped:
+                return 0
+            is_compiled = stepped[0] is self.model.optimizer
+            self._counting = (
+                stepped[0] if is_compiled else max(stepped, key=lambda one: int(one.iterations))
+            )
+        return int(self._counting.iterations)
 
     def _write(self, step: int) -> None:
         self._written = step

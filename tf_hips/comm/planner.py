@@ -80,12 +80,12 @@ def make_plan(
     for text in texts:
         profile.codec(text)
     chosen = None if topologies is None else set(topologies)
-    known = cost_model.topologies(profile) or TOPOLOGIES  # alone there is no way to choose
-    unknown = sorted(chosen - set(known)) if chosen else []
-    if unknown:
+    here = cost_model.topologies(profile) or TOPOLOGIES  # alone there is no way to choose
+    if chosen is not None and (wrong := chosen - set(TOPOLOGIES) or chosen.isdisjoint(here)):
+        told = ", ".join(sorted(chosen if wrong is True else wrong))
         raise ValueError(
-            f"`topologies` must be of {', '.join(known)} for {profile.num_ranks} ranks. "
-            f"Received: {', '.join(unknown)}"
+            f"`topologies` must be of {', '.join(TOPOLOGIES)}, and have one of {', '.join(here)} "
+            f"for {profile.num_ranks} ranks. Received: {told}"
         )
     kinds = [
         _Option(text, one)

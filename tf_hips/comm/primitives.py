@@ -53,6 +53,8 @@ _CYCLE_TIME_ALONE_MS = "5"
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LEAST_GLOO_S, _MOST_GLOO_S = 30, 10**6
 _AFTER_VERDICT_S = 10  # the watchdog speaks first: it can say who is late, and with what
+# Gathers whose length was warned of.
+_long: set[str] = set()
 # Where launchers tell how many ranks there are: Horovod's, Open MPI, MPICH and Slurm.
 _SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
@@ -209,7 +211,8 @@ def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.identity(tensor)
     own = tensor.shape.num_elements()
     check_countable(own, "allgather", name)
-    if own is not None and own * size() > MOST:
+    if own is not None and own * size() > MOST and name not in _long:
+        _long.add(name)
         log.warning(
             "The allgather `%s` ends this job if the other ranks also have %d elements: Horovod "
             "counts to %d.", name, own, MOST,

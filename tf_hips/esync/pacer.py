@@ -110,16 +110,27 @@ class Pacer:
         Args:
             pace: parameters of the rule.
             num_children: how many children there are.
-            began: seconds of the one clock at which all were there; None: not known, and what
-                children say of the first round is believed.
+            began: seconds of the one clock at which all were there; infinite: not known, and
+                nothing is learnt of the first round; None: what is said of that is believed.
         """
-        self.pace = pace
+        self._pace = pace
         self._began = began  # a moment before which nothing of the newest round was done
         self._averages = [Average(pace.smoothing) for _ in range(num_children)]
         self._has_travelled = [False] * num_children
         self._rounds: dict[int, _Round] = {}
         self._newest: int | None = None
         self._ended: frozenset[int] = frozenset()  # children that had no steps in the newest round
+
+    @property
+    def pace(self) -> Pace:
+        """Parameters of the rule."""
+        return self._pace
+
+    @pace.setter
+    def pace(self, pace: Pace) -> None:
+        self._pace = pace
+        for average in self._averages:
+            average.smoothing = pace.smoothing
 
     def times(self, child: int) -> Times | None:
         """What is known of a child."""

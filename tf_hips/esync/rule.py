@@ -213,7 +213,7 @@ class Average:
 
     def __init__(self, smoothing: float) -> None:
         """Nothing is known."""
-        self._smoothing = smoothing
+        self.smoothing = smoothing
         self._step_s: float | None = None
         self._transfer_s: float | None = None
 
@@ -230,4 +230,4 @@ class Average:
         return None if self._step_s is None else Times(self._step_s, self._transfer_s or 0.0)
 
     def _towards(self, old: float | None, new: float) -> float:
-        return new if old is None else old + self._smoothing * (new - old)
+        return new if old is None else old + self.smoothing * (new - old)

@@ -62,6 +62,8 @@ def weighed(model: keras.Model, steps: int, prox_mu: float = 0.0) -> float:
         prox_mu: of a proximal term; not counted with momentum.
     """
     optimizers = parts_of(model)
+    if not optimizers:  # nobody knows what makes the steps
+        return effective_steps(steps)
     if len(optimizers) > 1:  # one that was compiled may have nothing to do
         stepped = [one for one in optimizers if one.built and int(one._iterations.numpy())]
         optimizers = stepped or optimizers[:1]

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_hips.callbacks.optimizers import parts_of
+from tf_hips.callbacks.optimizers import parts, parts_of
 from tf_hips.errors import ConfigError
 from tf_hips.loops.meeting import Meeting
 
@@ -72,7 +72,10 @@ def check_optimizer(strategy: Any, model: Any, *, resets: bool) -> None:
     """
     if resets or getattr(strategy, "_seats", None) is None:
         return
+    compiled = parts(getattr(model, "optimizer", None))
     for inner in parts_of(model):
+        if not inner.built and not any(inner is one for one in compiled):
+            continue  # it may never step
         twin = type(inner).from_config(inner.get_config())
         twin.build([keras.Variable(tf.zeros([1]), name="any")])
         counted = (twin.iterations, getattr(twin, "_learning_rate", None))

@@ -119,8 +119,8 @@ class Admission:
             return False
         if self._blameless.note(peer):
             log.warning(
-                "More than %d refused calls of `%s` that it may not be to blame for: the rest of "
-                "this minute's are counted, and not written down",
+                "%d refused calls of `%s` that it may not be to blame for: the rest of this "
+                "minute's are counted, and not written down",
                 self._config.max_refused,
                 ", ".join(_names(context)),
             )

@@ -37,6 +37,7 @@ class Backups:
         """
         self._link = link
         self._give: Give | None = None
+        self._has_failed = False
         link.on_request = self._answer
 
     def offer(self, give: Give | None) -> None:
@@ -115,7 +116,11 @@ class Backups:
                 metadata=self._link.metadata(),
             )
         except (grpc.RpcError, TfHipsError, ValueError) as failure:
-            log.warning("A backup has not reached the party that asked: %s", detail(failure))
+            # Who asks without end and takes nothing must not fill the log.
+            (log.debug if self._has_failed else log.warning)(
+                "A backup has not reached the party that asked: %s", detail(failure)
+            )
+            self._has_failed = True
 
     def _open(self, request: Request) -> tuple[Iterator[bytes], str | None]:
         """The messages of the newest backup, whose files are open; or why there are none."""

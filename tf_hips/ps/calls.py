@@ -300,7 +300,7 @@ class Calls:
         fields["groups"] = read_groups(fields["groups"], fields["workers"], is_leaf=is_leaf)
         fields["guards"] = read_guards(fields["guards"], is_leaf=is_leaf)
         answer = session.join(caller, **fields)
-        self._pacing.begins(str(answer["session"]))
+        self._pacing.begins(session)
         if self._joined.get(caller.child) != call.process:  # one that asks again fills no disk
             self._joined[caller.child] = call.process
             self._events.write(
@@ -311,9 +311,11 @@ class Calls:
                 is_back=answer["is_back"],
                 **fields,
             )
-        if not answer["is_back"]:
-            ending = "" if fields["workers"] == 1 else "s"
-            log.info("Site %s has joined with %d worker%s", call.site, fields["workers"], ending)
+            if not answer["is_back"]:
+                ending = "" if fields["workers"] == 1 else "s"
+                log.info(
+                    "Site %s has joined with %d worker%s", call.site, fields["workers"], ending
+                )
         return wire.to_json(**answer)
 
     def _agree_model(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
@@ -409,8 +411,10 @@ class Calls:
 
     def _fail(self, request: bytes, call: Call, caller: Caller, session: Session) -> bytes:
         text = log.printable(wire.from_json(request, text=str)["text"][:_MOST_CHARACTERS])
-        if session.fail(caller, text):
+        is_news, is_written = session.fail(caller, text)
+        if is_news:
             self._host.has_failed(session, call.site, text)
+        if is_written:
             self._events.write("failed", child=caller.child, child_site=call.site, text=text[:1000])
         return b""
 

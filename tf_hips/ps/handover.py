@@ -163,10 +163,10 @@ class Handover:
         """
         told = []
         for child in self._candidates(caller, workers):
-            self._await_answer(caller, child)
-            pipe = self._ask(caller, child, held, workers)
+            pipe: _Pipe | None = None
             try:
                 try:
+                    pipe = self._ask(caller, child, held, workers)
                     first = pipe.get(_ANSWER_S, self._is_lost(caller), self._is_there(child))
                 except PeerError as error:
                     if self._is_lost(caller)():
@@ -178,7 +178,8 @@ class Handover:
                 yield from self._pass_on(pipe, first, caller)
                 return
             finally:
-                self._forget(pipe)
+                if pipe is not None:
+                    self._forget(pipe)
         if caller is not None and self.fetch_above is not None:
             for message in self.fetch_above(held, workers):
                 self._note_moved()
@@ -192,14 +193,16 @@ class Handover:
 
         Raises:
             ProtocolError: nobody has asked it.
-            PeerError: the receiver is gone.
+            PeerError: the receiver is gone, perhaps before it began.
         """
         stream = iter(messages)
         fields = wire.from_json(next(stream, b""), ticket=str, error=(str, type(None)))
         with self._changed:
             pipe = self._pipes.get(fields["ticket"])
-            self._note_answer(caller.child, fields["ticket"])
+            was_asked = self._note_answer(caller.child, fields["ticket"])
         if pipe is None or pipe.child != caller.child:
+            if was_asked:  # it is not to blame
+                raise PeerError("The site that asked for a backup takes no more of it.")
             raise ProtocolError("A backup must be asked for before it is sent.")
         error: str | None = "the site that sent it was cut off"
         try:
@@ -261,37 +264,37 @@ class Handover:
             "backup in its place, or begin all sites anew under another `--run`"
         )
 
-    def _await_answer(self, caller: Caller | None, child: int) -> None:
-        """Waits until `child` has answered what `caller` has asked before.
-
-        An answer takes reading a whole backup, at the site that trains: who hangs up and asks
-        again, as after a connection that broke, must not have it read twice at a time.
-        """
-        asks = (caller.child if caller is not None else None, child)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    asks not in self._unanswered
-                    or self._is_lost(caller)()
-                    or not self._presence.is_there(child)
-                ),
-                _ANSWER_S,
-            )
-
-    def _note_answer(self, child: int, ticket: str) -> None:
-        """What `child` was asked has its answer; the session's lock is held."""
+    def _note_answer(self, child: int, ticket: str) -> bool:
+        """Whether `child` was asked so and has not answered before; the session's lock is held."""
         for asks, asked in self._unanswered.items():
             if asks[1] == child and asked == ticket:
                 del self._unanswered[asks]
                 self._changed.notify_all()
-                return
+                return True
+        return False
 
     def _ask(self, caller: Caller | None, child: int, held: Held, workers: int) -> _Pipe:
-        request = Request(uuid.uuid4().hex, held, workers)
-        pipe = _Pipe(request, child, self._changed)
+        """Asks `child`, when it has answered what `caller` has asked before.
+
+        An answer takes reading a whole backup, at the site that trains: who hangs up and asks
+        again, as after a connection that broke, must not have it read twice at a time.
+
+        Raises:
+            PeerError: it does not answer, or the caller is gone.
+        """
+        asks = (caller.child if caller is not None else None, child)
+        patience_s = _ANSWER_S if caller is None else min(_ANSWER_S, caller.patience_s)
+        is_lost, is_there = self._is_lost(caller), self._is_there(child)
         with self._changed:
-            self._pipes[request.ticket] = pipe
-            asks = (caller.child if caller is not None else None, child)
+            self._changed.wait_for(
+                lambda: asks not in self._unanswered or is_lost() or not is_there(), patience_s
+            )
+            if is_lost():
+                raise PeerError("The site that asked for a backup is there no more.")
+            if asks in self._unanswered and is_there():
+                raise PeerError("it still reads the backup that it was asked for before")
+            request = Request(uuid.uuid4().hex, held, workers)
+            pipe = self._pipes[request.ticket] = _Pipe(request, child, self._changed)
             self._unanswered[asks] = request.ticket
             self._asked.setdefault(child, collections.deque()).append(request)
             self._changed.notify_all()

@@ -34,8 +34,9 @@ from tf_hips.ps.tree import (
 from tf_hips.ps.wire import MESSAGE_BYTES
 
 SAME = "same"
-# Of paths and guards. A `Welcome` has them, and the leaves' own names and workers.
-_MOST_TREE_BYTES = MESSAGE_BYTES // 3
+# Of paths, names and guards in a `Welcome`, each with the number beside it.
+_MOST_TREE_BYTES = MESSAGE_BYTES - (64 << 10)
+_TEXT_BYTES = 16
 ABOVE = ""  # the rule of a child that leaves it to the topmost server
 
 _numbers = itertools.count()
@@ -493,8 +494,10 @@ class Members:
             )
         everyone = others | {position: child}
         paths = [path for pair in everyone.items() for path in self._paths(*pair)]
+        names = (path.rpartition(BETWEEN)[2] for path in paths)
         guards = (f"{path}{text}" for one in everyone.values() for path, text, _ in one.guards)
-        if (num_bytes := sum(map(len, [*paths, *guards]))) > _MOST_TREE_BYTES:
+        texts = [*paths, *names, *guards]
+        if (num_bytes := sum(len(text) + _TEXT_BYTES for text in texts)) > _MOST_TREE_BYTES:
             raise ProtocolError(
                 f"The names of a tree must have at most {_MOST_TREE_BYTES} bytes, as all of it is "
                 f"told in one message. Received: {num_bytes} with those of site `{here}`"

@@ -47,6 +47,7 @@ class _Run:
         self.pacer = Pacer(pace, num_children, began)
         self.latest: dict[int, int] = {}  # the newest round that each child has arrived in
         self.paces: dict[int, Pace] = {}  # what each child keeps
+        self.far: dict[int, int] = {}  # rounds of children that seemed too far
 
 
 class PaceServer:
@@ -62,16 +63,12 @@ class PaceServer:
         self._num_children = num_children
         self._clock = clock
         self._run: _Run | None = None
-        self._began: tuple[str, float] = "", clock()
+        self._began: tuple[str, float] = "", math.inf
 
-    def begins(self, token: str) -> None:
-        """All children are there: none can have done anything in this session before.
-
-        Args:
-            token: of the session.
-        """
-        if self._began[0] != token:
-            self._began = token, self._clock()
+    def begins(self, session: Session) -> None:
+        """All children have joined: none can have done anything in this session before."""
+        if self._began[0] != session.token and session.store is None:
+            self._began = session.token, self._clock()
 
     def serve(
         self,
@@ -84,8 +81,7 @@ class PaceServer:
         """Takes an arrival; yields the assignment, and a stop if there is reason for one.
 
         Raises:
-            ProtocolError: the report cannot be, its round is none, or other children keep another
-                pace.
+            ProtocolError: the report cannot be, or other children keep another pace.
         """
         number, pace, report = _read(request)
         with session.changed:
@@ -100,16 +96,7 @@ class PaceServer:
         with session.changed:
             run = self._of(session)
             self._take_pace(run, caller.child, pace, is_doubted=members.doubting_rule is not None)
-            store = session.store
-            begun = store.of(caller.child).round if store is not None else 0
-            newest = max(run.latest.values(), default=begun)
-            if number > newest + 1 and caller.child in run.latest:
-                raise ProtocolError(
-                    f"`number` must be at most {newest + 1}, as rounds are common. Received: "
-                    f"{number}"
-                )
-            # After a restart of the server one that is rounds behind may be the first to call.
-            is_far = number > max(newest, begun) + 1
+            is_far = self._is_far(run, session, caller.child, number)
         if is_far:
             yield _assigned(None)  # else the rounds of all others would be of the past
             return
@@ -137,8 +124,8 @@ class PaceServer:
             session.changed.wait_for(lambda: is_past() or has_all())
             if is_over() or (is_past() and not has_all()):
                 return  # a call for a later round has come instead
-            if run.paces[caller.child] != run.pacer.pace:
-                raise _other_pace(run.pacer.pace, run.paces[caller.child])
+            if pace != run.pacer.pace:
+                raise _other_pace(run.pacer.pace, pace)
             found = run.pacer.assignment(caller.child, number)
         yield _assigned(found)
         with session.changed:
@@ -156,7 +143,9 @@ class PaceServer:
     def _of(self, session: Session) -> _Run:
         run = self._run
         if run is None or run.token != session.token:
-            run = self._run = _Run(session.token, Pace(), self._num_children, self._began[1])
+            token, began = self._began
+            began = began if token == session.token else math.inf
+            run = self._run = _Run(session.token, Pace(), self._num_children, began)
         return run
 
     def _take_pace(self, run: _Run, child: int, pace: Pace, *, is_doubted: bool) -> None:
@@ -165,13 +154,31 @@ class PaceServer:
         Raises:
             ProtocolError: it is not that of the first one, and all are believed.
         """
+        if not is_doubted:
+            if not run.paces:
+                run.pacer.pace = pace
+            if pace != run.pacer.pace:
+                raise _other_pace(run.pacer.pace, pace)
         run.paces[child] = pace
-        told = list(run.paces.values())
-        chosen = max(told, key=told.count) if is_doubted else told[0]  # of as many the first
-        run.pacer.pace = chosen
-        if not is_doubted and pace != chosen:
-            del run.paces[child]
-            raise _other_pace(chosen, pace)
+        if is_doubted:
+            told = list(run.paces.values())
+            run.pacer.pace = max(told, key=told.count)  # of as many the first
+
+    def _is_far(self, run: _Run, session: Session, child: int, number: int) -> bool:
+        """Whether a round cannot have come, as far as is known of others and of the rounds here.
+
+        A loop counts meetings, too, in which nothing is exchanged, and after a restart of the
+        server one that is behind may be the first to call. So what most children say holds.
+        """
+        store = session.store
+        begun = store.of(child).round if store is not None else 0
+        others = (latest for place, latest in run.latest.items() if place != child)
+        if number <= max(begun, max(others, default=begun)) + 1:
+            run.far.pop(child, None)
+            return False
+        run.far[child] = number
+        num_near = sum(one >= number - 1 for one in run.far.values())
+        return 2 * num_near <= session.state.members.num_present()
 
 
 def _other_pace(kept: Pace, pace: Pace) -> ProtocolError:

@@ -57,6 +57,8 @@ from tf_hips.ps.waiting import Moves, Wait, Waiting
 
 # Numbers of rounds are steps of keys, which have 32 bits.
 MAX_ROUND = 1 << 31
+# Failures of a child in one round that are written down.
+_MOST_FAILURES = 8
 
 
 class Session(Departing):
@@ -130,7 +132,7 @@ class Session(Departing):
         self.begin_round, self.wait_results = rounds.begin, rounds.wait_results
         self.wait_agreed = rounds.wait_agreed
         self._told: set[int] = set()
-        self._failed_in: dict[int, int] = {}  # the round of each child's last written failure
+        self._failures: dict[int, tuple[int, int]] = {}  # of a child: its round, and how many in it
         self.handover = Handover(
             self.changed,
             self._members,
@@ -419,27 +421,30 @@ class Session(Departing):
         if self._closing is not None:
             self._closing.look()
 
-    def fail(self, caller: Caller, text: str) -> bool:
+    def fail(self, caller: Caller, text: str) -> tuple[bool, bool]:
         """Notes that a child's last step ended with an error; its next call is the end of that.
 
         If others wait for it and it does not come soon, the run ends for all.
 
         Returns:
-            Whether it is news. Until the child goes on the first one stands: saying it again keeps
-            nobody waiting for longer. Only the first one of a round is written down.
+            Whether it is news, and whether it is written down. Until the child goes on the first
+            one stands: saying it again keeps nobody waiting for longer. Of one that goes on and
+            fails in the same round, again and again, some are written.
         """
         with self.changed:
             self._member(caller)
             if caller.child in self._waiting.failures():
-                return False
+                return False, False
             self._joined(caller)
             self._waiting.note_failure(caller.child, text)
             number = self.store.of(caller.child).round if self.store is not None else 0
-            if self._failed_in.get(caller.child) == number:
-                return False  # it has gone on and failed again, as one may that fills disks
-            self._failed_in[caller.child] = number
-            self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
-            return True
+            last, count = self._failures.get(caller.child, (number, 0))
+            count = count + 1 if last == number else 1
+            self._failures[caller.child] = number, count
+            is_written = count <= _MOST_FAILURES
+            if is_written:
+                self._recorder.add(Kind.FAILED, child=caller.child, text=text[:1000])
+            return True, is_written
 
     def watch(self, caller: Caller) -> Iterator[News]:
         """Shows that a child is there, until it leaves or hangs up, or the run ends.

@@ -131,7 +131,7 @@ def read(path: str | Path) -> list[Run]:
             return [from_events(events, path)]
         except ConfigError:
             raise
-        except (TypeError, ValueError, KeyError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             # A process of another version, or none of ours.
             raise ConfigError(
                 f"Events in {path} must have the values that tf_hips writes. Received: "

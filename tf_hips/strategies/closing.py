@@ -158,6 +158,10 @@ class _Passing(keras.callbacks.Callback):
         super().set_model(model)
         self._callback.set_model(model)
 
+    def set_params(self, params: Any) -> None:
+        super().set_params(params)
+        self._callback.set_params(params)
+
 
 class Restoring(_Passing):
     """Keras' BackupAndRestore on a rank that writes nothing: it restores."""
@@ -165,6 +169,10 @@ class Restoring(_Passing):
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores."""
         self._callback.on_train_begin(logs)
+
+
+# When AtEpochEnds acts itself.
+_OF_BATCHES = ("on_batch_end", "on_train_batch_end", "on_epoch_end")
 
 
 class AtEpochEnds(_Passing):
@@ -176,9 +184,9 @@ class AtEpochEnds(_Passing):
     def __init__(self, callback: keras.callbacks.TerminateOnNaN) -> None:
         super().__init__(callback)
         self._batch = 0
-        kept = {*vars(AtEpochEnds), "on_batch_end"}
-        for name in (one for one in dir(callback) if one.startswith("on_") and one not in kept):
-            if getattr(type(callback), name) is not getattr(keras.callbacks.TerminateOnNaN, name):
+        own, derived = keras.callbacks.TerminateOnNaN, type(callback)
+        for name in (one for one in dir(own) if one.startswith("on_") and one not in _OF_BATCHES):
+            if getattr(derived, name) is not getattr(own, name):
                 setattr(self, name, getattr(callback, name))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

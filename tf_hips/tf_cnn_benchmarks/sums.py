@@ -33,7 +33,7 @@ from tf_hips.strategies.replicas import on_rank_0
 from tf_hips.tf_cnn_benchmarks.options import Options
 
 _LABEL = "cnn"
-_KEPT_PLAN = "tf_hips/plan.json"
+_KEPT_PLAN = "tf_hips/plan-of-{ranks}.json"
 
 
 @contextlib.contextmanager
@@ -167,10 +167,10 @@ def _plan(gradients: Sequence[Gradient], options: Options, train_dir: str | None
 
 def _measured(gradients: Sequence[Gradient], train_dir: str | None) -> Plan:
     """The plan that this run was begun with, so that what encoding kept fits; else a new one."""
-    path = f"{train_dir}/{_KEPT_PLAN}"
+    path = f"{train_dir}/{_KEPT_PLAN.format(ranks=primitives.size())}"
 
     def read() -> str | None:
-        if train_dir is None or not tf.io.gfile.exists(path):
+        if not train_dir or not tf.io.gfile.exists(path):
             return None
         with tf.io.gfile.GFile(path) as file:
             return str(file.read())
@@ -194,6 +194,6 @@ def _measured(gradients: Sequence[Gradient], train_dir: str | None) -> Plan:
         with tf.io.gfile.GFile(path, "w") as file:
             file.write(text_of(plan))
 
-    if train_dir is not None:
+    if train_dir:
         on_rank_0(write)
     return plan

@@ -272,7 +272,10 @@ def terminate_on_nan_and_more(job: Job):
 
     class Told(_CALLBACKS.TerminateOnNaN):
         def on_epoch_begin(self, epoch, logs=None):
-            heard.append(f"begin {epoch}")
+            heard.append(f"begin {epoch} of {self.params['epochs']}")
+
+        def on_nan(self):
+            """A method of its own, which is no hook."""
 
         def on_epoch_end(self, epoch, logs=None):
             heard.append(f"end {epoch}")
@@ -284,7 +287,8 @@ def terminate_on_nan_and_more(job: Job):
     model = job.make(_build(), job.strategy(nonfinite="zero"))
     told = _fit(model, (x, spoiled), [Told()])
     assert job.equal(told.epoch) == [0]
-    assert heard == ["begin 0", "end 0"]
+    assert heard[0].startswith("begin 0 of ")
+    assert heard[1:] == ["end 0"]
 
 
 @feature()
