@@ -196,7 +196,7 @@ def test_other_frozen_layers_are_noticed(tmp_path):
     model = build()
     model.layers[0].trainable = False
     model.compile("adam", "binary_crossentropy", metrics=["accuracy"], run_eagerly=True)
-    with pytest.raises(ValueError, match="other layers are frozen than were"):
+    with pytest.raises(ValueError, match="other layers are frozen than were when it began"):
         train(model, callbacks(tmp_path)[1])
     assert not model.optimizer.built
 

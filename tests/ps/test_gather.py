@@ -435,12 +435,22 @@ def test_who_says_again_and_again_that_it_failed_keeps_nobody_waiting(
     run.agree()
     future = run.gather(0, 0)
     began = time.monotonic()
-    assert run.session.fail(run.caller(1), "the first")
+    assert run.session.fail(run.caller(1), "the first") == (True, True)
     with pytest.raises(PeerError, match="The run has ended"):
         while time.monotonic() - began < 5.0:
-            assert not run.session.fail(run.caller(1), "one more")
+            assert run.session.fail(run.caller(1), "one more") == (False, False)
     assert "its last step ended with an error. the first" in str(error_of(future))
     assert time.monotonic() - began < 5.0
+
+
+def test_of_failures_in_one_round_some_are_written(make_run) -> None:
+    run = make_run()
+    run.agree()
+    told = []
+    for _ in range(10):
+        told.append(run.session.fail(run.caller(1), "a bad batch"))
+        run.session.goes_on(1)
+    assert told == [(True, True)] * 8 + [(True, False)] * 2
 
 
 def test_a_party_that_failed_and_goes_on_is_forgiven(

@@ -18,7 +18,7 @@ from tests.ps.relay import Relay
 from tests.ps.test_comeback import killed, wait_gone
 from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
-from tf_hips.errors import PeerError
+from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps import parcel, wire
 from tf_hips.ps.handover import Handover
 from tf_hips.ps.members import Caller, Members, Terms
@@ -309,14 +309,42 @@ def test_who_asks_and_hangs_up_has_one_backup_read_at_a_time(
             wanted().cancel()
             assert ended.acquire(timeout=DEADLINE_S)
         at_once = [wanted() for _ in range(4)]
-        assert len(reading) == 1
+        with server._session.changed:
+            assert not handover._asked[0]
+            assert len(handover._unanswered) == len(reading) == 1
         goes_on.set()
-        first_of = next(iter(at_once[0]))
-        assert parcel.Header.from_message(first_of).name == backup.name
         for call in at_once:
+            assert parcel.Header.from_message(next(iter(call))).name == backup.name
             call.cancel()
+        for thread in threading.enumerate():
+            if thread.name == "tf_hips-backup":
+                thread.join(DEADLINE_S)
         # Who was asked and came too late is not to blame for it.
         assert not server._admission._refusals._peers
+
+
+def test_who_never_answers_is_asked_again(certificates: Certificates, backup: Path) -> None:
+    """Its answer may have been lost, and it may have been started again."""
+    with lost_b(certificates) as (server, a, _, _):
+        offer(a, backup, 4)
+        handover = server._session.handover
+        caller = Caller(1, "", 0.05)  # of little patience
+        held = parcel.Held("0" * 32, 5)
+        with server._session.changed:
+            handover._asked.clear()
+            lost = Request("its ticket", held, a.client._workers)
+            handover._unanswered[1, 0] = lost
+        messages = handover.fetch(caller, parcel.Held(), a.client._workers)
+        assert parcel.Header.from_message(next(messages)).name == backup.name
+        messages.close()
+        assert list(handover._expired[0]) == ["its ticket"]
+        # What comes late is nobody's fault, and what was never asked for is.
+        late = Caller(0, "", DEADLINE_S)
+        head = [wire.to_json(ticket="its ticket", error=None)]
+        with pytest.raises(PeerError, match="takes no more of it"):
+            handover.give(late, head)
+        with pytest.raises(ProtocolError, match="must be asked for"):
+            handover.give(late, head)
 
 
 def test_a_backup_finds_its_way_through_a_tree(

@@ -35,7 +35,7 @@ from tf_hips.callbacks.folder import Backup, BackupFolder, damaged, read_json, s
 from tf_hips.callbacks.peers import Peers
 from tf_hips.callbacks.snapshot import Entry
 
-_FORMAT = 2
+_FORMAT = 3
 _META = handover.META
 
 
@@ -120,6 +120,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """
         self._forget()
         self._fit = 1 + self._folder.num_over
+        # Before the first step: steps and callbacks may freeze layers, each time alike.
+        self._trainable = snapshot.trainable(self.model) if self.model.built else None
         resuming.begin_anew(self.model)
         self._probe()
         backup = self._choose()
@@ -270,7 +272,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "data_offset": data_offset,
                 "place": place,
                 "fit": self._fit,
-                "trainable": snapshot.trainable(self.model),
+                "trainable": self._trainable,
                 "optimizer": self._optimizers(),
             }
             (draft / _META).write_text(json.dumps(meta), encoding="utf-8")
@@ -452,8 +454,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _other_facts(self, backup: Backup, meta: dict[str, Any]) -> list[str]:
         """What is different from when a backup was made, in words."""
         told = _changed(self._facts(), meta["facts"])
-        if self.model.built and meta["trainable"] != snapshot.trainable(self.model):
-            told.append("other layers are frozen than were")
+        if None not in (was := meta["trainable"], self._trainable) and was != self._trainable:
+            told.append("other layers are frozen than were when it began")
         num_steps, num_epochs = ((self.params or {}).get(one) for one in ("steps", "epochs"))
         if backup.step and num_steps != meta["steps_per_epoch"]:
             told.append(f"an epoch has {num_steps} steps and had {meta['steps_per_epoch']}")

@@ -115,6 +115,7 @@ class Backups:
                 self._link.metered(itertools.chain([head], messages)),
                 metadata=self._link.metadata(),
             )
+            self._has_failed = False
         except (grpc.RpcError, TfHipsError, ValueError) as failure:
             # Who asks without end and takes nothing must not fill the log.
             (log.debug if self._has_failed else log.warning)(

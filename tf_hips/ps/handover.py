@@ -31,6 +31,8 @@ from tf_hips.ps.presence import Presence
 
 # Messages of at most 1 MiB that wait for the receiver.
 _DEPTH = 4
+# Of each child; more are of who asks without end.
+_MOST_EXPIRED = 64
 # For a child to open its files and read them once, for their digests.
 _ANSWER_S = 120.0
 
@@ -132,7 +134,9 @@ class Handover:
         self._note_moved = note_moved
         self._asked: dict[int, collections.deque[Request]] = {}
         # Of who asks and who is asked: the request that has no answer yet, whoever waits for it.
-        self._unanswered: dict[tuple[int | None, int], str] = {}
+        self._unanswered: dict[tuple[int, int], Request] = {}
+        # Tickets of each child that nobody waits for any more, and that it may still answer.
+        self._expired: dict[int, collections.deque[str]] = {}
         self._pipes: dict[str, _Pipe] = {}
         self.fetch_above: FetchAbove | None = None
         """Fetches from the server above, where there is one."""
@@ -147,8 +151,10 @@ class Handover:
 
     def watches_anew(self, child: int) -> None:
         """What `child` was told over an earlier call may not have reached it; the lock is held."""
-        for asks in [asks for asks in self._unanswered if asks[1] == child]:
-            del self._unanswered[asks]
+        queued = self._asked.get(child, ())
+        for asks, request in list(self._unanswered.items()):
+            if asks[1] == child and request not in queued:
+                self._expire(asks)
 
     def fetch(self, caller: Caller | None, held: Held, workers: int) -> Iterator[bytes]:
         """The messages of another site's newest backup.
@@ -266,36 +272,62 @@ class Handover:
 
     def _note_answer(self, child: int, ticket: str) -> bool:
         """Whether `child` was asked so and has not answered before; the session's lock is held."""
-        for asks, asked in self._unanswered.items():
-            if asks[1] == child and asked == ticket:
+        for asks, request in self._unanswered.items():
+            if asks[1] == child and request.ticket == ticket:
                 del self._unanswered[asks]
                 self._changed.notify_all()
                 return True
-        return False
+        expired = self._expired.get(child, ())
+        if ticket not in expired:
+            return False
+        self._expired[child].remove(ticket)
+        return True
+
+    def _expire(self, asks: tuple[int, int]) -> None:
+        """Waits for an answer no more; the session's lock is held."""
+        request = self._unanswered.pop(asks, None)
+        if request is not None:
+            expired = self._expired.setdefault(asks[1], collections.deque(maxlen=_MOST_EXPIRED))
+            expired.append(request.ticket)
+            self._changed.notify_all()
 
     def _ask(self, caller: Caller | None, child: int, held: Held, workers: int) -> _Pipe:
-        """Asks `child`, when it has answered what `caller` has asked before.
+        """Asks `child`; of a caller it is asked one thing at a time.
 
         An answer takes reading a whole backup, at the site that trains: who hangs up and asks
-        again, as after a connection that broke, must not have it read twice at a time.
+        again, as after a connection that broke, gets the answer to what was asked before, or waits
+        for that. The server above sees to it for those who ask there.
 
         Raises:
-            PeerError: it does not answer, or the caller is gone.
+            PeerError: the caller is gone.
         """
-        asks = (caller.child if caller is not None else None, child)
-        patience_s = _ANSWER_S if caller is None else min(_ANSWER_S, caller.patience_s)
         is_lost, is_there = self._is_lost(caller), self._is_there(child)
         with self._changed:
-            self._changed.wait_for(
-                lambda: asks not in self._unanswered or is_lost() or not is_there(), patience_s
-            )
-            if is_lost():
-                raise PeerError("The site that asked for a backup is there no more.")
-            if asks in self._unanswered and is_there():
-                raise PeerError("it still reads the backup that it was asked for before")
             request = Request(uuid.uuid4().hex, held, workers)
+            if caller is not None:
+                asks = (caller.child, child)
+
+                def before() -> Request | None:
+                    return self._unanswered.get(asks)
+
+                def is_adopted() -> bool:
+                    one = before()
+                    is_same = one is not None and (one.held, one.workers) == (held, workers)
+                    return is_same and one is not None and one.ticket not in self._pipes
+
+                self._changed.wait_for(
+                    lambda: before() is None or is_adopted() or is_lost() or not is_there(),
+                    min(_ANSWER_S, caller.patience_s),
+                )
+                if is_lost():
+                    raise PeerError("The site that asked for a backup is there no more.")
+                known = before()
+                if known is not None and is_adopted():
+                    pipe = self._pipes[known.ticket] = _Pipe(known, child, self._changed)
+                    return pipe
+                self._expire(asks)
+                self._unanswered[asks] = request
             pipe = self._pipes[request.ticket] = _Pipe(request, child, self._changed)
-            self._unanswered[asks] = request.ticket
             self._asked.setdefault(child, collections.deque()).append(request)
             self._changed.notify_all()
         return pipe

@@ -46,7 +46,7 @@ class _Run:
         self.token = token
         self.pacer = Pacer(pace, num_children, began)
         self.latest: dict[int, int] = {}  # the newest round that each child has arrived in
-        self.paces: dict[int, Pace] = {}  # what each child keeps
+        self.paces: dict[int, tuple[str, Pace]] = {}  # which process of a child keeps what
         self.far: dict[int, int] = {}  # rounds of children that seemed too far
 
 
@@ -95,7 +95,7 @@ class PaceServer:
             return
         with session.changed:
             run = self._of(session)
-            self._take_pace(run, caller.child, pace, is_doubted=members.doubting_rule is not None)
+            self._take_pace(run, session, caller, pace)
             is_far = self._is_far(run, session, caller.child, number)
         if is_far:
             yield _assigned(None)  # else the rounds of all others would be of the past
@@ -148,20 +148,28 @@ class PaceServer:
             run = self._run = _Run(session.token, Pace(), self._num_children, began)
         return run
 
-    def _take_pace(self, run: _Run, child: int, pace: Pace, *, is_doubted: bool) -> None:
+    def _take_pace(self, run: _Run, session: Session, caller: Caller, pace: Pace) -> None:
         """Notes what a child keeps. The first one's holds; where some may lie, that of most.
 
         Raises:
             ProtocolError: it is not that of the first one, and all are believed.
         """
-        if not is_doubted:
+        members = session.state.members
+        children = members.children
+        # Who comes back may have another script, and so may all.
+        run.paces = {
+            child: (process, kept)
+            for child, (process, kept) in run.paces.items()
+            if children[child].process == process
+        }
+        if members.doubting_rule is None:
             if not run.paces:
                 run.pacer.pace = pace
             if pace != run.pacer.pace:
                 raise _other_pace(run.pacer.pace, pace)
-        run.paces[child] = pace
-        if is_doubted:
-            told = list(run.paces.values())
+        run.paces[caller.child] = caller.process, pace
+        if members.doubting_rule is not None:
+            told = [kept for _, kept in run.paces.values()]
             run.pacer.pace = max(told, key=told.count)  # of as many the first
 
     def _is_far(self, run: _Run, session: Session, child: int, number: int) -> bool:
@@ -177,8 +185,9 @@ class PaceServer:
             run.far.pop(child, None)
             return False
         run.far[child] = number
-        num_near = sum(one >= number - 1 for one in run.far.values())
-        return 2 * num_near <= session.state.members.num_present()
+        living = session.state.members.living
+        num_near = sum(one >= number - 1 for place, one in run.far.items() if place in living)
+        return 2 * num_near <= len(living)
 
 
 def _other_pace(kept: Pace, pace: Pace) -> ProtocolError:
