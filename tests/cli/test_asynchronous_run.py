@@ -20,7 +20,7 @@ def test_parties_apart_come_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "keras.optimizers.Adam(0.01)" in script
     plain = script.replace("keras.optimizers.Adam(0.01)", "keras.optimizers.SGD(1.0)")
     monkeypatch.setattr(test_max_restarts, "TRAIN", plain)
-    ends, printed = train(tmp_path / "run", "disturbed", "--max-restarts", "2", "--rule", RULE)
+    ends, printed = train(tmp_path / "run", "disturbed", 2, "--max-restarts", "2", "--rule", RULE)
     assert len(ends) == 2  # parties have weights of their own
     for text in (
         "party1/worker0 failed (killed by SIGKILL); party1 starts again (1 of 2)",
