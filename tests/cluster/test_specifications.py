@@ -15,7 +15,7 @@ from tf_hips import cli
 from tf_hips.cli import cluster as command
 from tf_hips.cluster import archive, description, fleet, layout
 from tf_hips.errors import ConfigError
-from tf_hips.ops import jit, loaded, registry
+from tf_hips.ops import jit
 
 pytestmark = pytest.mark.heavy  # compiles
 
@@ -43,12 +43,7 @@ BASE: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that other tests compiled or loaded is there."""
-    for module, names in ((loaded, ("_tables",)), (registry, ("_loaded", "_newest"))):
-        for name in names:
-            monkeypatch.setattr(module, name, {})
-    monkeypatch.setenv(jit.CACHE, str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", str(hurried.compiler(tmp_path)))
-    monkeypatch.setenv(hurried.HURRY, "1")
+    hurried.cache_of_its_own(tmp_path, monkeypatch)
 
 
 @pytest.fixture

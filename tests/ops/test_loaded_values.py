@@ -7,7 +7,7 @@ import pytest
 
 import tf_hips
 from tests.support import hurried
-from tf_hips.ops import error_feedback, jit, loaded, native, parse, registry
+from tf_hips.ops import error_feedback, native, parse
 
 SPEC = """
 param Scaled {
@@ -38,12 +38,7 @@ void ScaledDecode(uint8* packet, float* gradient, int bits, int block) {
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A specification, compiled in a hurry into a cache of its own."""
-    for module, names in ((loaded, ("_tables",)), (registry, ("_loaded", "_newest"))):
-        for name in names:
-            monkeypatch.setattr(module, name, {})
-    monkeypatch.setenv(jit.CACHE, str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", str(hurried.compiler(tmp_path)))
-    monkeypatch.setenv(hurried.HURRY, "1")
+    hurried.cache_of_its_own(tmp_path, monkeypatch)
     file = tmp_path / "scaled.pse"
     file.write_text(SPEC)
     return file

@@ -276,6 +276,24 @@ def test_the_pace_of_the_first_one_holds() -> None:
         assert fast.assignment(PATIENCE_S) is not None
 
 
+def test_all_may_come_back_with_another_pace() -> None:
+    with running(Clock()) as (server, clients):
+        for client in clients:
+            heard(server, client, 0, Report(4, 1.0, 4.0))
+        session = server._session
+        with session.changed:
+            for child in session.state.members.children.values():
+                child.process += "-again"
+        other = Pace(slowest_steps=5)
+        for client in clients:
+            client._pace = other
+            client._link._process += "-again"
+            heard(server, client, 1, Report(4, 1.0, 4.0))
+        run = PACES[server.port]._run
+        assert run is not None
+        assert run.pacer.pace == other
+
+
 def test_no_step_is_longer_than_the_children_have_been_there() -> None:
     clock = Clock()
     with running(clock) as (server, (slow, fast)):

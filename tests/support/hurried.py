@@ -4,6 +4,10 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
+from tf_hips.ops import jit, loaded, registry
+
 # Set to anything: without it the compiler is the system's as it is.
 HURRY = "TEST_HURRY"
 
@@ -21,3 +25,13 @@ def compiler(folder: Path) -> Path:
     )
     script.chmod(0o755)
     return script
+
+
+def cache_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that other tests compiled or loaded is there, and what is compiled is in a hurry."""
+    for module, names in ((loaded, ("_tables",)), (registry, ("_loaded", "_newest"))):
+        for name in names:
+            monkeypatch.setattr(module, name, {})
+    monkeypatch.setenv(jit.CACHE, str(folder / "cache"))
+    monkeypatch.setenv("CXX", str(compiler(folder)))
+    monkeypatch.setenv(HURRY, "1")

@@ -55,7 +55,7 @@ class _Rate(keras.callbacks.Callback):
             ValueError: the optimizer's learning rate is a schedule, or each of its parts has one.
         """
         super().set_model(model)
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        optimizer = optimizers.inner(model.optimizer)
         if isinstance(optimizer, keras.optimizers.MultiOptimizer):
             raise ValueError(
                 f"The model's optimizer must have one learning rate for {type(self).__name__} to "
@@ -108,7 +108,7 @@ class _Rate(keras.callbacks.Callback):
 
     def _set(self, rate: float) -> None:
         self.model.optimizer.learning_rate = rate
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        optimizer = optimizers.inner(self.model.optimizer)
         self._last = optimizer, float(np.float32(rate))
 
 

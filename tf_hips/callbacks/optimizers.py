@@ -26,12 +26,17 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     return _each_once([compiled, *_held([attributes], set())])
 
 
+def inner(optimizer: Any) -> Any:
+    """What a `LossScaleOptimizer` has inside; another one is itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def parts(optimizer: Any) -> list[Any]:
     """What makes the steps of an optimizer: itself, or what it has inside."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if isinstance(inner, keras.optimizers.MultiOptimizer):
-        return list(inner.optimizers)
-    return [] if inner is None else [inner]
+    own = inner(optimizer)
+    if isinstance(own, keras.optimizers.MultiOptimizer):
+        return list(own.optimizers)
+    return [] if own is None else [own]
 
 
 def parts_of(model: keras.Model) -> list[Any]:
@@ -41,11 +46,11 @@ def parts_of(model: keras.Model) -> list[Any]:
 
 def name(optimizer: Any) -> str:
     """The class of an optimizer, and of its parts where it has several; for messages, too."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    own = type(inner).__name__
-    if isinstance(inner, keras.optimizers.MultiOptimizer):
-        own += f"({', '.join(type(one).__name__ for one in inner.optimizers)})"
-    return own
+    own = inner(optimizer)
+    told = type(own).__name__
+    if isinstance(own, keras.optimizers.MultiOptimizer):
+        told += f"({', '.join(type(one).__name__ for one in own.optimizers)})"
+    return told
 
 
 def _held(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:

@@ -81,11 +81,11 @@ def make_plan(
         profile.codec(text)
     chosen = None if topologies is None else set(topologies)
     here = cost_model.topologies(profile) or TOPOLOGIES  # alone there is no way to choose
-    if chosen is not None and (wrong := chosen - set(TOPOLOGIES) or chosen.isdisjoint(here)):
-        told = ", ".join(sorted(chosen if wrong is True else wrong))
+    unknown = set() if chosen is None else chosen - set(TOPOLOGIES)
+    if unknown or (chosen is not None and chosen.isdisjoint(here)):
         raise ValueError(
             f"`topologies` must be of {', '.join(TOPOLOGIES)}, and have one of {', '.join(here)} "
-            f"for {profile.num_ranks} ranks. Received: {told}"
+            f"for {profile.num_ranks} ranks. Received: {', '.join(sorted(unknown or chosen or ()))}"
         )
     kinds = [
         _Option(text, one)

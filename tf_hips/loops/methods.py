@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_hips.callbacks.optimizers import parts_of
+from tf_hips.callbacks.optimizers import inner, parts_of
 from tf_hips.errors import ConfigError
 from tf_hips.strategies.turns import MakeVariable
 
@@ -185,7 +185,7 @@ class ControlVariates:
             own.assign(after, read_value=False)
 
     def _rate(self) -> float:
-        optimizer = getattr(self._model.optimizer, "inner_optimizer", self._model.optimizer)
+        optimizer = inner(self._model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
         if (
             type(optimizer) is not keras.optimizers.SGD

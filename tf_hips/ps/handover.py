@@ -307,22 +307,25 @@ class Handover:
             if caller is not None:
                 asks = (caller.child, child)
 
-                def before() -> Request | None:
-                    return self._unanswered.get(asks)
-
-                def is_adopted() -> bool:
-                    one = before()
-                    is_same = one is not None and (one.held, one.workers) == (held, workers)
-                    return is_same and one is not None and one.ticket not in self._pipes
+                def adopted() -> Request | None:
+                    """The same wish, for whose answer nobody waits any more."""
+                    one = self._unanswered.get(asks)
+                    if one is None or one.ticket in self._pipes:
+                        return None
+                    return one if (one.held, one.workers) == (held, workers) else None
 
                 self._changed.wait_for(
-                    lambda: before() is None or is_adopted() or is_lost() or not is_there(),
+                    lambda: (
+                        asks not in self._unanswered
+                        or adopted() is not None
+                        or is_lost()
+                        or not is_there()
+                    ),
                     min(_ANSWER_S, caller.patience_s),
                 )
                 if is_lost():
                     raise PeerError("The site that asked for a backup is there no more.")
-                known = before()
-                if known is not None and is_adopted():
+                if (known := adopted()) is not None:
                     pipe = self._pipes[known.ticket] = _Pipe(known, child, self._changed)
                     return pipe
                 self._expire(asks)

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_hips.callbacks.optimizers import parts
+from tf_hips.callbacks.optimizers import inner, parts
 from tf_hips.comm import primitives, watchdog
 from tf_hips.data import check_whole, positions_of
 from tf_hips.errors import ProtocolError
@@ -273,8 +273,7 @@ def _check(model: keras.Model, strategy: Any) -> None:
             "`jit_compile` must be False under a strategy of tf_hips: collectives have no XLA "
             "kernel. Received: jit_compile=True"
         )
-    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    for optimizer in (inner, *parts(inner)):
+    for optimizer in (inner(model.optimizer), *parts(model.optimizer)):
         made_in = getattr(optimizer, "_distribution_strategy", strategy)
         if made_in is not strategy and optimizer is not None:
             raise ValueError(
