@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.eventually import eventually
 from tf_hips import config
 from tf_hips.cli.party import start_local_workers
 from tf_hips.cli.processes import Job
@@ -228,11 +228,11 @@ def test_horovodrun_may_end_its_workers_when_the_launcher_is_killed(tmp_path: Pa
         env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
     )
     try:
-        wait_for(began.exists)
+        eventually(began.exists)
     finally:
         launcher.kill()
         launcher.wait(timeout=20)
-    wait_for(lambda: told.exists() and told.read_text() == f"{int(signal.SIGTERM)}\n")
+    eventually(lambda: told.exists() and told.read_text() == f"{int(signal.SIGTERM)}\n")
 
 
 def test_workers_that_start_again_have_the_only_rendezvous(
@@ -281,10 +281,3 @@ def test_workers_that_start_again_have_the_only_rendezvous(
     assert not held
     assert opened == [2, 2, 2]
     assert job.roles == ["west/worker0", "west/worker1"] * 3
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < deadline, "not within the deadline"
-        time.sleep(0.02)

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.eventually import eventually
 from tf_hips.cli.processes import Failure, Job
 
 pytestmark = pytest.mark.heavy  # processes start, and are waited for, in each of these
@@ -48,13 +48,6 @@ def run(
         return job.wait(), output
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not done():
-        assert time.monotonic() < deadline, "not within the deadline"
-        time.sleep(0.02)
-
-
 def is_gone(pid: int) -> bool:
     """True when the process has ended; a zombie that nobody has reaped yet counts as ended."""
     try:
@@ -64,7 +57,7 @@ def is_gone(pid: int) -> bool:
 
 
 def read_pid(path: Path) -> int:
-    wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
+    eventually(lambda: path.exists() and path.read_text().endswith("\n"))
     return int(path.read_text())
 
 
@@ -263,7 +256,7 @@ def test_grandchildren_end_with_their_parent(tmp_path: Path) -> None:
         """
     failure, _ = run({"a": body})
     assert failure is None
-    wait_until(lambda: is_gone(read_pid(path)))
+    eventually(lambda: is_gone(read_pid(path)))
 
 
 def test_wait_for_file_returns_early_when_a_child_fails(tmp_path: Path) -> None:
@@ -412,7 +405,7 @@ def test_children_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
         pid = read_pid(path)
         launcher.kill()
         launcher.communicate(timeout=DEADLINE_S)
-        wait_until(lambda: is_gone(pid))
+        eventually(lambda: is_gone(pid))
     finally:
         launcher.kill()
 

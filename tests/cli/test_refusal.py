@@ -5,12 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tf_hips.config import Tls
 
 COMMAND = (sys.executable, "-m", "tf_hips.cli")
@@ -60,11 +60,12 @@ def server(certificates: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]
         text=True,
     )
     try:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "address").exists():
+
+        def has_started() -> bool:
             assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.02)
+            return (tmp_path / "address").exists()
+
+        eventually(has_started, 30.0, "the server did not start")
         yield process
     finally:
         process.kill()

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.eventually import eventually
 
 # Seconds from a worker's end to the end of the job; and for TensorFlow to load and train steps.
 END_WITHIN_S = 20.0
@@ -73,12 +74,12 @@ def start(folder: Path, program: str, failing_rank: int) -> subprocess.Popen[str
 
 
 def wait_for_pid(path: Path, job: subprocess.Popen[str]) -> int:
-    deadline = time.monotonic() + START_WITHIN_S
-    while not path.exists() or not path.read_text().endswith("\n"):
+    def is_there() -> bool:
         if job.poll() is not None:
             pytest.fail(f"the job ended with {job.returncode}:\n{job.communicate()[0]}")
-        assert time.monotonic() < deadline, "no step within the deadline"
-        time.sleep(0.05)
+        return path.exists() and path.read_text().endswith("\n")
+
+    eventually(is_there, START_WITHIN_S, "no step within the deadline")
     return int(path.read_text())
 
 

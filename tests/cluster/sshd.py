@@ -10,8 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,14 +179,6 @@ class Site:
         """Writes other values of keys into `cluster.yaml`."""
         told = yaml.safe_load(self.file.read_text())
         self.file.write_text(yaml.safe_dump({**told, **keys}))
-
-
-def wait_for(is_there: Callable[[], bool], seconds: float = 20) -> None:
-    """Waits until something has happened that the test cannot be told of."""
-    deadline = time.monotonic() + seconds
-    while not is_there():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def site(folder: Path, options: list[str], script: str) -> Site:

@@ -17,7 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.cluster.sshd import ROOT, Done, Served, Site, wait_for
+from tests.cluster.sshd import ROOT, Done, Served, Site
+from tests.support.eventually import eventually
 from tf_hips.cluster import archive, description, fleet, ssh
 from tf_hips.cluster.fleet import Outcome
 
@@ -239,7 +240,7 @@ def test_what_runs_is_known_after_a_connection_broke(served: Served, site: Site)
         )
     )
     starting.start()
-    wait_for((site.home("party-east") / "pid").exists)
+    eventually((site.home("party-east") / "pid").exists)
     for part in process_of(site, "party-east").parents():
         if part.name() == "sshd" and part.pid != served.process.pid:
             part.kill()
@@ -251,7 +252,7 @@ def test_what_runs_is_known_after_a_connection_broke(served: Served, site: Site)
     assert outcome.detail.endswith(f"asked again: pid {pid}")
     # The first `up` is at work there for as long as it would have waited.
     os.kill(pid, 15)
-    wait_for(lambda: rows(site.run("down", "--site", "east"))["party-east"] == "not running")
+    eventually(lambda: rows(site.run("down", "--site", "east"))["party-east"] == "not running")
 
 
 def test_errors_of_ssh_are_explained(served: Served, site: Site) -> None:
@@ -332,11 +333,11 @@ def test_a_server_that_was_killed_goes_on_with_its_run(site: Site) -> None:
     assert site.run("sync").returncode == 0
     assert site.run("up").returncode == 0
     homes = [site.home(f"party-{name}") for name in ("west", "east")]
-    wait_for(lambda: all("trained in" in (home / "log").read_text() for home in homes))
+    eventually(lambda: all("trained in" in (home / "log").read_text() for home in homes))
     server = process_of(site, "server-hub")
     parties = [process_of(site, role) for role in ("party-west", "party-east")]
     server.kill()
-    wait_for(lambda: not alive(server))
+    eventually(lambda: not alive(server))
 
     done = site.run("up")
     assert done.returncode == 1  # the parties run already
@@ -380,7 +381,7 @@ def test_a_party_of_two_hosts(served: Served, site: Site) -> None:
     assert done.returncode == 0, done.stdout
     assert rows(done)["party-west"].endswith(", 2 workers")
     launcher = process_of(site, "party-west")
-    wait_for(lambda: (west / "log").read_text().count("is there: a b") == 2)
+    eventually(lambda: (west / "log").read_text().count("is there: a b") == 2)
     log = (west / "log").read_text()
     for rank, host in enumerate(("127.0.0.1", "127.0.0.2")):
         assert f"worker {rank} of 2 on {host} is there: a b" in log

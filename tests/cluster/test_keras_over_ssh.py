@@ -6,7 +6,8 @@ import re
 import pytest
 import yaml
 
-from tests.cluster.sshd import Site, wait_for
+from tests.cluster.sshd import Site
+from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.tf, pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -44,8 +45,8 @@ def test_keras_trains_on_two_sites(site: Site) -> None:
         assert "failed first" not in text, text
         return re.findall(r"\] (weights .*)", text)
 
-    wait_for(lambda: len(weights()) == 4, 150)
+    eventually(lambda: len(weights()) == 4, 150)
     assert len(set(weights())) == 1
     for name in ("west", "east"):
         assert list((site.home(f"party-{name}") / "logs").glob("*.jsonl"))
-    wait_for(lambda: set(site.states("down").values()) == {"not running"})
+    eventually(lambda: set(site.states("down").values()) == {"not running"})

@@ -11,9 +11,10 @@ import psutil
 import pytest
 import yaml
 
-from tests.cluster.sshd import HOSTS, Site, wait_for
+from tests.cluster.sshd import HOSTS, Site
 from tests.cluster.test_description import BASE, NAMES, load
 from tests.cluster.test_fleet import process_of, rows
+from tests.support.eventually import eventually
 from tf_hips import cli
 from tf_hips.cluster import archive, kubernetes, layout, systemd
 from tf_hips.errors import ConfigError, TfHipsError
@@ -212,7 +213,7 @@ def test_a_tree_from_files_to_its_end(site: Site) -> None:
     homes = {name: site.home(f"party-{name}") for name in ("west", "east")}
     for name, role in (("west", "global-server"), ("east", "server")):
         said = f"trained below {role} ('east', 'west')"
-        wait_for(lambda log=homes[name] / "log", said=said: said in log.read_text())
+        eventually(lambda log=homes[name] / "log", said=said: said in log.read_text())
     servers = ("server-hub", "server-lab")
     running = []
     for name in servers:

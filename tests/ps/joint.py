@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ps.quorums import PATIENCE_S, packet_of
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.ps.assignment import Shard
 from tf_hips.ps.durable import Keeper
@@ -105,8 +106,7 @@ class Shards:
         for child in children:
             weight = (weights or {}).get(child)
             store: Any = session.begin_round(self._caller(child), number, weight)
-            with session.changed:  # a snapshot holds merges back
-                assert session.changed.wait_for(lambda store=store: not store._is_held, PATIENCE_S)
+            eventually(lambda store=store: not store._is_held, PATIENCE_S, changed=session.changed)
             for chunk in store.chunks:
                 packet = packet_of(self.texts[0], child, number, chunk)
                 store.add(number, child, [(chunk, packet)])

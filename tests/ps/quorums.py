@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import PeerError
 from tf_hips.ops import compressor as compressors
@@ -179,10 +180,9 @@ class Run:
     def _await_snapshot(self) -> None:
         """Waits until merges are not held back."""
         store: Any = self.session.store
-        with self.session.changed:
-            assert self.session.changed.wait_for(
-                lambda: store is None or not store._is_held, PATIENCE_S
-            )
+        eventually(
+            lambda: store is None or not store._is_held, PATIENCE_S, changed=self.session.changed
+        )
 
     def results(self, child: int, number: int) -> list[bytes] | None:
         """What a child gets of a round, all of it; None: it would wait."""

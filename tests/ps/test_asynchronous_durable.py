@@ -17,8 +17,9 @@ from tests.ps.parties import SHAPES, Party, parties, serving, together
 from tests.ps.plainly import Plainly
 from tests.ps.served import FEEDBACK, MODEL, NOISE, SITES, Delivery, Served, packet_of
 from tests.ps.served import SHAPES as MODEL_SHAPES
-from tests.ps.test_restart import Later, ServerProcess, wait_for
+from tests.ps.test_restart import Later, ServerProcess
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import NonFiniteError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
@@ -416,7 +417,7 @@ def test_no_update_is_lost_or_doubled_while_a_server_makes_snapshots_and_is_kill
             return [event["round"] for event in events if event["event"] == "snapshot"]
 
         for number in (2, 9, 17):
-            wait_for(lambda number=number: max(snapshots(), default=-1) >= number)
+            eventually(lambda number=number: max(snapshots(), default=-1) >= number)
             made.restart()
         moved = [one.result() for one in training]
         # Each asks once more, for what the others have done since.
@@ -454,7 +455,7 @@ def test_nobody_waits_and_who_leaves_or_is_lost_does_not_end_it(certificates: Ce
         b.client.leave("it has other plans")
         c.client.close()
         session = server._session
-        wait_for(lambda: session.describe()["children"][2]["state"] == "left")
+        eventually(lambda: session.describe()["children"][2]["state"] == "left")
         a.train(6, 8)
         assert not session.is_over
         with pytest.raises(ProtocolError, match="Site `c` has left this run"):

@@ -22,6 +22,7 @@ from tests.ps.parties import (
     train_all,
 )
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.errors import NonFiniteError, PacketError, PeerError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ps import wire
@@ -321,8 +322,7 @@ def test_a_party_that_wants_something_else_is_refused(
 def joined_by_a(server) -> None:
     """Waits until site a is in."""
     session = server._session
-    with session.changed:
-        assert session.changed.wait_for(lambda: 0 in session._members.children, DEADLINE_S)
+    eventually(lambda: 0 in session._members.children, DEADLINE_S, changed=session.changed)
 
 
 def test_the_client_maps_refusals_to_its_own_errors(certificates: Certificates) -> None:

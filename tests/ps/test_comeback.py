@@ -24,6 +24,7 @@ from tests.ps.parties import (
     train_all,
 )
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.server import Server
 
@@ -77,8 +78,7 @@ def come_back(
 
 def wait_gone(server: Server, child: int) -> None:
     session = server._session
-    with session.changed:
-        assert session.changed.wait_for(lambda: not session._presence.is_there(child), DEADLINE_S)
+    eventually(lambda: not session._presence.is_there(child), DEADLINE_S, changed=session.changed)
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ps.parties import DEADLINE_S
+from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import waiting, wire
 from tf_hips.ps.gather import LABEL_BYTES, Gathers, Upload, to_packet
@@ -229,13 +230,11 @@ class Run:
     def _begin(self, child: int, call) -> concurrent.futures.Future:
         before = self.session._waiting._newest.get(child)
         future = self.pool.submit(call)
-        end = time.monotonic() + DEADLINE_S
-        with self.session.changed:  # nobody is told that a call begins to wait
-            while not future.done() and (
-                self.session._waiting._newest.get(child) in (None, before)
-            ):
-                assert time.monotonic() < end
-                self.session.changed.wait(0.01)
+        eventually(
+            lambda: future.done() or self.session._waiting._newest.get(child) not in (None, before),
+            DEADLINE_S,
+            changed=self.session.changed,
+        )
         return future
 
     def agree(self) -> None:
@@ -332,10 +331,7 @@ def test_waits_that_do_not_cross_are_left_alone(make_run) -> None:
     # Nor may one come back to waiting that began before.
     store = run.session.begin_round(older, 0)
     stale = run.pool.submit(run.session.wait_results, older, store, 0, 0, lambda: False, 0)
-    end = time.monotonic() + DEADLINE_S
-    while run.session._waiting._num_calls < 4:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    eventually(lambda: run.session._waiting._num_calls >= 4, DEADLINE_S)
     assert run.session._waiting._newest[0][1].what == "exact value 1 (`x`)"
     assert run.session.ended is None
     futures.append(run.gather(2, 1))
@@ -465,10 +461,9 @@ def test_a_party_that_failed_and_goes_on_is_forgiven(
     assert not first.done()
     # That it still holds its connection open, or opens another, is no sign of going on.
     watching = run.pool.submit(list, run.session.watch(run.caller(1)))
-    with run.session.changed:
-        assert run.session.changed.wait_for(
-            lambda: bool(run.session._presence._calls[1]), DEADLINE_S
-        )
+    eventually(
+        lambda: bool(run.session._presence._calls[1]), DEADLINE_S, changed=run.session.changed
+    )
     assert run.session._waiting._failures
     assert run.gather(1, 0).result(DEADLINE_S) == first.result(DEADLINE_S) == [b"0", b"1"]
     assert not run.session._waiting._failures

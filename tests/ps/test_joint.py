@@ -22,6 +22,7 @@ from tests.ps.test_rules_whole import (
     rows_of,
     store_of,
 )
+from tests.support.eventually import eventually
 from tf_hips import robust
 from tf_hips.errors import ConfigError, ProtocolError
 from tf_hips.ops import compressor as compressors
@@ -410,8 +411,7 @@ def test_a_lead_of_a_run_that_goes_on_is_looked_for_as_one_that_was_lost(
         assert isinstance(found, Follower)
         found._link._has_connected = is_restored and found._link._has_connected
         found.start()
-        with session.changed:
-            assert session.changed.wait_for(lambda: session.is_over, 20.0)
+        eventually(lambda: session.is_over, 20.0, changed=session.changed)
         found.close()
         assert f"the lead, cannot be asked. Moving: Nothing listens at {nobody}" in str(
             session.ended

@@ -22,8 +22,9 @@ from tests.ps.parties import (
     train_all,
 )
 from tests.ps.test_comeback import Backup
-from tests.ps.test_restart import Later, ServerProcess, wait_for
+from tests.ps.test_restart import Later, ServerProcess
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import NonFiniteError, PeerError, ProtocolError
 from tf_hips.ops.compressor import CHUNK
@@ -175,8 +176,7 @@ def test_more_liars_than_the_rule_bears_end_the_run_at_all_shards(
         together(*(lambda one=one: train(one) for one in members))
         for server in servers:
             session = server._session
-            with session.changed:
-                assert session.changed.wait_for(lambda session=session: session.is_over, DEADLINE_S)
+            eventually(lambda session=session: session.is_over, DEADLINE_S, changed=session.changed)
             assert "2 that were refused" in str(session.ended)
 
 
@@ -280,18 +280,18 @@ def test_who_waits_hears_that_bytes_come_in_at_another_shard(
         servers_of(certificates, 2, RULES[0]) as (servers, address),
         joined(certificates, address, compression="fp32") as members,
     ):
-        wait_for(lambda: bool(heard))  # shard 1 has found it
+        eventually(lambda: bool(heard))  # shard 1 has found it
         heard.clear()
         lead, other = (server._session for server in servers)
         early = [Later(lambda one=one: one.train(0, 0)) for one in members[:4]]
         store: Any = other.store
-        wait_for(lambda: all(store.progress(child)[1] == len(store.chunks) for child in range(4)))
+        eventually(lambda: all(store.progress(child)[1] == len(store.chunks) for child in range(4)))
 
         def has_heard() -> bool:
             other.note_moved(1)  # as when bytes come in
             return bool(heard)
 
-        wait_for(has_heard)
+        eventually(has_heard)
         moved = lead.moves.count
 
         def note(num_bytes: int = 0) -> None:
@@ -304,14 +304,14 @@ def test_who_waits_hears_that_bytes_come_in_at_another_shard(
         clients = last.client._clients
         passage = clients[0].open_round(0, last.packets(0))
         sending = Later(lambda: clients[1].transfer(passage))
-        wait_for(lambda: store.unruled == 0)
+        eventually(lambda: store.unruled == 0)
         assert store.awaited() == "shard 0 has not ruled on it"
 
         def goes_on() -> bool:
             lead.note_moved(1)
             return "other" in heard
 
-        wait_for(goes_on)
+        eventually(goes_on)
         assert lead.moves.count > moved
         clients[0].transfer(passage)
         sending.result()
@@ -346,7 +346,7 @@ def test_a_report_leaves_when_what_was_measured_is_durable(
         training = [Later(lambda one=one: one.train(0, 0)) for one in members]
         assert is_late.wait(DEADLINE_S)
         assert other.unruled == 0
-        wait_for(lambda: lead.lacks(0) == [1])
+        eventually(lambda: lead.lacks(0) == [1])
         assert lead.unruled == 0 and lead.verdict(0) is None
         goes_on.set()
         found = training[0].result()
@@ -371,7 +371,7 @@ def test_a_party_that_was_killed_between_two_shards_comes_back(certificates: Cer
         clients = members[4].client._clients
         passage = clients[0].open_round(3, members[4].packets(3))
         cut = Later(lambda: clients[1].transfer(passage))
-        wait_for(lambda: store.unruled == 3)
+        eventually(lambda: store.unruled == 3)
         members[4].client.close()
         with pytest.raises(PeerError):
             cut.result()
@@ -475,7 +475,7 @@ def _processes(folder: Path, *more: str) -> list[JointProcess]:
 
 def _reach(server: JointProcess, number: int) -> None:
     """Waits until a server has closed a round."""
-    wait_for(
+    eventually(
         lambda: any(
             event["event"] == "round" and event["round"] >= number
             for event in log.read_events(server.logs)

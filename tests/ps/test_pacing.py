@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from tests.support.eventually import eventually
 from tf_hips.config import Uplink
 from tf_hips.errors import ProtocolError
 from tf_hips.esync.pacer import Report
@@ -76,8 +77,11 @@ def heard(server: Server, client: PaceClient, number: int, report: Report) -> No
     with session.changed:
         client.report(number, report)
         child = SITES.index(client._link._uplink.site)
-        assert session.changed.wait_for(lambda: _has(server, child, number), PATIENCE_S), (
-            "the report has not come"
+        eventually(
+            lambda: _has(server, child, number),
+            PATIENCE_S,
+            "the report has not come",
+            changed=session.changed,
         )
 
 

@@ -14,6 +14,7 @@ from tests.ps.plainly import Plainly
 from tests.ps.test_asynchronous import MODEL, NOISE, SITES, packet_of
 from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError, TfHipsError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
@@ -366,8 +367,7 @@ def step(member: Party, number: int) -> Floats:
 def drained(server: Server, number: int) -> None:
     """Waits until the server above has answered `number` rounds."""
     session = server._session
-    with session.changed:
-        assert session.changed.wait_for(lambda: session.store.next_up >= number, DEADLINE_S)
+    eventually(lambda: session.store.next_up >= number, DEADLINE_S, changed=session.changed)
 
 
 DENSE = {"sends": "fp32", "up": "fp32"}
@@ -408,10 +408,9 @@ def test_asynchronous_party_servers_below_another_one(certificates: Certificates
                     at_party[site] = at_party[site] - own + mean
         together(*(member.client.leave for member in members))
         for server in servers.values():
-            with server._session.changed:
-                assert server._session.changed.wait_for(
-                    lambda s=server: s._session.is_over, DEADLINE_S
-                )
+            eventually(
+                lambda s=server: s._session.is_over, DEADLINE_S, changed=server._session.changed
+            )
             assert server._session.ended is None
 
 
@@ -433,8 +432,7 @@ def test_rounds_that_are_whole_go_up_before_the_server_leaves(certificates: Cert
             np.testing.assert_array_equal(mean, np.float32(0.5) * (moved + own))
         c.client.leave()
         top = servers[""]._session
-        with top.changed:
-            assert top.changed.wait_for(lambda: top.is_over, DEADLINE_S)
+        eventually(lambda: top.is_over, DEADLINE_S, changed=top.changed)
         assert top.ended is None
 
 
@@ -476,15 +474,13 @@ def test_a_party_that_is_lost_ends_nothing_for_others(certificates: Certificates
             step(b, number)
         drained(servers["west"], 3)
         session = servers["west"]._session
-        with session.changed:
-            assert session.changed.wait_for(
-                lambda: session.state.members.children[0].has_left, DEADLINE_S
-            )
+        eventually(
+            lambda: session.state.members.children[0].has_left, DEADLINE_S, changed=session.changed
+        )
         step(b, 6)
         step(c, 0)
         together(b.client.leave, c.client.leave)
-        with session.changed:
-            assert session.changed.wait_for(lambda: session.is_over, DEADLINE_S)
+        eventually(lambda: session.is_over, DEADLINE_S, changed=session.changed)
         assert session.ended is None
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.ps.trees import Node, serving_tree
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.ps.periods import PeriodicStore
 
 PERIOD = 4
@@ -85,7 +86,7 @@ def test_leaves_train_without_each_other(certificates: Certificates, tmp_path: P
         with west.changed:
             store = west.store
             assert isinstance(store, PeriodicStore)
-            assert west.changed.wait_for(lambda: store.num_waiting == 0, 20.0)
+            eventually(lambda: store.num_waiting == 0, 20.0, changed=west.changed)
         # Updates of both count towards a period; each is a round of the server above.
         assert store.next_up == sum(STEPS.values()) // PERIOD
         found = [np.load(tmp_path / f"{site}.npz") for site in STEPS]

@@ -17,6 +17,7 @@ from tests.ps.test_restart import Later
 from tests.ps.test_tree_restart import TreeServer
 from tests.ps.trees import Node, leaves_of
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.ps.recorder import Kind
 
 LAST = 39
@@ -67,8 +68,7 @@ def test_each_update_goes_up_once(
         finally:
             west.end()
         session = above._session
-        with session.changed:
-            assert session.changed.wait_for(lambda: session.is_over, DEADLINE_S)
+        eventually(lambda: session.is_over, DEADLINE_S, changed=session.changed)
         assert session.ended is None
         assert session.store is not None
         if top == "asgd(1.0)":

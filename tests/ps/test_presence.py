@@ -16,6 +16,7 @@ import pytest
 from tests.ps.parties import DEADLINE_S, SITES, Party, parties, serving, together, train_all
 from tests.ps.relay import Relay
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.errors import PeerError
 from tf_hips.ps.link import Link, Patience
 from tf_hips.ps.server import Server, ServerConfig
@@ -36,10 +37,9 @@ def told(member: Party) -> str:
 def watched(server: Server, child: int) -> None:
     """Waits until the server knows that a child is there."""
     session = server._session
-    with session.changed:
-        assert session.changed.wait_for(
-            lambda: bool(session._presence._calls.get(child)), DEADLINE_S
-        )
+    eventually(
+        lambda: bool(session._presence._calls.get(child)), DEADLINE_S, changed=session.changed
+    )
 
 
 def test_a_party_that_is_closed_is_lost(certificates: Certificates) -> None:
@@ -82,10 +82,11 @@ def test_a_party_whose_connection_broke_while_it_computed_comes_back(
         session = server._session
         before = list(session._presence._calls[1])
         relay.cut()
-        with session.changed:  # nobody calls, and yet it is there again
-            assert session.changed.wait_for(
-                lambda: session._presence._calls[1] not in ([], before), DEADLINE_S
-            )
+        eventually(
+            lambda: session._presence._calls[1] not in ([], before),
+            DEADLINE_S,
+            changed=session.changed,
+        )
         assert session.ended is None
         train_all((a, b), 1, 1)
         a.client.leave()
@@ -142,8 +143,7 @@ def test_a_process_that_does_not_close_its_client_ends(certificates: Certificate
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (1, "joined\n"), done.stderr
         session = server._session
-        with session.changed:
-            assert session.changed.wait_for(lambda: 0 in session._presence._timers, DEADLINE_S)
+        eventually(lambda: 0 in session._presence._timers, DEADLINE_S, changed=session.changed)
 
 
 def test_a_process_that_stands_still_is_lost(certificates: Certificates) -> None:

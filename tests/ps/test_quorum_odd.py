@@ -12,6 +12,7 @@ import pytest
 from tests.ps import quorums
 from tests.ps.quorums import PATIENCE_S, Run, oracle_sum
 from tests.ps.test_quorum import same
+from tests.support.eventually import eventually
 from tf_hips.errors import ProtocolError
 from tf_hips.ps import gather, wire
 from tf_hips.ps.quorum import DROP, Quorum
@@ -92,8 +93,7 @@ def test_who_gathers_while_most_are_in_a_round_is_lost(run: Run) -> None:
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         odd = pool.submit(wait_gather)
         others = [pool.submit(wait, child) for child in (0, 1)]
-        with run.session.changed:
-            assert run.session.changed.wait_for(lambda: bool(lost(run)), PATIENCE_S)
+        eventually(lambda: bool(lost(run)), PATIENCE_S, changed=run.session.changed)
         run.clock.advance(0.0)  # what `lose` has left to another thread
         for one in others:
             assert one.result(PATIENCE_S)[0] > 0

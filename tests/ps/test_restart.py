@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.ps.parties import (
     train_all,
 )
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import ConfigError, PeerError, StateError
 from tf_hips.ps import journal as journals
@@ -120,18 +120,10 @@ class ServerProcess:
 
     def wait_for(self, kind: Kind, is_there: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Waits until the journal says so."""
-        wait_for(lambda: is_there(self.accepted(kind)))
+        eventually(lambda: is_there(self.accepted(kind)))
 
     def _read(self, lines: Any) -> None:
         self.lines += lines
-
-
-def wait_for(is_there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not is_there():
-        assert time.monotonic() < deadline, "what the test waits for does not come"
-        pause.wait(0.005)
 
 
 @pytest.fixture
@@ -179,7 +171,7 @@ def check_each_counted_once(server: ServerProcess, num_rounds: int) -> None:
 def test_a_run_goes_on_with_a_server_killed_in_every_phase(server: ServerProcess) -> None:
     a, b = (Party(server.address, site, None) for site in SITES)
     joining = Later(a.join)
-    wait_for(lambda: a.client._is_durable)  # it has an answer to its first call, and joins
+    eventually(lambda: a.client._is_durable)  # it has an answer to its first call, and joins
     server.restart()
     b.join()
     joining.result()
@@ -253,7 +245,7 @@ def test_a_server_killed_while_it_makes_snapshots(server: ServerProcess) -> None
         return [event["round"] for event in events if event["event"] == "snapshot"]
 
     for number in (1, 17, 40):
-        wait_for(lambda number=number: max(snapshots(), default=-1) >= number)
+        eventually(lambda number=number: max(snapshots(), default=-1) >= number)
         server.restart()
     merged = [one.result() for one in training]
     assert merged[0] == merged[1] == expected_rounds(last + 1)

@@ -12,6 +12,7 @@ import pytest
 from tests.ps.parties import SITES as TWO
 from tests.ps.parties import Party, parties, serving, together
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.errors import ConfigError, NonFiniteError, ProtocolError
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
@@ -374,8 +375,7 @@ def test_parties_and_the_server_agree_on_the_rule(certificates: Certificates) ->
         session = server._session
 
         def joined() -> None:
-            with session.changed:
-                assert session.changed.wait_for(lambda: 0 in session._members.children, 20)
+            eventually(lambda: 0 in session._members.children, 20, changed=session.changed)
             with pytest.raises(ProtocolError, match=r"must agree on `rule`\. Site `a` has sum"):
                 other.client.join("fp32", "same", 7, "sgd")
             late = Party(server.address, "b", certificates.party("b"), compression="fp32")

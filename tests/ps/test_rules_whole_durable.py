@@ -10,6 +10,7 @@ import pytest
 from tests.ps.parties import Party, serving, together
 from tests.ps.quorums import MODEL, SITES, Run, decoded, gradient
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import robust
 from tf_hips.ops import native
 from tf_hips.ps import durable
@@ -179,12 +180,13 @@ def test_children_deliver_more_than_all_windows_before_anything_comes(
 
         def late() -> npt.NDArray[np.uint8]:
             with store.changed:
-                assert store.changed.wait_for(
+                eventually(
                     lambda: (
                         store.round == 0
                         and all(store.progress(child)[1] == len(shapes) for child in range(4))
                     ),
                     20.0,
+                    changed=store.changed,
                 )
                 assert store.results(0, 0) == (0, [])
             return members[4].client.exchange(0, sent[4])

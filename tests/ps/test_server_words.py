@@ -10,6 +10,7 @@ import pytest
 
 from tests.ps.parties import Party, parties, serving, train_all
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.ps import rules
 from tf_hips.ps.calls import Calls
 from tf_hips.ps.waiting import ENDED, STOPPED
@@ -30,8 +31,7 @@ def test_a_party_says_once_whom_it_waits_for(
         joining = threading.Thread(target=first.join, daemon=True)
         joining.start()
         session = server._session
-        with session.changed:
-            assert session.changed.wait_for(lambda: session.absent() == ["b"], 20)
+        eventually(lambda: session.absent() == ["b"], 20, changed=session.changed)
         second.join()
         joining.join(20)
         assert not joining.is_alive()
@@ -59,13 +59,11 @@ def test_who_hangs_up_and_a_stop_are_no_refusals(
 
             thread = threading.Thread(target=wait, daemon=True)
             thread.start()
-            with server._session.changed:
-                assert server._session.changed.wait_for(lambda: waiting._num_calls > 0, 20)
+            eventually(lambda: waiting._num_calls > 0, 20, changed=server._session.changed)
             b.client.close()  # in the middle of its round
             assert has_failed.wait(20)
             thread.join(20)
-        with server._session.changed:
-            assert server._session.changed.wait_for(lambda: waiting._num_calls == 0, 20)
+        eventually(lambda: waiting._num_calls == 0, 20, changed=server._session.changed)
         server.stop(5.0)
     assert [text for text in messages(caplog) if "Refused" in text] == []
 

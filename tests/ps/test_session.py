@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.eventually import eventually
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps.members import Caller, Terms
 from tf_hips.ps.session import Session
@@ -31,11 +32,11 @@ class Run:
         caller = Caller(child, process, patience_s)
         before = self._num_joining(child, process)
         future = self.pool.submit(self.session.join, caller, 2, "onebit", "same", 7)
-        with self.session.changed:
-            assert self.session.changed.wait_for(
-                lambda: self.session.is_started or self._num_joining(child, process) > before,
-                PATIENCE_S,
-            )
+        eventually(
+            lambda: self.session.is_started or self._num_joining(child, process) > before,
+            PATIENCE_S,
+            changed=self.session.changed,
+        )
         return caller, future
 
     def _num_joining(self, child: int, process: str) -> int:
@@ -63,8 +64,7 @@ def test_one_process_of_a_site_is_in_the_run(run: Run) -> None:
     watch = session.watch(Caller(0, "new", PATIENCE_S))
     there = threading.Thread(target=lambda: list(watch), daemon=True)
     there.start()
-    with session.changed:
-        assert session.changed.wait_for(lambda: session._presence.is_there(0), PATIENCE_S)
+    eventually(lambda: session._presence.is_there(0), PATIENCE_S, changed=session.changed)
     # It waits for the end of the one that is there.
     _, late = run.join(0, "old", patience_s=0.1)
     with pytest.raises(ProtocolError, match="Site `a` is in this run already"):
@@ -142,10 +142,11 @@ def watch(run: Run, child: int) -> tuple[Caller, concurrent.futures.Future[list[
     """Begins to watch; returns when the session knows that the child is there."""
     caller = Caller(child, f"p{child}", PATIENCE_S)
     future = run.pool.submit(told, run, caller)
-    with run.session.changed:
-        assert run.session.changed.wait_for(
-            lambda: caller in run.session._presence._calls.get(child, []), PATIENCE_S
-        )
+    eventually(
+        lambda: caller in run.session._presence._calls.get(child, []),
+        PATIENCE_S,
+        changed=run.session.changed,
+    )
     return caller, future
 
 
@@ -188,8 +189,7 @@ def test_a_child_that_comes_back_is_not_lost(run: Run) -> None:
     # The end of an older connection may be noticed after the newer one has come.
     third, _ = watch(run, 1)
     run.session.hang_up(second)
-    with run.session.changed:
-        assert run.session.changed.wait_for(lambda: presence._calls[1] == [third], PATIENCE_S)
+    eventually(lambda: presence._calls[1] == [third], PATIENCE_S, changed=run.session.changed)
     assert 1 not in presence._timers
 
 
@@ -227,8 +227,7 @@ def test_a_tree_has_so_many_leaves_and_no_more(run: Run) -> None:
         run.session.join,
         Caller(0, "p0", PATIENCE_S), len(leaves[0]), "onebit", "same", 7, None, leaves[0],
     )  # fmt: skip
-    with run.session.changed:
-        assert run.session.changed.wait_for(lambda: run._num_joining(0, "p0") > 0, PATIENCE_S)
+    eventually(lambda: run._num_joining(0, "p0") > 0, PATIENCE_S, changed=run.session.changed)
     with pytest.raises(ProtocolError, match=rf"at most {MAX_LEAVES} leaves\. Received: 4097 with"):
         run.session.join(callers[1], len(too_many), "onebit", "same", 7, None, too_many)
     second = run.session.join(callers[1], len(leaves[1]), "onebit", "same", 7, None, leaves[1])

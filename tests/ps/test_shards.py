@@ -28,6 +28,7 @@ from tests.ps.parties import (
 from tests.ps.relay import Relay
 from tests.ps.test_restart import Later
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import cli, log
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, NonFiniteError, PeerError, ProtocolError, StateError
@@ -82,8 +83,7 @@ def sharded(
 
 def wait_until(server: Server, is_so: Any) -> None:
     session = server._session
-    with session.changed:
-        assert session.changed.wait_for(lambda: is_so(session), 20.0)
+    eventually(lambda: is_so(session), 20.0, changed=session.changed)
 
 
 @pytest.mark.parametrize(("up", "down"), CODECS)
@@ -331,12 +331,8 @@ def test_a_run_that_ends_at_one_server_ends_at_all(certificates: Certificates) -
 
 
 def wait_until_heard(client: ShardedClient) -> None:
-    pause = threading.Event()
-    for _ in range(2000):
-        if client._ended_at is not None:
-            return
-        pause.wait(0.01)
-    raise AssertionError("the party does not hear that the run has ended")
+    why = "the party does not hear that the run has ended"
+    eventually(lambda: client._ended_at is not None, 20.0, why)
 
 
 def test_a_party_in_a_round_hears_of_the_end_at_any_server(certificates: Certificates) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.ps.parties import SHAPES, SITES, Party, expected_rounds, together, train_all
-from tests.ps.test_restart import Later, ServerProcess, wait_for
+from tests.ps.test_restart import Later, ServerProcess
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import PeerError
 from tf_hips.ps.assignment import Shard
@@ -47,7 +48,7 @@ def test_shards_killed_while_rounds_go_on(processes: list[ShardProcess]) -> None
     address = ",".join(one.address for one in processes)
     a, b = (Party(address, site, None) for site in SITES)
     joining = Later(a.join)
-    wait_for(lambda: a.client._clients[1]._is_durable)  # it has its terms, and joins
+    eventually(lambda: a.client._clients[1]._is_durable)  # it has its terms, and joins
     processes[1].restart()
     b.join()
     joining.result()
@@ -91,7 +92,9 @@ def test_shards_killed_while_they_make_snapshots(processes: list[ShardProcess]) 
         return [event["round"] for event in events if event["event"] == "snapshot"]
 
     for number, victim in ((3, processes[0]), (20, processes[1])):
-        wait_for(lambda number=number, victim=victim: max(snapshots(victim), default=-1) >= number)
+        eventually(
+            lambda number=number, victim=victim: max(snapshots(victim), default=-1) >= number
+        )
         victim.restart()
     merged = [one.result() for one in training]
     assert merged[0] == merged[1] == expected_rounds(last + 1)

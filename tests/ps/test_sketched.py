@@ -13,6 +13,7 @@ from tests.ps.parties import DEADLINE_S, Party, raw_channel, raw_exchange, servi
 from tests.ps.test_restart import Later
 from tests.ps.trees import Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import robust
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PacketError, ProtocolError, TfHipsError
@@ -353,8 +354,7 @@ def test_a_caller_must_say_that_its_rows_are_fixed_and_waits_for_the_seed(
         top = servers[""]._session
         store = top.store
         assert isinstance(store, WeighingStore)
-        with top.changed:
-            assert top.changed.wait_for(lambda: store.missing(0) == {"east": 0}, DEADLINE_S)
+        eventually(lambda: store.missing(0) == {"east": 0}, DEADLINE_S, changed=top.changed)
         # West has all its rows and has said so; east's leaves have sent nothing.
         assert store.seed(0, 0) is store.weights_of(0, 0) is None
         late = together(

@@ -22,6 +22,7 @@ from tests.ps.test_restart import Later
 from tests.ps.test_tree_restart import TreeServer, addresses
 from tests.ps.trees import Node, leaves_of
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import log, robust
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native, native_robust
@@ -147,8 +148,7 @@ class Tree:
         leaves = tuple(zip(welcome["parties"], welcome["workers"], strict=True))
         known = [welcome[name] for name in ("rule", "session", "first_group", "groups")]
         place = Place(welcome["child"], leaves, UP, "fp32", *known)
-        with session.changed:
-            assert session.changed.wait_for(lambda: session.state.members.are_complete, PATIENCE_S)
+        eventually(lambda: session.state.members.are_complete, PATIENCE_S, changed=session.changed)
         session.start(place)
         for thread in threads:
             thread.join(PATIENCE_S)

@@ -20,6 +20,7 @@ from tests.ps.served import (
     rounds,
     undisturbed,
 )
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.errors import PeerError, ProtocolError
 from tf_hips.ps import durable, wire
@@ -208,8 +209,7 @@ def test_a_full_disk_ends_the_run_and_the_last_state_can_be_loaded(
             )
             with pytest.raises(PeerError, match="No space left on device"):
                 first.session.settle()
-            with first.session.changed:
-                assert first.session.changed.wait_for(lambda: first.session.is_over, PATIENCE_S)
+            eventually(lambda: first.session.is_over, PATIENCE_S, changed=first.session.changed)
             assert first.session.ended == reason
             with pytest.raises(PeerError, match=r"The run has ended\. The server cannot keep"):
                 first.begin(1)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.ps.parties import Party, parties, serving, together, train_all
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import cli, log
 from tf_hips.cli import status
 from tf_hips.config import Tls
@@ -69,8 +70,7 @@ def test_a_run_is_described_from_its_start_to_its_end(
             def leave() -> None:
                 store = server._session.store
                 assert store is not None
-                with store.changed:
-                    assert store.changed.wait_for(lambda: store.progress(0) == (3, 4), 20)
+                eventually(lambda: store.progress(0) == (3, 4), 20, changed=store.changed)
                 assert [one["lag"] for one in ask()["children"]] == [0, 1]
                 b.client.leave("it has [other] plans")
 

@@ -12,6 +12,7 @@ import pytest
 from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, serving, together, train_all
 from tests.ps.trees import SHAPES, Node, addresses_of, expected, leaves_of, serving_tree
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import cli
 from tf_hips.config import Uplink
 from tf_hips.errors import ConfigError, PeerError, ProtocolError, TfHipsError
@@ -208,11 +209,7 @@ def test_a_server_serves_a_run_after_another(certificates: Certificates) -> None
                 assert train_all(members, 0, 1) == expected(TWO, 2)
                 together(*(member.client.leave for member in members))
                 for server in servers.values():
-                    with server._session.changed:
-                        over = server._session.changed.wait_for(
-                            lambda s=server: s._session.is_over, DEADLINE_S
-                        )
-                    assert over
+                    eventually(lambda s=server: s._session.is_over, DEADLINE_S)
                     assert server._session.ended is None
 
 

@@ -14,6 +14,7 @@ from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, serving
 from tests.ps.test_restart import Later
 from tests.ps.trees import SHAPES, Node, addresses_of, leaves_of, serving_tree
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import tree
@@ -29,8 +30,7 @@ MIXED = Node("", (Node("west", ("a", "b")), "c"), sends=FEEDBACK)
 def until(server: Server, is_there: Any) -> None:
     """Waits for something of a server's session."""
     session = server._session
-    with session.changed:
-        assert session.changed.wait_for(lambda: is_there(session), DEADLINE_S)
+    eventually(lambda: is_there(session), DEADLINE_S, changed=session.changed)
 
 
 def test_servers_of_one_name_in_different_parts_are_refused_with_both_paths(
@@ -115,8 +115,7 @@ def test_who_leaves_before_all_have_joined_is_not_waited_for() -> None:
     session = Session(Terms(("a", "b"), None, None, 1 << 30))
     first = Later(lambda: session.join(Caller(0, "p", DEADLINE_S), 1, "fp32", "fp32", 7))
     members = session.state.members
-    with session.changed:
-        assert session.changed.wait_for(lambda: 0 in members.children, DEADLINE_S)
+    eventually(lambda: 0 in members.children, DEADLINE_S, changed=session.changed)
     with pytest.raises(ProtocolError, match="has not joined this run"):
         session.leave(Caller(0, "another", 1.0), None)
     session.leave(Caller(0, "p", 1.0), "it was stopped")
@@ -215,11 +214,7 @@ def test_a_restarted_party_server_waits_as_the_one_above_it_says(
             with serving(
                 certificates, **settings, uplink=uplink, state_dir=str(tmp_path / "two")
             ) as again:
-                deadline = time.monotonic() + DEADLINE_S
-                pause = threading.Event()
-                while again._waits.here.round_timeout_s == 5.0:
-                    assert time.monotonic() < deadline
-                    pause.wait(0.01)
+                eventually(lambda: again._waits.here.round_timeout_s != 5.0, DEADLINE_S)
                 assert (again._waits.here.round_timeout_s, again._waits.here.join_timeout_s) == (
                     87.0,
                     76.0,

@@ -11,9 +11,10 @@ import pytest
 
 from tests.ps.parties import DEADLINE_S, FEEDBACK, Party, serving, together
 from tests.ps.test_comeback import Backup
-from tests.ps.test_restart import Later, ServerProcess, wait_for
+from tests.ps.test_restart import Later, ServerProcess
 from tests.ps.trees import Node, expected, leaves_of
 from tests.support.certs import Certificates
+from tests.support.eventually import eventually
 from tf_hips import log
 from tf_hips.ps.recorder import Kind
 
@@ -50,7 +51,7 @@ class TreeServer(ServerProcess):
     def wait_for_round(self, number: int) -> None:
         """Waits until something of a round has been taken in; also where the journal is cut."""
         if self.is_eager:
-            wait_for(lambda: max(self.snapshots(), default=-1) >= number)
+            eventually(lambda: max(self.snapshots(), default=-1) >= number)
             return
         self.wait_for(Kind.PACKET, lambda found: bool(found) and found[-1]["round"] >= number)
 
@@ -128,10 +129,10 @@ def test_a_party_server_killed_in_every_phase(certificates: Certificates, tmp_pa
     ):
         west = servers["west"]
         early = Later(a.join)
-        wait_for(lambda: a.client._is_durable)  # it has an answer to its first call, and joins
+        eventually(lambda: a.client._is_durable)  # it has an answer to its first call, and joins
         west.restart()
         late = Later(b.join)
-        wait_for(lambda: b.client._is_durable)
+        eventually(lambda: b.client._is_durable)
         c.join()
         early.result()
         late.result()

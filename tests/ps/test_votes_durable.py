@@ -14,6 +14,7 @@ import pytest
 
 from tests.ps.quorums import ManualClock
 from tests.ps.voters import MODEL, SEED, SHAPES, SITES, gradient
+from tests.support.eventually import eventually
 from tf_hips import log, robust
 from tf_hips.ops import compressor as compressors
 from tf_hips.ops import native
@@ -213,7 +214,7 @@ def test_a_snapshot_keeps_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 pass
         with one.session.changed:
             store: Any = one.session.store
-            assert one.session.changed.wait_for(lambda: not store._is_held, PATIENCE_S)
+            eventually(lambda: not store._is_held, PATIENCE_S, changed=one.session.changed)
         recorder: Any = one.session._recorder
         if recorder._writer is not None:
             recorder._writer.join(PATIENCE_S)
@@ -224,7 +225,7 @@ def test_a_snapshot_keeps_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
             pass
         with one.session.changed:  # a snapshot may hold the round back
             last = one.store(2)
-            assert one.session.changed.wait_for(lambda: last.is_merged(2), PATIENCE_S)
+            eventually(lambda: last.is_merged(2), PATIENCE_S, changed=one.session.changed)
         assert [one.result(1), one.result(2)] == wanted[1:]
 
 
@@ -277,7 +278,7 @@ class _OfAParty(Served):
         session = self.session
         with session.changed:
             members = session.state.members
-            assert session.changed.wait_for(lambda: members.are_complete, PATIENCE_S)
+            eventually(lambda: members.are_complete, PATIENCE_S, changed=session.changed)
         session.start(PLACE)
 
     def ups(self, number: int) -> tuple[bytes, float | None]:

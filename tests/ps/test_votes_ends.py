@@ -12,6 +12,7 @@ import pytest
 
 from tests.ps.quorums import PATIENCE_S
 from tests.ps.test_votes_durable import SECRET, Served, packets_of
+from tests.support.eventually import eventually
 from tf_hips.errors import ProtocolError
 from tf_hips.ps.ballots import digest_of
 from tf_hips.ps.electing import Electing
@@ -133,8 +134,7 @@ def test_who_is_whole_just_after_its_round_was_closed_has_proven_nothing(
         deliver(store, 1, seats[0][1])
         assert has_come and store.is_closed(1)
         assert one.session._recorder.settle() is None
-        with one.session.changed:
-            assert one.session.changed.wait_for(lambda: store.is_merged(1), PATIENCE_S)
+        eventually(lambda: store.is_merged(1), PATIENCE_S, changed=one.session.changed)
         assert [found.proven for found in store.counts] == [0] * 7
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.ranks import ranks, run_parties
 
 pytestmark = pytest.mark.tf
@@ -324,7 +325,4 @@ def training_of(model, arrays, **options):
 
 
 def _wait_for(path):
-    end = time.monotonic() + _LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not come"
-        time.sleep(0.1)
+    eventually(path.exists, _LIMIT_S, f"{path} did not come")

@@ -10,6 +10,7 @@ import types
 import numpy as np
 import pytest
 
+from tests.support.eventually import eventually
 from tf_hips.callbacks.checkpoint_folder import WEIGHTS, CheckpointFolder
 from tf_hips.errors import ConfigError, PeerError
 from tf_hips.trainer.settings import Evaluation
@@ -84,11 +85,11 @@ class Following:
         self.thread.start()
 
     def wait_for(self, number):
-        deadline = time.monotonic() + DEADLINE_S
-        while len(lines(self.folder)) < number:
+        def is_there():
             assert self.thread.is_alive(), self.error
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.02)
+            return len(lines(self.folder)) >= number
+
+        eventually(is_there, DEADLINE_S)
         return [line["step"] for line in lines(self.folder)]
 
     def join(self):
