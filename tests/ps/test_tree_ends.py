@@ -18,6 +18,7 @@ from tests.support.eventually import eventually
 from tf_hips.config import Uplink
 from tf_hips.errors import PeerError, ProtocolError, TfHipsError
 from tf_hips.ps import tree
+from tf_hips.ps.client import Client
 from tf_hips.ps.members import Caller, Members, Terms
 from tf_hips.ps.server import Server
 from tf_hips.ps.session import Session
@@ -220,6 +221,52 @@ def test_a_restarted_party_server_waits_as_the_one_above_it_says(
                     76.0,
                 )
                 assert again._waits.told.round_timeout_s == 2 * 87.0
+
+
+@pytest.mark.parametrize("has_called", [False, True], ids=["before its call", "after its call"])
+def test_a_run_that_is_over_while_its_server_comes_back_is_over_above(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_called: bool
+) -> None:
+    """Its last child leaves while the restarted server is about to join above once more."""
+    with serving(certificates, parties=("west",), insecure=True) as top:
+        settings = {"parties": ("a",), "insecure": True}
+        uplink = Uplink(top.address, "west", None, DEADLINE_S)
+        with serving(
+            certificates, **settings, uplink=uplink, state_dir=str(tmp_path / "one")
+        ) as west:
+            member = Party(west.address, "a", None, server_role="server")
+            member.join()
+            until(west, lambda session: session.store is not None)
+            west._session.settle()
+            shutil.copytree(tmp_path / "one", tmp_path / "two")  # as after a kill
+            member.client.close()
+            assert west._upper is not None
+            assert west._upper._client is not None
+            west._upper._client.close()
+            joining, released = threading.Event(), threading.Event()
+            join, is_first = Client.join, [True]
+
+            def slow(self: Client, *terms: Any, **options: Any) -> Any:
+                if not is_first or self._uplink.site != "west":
+                    return join(self, *terms, **options)
+                is_first.clear()
+                answer = join(self, *terms, **options) if has_called else None
+                joining.set()
+                assert released.wait(DEADLINE_S)
+                return answer if has_called else join(self, *terms, **options)
+
+            monkeypatch.setattr(Client, "join", slow)
+            with serving(
+                certificates, **settings, uplink=uplink, state_dir=str(tmp_path / "two")
+            ) as again:
+                assert joining.wait(DEADLINE_S)
+                process = member.client._process
+                caller = Caller(0, process, DEADLINE_S)
+                again._session.leave(caller, None)
+                assert not top._session.is_over
+                released.set()
+                until(top, lambda session: session.is_over)
+                until(again, lambda session: not session.owes_leave)
 
 
 def test_a_run_after_another_joins_above_when_the_first_has_left(

@@ -74,6 +74,8 @@ class Upper:
         self._ask = ask
         self._before = before
         self._client: Connection | None = None
+        self._has_joined = False  # above, as this process
+        self._has_failed = False
         self._is_synced = False
         self._is_agreed = False
         self._backup = -1
@@ -121,8 +123,10 @@ class Upper:
                 task()
         except TfHipsError as error:
             if not self._is_done:  # else `_leave` has ended what was going on
+                self._has_failed = True
                 self._end(error)
         except Exception as error:
+            self._has_failed = True
             self._end(PeerError(f"The server of `{self._uplink.site}` has failed: {error!r}"))
             raise
 
@@ -165,6 +169,7 @@ class Upper:
         client.offer(lambda one: session.handover.fetch(None, one.held, one.workers))
         terms = self._terms()
         welcome = client.join(*terms)
+        self._has_joined = True
         self._check_sketches(welcome.rule)
         if session.state.members.has_own_rule and not rules.parse(welcome.rule).gives_steps:
             raise ProtocolError(
@@ -345,9 +350,15 @@ class Upper:
             session.changed.wait_for(lambda: self._is_done)
             client, reason = self._client, session.ended
             owes_leave = session.owes_leave
+            is_midway = not self._has_joined and not self._has_failed
+        if client is not None and owes_leave and is_midway:
+            # Above, this process is not known yet: nobody would hear it leave.
+            client.close()
+            self._driver.join()
+            client = None
         try:
             if client is None and owes_leave:
-                # The process before this one was killed when the run was over.
+                # The process before this one was killed when the run was over, or nearly so.
                 client = self._make_client()
                 client.join(*self._terms())
         except TfHipsError as error:
