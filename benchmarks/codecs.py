@@ -7,7 +7,9 @@
     merge   16 packets decoded and added one after the other, over one merge of them; 16 Mi floats,
             and 64 Mi of what a target is about
     peers   encoders of GRACE in TensorFlow ops, and in NumPy (codecs_peers.py), over ours; 8 Mi
-            floats
+            floats. TensorFlow has as many threads as ours, and the faster of its two ways counts,
+            plain or by XLA. NumPy has one: what counts is thread for thread, ours having one, too;
+            "as used" ours have all
     calls   what a call on 16 floats takes, in the C library and as a TensorFlow op
 
 What is compared alternates, round by round; a result is the median of the rounds' ratios, and
@@ -21,8 +23,10 @@ not there does not meet its target.
 """
 
 import argparse
+import concurrent.futures
 import ctypes
 import functools
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -36,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import codecs_peers, harness
 
 THREADS = 2
 PARTS = ("share", "merge", "peers", "calls")
@@ -76,7 +80,8 @@ def main() -> int:
     arguments = parser.parse_args()
     # Read when the library makes its threads and when TensorFlow is imported.
     os.environ["TF_HIPS_NUM_THREADS"] = str(THREADS)
-    os.environ.update({"TF_NUM_INTRAOP_THREADS": str(THREADS), "TF_CPP_MIN_LOG_LEVEL": "2"})
+    os.environ.update({f"TF_NUM_{kind}_THREADS": str(THREADS) for kind in ("INTRAOP", "INTEROP")})
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     began = time.monotonic()
     bench = _Bench(arguments.rounds, arguments.size, arguments.codecs)
     rows = [row for part in PARTS if arguments.only in (None, part) for row in bench.part(part)]
@@ -145,19 +150,7 @@ class _Bench:
 
     def _compare(self, ours: Callable[[], Any], other: Callable[[], Any]) -> dict[str, Any]:
         """Other over ours: both are run once before, and then by turns."""
-        ours()
-        other()
-        ratios, seconds = [], []
-        for _ in range(self.rounds):
-            mine, theirs = _seconds(ours), _seconds(other)
-            ratios.append(theirs / mine)
-            seconds.append(mine)
-        low, high = harness.interval(ratios)
-        return {
-            "ratio": statistics.median(ratios),
-            "interval": f"{low:.2f} - {high:.2f}",
-            "seconds": statistics.median(seconds),
-        }
+        return codecs_peers.compare(ours, other, self.rounds)
 
     def _stream(
         self,
@@ -278,28 +271,23 @@ class _Bench:
     def _peers(self) -> Iterator[Row]:
         import tensorflow as tf
 
-        from benchmarks import codecs_peers
-        from tf_hips import ops
-        from tf_hips.ops import native
-
-        n = PEER_SIZE
+        n = min(PEER_SIZE, self.size)
         gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
-        tensor = tf.constant(gradient)
-        key = native.Key(seed=1, step=2, tensor_id=3)
-        for title, encoders in (
-            ("TensorFlow ops", codecs_peers.tensorflow_encoders()),
-            ("NumPy", codecs_peers.numpy_encoders()),
-        ):
-            argument = tensor if title == "TensorFlow ops" else gradient
-            for name, encoder in encoders.items():
-                if name not in self.texts:
-                    continue
-                codec = ops.parse(self.texts[name])
-                room = np.empty(codec.wire_bytes(n), np.uint8)
-                result = self._compare(
-                    functools.partial(native.encode, codec, gradient, key, out=room),
-                    functools.partial(encoder, argument),
-                )
+        # TensorFlow's threads would be in the way of others.
+        found = {codecs_peers.NUMPY: codecs_peers.compare_numpy(self.texts, n, self.rounds)}
+        with concurrent.futures.ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), codecs_peers.alone
+        ) as other:
+            called = other.submit(codecs_peers.compare_numpy, self.texts, n, self.rounds)
+            found[codecs_peers.NUMPY_ALONE] = called.result(timeout=600)
+        for title in (codecs_peers.TENSORFLOW, codecs_peers.XLA):
+            encoders = codecs_peers.tensorflow_encoders(title == codecs_peers.XLA)
+            tensor = tf.constant(gradient)
+            found[title] = codecs_peers.compare_encoders(
+                encoders, self.texts, gradient, tensor, self.rounds
+            )
+        for title, results in found.items():
+            for name, result in results.items():
                 yield _row(
                     self.texts[name],
                     "encode",
@@ -370,7 +358,9 @@ class _Bench:
         x = tf.constant(np.linspace(-1, 1, CALL_SIZE, dtype=np.float32))
         for _ in range(3):
             run(x)
-        return statistics.median(_seconds(lambda: run(x)) / OPS for _ in range(self.rounds))
+        return statistics.median(
+            codecs_peers.seconds(lambda: run(x)) / OPS for _ in range(self.rounds)
+        )
 
 
 def _targets(rows: list[Row]) -> list[Row]:
@@ -408,18 +398,15 @@ def _figures(identity: str, rows: list[Row]) -> list[Row]:
         case "merge":
             return [row for row in own if row["what"].startswith("merge")]
         case "tensorflow" | "numpy":
-            title = {"tensorflow": "TensorFlow ops", "numpy": "NumPy"}[kind]
-            return [row for row in own if row["against"] == title]
+            peers = {
+                "tensorflow": (codecs_peers.TENSORFLOW, codecs_peers.XLA),
+                "numpy": (codecs_peers.NUMPY_ALONE,),
+            }
+            return [row for row in own if row["against"] in peers[kind]]
         case "call":
             title = {"c": "a call in C", "op": "an op"}[which]
             return [row for row in rows if row["against"] == title]
     raise ValueError(f"a target of bench-codecs must be known. Received: {identity}")
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def build_helper() -> ctypes.CDLL:

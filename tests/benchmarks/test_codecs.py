@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `make bench-codecs` concludes from its figures."""
 
-from benchmarks import codecs, harness
+import numpy as np
+
+from benchmarks import codecs, codecs_peers, harness
 
 
 def figure(what: str, ratio: float, interval: str, codec: str = "onebit") -> dict:
@@ -34,3 +36,23 @@ def test_the_interval_is_narrower_with_more_rounds() -> None:
     assert harness.interval([1.0]) == (1.0, 1.0)
     assert harness.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
     assert harness.interval([float(value) for value in range(25)]) == (8.0, 16.0)
+
+
+def test_peers_are_counted_thread_for_thread_and_at_their_best() -> None:
+    def over(against: str, ratio: float) -> dict:
+        return codecs._row("onebit", "encode", ratio, "x", against=against)
+
+    numpy = [over(codecs_peers.NUMPY, 90.0), over(codecs_peers.NUMPY_ALONE, 50.0)]
+    assert of("codecs-numpy-onebit", numpy)["measured"] == 50.0
+    assert of("codecs-numpy-onebit", numpy[:1])["met"] == "no"
+    graph = [over(codecs_peers.TENSORFLOW, 9.0), over(codecs_peers.XLA, 4.0)]
+    assert of("codecs-tensorflow-onebit", graph)["met"] == "no"
+
+
+def test_peers_compute_the_same_ternary_levels() -> None:
+    values = np.linspace(-1, 2, 30_001, dtype=np.float32)
+    levels, low, high = codecs_peers.numpy_encoders()["terngrad"](values)
+    assert (levels.dtype, levels.max(), low, high) == (np.uint8, 3, -1, 2)
+    # Rounding is unbiased, so the mean of what is decoded is that of the values.
+    decoded = low + (high - low) / 3 * levels
+    assert abs(float(decoded.mean()) - 0.5) < 0.02
