@@ -2,10 +2,10 @@
 """Sums of gradients over four ranks: beside what the link and the cores allow, and Horovod's own.
 
     wire      VGG19's gradients, onebit and TBQ with error feedback, 1 Gbit/s and 100 Mbit/s per
-              rank: the time of a step over the larger of (bytes on the wire / bandwidth) and (the
-              codecs' work + the same collectives on packets, each alone on these cores, the link
-              unlimited); Horovod's fp32 and fp16 allreduce over it, also where links have no limit
-              and segmentation offload is on, as on loopback
+              rank: the time of a step over the larger of (bytes on the wire / bandwidth) and (its
+              encoding, merging and decoding alone on these cores, no packet copied); Horovod's
+              fp32 and fp16 allreduce over it, also where links have no limit and segmentation
+              offload is on, as on loopback
     plan      the time that the cost model predicts over what is measured; what the planner chooses
               over the best of the fixed choices
     loopback  the same without a limit, on this machine's loopback, over Horovod's allreduce

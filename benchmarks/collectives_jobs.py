@@ -72,9 +72,9 @@ def ratio_row(part: str, what: str, ratios: Sequence[float], **more: Any) -> Row
     return row(part, what, statistics.median(ratios), "x", interval=interval, **more)
 
 
-def bound_s(num_bytes: float, mbit: float, codecs_s: float, packets_s: float) -> float:
-    """Seconds that a step takes at least: what the link takes, or what the cores take."""
-    return max(num_bytes * 8 / (mbit * 1e6), codecs_s + packets_s)
+def bound_s(num_bytes: float, mbit: float, codecs_s: float) -> float:
+    """Seconds that a step takes at least: what the link takes, or what the codecs take alone."""
+    return max(num_bytes * 8 / (mbit * 1e6), codecs_s)
 
 
 @dataclasses.dataclass(frozen=True)

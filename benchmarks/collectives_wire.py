@@ -102,21 +102,20 @@ def _rounds(
 
 
 def _over_bound(name: str, found: Found) -> Iterator[Row]:
-    alone = list(zip(found["codecs", None], found["packets", None], strict=True))
+    codecs = found["codecs", None]
     for mbit in RATES:
         steps = found[name, mbit]
         ratios = [
-            step.median / bound_s(step.num_bytes, mbit, codecs.median, packets.median)
-            for step, (codecs, packets) in zip(steps, alone, strict=True)
+            step.median / bound_s(step.num_bytes, mbit, alone.median)
+            for step, alone in zip(steps, codecs, strict=True)
         ]
-        cores_s = sum(_joined(found[way, None]).median for way in ("codecs", "packets"))
         wire_s = _joined(steps).num_bytes * 8 / (mbit * 1e6)
         yield ratio_row(
             "wire",
             f"{name} over its bound",
             ratios,
             link=link_of(mbit),
-            against=f"wire {wire_s:.3g} s, cores {cores_s:.3g} s",
+            against=f"wire {wire_s:.3g} s, codecs {_joined(codecs).median:.3g} s",
             about=f"collectives-bound-{name}-{mbit}",
         )
 

@@ -39,8 +39,8 @@ def test_narrow_models_have_as_many_tensors(model: str) -> None:
 
 def test_a_step_is_bound_by_the_link_or_by_the_cores() -> None:
     # 25 MB at 100 Mbit/s are 2 s.
-    assert collectives_jobs.bound_s(25e6, 100, 0.5, 0.25) == 2.0
-    assert collectives_jobs.bound_s(25e6, 1000, 0.5, 0.25) == 0.75
+    assert collectives_jobs.bound_s(25e6, 100, 0.5) == 2.0
+    assert collectives_jobs.bound_s(25e6, 1000, 0.5) == 0.5
 
 
 def test_a_ratio_is_the_median_of_the_rounds() -> None:
