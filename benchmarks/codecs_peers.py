@@ -2,26 +2,39 @@
 """The encoders that a user would take instead: GRACE's, in TensorFlow ops, and the same in NumPy.
 
 GRACE (Xu et al., ICDCS 2021) builds its compressors of TensorFlow ops and does not pack bits; these
-follow its definitions. The TensorFlow ones run in a `tf.function` that has been traced and run
-before, with input and result on the CPU; NumPy's write to new arrays, as its users do.
+follow its definitions, but for TernGrad's, which is ours: levels between minimum and maximum, and
+no clipping. The TensorFlow ones run in a `tf.function` that has been traced and run before, with
+input and result on the CPU, plain and compiled by XLA; NumPy's write to new arrays, as its users
+do.
 """
 
-from collections.abc import Callable
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import harness
+
 RATIO = 0.01
 """Share of the elements that the sparsifiers keep."""
-CLIP = 2.5
-"""TernGrad clips at so many standard deviations."""
+LEVELS = 3
+"""Of TernGrad, above the lowest one, with two bits."""
+
+# What they are called in rows.
+TENSORFLOW = "TensorFlow ops"
+XLA = "TensorFlow ops, XLA"
+NUMPY = "NumPy, as used"
+NUMPY_ALONE = "NumPy, 1 thread each"
 
 Floats = npt.NDArray[np.float32]
 
 
-def tensorflow_encoders() -> dict[str, Callable[[Any], Any]]:
-    """Encoders by algorithm, as traced functions of a float32 tensor [n]."""
+def tensorflow_encoders(is_compiled: bool) -> dict[str, Callable[[Any], Any]]:
+    """Encoders by algorithm, as traced functions of a float32 tensor [n]; perhaps by XLA."""
     import tensorflow as tf
 
     def onebit(tensor: Any) -> Any:
@@ -37,13 +50,9 @@ def tensorflow_encoders() -> dict[str, Callable[[Any], Any]]:
         )
 
     def terngrad(tensor: Any) -> Any:
-        mean = tf.reduce_mean(tensor)
-        limit = CLIP * tf.sqrt(tf.reduce_mean(tf.square(tensor - mean)))
-        clipped = tf.clip_by_value(tensor, -limit, limit)
-        size = tf.abs(clipped)
-        top = tf.reduce_max(size)
-        chosen = tf.random.uniform(tf.shape(tensor)) < size / top
-        return tf.cast(tf.where(chosen, tf.sign(clipped), 0.0), tf.int8), top
+        low, high = tf.reduce_min(tensor), tf.reduce_max(tensor)
+        level = (tensor - low) / ((high - low) / LEVELS) + tf.random.uniform(tf.shape(tensor))
+        return tf.cast(tf.minimum(level, LEVELS), tf.uint8), low, high
 
     def topk(tensor: Any) -> Any:
         k = max(1, int(tensor.shape[0] * RATIO))
@@ -51,7 +60,7 @@ def tensorflow_encoders() -> dict[str, Callable[[Any], Any]]:
         return indices, tf.gather(tensor, indices)
 
     return {
-        function.__name__: tf.function(function, reduce_retracing=False)
+        function.__name__: tf.function(function, jit_compile=is_compiled, reduce_retracing=False)
         for function in (onebit, terngrad, topk)
     }
 
@@ -71,12 +80,10 @@ def numpy_encoders() -> dict[str, Callable[[Floats], Any]]:
         )
 
     def terngrad(values: Floats) -> Any:
-        limit = CLIP * values.std()
-        clipped = np.clip(values, -limit, limit)
-        size = np.abs(clipped)
-        top = size.max()
-        chosen = generator.random(values.size, dtype=np.float32) < size / top
-        return (np.sign(clipped) * chosen).astype(np.int8), top
+        low, high = values.min(), values.max()
+        level = (values - low) / ((high - low) / LEVELS)
+        level += generator.random(values.size, dtype=np.float32)
+        return np.minimum(level, LEVELS).astype(np.uint8), low, high
 
     def topk(values: Floats) -> Any:
         k = max(1, int(values.size * RATIO))
@@ -84,3 +91,75 @@ def numpy_encoders() -> dict[str, Callable[[Floats], Any]]:
         return indices.astype(np.int32), values[indices]
 
     return {function.__name__: function for function in (onebit, terngrad, topk)}
+
+
+def compare(ours: Callable[[], Any], other: Callable[[], Any], rounds: int) -> dict[str, Any]:
+    """Other over ours: both are run once before, and then by turns."""
+    ours()
+    other()
+    ratios, found = [], []
+    for _ in range(rounds):
+        mine, theirs = seconds(ours), seconds(other)
+        ratios.append(theirs / mine)
+        found.append(mine)
+    low, high = harness.interval(ratios)
+    return {
+        "ratio": statistics.median(ratios),
+        "interval": f"{low:.2f} - {high:.2f}",
+        "seconds": statistics.median(found),
+    }
+
+
+def compare_encoders(
+    encoders: Mapping[str, Callable[[Any], Any]],
+    texts: Mapping[str, str],
+    gradient: Floats,
+    argument: Any,
+    rounds: int,
+) -> dict[str, dict[str, Any]]:
+    """Encoders over ours, by algorithm.
+
+    Args:
+        encoders: what takes `argument`.
+        texts: how to write those of ours that are wanted.
+        gradient: what ours take.
+        argument: the same.
+        rounds: of each comparison.
+    """
+    from tf_hips import ops
+    from tf_hips.ops import native
+
+    key = native.Key(seed=1, step=2, tensor_id=3)
+    found = {}
+    for name, encoder in encoders.items():
+        if name not in texts:
+            continue
+        codec = ops.parse(texts[name])
+        room = np.empty(codec.wire_bytes(gradient.size), np.uint8)
+
+        def ours(codec: Any = codec, room: Any = room) -> None:
+            native.encode(codec, gradient, key, out=room)
+
+        def theirs(encoder: Callable[[Any], Any] = encoder) -> None:
+            encoder(argument)
+
+        found[name] = compare(ours, theirs, rounds)
+    return found
+
+
+def compare_numpy(texts: Mapping[str, str], n: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """NumPy's encoders over ours, of n floats."""
+    gradient = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    return compare_encoders(numpy_encoders(), texts, gradient, gradient, rounds)
+
+
+def alone() -> None:
+    """In a process that has not encoded yet: ours will have one thread."""
+    os.environ["TF_HIPS_NUM_THREADS"] = "1"
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """What a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -2,9 +2,10 @@
 """Sums of gradients over four ranks: beside what the link and the cores allow, and Horovod's own.
 
     wire      VGG19's gradients, onebit and TBQ with error feedback, 1 Gbit/s and 100 Mbit/s per
-              rank: the time of a step over the larger of (bytes on the wire / bandwidth) and (the
-              codecs' work + the same collectives on packets, each alone on these cores, the link
-              unlimited); Horovod's fp32 and fp16 allreduce over it
+              rank: the time of a step over the larger of (bytes on the wire / bandwidth) and (its
+              encoding, merging and decoding alone on these cores, no packet copied); Horovod's
+              fp32 and fp16 allreduce over it, also where links have no limit and segmentation
+              offload is on, as on loopback
     plan      the time that the cost model predicts over what is measured; what the planner chooses
               over the best of the fixed choices
     loopback  the same without a limit, on this machine's loopback, over Horovod's allreduce
@@ -15,11 +16,13 @@
 Ranks are hosts of `benchmarks.network`, with one compute thread each. Bytes are those that the
 interface of a rank sent or received, whichever is more, frames and acknowledgements included. A
 step lasts from a barrier until the last rank has all sums. What is compared alternates, round by
-round, except for steps that take more than half a minute; a ratio is the median of the rounds', and
-`interval` holds the median of other rounds in nine cases of ten.
+round, except for steps that take more than half a minute, which are made once (`1 step`), and the
+points of `plan`; a ratio is the median of the rounds', and `interval` holds the median of other
+rounds in nine cases of ten.
 
 Horovod's allreduce runs in processes of its own that never import tf_hips, with Horovod's own
-settings: each gradient by itself, which Horovod fuses, or all as one group, whichever is faster.
+settings: each gradient by itself, which Horovod fuses, or all as one group, whichever is faster at
+that rate (steps of more than half a minute: at the rate before).
 A target of `benchmarks/targets.toml` that speaks of several figures counts the worst; one whose
 interval is wide and holds the bound is "noisy", and not met.
 """

@@ -16,6 +16,9 @@ LONG_S = 30.0
 # Of one command; fp32 VGG19 takes 70 s per step at 100 Mbit/s, and the first steps of ways trace.
 DEADLINE_S = 420.0
 
+RATES = (100, 1000)  # Mbit/s
+ONEBIT = "error_feedback(onebit)"
+
 WORKER = "benchmarks.collectives_worker"
 SETTINGS = {"TF_HIPS_STALL_S": "900"}
 
@@ -69,9 +72,9 @@ def ratio_row(part: str, what: str, ratios: Sequence[float], **more: Any) -> Row
     return row(part, what, statistics.median(ratios), "x", interval=interval, **more)
 
 
-def bound_s(num_bytes: float, mbit: float, codecs_s: float, packets_s: float) -> float:
-    """Seconds that a step takes at least: what the link takes, or what the cores take."""
-    return max(num_bytes * 8 / (mbit * 1e6), codecs_s + packets_s)
+def bound_s(num_bytes: float, mbit: float, codecs_s: float) -> float:
+    """Seconds that a step takes at least: what the link takes, or what the codecs take alone."""
+    return max(num_bytes * 8 / (mbit * 1e6), codecs_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +117,10 @@ class Bench:
             self._jobs[True].ask(do="drop", name=name)
 
     def limit(self, mbit: float | None) -> None:
+        """What links let through; None: all, and frames are as large as on loopback."""
         if self.net is not None:
             self.net.limit(mbit)
+            self.net.offload(mbit is None)
 
     def ours(self, name: str, steps: int = 1) -> Steps:
         return self._block(True, name, steps)
@@ -177,9 +182,11 @@ def link_of(mbit: float | None) -> str:
     return "unlimited" if mbit is None else f"{mbit:.0f} Mbit/s"
 
 
-def step_rows(part: str, what: str, mbit: float | None, steps: Steps) -> Iterator[Row]:
-    """Seconds and bytes of steps."""
-    link, count = link_of(mbit), len(steps.seconds)
+def step_rows(
+    part: str, what: str, mbit: float | None, steps: Steps, link: str = ""
+) -> Iterator[Row]:
+    """Seconds and bytes of steps; `link`: what it is called, if not by its rate."""
+    link, count = link or link_of(mbit), len(steps.seconds)
     low, high = harness.interval(steps.seconds)
     interval = f"{low:.4g} - {high:.4g}" if count > 1 else "1 step"
     yield row(part, what, steps.median, "s", link=link, interval=interval)

@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.collectives_jobs import (
     DEADLINE_S,
+    ONEBIT,
+    RATES,
     SETTINGS,
     WORKER,
     Bench,
@@ -17,22 +19,19 @@ from benchmarks.collectives_jobs import (
     Row,
     Steps,
     bench_of,
-    bound_s,
     link_of,
     ratio_row,
     row,
     step_rows,
 )
+from benchmarks.collectives_wire import wire
 from benchmarks.jobs import Job, job
 from benchmarks.network import network
 
 PARTS = ("wire", "plan", "loopback", "train")
 
-ONEBIT = "error_feedback(onebit)"
-CODECS = {"onebit": ONEBIT, "tbq": "error_feedback(tbq)"}
 DGC = "dgc(ratio=0.001)"
 CANDIDATES = (ONEBIT,)  # of the planner
-RATES = (100, 1000)  # Mbit/s
 MODELS = ("vgg19", "resnet50")
 PROFILE_S = 8.0
 TOLERANCE = 0.2  # of a prediction
@@ -50,74 +49,7 @@ _KERAS = "benchmarks.keras_worker"
 
 def measured(part: str, options: Options) -> Iterator[Row]:
     """The figures of one part, as they come."""
-    yield from {"wire": _wire, "plan": _plan, "loopback": _loopback, "train": _train}[part](options)
-
-
-def _wire(options: Options) -> Iterator[Row]:
-    with bench_of(options) as bench:
-        bench.load("vgg19")
-        medians = {}
-        for name, text in CODECS.items():
-            bench.make(name, "sum", choices=[[text, "ps", 1]])
-            bench.make("codecs", "codecs", of=name)
-            bench.make("packets", "packets", text=text)
-            found: dict[tuple[str, int | None], list[Steps]] = {}
-            for _ in range(options.rounds):
-                bench.limit(None)
-                for way in ("codecs", "packets", name):
-                    found.setdefault((way, None), []).append(bench.ours(way))
-                for mbit in RATES:
-                    bench.limit(mbit)
-                    found.setdefault((name, mbit), []).append(bench.ours(name))
-            bench.drop(name, "codecs", "packets")
-            for (way, mbit), steps in found.items():
-                joined = _joined(steps)
-                title = name if way == name else f"{way} of {name}"
-                yield from step_rows("wire", title, mbit, joined)
-                medians[way, mbit] = joined.median
-            alone = list(zip(found["codecs", None], found["packets", None], strict=True))
-            for mbit in RATES:
-                ratios = [
-                    step.median / bound_s(step.num_bytes, mbit, codecs.median, packets.median)
-                    for step, (codecs, packets) in zip(found[name, mbit], alone, strict=True)
-                ]
-                wire_s = statistics.median(step.num_bytes for step in found[name, mbit])
-                wire_s *= 8 / (mbit * 1e6)
-                cores_s = medians["codecs", None] + medians["packets", None]
-                yield ratio_row(
-                    "wire",
-                    f"{name} over its bound",
-                    ratios,
-                    link=link_of(mbit),
-                    against=f"wire {wire_s:.3g} s, cores {cores_s:.3g} s",
-                    about=f"collectives-bound-{name}-{mbit}",
-                )
-        for precision in ("fp32", "fp16"):
-            bench.make(precision, "horovod", precision=precision, grouped=False)
-            for mbit in (None, *reversed(RATES)):
-                bench.limit(mbit)
-                steps = bench.steps(precision, is_ours=False)
-                yield from step_rows("wire", f"Horovod {precision}", mbit, steps)
-                for name in CODECS:
-                    ours = medians[name, mbit]
-                    is_target = (precision, mbit) == ("fp32", RATES[0])
-                    yield row(
-                        "wire",
-                        f"{precision} allreduce over {name}",
-                        steps.median / ours,
-                        "x",
-                        link=link_of(mbit),
-                        against=f"{len(steps.seconds)} step(s) of Horovod {precision}",
-                        about=f"collectives-faster-{name}" if is_target else "",
-                    )
-
-
-def _joined(blocks: Sequence[Steps]) -> Steps:
-    """Blocks of one step each."""
-    return Steps(
-        [second for block in blocks for second in block.seconds],
-        statistics.median(block.num_bytes for block in blocks),
-    )
+    yield from {"wire": wire, "plan": _plan, "loopback": _loopback, "train": _train}[part](options)
 
 
 def _auto_seconds(options: Options) -> Iterator[Row]:
@@ -250,7 +182,9 @@ def _loopback(options: Options) -> Iterator[Row]:
             bench.drop("auto")
             for name, seconds in found.items():
                 title = "auto" if name == "auto" else f"Horovod, {name}"
-                yield from step_rows("loopback", f"{model}, {title}", None, Steps(seconds, 0.0))
+                yield from step_rows(
+                    "loopback", f"{model}, {title}", None, Steps(seconds, 0.0), "loopback"
+                )
             best = min(("each", "grouped"), key=lambda name: statistics.median(found[name]))
             ratios = [a / b for a, b in zip(found["auto"], found[best], strict=True)]
             yield ratio_row(

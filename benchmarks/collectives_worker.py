@@ -4,7 +4,8 @@
 A way of summing has a name, is made once, and then makes steps. All ranks begin a step together.
 
     sum      what our strategies do: each gradient as a plan says
-    codecs   only the encoding, merging and decoding of such a sum, nothing travels
+    codecs   only the encoding, merging and decoding of such a sum: nothing travels, what would come
+             from others is there before, and no packet is copied
     packets  only its collectives, on packets of the same sizes
     horovod  Horovod's own allreduce, as a script without tf_hips calls it
 """
@@ -189,29 +190,33 @@ class Worker:
         import tensorflow as tf
 
         from tf_hips.comm import primitives
+        from tf_hips.comm.compressed import cut
         from tf_hips.ops import graph
 
         del name
         [reducer] = self._reducers[of]
         sums = reducer.compressor.for_sums
+        packets: dict[int, list[Any]] = {}
+        rows = {}
+        for piece in reducer.residuals:
+            value = cut(self._vectors[piece.tensor], piece)
+            packet = reducer.encode(piece, value, tf.constant(0, tf.int64))
+            packets.setdefault(piece.tensor, []).append(packet)
+            if piece in reducer.owner_residuals:
+                rows[piece] = tf.stack([packet] * primitives.size())
+        summed = {tensor: tf.concat(of_tensor, 0) for tensor, of_tensor in packets.items()}
 
         def run(vectors: list[Any], step: Any) -> list[Any]:
-            packets: dict[int, list[Any]] = {}
-            merged = []
-            for piece in reducer.residuals:
-                part = vectors[piece.tensor]
-                if not piece.is_whole:
-                    part = tf.slice(part, [piece.offset], [piece.num_elements])
-                packet = reducer.encode(piece, part, step)
-                packets.setdefault(piece.tensor, []).append(packet)
-                if piece in reducer.owner_residuals:
-                    rows = tf.stack([packet] * primitives.size())
-                    merged.append(reducer.recode(piece, rows, step)[:1])
-            decoded = [
-                graph.decode(sums, tf.concat(packets[place], 0), math.prod(shape))
-                for place, shape in enumerate(self._shapes)
+            encoded = [
+                reducer.encode(piece, cut(vectors[piece.tensor], piece), step)
+                for piece in reducer.residuals
             ]
-            return [*merged, *decoded]
+            merged = [reducer.recode(piece, of_piece, step) for piece, of_piece in rows.items()]
+            decoded = [
+                graph.decode(sums, summed[tensor], math.prod(shape))
+                for tensor, shape in enumerate(self._shapes)
+            ]
+            return [*encoded, *merged, *decoded]
 
         return run
 

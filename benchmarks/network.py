@@ -7,16 +7,19 @@
       ...
 
 A link's two ends are shaped alike by a token bucket (`tc tbf`), so a host sends and receives at the
-rate at most, both at once. Segmentation offload is off: what is counted and shaped are frames as
-they would be on a wire. Receive offload is on: without it the processors of this machine overtake
-each other with a link's frames, and TCP takes that for loss. Needs root.
+rate at most, both at once. Segmentation offload is off unless it is asked for (`Network.offload`):
+what is counted and shaped are frames as they would be on a wire. Receive offload is on: without it
+the processors of this machine overtake each other with a link's frames, and TCP takes that for
+loss. Needs root.
 
 Everything is named after the process that made it and removed at the end, whatever the end is;
 what a killed process left is removed by the next one.
 """
 
 import array
+import concurrent.futures
 import contextlib
+import ctypes
 import dataclasses
 import fcntl
 import ipaddress
@@ -43,8 +46,10 @@ _LATENCY = "100ms"  # that a frame may wait in the queue
 # What most hosts have; this machine's own may be another one, which a shaped link does not suit.
 _CONGESTION_CONTROLS = ("cubic", "reno")
 _SIOCETHTOOL = 0x8946
-# ETHTOOL_STSO and ETHTOOL_SGSO off; ETHTOOL_SGRO on.
-_OFFLOADS = ((0x1F, 0), (0x24, 0), (0x2C, 1))
+# ETHTOOL_STSO, ETHTOOL_SGSO; ETHTOOL_SGRO stays on.
+_SEGMENTATION = (0x1F, 0x24)
+_RECEIVE = 0x2C
+_CLONE_NEWNET = 0x40000000
 _FIRST_SUBNET = int(ipaddress.IPv4Address("10.201.0.0"))
 _SUBNETS = 16 * 256
 
@@ -107,6 +112,15 @@ class Network:
                     *("burst", f"{burst}b", "latency", _LATENCY),
                 )
 
+    def offload(self, is_on: bool) -> None:
+        """Lets hosts hand on up to 64 KiB as one frame, as loopback does, or frames as on a wire.
+
+        For links without a limit, where this machine's cores would make the frames otherwise.
+        """
+        for host in self.hosts:
+            _set_offloads(host.port, is_on)
+            _set_offloads(INTERFACE, is_on, namespace=host.name)
+
     def counters(self) -> list[tuple[int, int]]:
         """Bytes that each host has sent, and received."""
         return [host.counters() for host in self.hosts]
@@ -167,7 +181,7 @@ def _add(host: Host, bridge: str, prefix_length: int) -> None:
     inner = f"{host.port}i"
     _run("ip", "link", "add", host.port, "type", "veth", "peer", "name", inner)
     for device in (host.port, inner):
-        _set_offloads(device)
+        _set_offloads(device, False)
     _run("ip", "link", "set", inner, "netns", host.name, "name", INTERFACE)
     _run("ip", "link", "set", host.port, "master", bridge, "up")
     address = f"{host.address}/{prefix_length}"
@@ -183,12 +197,29 @@ def _congestion_control() -> str:
     return next((one for one in _CONGESTION_CONTROLS if one in known.split()), known.split()[0])
 
 
-def _set_offloads(device: str) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        for command, setting in _OFFLOADS:
-            value = array.array("I", [command, setting])
-            where, _ = value.buffer_info()
-            fcntl.ioctl(handle, _SIOCETHTOOL, struct.pack("16sP", device.encode(), where))
+def _set_offloads(device: str, is_segmenting: bool, namespace: str | None = None) -> None:
+    settings = [(command, int(is_segmenting)) for command in _SEGMENTATION] + [(_RECEIVE, 1)]
+
+    def set_all() -> None:
+        if namespace is not None:
+            _enter(namespace)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+            for command, setting in settings:
+                value = array.array("I", [command, setting])
+                where, _ = value.buffer_info()
+                fcntl.ioctl(handle, _SIOCETHTOOL, struct.pack("16sP", device.encode(), where))
+
+    # A thread of its own, which ends in the namespace that it has entered.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(set_all).result()
+
+
+def _enter(namespace: str) -> None:
+    """Moves this thread to a namespace, for good."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(_NAMESPACES, namespace).open("rb") as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"namespace {namespace} must be there")
 
 
 def _free_subnet() -> ipaddress.IPv4Network:

@@ -5,7 +5,15 @@ import tomllib
 
 import pytest
 
-from benchmarks import closing, collectives, collectives_jobs, collectives_parts, harness, shapes
+from benchmarks import (
+    closing,
+    collectives,
+    collectives_jobs,
+    collectives_parts,
+    collectives_wire,
+    harness,
+    shapes,
+)
 
 TARGETS = tomllib.loads((harness.ROOT / "benchmarks/targets.toml").read_text(encoding="utf-8"))
 
@@ -31,8 +39,8 @@ def test_narrow_models_have_as_many_tensors(model: str) -> None:
 
 def test_a_step_is_bound_by_the_link_or_by_the_cores() -> None:
     # 25 MB at 100 Mbit/s are 2 s.
-    assert collectives_jobs.bound_s(25e6, 100, 0.5, 0.25) == 2.0
-    assert collectives_jobs.bound_s(25e6, 1000, 0.5, 0.25) == 0.75
+    assert collectives_jobs.bound_s(25e6, 100, 0.5) == 2.0
+    assert collectives_jobs.bound_s(25e6, 1000, 0.5) == 0.5
 
 
 def test_a_ratio_is_the_median_of_the_rounds() -> None:
@@ -51,6 +59,27 @@ def test_a_target_counts_the_worst_and_what_is_missing_is_not_met() -> None:
     assert (worst["what"], worst["met"], worst["target"]) == ("b", "no", "<= 1.25 x")
     faster = [collectives_jobs.row("wire", "c", 9.9, "x", about="collectives-faster-onebit")]
     assert of("collectives-faster-onebit", faster)["met"] == "no"
+
+
+def test_horovods_faster_way_counts_and_rows_say_of_how_many_steps() -> None:
+    def step(seconds: float) -> collectives_jobs.Steps:
+        return collectives_jobs.Steps([seconds], 1e6)
+
+    best = {
+        (precision, mbit): f"{precision}-grouped" if mbit else f"{precision}-each"
+        for precision in collectives_wire.PRECISIONS
+        for mbit in collectives_wire.LINKS
+    }
+    long = {(best[one, 100], 100): [step(40.0)] for one in collectives_wire.PRECISIONS}
+    found = {("onebit", mbit): [step(1.0), step(2.0), step(4.0)] for mbit in (None, 1000, 100)}
+    for (_, mbit), way in best.items():
+        if mbit != 100:
+            found[way, mbit] = [step(4.0), step(6.0), step(8.0)]
+    rows = list(collectives_wire._over_ours("onebit", found, best, long))
+    told = {row["against"]: (row["measured"], row["interval"]) for row in rows}
+    assert told["Horovod fp32-each: 3 steps"] == (3.0, "2 - 4")
+    assert told["Horovod fp32-grouped: 1 step"] == (20.0, "10 - 40")
+    assert [row["link"] for row in rows if row["about"]] == ["100 Mbit/s"]
 
 
 def test_a_wide_interval_around_the_bound_is_no_answer() -> None:

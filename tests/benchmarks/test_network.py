@@ -43,6 +43,14 @@ def transfer(source: network.Host, target: network.Host) -> float:
     return BYTES * 8 / float(seconds) / 1e6
 
 
+def frames(source: network.Host, target: network.Host) -> int:
+    """How many frames come while BYTES do."""
+    path = Path("/sys/class/net", target.port, "statistics/tx_packets")
+    before = int(path.read_text(encoding="ascii"))
+    transfer(source, target)
+    return int(path.read_text(encoding="ascii")) - before
+
+
 def left_of(pid: int) -> list[str]:
     folders = [Path("/sys/class/net"), Path("/run/netns"), Path("/etc/netns")]
     names = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
@@ -69,6 +77,11 @@ def test_links_have_a_rate_and_counters_and_nothing_stays() -> None:
         made.limit(None)
         rates = [transfer(second, first) for _ in range(3)]
         assert max(rates) > 2 * MBIT
+        assert frames(first, second) > BYTES / 1500
+        made.offload(True)
+        assert frames(first, second) < BYTES / 3000
+        made.offload(False)
+        assert frames(first, second) > BYTES / 1500
         raise KeyboardInterrupt
     assert not left_of(os.getpid())
 
