@@ -100,7 +100,7 @@ def main() -> int:
     note(_calls(gpu, good))
     gpu.good("gpu_head_start", machine.I64(HEAD_START_BYTES))
     for size in options.sizes:
-        note(_shares(gpu, good, size, has_robust=has_robust))
+        note(_shares(gpu, good, size, wrong, has_robust=has_robust))
     if not options.no_peers:
         for size in options.sizes:
             note(_peers(gpu, good, size))
@@ -179,15 +179,25 @@ def _median(times: Iterator[float]) -> float:
 
 
 def _shares(
-    gpu: Gpu, programs: dict[str, compll.Program], n: int, *, has_robust: bool
+    gpu: Gpu,
+    programs: dict[str, compll.Program],
+    n: int,
+    wrong: dict[str, list[str]],
+    *,
+    has_robust: bool,
 ) -> Iterator[Row]:
+    """What was timed and is not what the CPU computes is added to `wrong`."""
     timing, label = shares.Timing(CALLS, ROUNDS), f"{n >> 20} Mi"
     buffers = shares.Buffers(gpu, n)
     copy = 8 * n / timing.median(buffers.copy_time)
     yield _row("copy", label, 1, "share", **{"GB/s": round(copy / 1e6)})
     for name, program in programs.items():
         for found in shares.of_codec(program, buffers, timing):
-            yield _share(name, f"{found.what}, {label}", found.time, found.moved, copy)
+            what = f"{found.what}, {label}"
+            if not found.is_right:
+                wrong[name].append(f"{what}: what was timed is wrong")
+                print(f"{name}: {wrong[name][-1]}", flush=True)
+            yield _share(name, what, found.time, found.moved, copy)
     buffers.free()
     if has_robust:
         size = ROBUST_FLOATS * n

@@ -75,6 +75,10 @@ EXPORT int gpu_upload(void* to, const void* from, int64_t bytes) {
   return cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice);
 }
 
+EXPORT int gpu_fill(void* to, int32_t byte, int64_t bytes) {
+  return cudaMemsetAsync(to, byte, static_cast<size_t>(bytes), nullptr);
+}
+
 // Waits for everything before; returns what went wrong, kernels included.
 EXPORT int gpu_download(void* to, const void* from, int64_t bytes) {
   const cudaError_t done = cudaDeviceSynchronize();

@@ -58,6 +58,10 @@ class Memory:
         self.gpu.good("gpu_upload", VOID(self.at), VOID(values.ctypes.data), I64(values.nbytes))
         return self
 
+    def fill(self, byte: int) -> None:
+        """Makes all bytes this one."""
+        self.gpu.good("gpu_fill", VOID(self.at), I32(byte), I64(self.bytes))
+
     def get(self) -> npt.NDArray[Any]:
         """Copies from the device, after everything before."""
         values = np.empty(self.count, self.kind)

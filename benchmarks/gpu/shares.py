@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import compll
-from benchmarks.gpu.binding import ADD, I32, I64, SET, Key
+from benchmarks.gpu.binding import I32, I64, Key
+from benchmarks.gpu.cpu import Cpu
 from benchmarks.gpu.machine import Gpu, GpuCodec, Memory, addresses
+from benchmarks.gpu.timed import KEY, NUM_MERGED, Case, Timed
 
-NUM_MERGED = 16
 SPARSE = ("topk", "graddrop", "dgc", "bisparse", "randomk")
 # How often an encoder must read the gradient, where not once: a scale or a threshold of the whole
 # chunk comes first.
@@ -40,14 +41,25 @@ class Timing:
         """Milliseconds; `measure` is given the number of calls."""
         return statistics.median(measure(self.calls) for _ in range(self.rounds))
 
+    def share(self, case: Case, moved: int) -> "Share":
+        """Measures; `moved`: bytes that a call must move."""
+
+        def measure(calls: int) -> float:
+            case.reset()
+            return case.run(calls)
+
+        return Share(case.what, self.median(measure), moved, case.is_right())
+
 
 @dataclass(frozen=True)
 class Share:
-    """One figure: milliseconds, and the bytes that had to be moved in them."""
+    """One figure: milliseconds, the bytes that had to be moved in them, and whether what was timed
+    has left what the CPU computes."""
 
     what: str
     time: float
     moved: int
+    is_right: bool
 
 
 class Buffers:
@@ -58,6 +70,7 @@ class Buffers:
         self.gpu, self.n = gpu, n
         self.num_sets = 1 + min(_MOST_SETS - 1, -(-_APART_BYTES // (4 * n)))
         x = np.random.default_rng(0).standard_normal(n + _SHIFT * NUM_MERGED, dtype=np.float32)
+        self.x = x[:n]
         self.gradients = [Memory(gpu, x.size, np.float32).put(x) for _ in range(self.num_sets)]
         self.residuals = [Memory(gpu, n, np.float32) for _ in range(self.num_sets)]
         self.outs = [Memory(gpu, n, np.float32).put(x[:n]) for _ in range(self.num_sets)]
@@ -83,37 +96,30 @@ def of_codec(program: compll.Program, buffers: Buffers, timing: Timing) -> Itera
     """The shares of one codec."""
     n, gpu, name = buffers.n, buffers.gpu, program.name
     codec = GpuCodec(gpu, program, n, sets=buffers.num_sets)
-    wire, key = codec.wire_bytes, Key(1, 2, 3, 0)
+    wire, key = codec.wire_bytes, Key(**KEY, offset=0)
     rows = [Memory(gpu, wire) for _ in range(NUM_MERGED * buffers.num_sets)]
     for number, row in enumerate(rows):
         shift = _SHIFT * (number % NUM_MERGED)
         codec.encode_to(row, buffers.gradients[0].at + 4 * shift, key)
-    for memory in buffers.residuals:
-        memory.put(np.zeros(n, np.float32))
     changed = n
     if name in SPARSE:
         codec.decode(rows[:1], buffers.outs[0])
         changed = int(np.count_nonzero(buffers.outs[0].get()))
     reads = _READS.get(name, 1)
     read = 4 * changed if name in _SAMPLES else 4 * n * reads
-    singles = rows[::NUM_MERGED]
+    timed = Timed(codec, Cpu(program), buffers, rows, timing.calls)
 
     if codec.num_states:
         # Each is read, and written.
-        moved = read + wire + 8 * n * codec.num_states
-        yield Share("encode", timing.median(lambda k: buffers.encode_time(codec, k)), moved)
+        yield timing.share(timed.encode_state(), read + wire + 8 * n * codec.num_states)
     else:
-        yield Share("encode", timing.median(lambda k: buffers.encode_time(codec, k)), read + wire)
-        time = timing.median(lambda k: codec.time_encode(buffers.gradients, buffers.residuals, k))
+        yield timing.share(timed.encode(), read + wire)
         # Gradient and residual are read, the latter is written.
-        yield Share("encode, feedback", time, 8 * n * reads + 4 * n + wire)
-    time = timing.median(lambda k: codec.time_decode(singles, buffers.outs, SET, k))
-    yield Share("decode", time, wire + 4 * n)
-    time = timing.median(lambda k: codec.time_decode(singles, buffers.outs, ADD, k))
+        yield timing.share(timed.encode_feedback(), 8 * n * reads + 4 * n + wire)
+    yield timing.share(timed.decode(), wire + 4 * n)
     # What a sparse packet does not hold is left alone.
-    yield Share("decode, add", time, wire + 8 * changed)
-    time = timing.median(lambda k: codec.time_decode(rows, buffers.outs, SET, k))
-    yield Share(f"merge of {NUM_MERGED}", time, NUM_MERGED * wire + 4 * n)
+    yield timing.share(timed.decode_add(), wire + 8 * changed)
+    yield timing.share(timed.merge(), NUM_MERGED * wire + 4 * n)
     codec.free()
     for row in rows:
         row.free()

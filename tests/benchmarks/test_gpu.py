@@ -2,13 +2,15 @@
 """`make bench-gpu` as far as it goes without a GPU: on emulated kernels it finds what is wrong."""
 
 import json
+import re
 import sys
 
 import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as bench
-from benchmarks.gpu import binding, checks, machine, robust, robust_reference, shares
+from benchmarks.gpu import binding, checks, cpu, machine, robust, robust_reference, shares, timed
+from tests.compll import hurry
 from tests.compll.emulation import build
 from tests.compll.support import spec
 from tests.robust import emulated
@@ -27,7 +29,9 @@ def small(monkeypatch):
     library = build(spec("terngrad"), more=helper)
     monkeypatch.setattr(machine, "build", lambda arch: True)
     monkeypatch.setattr(machine.Gpu.__init__, "__defaults__", (library,))
+    monkeypatch.setattr(cpu, "FLAGS", hurry.flags())
     monkeypatch.setattr(checks, "SIZES", (0, 17, 1025))
+    monkeypatch.setattr(checks, "LARGE_SIZES", (checks.CHUNK + 1027,))
     for name, value in {"CALLS": 1, "MANY_CALLS": 1, "ROUNDS": 1, "HEAD_START_BYTES": 64}.items():
         monkeypatch.setattr(bench, name, value)
 
@@ -57,6 +61,62 @@ def test_wrong_packets_are_told_and_not_measured(small, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("terngrad: n=17 plain: encode; ")
     assert not any("call, encode" in line for line in lines)
+
+
+def test_large_tensors_have_several_tiles_a_block():
+    text = (ROOT / "tf_hips/cc/cuda/device.cuh").read_text(encoding="utf-8")
+    many = int(re.search(r"define TF_HIPS_MANY_BLOCKS (\d+)", text).group(1))
+    assert max(checks.SIZES) < 2 * 1024 * many <= min(checks.LARGE_SIZES)
+    assert max(checks.LARGE_SIZES) >= 4 * 1024 * many
+    assert max(checks.LARGE_SIZES) % (4 * 1024) != 0
+
+
+def test_large_tensors_are_compared_with_the_cpu(small, monkeypatch):
+    monkeypatch.setattr(checks, "SIZES", ())
+    encode = cpu.Cpu.encode
+    assert checks.check(machine.Gpu(), spec("terngrad")) == []
+    monkeypatch.setattr(cpu.Cpu, "encode", lambda self, x, **key: encode(self, x + 1, **key))
+    found = checks.check(machine.Gpu(), spec("terngrad"))
+    assert f"n={checks.CHUNK + 1027} plain, not aligned: encode" in found
+
+
+@pytest.mark.parametrize("name", ["terngrad", "dgc"])
+def test_what_was_timed_is_compared_with_the_cpu(small, monkeypatch, name):
+    """A byte that is not as the last call on the last set left it is seen."""
+    if name == "dgc":
+        helper = (ROOT / "benchmarks/gpu/device.cu").read_text(encoding="utf-8")
+        monkeypatch.setattr(machine.Gpu.__init__, "__defaults__", (build(spec(name), more=helper),))
+    gpu, n, calls = machine.Gpu(), 4099, 13
+    buffers = shares.Buffers(gpu, n)
+    codec = machine.GpuCodec(gpu, spec(name), n, sets=buffers.num_sets)
+    rows = [machine.Memory(gpu, codec.wire_bytes) for _ in range(16 * buffers.num_sets)]
+    for k, row in enumerate(rows):
+        codec.encode_to(row, buffers.gradients[0].at + 4 * (k % 16), binding.Key(k % 16))
+    some = timed.Timed(codec, cpu.Cpu(spec(name)), buffers, rows, calls)
+    if codec.num_states:
+        cases = [(some.encode_state(), [codec.sets[-1], codec.states[-1]])]
+    else:
+        cases = [
+            (some.encode(), [codec.sets[-1]]),
+            (some.encode_feedback(), [codec.sets[-1], buffers.residuals[-1]]),
+        ]
+    for case in (some.decode(), some.decode_add(), some.merge()):
+        cases.append((case, [buffers.outs[-1]]))
+    for case, results in cases:
+        for result in results:
+            case.reset()
+            case.run(calls)
+            assert case.is_right(), case.what
+            values = result.get()
+            values.view(np.uint8)[-1] ^= 1
+            result.put(values)
+            assert not case.is_right(), case.what
+
+
+def test_a_wrong_result_of_what_was_timed_is_told(small, monkeypatch, capsys):
+    monkeypatch.setattr(timed, "KEY", {"seed": 1, "step": 2, "tensor_id": 4})
+    assert run(monkeypatch) == 1
+    assert "terngrad: encode, 0 Mi: what was timed is wrong" in capsys.readouterr().out
 
 
 def test_without_nvcc_or_gpu_it_says_so(small, monkeypatch, capsys):
