@@ -1,6 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """How near to the speed of memory the codecs are: what must be moved, over what is measured.
 
+What must be moved is what any GPU has to read and write, each vector once, whatever our kernels do:
+
+    encode      the gradient; twice where a scale or a threshold of the whole chunk comes before the
+                first code (_READS), as a chunk does not stay in the registers; and the packet
+    feedback    the residual with each reading of the gradient, and once more to be written
+    state       each vector read, and written
+    decode      the packet, and the output
+    add         the same, and the output read
+    scattered   where only some elements of a vector are touched (what a sparse packet is added to,
+                what randomk draws): memory moves whole sectors of 32 bytes, so 32 bytes for each
+                sector that holds one of them, read, and where it is changed written, too
+
+So it is less than what the kernels move where these form a sum first and use it later; docs/gpu.md
+has the share that they can then reach.
+
 A call must not find in the second-level cache what the one before has left there, so calls take
 turns on several sets of buffers; each row of a merge has packets of its own.
 """
@@ -14,7 +29,7 @@ import numpy as np
 import compll
 from benchmarks.gpu.binding import I32, I64, Key
 from benchmarks.gpu.cpu import Cpu
-from benchmarks.gpu.machine import Gpu, GpuCodec, Memory, addresses
+from benchmarks.gpu.machine import Floats, Gpu, GpuCodec, Memory, addresses
 from benchmarks.gpu.timed import KEY, NUM_MERGED, Case, Timed
 
 SPARSE = ("topk", "graddrop", "dgc", "bisparse", "randomk")
@@ -23,6 +38,8 @@ SPARSE = ("topk", "graddrop", "dgc", "bisparse", "randomk")
 _READS = {"terngrad": 2, "topk": 2, "dgc": 2}
 # Which reads only what it sends.
 _SAMPLES = ("randomk",)
+# What memory moves at least.
+SECTOR_BYTES = 32
 # Bytes that lie between two uses of a buffer: twice the largest cache of a GPU so far.
 _APART_BYTES = 1 << 28
 _MOST_SETS = 8
@@ -92,6 +109,46 @@ class Buffers:
         return codec.time_encode(self.gradients, None, calls)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What the bytes depend on, besides the codec.
+
+    Attributes:
+        n: elements of the tensor.
+        wire: bytes of its packets.
+        states: vectors that the codec keeps.
+        sectors: in which the decoded vector is not zero.
+    """
+
+    n: int
+    wire: int
+    states: int
+    sectors: int
+
+
+def sectors(values: Floats) -> int:
+    """Sectors of a vector, which begins where one does, that hold something else than zero."""
+    each = SECTOR_BYTES // values.itemsize
+    padded = np.zeros(-(-values.size // each) * each, values.dtype)
+    padded[: values.size] = values
+    return int(np.count_nonzero(padded.reshape(-1, each).any(axis=1)))
+
+
+def bounds(name: str, shape: Shape) -> dict[str, int]:
+    """Bytes that must be moved, by what is done."""
+    n, wire, touched = shape.n, shape.wire, SECTOR_BYTES * shape.sectors
+    reads = _READS.get(name, 1)
+    read = touched if name in _SAMPLES else 4 * n * reads
+    found = {"encode": read + wire + 8 * n * shape.states}
+    if not shape.states:
+        # Of all elements there is a residual, so all are read.
+        found["encode, feedback"] = 8 * n * reads + 4 * n + wire
+    found["decode"] = wire + 4 * n
+    found["decode, add"] = wire + 2 * (touched if name in SPARSE else 4 * n)
+    found[f"merge of {NUM_MERGED}"] = NUM_MERGED * wire + 4 * n
+    return found
+
+
 def of_codec(program: compll.Program, buffers: Buffers, timing: Timing) -> Iterator[Share]:
     """The shares of one codec."""
     n, gpu, name = buffers.n, buffers.gpu, program.name
@@ -101,25 +158,15 @@ def of_codec(program: compll.Program, buffers: Buffers, timing: Timing) -> Itera
     for number, row in enumerate(rows):
         shift = _SHIFT * (number % NUM_MERGED)
         codec.encode_to(row, buffers.gradients[0].at + 4 * shift, key)
-    changed = n
-    if name in SPARSE:
-        codec.decode(rows[:1], buffers.outs[0])
-        changed = int(np.count_nonzero(buffers.outs[0].get()))
-    reads = _READS.get(name, 1)
-    read = 4 * changed if name in _SAMPLES else 4 * n * reads
+    codec.decode(rows[:1], buffers.outs[0])
+    shape = Shape(n, wire, codec.num_states, sectors(buffers.outs[0].get()))
+    moved = bounds(name, shape)
     timed = Timed(codec, Cpu(program), buffers, rows, timing.calls)
-
-    if codec.num_states:
-        # Each is read, and written.
-        yield timing.share(timed.encode_state(), read + wire + 8 * n * codec.num_states)
-    else:
-        yield timing.share(timed.encode(), read + wire)
-        # Gradient and residual are read, the latter is written.
-        yield timing.share(timed.encode_feedback(), 8 * n * reads + 4 * n + wire)
-    yield timing.share(timed.decode(), wire + 4 * n)
-    # What a sparse packet does not hold is left alone.
-    yield timing.share(timed.decode_add(), wire + 8 * changed)
-    yield timing.share(timed.merge(), NUM_MERGED * wire + 4 * n)
+    first = (
+        [timed.encode_state()] if codec.num_states else [timed.encode(), timed.encode_feedback()]
+    )
+    for case in (*first, timed.decode(), timed.decode_add(), timed.merge()):
+        yield timing.share(case, moved[case.what])
     codec.free()
     for row in rows:
         row.free()
